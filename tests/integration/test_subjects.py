@@ -82,9 +82,13 @@ async def forever(ctx: Context, number: int) -> None:
     await asyncio.sleep(LIMIT_S)
 
 
+def _noise() -> bytes:
+    return secrets.token_bytes(3_000_000)
+
+
 @workflow(queue="work")
 async def tabulates(run: Run) -> int:
-    rows = await run.write("rows", [{"data": secrets.token_bytes(3_000_000)}])
+    rows = await run.write("rows", [{"data": _noise()}])
     await run.wait(go)
     return (await rows.path()).stat().st_size
 

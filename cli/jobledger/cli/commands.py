@@ -50,6 +50,10 @@ COMMANDS: Final = Group(
                 "why": "jobs.acts",
             },
         ),
+        "workflows": Group(
+            groups.WORKFLOWS,
+            {"list": "workflows.list", "versions": "workflows.list", "check": "workflows.check"},
+        ),
         "queues": Group(
             groups.QUEUES,
             {

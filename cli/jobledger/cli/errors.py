@@ -98,6 +98,10 @@ class LedgerNotSoundError(RefusedError):
     """`audit verify` found what must not be in a ledger, and does not vouch for it; the sentence names the first."""
 
 
+class RunsDivergeError(RefusedError):
+    """`workflows check` found runs that would not go on with this code; the sentence names the first."""
+
+
 class ArchiveNotWrittenError(LedgerError):
     """`audit archive` met a folder or disk that takes no more; every event is where it was, or in the archive too."""
 

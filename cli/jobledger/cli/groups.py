@@ -26,6 +26,7 @@ AUDIT: Final = _group("Prove the ledger sound, show the trails of its jobs, seal
 PROJECTION: Final = _group("Follow, inspect and rebuild the projection of the ledger.")
 SCHEDULES: Final = _group("Declare schedules, see when they tick, pause, trigger and remove them.")
 TIMERS: Final = _group("See and rebuild the timers of jobs that wait for a moment.")
+WORKFLOWS: Final = _group("List workflows and their versions, and check recorded runs against new code.")
 WORKERS: Final = _group("List the workers.")
 
 EVENTS.add_typer(SUBSCRIPTIONS, name="subscriptions")

@@ -85,6 +85,7 @@ from jobledger.ledger.unique.rule import Unique
 if TYPE_CHECKING:
     from jobledger.ledger.graphs.graph import Graph
     from jobledger.ledger.model.runs.errors import UnknownSignalError
+    from jobledger.ledger.runs.determinism import NondeterminismWarning
     from jobledger.ledger.runs.ending import RunEnd
     from jobledger.ledger.runs.errors import (
         ChildFailedError,
@@ -110,6 +111,7 @@ _OF_RUNS = {
     "ForeignTaskError": "runs.errors",
     "Graph": "graphs.graph",
     "NOT_DONE": "runs.steps",
+    "NondeterminismWarning": "runs.determinism",
     "Outcome": "runs.groups",
     "Run": "runs.run",
     "RunEnd": "runs.ending",
@@ -183,6 +185,7 @@ __all__ = [
     "LockTimeoutError",
     "MalformedEventError",
     "MemoryLog",
+    "NondeterminismWarning",
     "NotFoundError",
     "Notice",
     "Outcome",

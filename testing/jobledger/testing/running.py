@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.graphs.batch_run import run_batch
 from jobledger.ledger.graphs.graph_run import run_graph
 from jobledger.ledger.model.codec import StoredEvent
-from jobledger.ledger.model.commands import Dispatch
+from jobledger.ledger.model.commands import CancelJob, Dispatch
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.model.events import PRIORITIES
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState, evolve
@@ -27,6 +27,7 @@ from jobledger.testing.crashing import MortalLog
 from jobledger.testing.slots import Slots
 from jobledger.testing.stand_ins import StandIns
 from jobledger.workers.bench import Bench
+from jobledger.workers.reactors.timers import DEADLINE
 
 _BUILT_IN: Final = {each.name: each for each in (run_graph, run_batch)}
 
@@ -119,6 +120,8 @@ class Pending:
             if (due := _due_at(job)) is not None and due <= self._ledger.clock.now():
                 timer = wait_timer(job)
                 await self._ledger.execute(ref, Dispatch(cause=timer.cause, asked_by=timer.asked_by))
+            elif (deadline := _deadline(job)) is not None and deadline <= self._ledger.clock.now():
+                await self._ledger.execute(ref, CancelJob(reason=DEADLINE))
         await self._tick()
         await self._read()
         while await self._following.act() or await self._slots.give(self._jobs):
@@ -157,7 +160,7 @@ class Pending:
     def wake_at(self) -> datetime | None:
         """When the next job is due, schedule ticks, or rate allows the next start of a job that waits for it; None: never."""
         ticks = (known.schedule.next_at for known in self._schedules.values() if known.schedule is not None)
-        dues = map(_due_at, self._jobs.values())
+        dues = (each(job) for job in self._jobs.values() for each in (_due_at, _deadline))
         return min((each for each in (*ticks, *dues, self._slots.wake_at) if each is not None), default=None)
 
     @property
@@ -173,3 +176,10 @@ class Pending:
 def _due_at(job: Job) -> datetime | None:
     """Return when a job moves on by itself; None where only somebody else moves it on."""
     return job.due_at if job.state in WAITING_STATES and not job.paused_by_operator else None
+
+
+def _deadline(job: Job) -> datetime | None:
+    """Return when a run is cancelled, None where it has no deadline or is to end already."""
+    if job.order.deadline_s is None or job.is_final or job.cancel_requested:
+        return None
+    return job.created_at + timedelta(seconds=job.order.deadline_s)

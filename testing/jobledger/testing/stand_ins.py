@@ -14,9 +14,8 @@ from jobledger.ledger.runs.steps import StepFunction
 from jobledger.ledger.signature import TaskSignature
 from jobledger.ledger.tasks import Task, TaskFunction
 
-#: A step, a task, or the function of either.
-Replaced = StepFunction[..., Any] | Task[..., Any] | Callable[..., Any]
-Fakes = Mapping[Replaced, Callable[..., Any]]
+#: What is called in place of a step, of a task, or of the function of either.
+Fakes = Mapping[Any, Callable[..., Any]]
 
 
 class StandIns:
@@ -29,6 +28,10 @@ class StandIns:
         self.tasks: list[Task[..., Any]] = [each for each in fakes or {} if isinstance(each, Task)]
         for replaced, fake in (fakes or {}).items():
             function = replaced.function if isinstance(replaced, StepFunction | Task) else replaced
+            if not callable(function):
+                raise ConfigurationError(
+                    f"only a step, a task or a function can have a fake, got {replaced!r}"
+                )
             if not callable(fake):
                 raise ConfigurationError(f"the fake of {replaced!r} must be a function, got {fake!r}")
             self._of[function] = fake

@@ -20,7 +20,10 @@ async def announce_tasks(ledger: Ledger, tasks: TaskRegistry, worker: str) -> No
 
     Raises: UnreachableError, JetStreamDisabledError, after which it is worth another try.
     """
-    entries = [_entry(ledger, task, worker) for task in tasks]
+    versions: dict[str, list[str]] = {}
+    for task in tasks:
+        versions.setdefault(task.name, []).append(task.version)
+    entries = [_entry(ledger, task, worker, tuple(versions[task.name])) for task in tasks]
     try:
         await write_tasks(ledger.inbox, ledger.names, entries, replicas=ledger.config.replicas)
     except (UnreachableError, JetStreamDisabledError):
@@ -30,7 +33,7 @@ async def announce_tasks(ledger: Ledger, tasks: TaskRegistry, worker: str) -> No
     await asyncio.Event().wait()
 
 
-def _entry(ledger: Ledger, task: Task[..., Any], worker: str) -> TaskEntry:
+def _entry(ledger: Ledger, task: Task[..., Any], worker: str, versions: tuple[str, ...]) -> TaskEntry:
     return TaskEntry(
         name=task.name,
         queue=task.defaults.queue,
@@ -38,4 +41,5 @@ def _entry(ledger: Ledger, task: Task[..., Any], worker: str) -> TaskEntry:
         input=task.signature.json_schema(),
         worker=worker,
         announced_at=ledger.clock.now(),
+        versions=versions if task.makes_runs else None,
     )

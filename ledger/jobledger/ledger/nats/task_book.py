@@ -32,6 +32,8 @@ class TaskEntry(msgspec.Struct, frozen=True, kw_only=True):
     input: Any  #: JSON Schema of its input; True, which lets anything through, where that is not known
     worker: str  #: the worker that said so
     announced_at: datetime  #: by that worker's clock
+    #: Of a workflow: the versions of it that the worker has, "" for one without; None: it is no workflow.
+    versions: tuple[str, ...] | None = None
 
 
 def tasks_specification(names: Names, replicas: int) -> StreamSpec:

@@ -17,6 +17,7 @@ from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT, ExceptionTypes, Options, refuse_of_maker
 from jobledger.ledger.outcome import check_delay
+from jobledger.ledger.runs.determinism import warn_of_nondeterminism
 from jobledger.ledger.runs.ending import RunEnd
 from jobledger.ledger.runs.run import Run
 from jobledger.ledger.schedules.in_code import Schedule
@@ -140,6 +141,8 @@ def workflow(
     of `@task`. `timeout_s` and `max_attempts` are about attempts: one ends when the run waits, and one in which a step
     was recorded does not count when it is lost.
 
+    Warns with NondeterminismWarning of calls outside of steps whose result may differ in the next attempt.
+
     Raises: as `task`; TaskDefinitionError for a function that is not async or takes no Run.
     """
     rules = WorkflowRules(parallel=parallel, on_success=on_success, on_fail=on_fail)
@@ -157,6 +160,7 @@ def workflow(
         )
         made.workflow, made.version, made.callbacks = rules, version, rules.callbacks
         made.deadline_s = deadline_s
+        warn_of_nondeterminism(plain.function, plain.name)
         return made
 
     return decorate if function is None else decorate(function)

@@ -1,0 +1,205 @@
+"""A rehearsal: a recorded run played against the code that is loaded here, as far as it is recorded.
+
+No function of a step is called, no child is made and nothing is appended: a step that has no recorded end is where a branch
+of the rehearsal stops. What needs no step's function (`patched`, `now`, sleeps, signals that were sent) goes on in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import Any, Final, NoReturn, cast
+
+import msgspec
+
+from jobledger.ledger.model.commands import CompleteStep, FailStep, Join, Stamp, StartStep
+from jobledger.ledger.model.deciding.facts import envelope
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.events import ErrorInfo, PayloadRef, Started
+from jobledger.ledger.model.job import Job, evolve
+from jobledger.ledger.model.runs.orders import StepKind
+from jobledger.ledger.options import Options
+from jobledger.ledger.runs.errors import DivergedError
+from jobledger.ledger.runs.members import MemberEnd
+from jobledger.ledger.runs.passage import Asked, Passage
+from jobledger.ledger.runs.run import Run
+from jobledger.ledger.runs.scopes import Branch
+from jobledger.ledger.runs.steps import StepFunction
+from jobledger.ledger.runs.waits import Halted, Parked
+from jobledger.ledger.runs.workflow import WorkflowFunction
+from jobledger.ledger.tables.table import TableWork
+from jobledger.ledger.tasks import Task
+
+#: Fetches the JSON text that an event carries or refers to.
+GetValue = Callable[[msgspec.Raw, PayloadRef | None], Awaitable[bytes]]
+
+_WHO: Final = "rehearsal"
+#: Kinds of steps that end without a function of the application's.
+_FREE: Final = frozenset[StepKind]({"value", "patch", "sleep", "wait"})
+#: Kinds whose steps the code begins and goes on beside: it stops where it waits for them.
+_BESIDE: Final = frozenset[StepKind]({"call", "map", "graph"})
+
+
+class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rehearsal came to."""
+
+    diverged: DivergedError | None = None  #: the code asks for something else than is recorded
+    error: Exception | None = None  #: what else the function raised, which may be what it raised before
+    new: tuple[
+        str, ...
+    ] = ()  #: keys of steps that the code asks for and that are not recorded: branches stop there
+    unvisited: tuple[str, ...] = ()  #: keys of recorded steps that the code did not ask for before it stopped
+
+
+async def rehearse(
+    workflow: WorkflowFunction[..., Any, ..., Any], job: Job, *, now: datetime, get: GetValue
+) -> Rehearsed:
+    """Play a run's function over its recorded steps, whatever state the run is in.
+
+    What the function itself does between its steps, it does.
+
+    Raises: PayloadMissingError, UnreachableError from `get`.
+    """
+    journal = _Paper(job, now, get)
+    passage = _Rehearsal(journal, workflow)
+    task = asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    passage.scopes.bind(task, Branch())
+    journal.stop = passage.waits.for_operator
+    error: Exception | None = None
+    try:
+        text = await get(job.order.input, job.order.input_ref)
+        given = {workflow.signature.context_parameter or "run": Run(passage)}
+        await workflow.function(**workflow.signature.decode(text), **given)
+    except (Parked, Halted):
+        pass  # it came to the end of what is recorded
+    except Exception as raised:  # noqa: BLE001 - whatever the function raises is told
+        error = raised
+    finally:
+        await passage.waits.close()
+    if journal.trouble is not None:
+        raise journal.trouble
+    diverged = passage.diverged or (error if isinstance(error, DivergedError) else None)
+    return Rehearsed(
+        diverged=diverged,
+        error=None if diverged is not None else error,
+        new=tuple(passage.new),
+        unvisited=passage.unvisited,
+    )
+
+
+class _Rehearsal(Passage):
+    """A passage that does nothing new but what needs no function."""
+
+    def __init__(self, journal: _Paper, workflow: WorkflowFunction[..., Any, ..., Any]) -> None:
+        super().__init__(journal, workflow.signature, parallel=workflow.workflow.parallel)
+        self.new: dict[str, None] = {}
+
+    async def ask_for(self, key: str, kind: StepKind, target: str, digest: str = "") -> Asked:
+        asked = await super().ask_for(key, kind, target, digest)
+        if asked.known is None and kind not in _FREE:
+            self.new[key] = None
+            await self.waits.for_operator()
+        elif asked.known is not None and not asked.known.has_ended and kind not in _FREE | _BESIDE:
+            await self.waits.for_operator()
+        return asked
+
+
+class _Paper:
+    """`RunJournal` without a ledger: what is recorded is read, what is new is kept in memory."""
+
+    may_linger = False
+
+    def __init__(self, job: Job, now: datetime, get: GetValue) -> None:
+        self.chance = random.Random(0)  # noqa: S311 - stands for numbers that nobody recorded
+        self._now = now
+        self._get = get
+        self._news = asyncio.Event()
+        number = job.attempts_count + 1
+        started = Started(**envelope(job, self._stamp), attempt=number, worker=_WHO, lease_s=0.0)
+        self.job = evolve(job, started, job.last_sequence + 1)
+        self.stop: Callable[[], Awaitable[None]] = self._refuse  #: waits for what never comes
+        self.trouble: Exception | None = None  #: why a recorded value could not be read
+
+    @property
+    def _stamp(self) -> Stamp:
+        return Stamp(at=self._now, by=_WHO)
+
+    @property
+    def epoch(self) -> int:
+        return self.job.claim_epoch
+
+    def now(self) -> datetime:
+        return self._now
+
+    async def append(self, command: StartStep | CompleteStep | FailStep | Join) -> None:
+        for event in decide(self.job, command, self._stamp):
+            self.job = evolve(self.job, event, self.job.last_sequence + 1)
+        if isinstance(command, StartStep) and command.kind == "sleep" and command.until is not None:
+            self._now = max(self._now, command.until)  # a sleep that is new to the run takes no time here
+        self._news.set()
+
+    async def park(self, steps: tuple[str, ...], until: datetime | None, undos: int) -> bool:  # noqa: ARG002
+        return True
+
+    async def news(self, limit_s: float, *, look: bool) -> None:  # noqa: ARG002
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+        self._news.clear()
+
+    async def refresh(self) -> None:
+        pass
+
+    def poke(self) -> None:
+        self._news.set()
+
+    async def ensure_limits(self, task: Task[Any, Any], options: Options) -> None:
+        pass
+
+    async def open(self, key: str, *, again: bool) -> None:
+        pass
+
+    async def ends(self, key: str, items: int | None = None) -> list[MemberEnd]:  # noqa: ARG002
+        await self.stop()
+        self._never()
+
+    async def abandon(self, prefix: str) -> None:
+        pass
+
+    async def put(self, text: bytes, *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:  # noqa: ARG002
+        return msgspec.Raw(text), None
+
+    async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
+        try:
+            return await self._get(value, reference)
+        except Exception as error:
+            self.trouble = error
+            raise
+
+    @property
+    def tables(self) -> TableWork:
+        return cast("TableWork", _NoTables())
+
+    async def call(self, step: StepFunction[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002
+        self._never()
+
+    def describe(self, error: BaseException) -> ErrorInfo:
+        return ErrorInfo(kind="exception", type=type(error).__name__, message=str(error))
+
+    async def _refuse(self) -> None:
+        self._never()
+
+    def _never(self) -> NoReturn:
+        raise AssertionError("a rehearsal stops before it calls anything")
+
+
+class _NoTables:
+    """Tables are known by their records; whoever wants their rows stops there."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise Halted
