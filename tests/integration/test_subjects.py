@@ -203,6 +203,9 @@ class Stage:
             async with connect(self._url, name="nobody") as other:
                 await other.signal("tabulated", go, True)
                 await ended(await other.job("tabulated"))
+                tabled = await other.enqueue(tabulates.options(id="tabled"))
+                await other.signal(tabled, go, True)
+                await ended(tabled)
             advisory = b'{"consumer":"work_work_normal","stream_seq":1,"deliveries":20}'
             subject = (
                 f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{ledger.names.ledger_stream}.work_work_normal"
@@ -269,6 +272,9 @@ class Stage:
         act("dlq", "discard", "buried", "--reason", "tried")
         act("events", "subscriptions", "list")
         act("events", "subscriptions", "remove", "billing")
+        act("tables", "show", "tabled", "rows")
+        act("tables", "export", "tabled", "rows", str(self._folder / "rows.parquet"))
+        act("tables", "remove", "tabled", "rows")
         key = self._folder / "seal.key"
         assert run(("audit", "keygen", str(key))) == 0
         act("audit", "seal", "--key", str(key))

@@ -37,7 +37,7 @@ from jobledger.ledger.nats.connection import open_connection
 from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.pauses import agrees, queue_of_work, queue_states
-from jobledger.ledger.nats.streams import require_ledger, specifications
+from jobledger.ledger.nats.streams import require_ledger, specifications, tables_specification
 from jobledger.projections import EventGapError, ProjectionError, Store
 from jobledger.projections.agreement import refuse_lost_beginning
 from jobledger.projections.tables.unreadable import count_set_aside
@@ -130,12 +130,20 @@ async def _look_at_server(found: list[Check], asked: Asked) -> bool:
             check, exists = await checks.check_stream(inbox, spec)
             found.append(check)
             complete = complete and exists and check.status != "fail"
+        found += await _tables(inbox, names, config)
         if complete:
             found += await checks.check_consumers(inbox, names.ledger_stream)
         found.append(await checks.check_clock(inbox, names.ledger_stream))
     finally:
         await connection.close()
     return complete
+
+
+async def _tables(inbox: Inbox, names: Names, config: LedgerConfig) -> list[Check]:
+    """Look at the bucket of tables of runs, which the first worker makes that stores one. Raises: UnreachableError."""
+    spec = tables_specification(names, bytes_max=0, life_s=config.tables_life_s, replicas=config.replicas)
+    check, exists = await checks.check_stream(inbox, spec)
+    return [check] if exists else []
 
 
 async def _require(inbox: Inbox, names: Names, asked: Asked) -> None:
