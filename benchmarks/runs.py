@@ -22,6 +22,7 @@ from table import Figures
 from jobledger.ledger import JobHandle, Ledger, Run, Signal, TaskRegistry, connect, step, task, workflow
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.runs.events import StepStarted
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import WorkerConfig
 
@@ -194,8 +195,8 @@ async def parked(ledger: Ledger, runs: int, before: int, hold_s: float = 0.0) ->
     inputs = ({"before": before, "hold_s": hold_s} for _ in range(runs))
     await ledger.enqueue_many(waiting, inputs, ids=_numbered(first))
     await reached(ledger, first + runs * (before + 4))
-    refs = (ledger.job(f"run-{first}-{item}", task=waiting) for item in range(runs))
-    return [await each for each in refs]
+    refs = (JobRef(queue="bench", job_id=f"run-{first}-{item}") for item in range(runs))
+    return [ledger.handle_of(ref, reader=waiting.signature) for ref in refs]
 
 
 def _numbered(first: int) -> Callable[[Mapping[str, Any]], str]:
