@@ -380,7 +380,7 @@ async def test_a_run_that_is_cancelled_while_it_waits_takes_back_what_it_did(led
 @workflow(queue="runs")
 async def values(run: Run) -> list[Any]:
     found = [str(await run.now()), str(await run.uuid()), await run.random(), await run.random()]
-    await run.sleep(0.01)
+    await run.sleep(0.2)  # long enough to be waiting when the pause is recorded
     CALLS[repr(found)] += 1
     return found
 

@@ -1,5 +1,6 @@
 """Running one attempt of a job again, here, in a ledger that exists in memory alone: nothing real is written.
 
+Of a run only what was under way is executed: recorded steps are given back, and no children are made.
 Everything the attempt needs is fetched first (`fetch`), so it can run without a server (`run`): a debugger may hold it
 for an hour. The task's code is the one that is loaded here, and what it does to the world outside it does.
 """
@@ -10,10 +11,10 @@ import asyncio
 import contextlib
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -39,21 +40,32 @@ from jobledger.ledger.model.errors import (
     IllegalTransitionError,
     InvalidInputError,
     PayloadMissingError,
+    UnreachableError,
 )
-from jobledger.ledger.model.events import PayloadRef, Started, event_type
+from jobledger.ledger.model.events import (
+    PayloadRef,
+    Started,
+    StepCompleted,
+    StepFailed,
+    StepStarted,
+    event_type,
+)
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.lifecycle import ENDING_TYPES
-from jobledger.ledger.model.log import Entry
-from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.runs.orders import items_of
 from jobledger.ledger.model.subjects import JobRef, Names
 from jobledger.ledger.options import Rules
+from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.tasks import Task
 from jobledger.workers.attempt.abandoned import Abandoned
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.running import Attempt, Control
 from jobledger.workers.attempt.threads import Threads
+from jobledger.workers.past_log import PastLog
 from jobledger.workers.pool.pool import PoolConfig, ProcessPool
+from jobledger.workers.reactors.children.opening import Opening
 from jobledger.workers.retry_policy import RetryPolicy
+from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.execution import RunExecution
 from jobledger.workers.surroundings import Surroundings
 
@@ -71,7 +83,9 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
     recorded: tuple[
         StoredEvent, ...
     ]  #: what the ledger has of the attempt and of what followed it, up to the next one
-    values: dict[str, bytes]  #: sha256 -> large input or checkpoint
+    values: dict[str, bytes]  #: sha256 -> large input, checkpoint, result of a step or value of a signal
+    source: tuple[StoredEvent, ...] = ()  #: of a rerun: the events of the run that it copies steps of
+    ends: dict[str, dict[int, MemberEnd]] = {}  #: of a run: how children had ended, by step and item
 
     @property
     def task(self) -> str:
@@ -135,18 +149,54 @@ async def fetch(
     before = tuple(history[:begin])
     job = fold(before).job
     assert job is not None, "an attempt has events before it"
+    source = await _source(ledger, job)
+    copied = fold(source).job
     return Material(
         ref=JobRef(queue=event.queue, job_id=event.job),
         attempt=chosen,
         before=before,
         recorded=tuple(history[begin:end]),
-        values=await _large_values(ledger, job, exports),
+        values=await _large_values(ledger, [job] if copied is None else [job, copied], exports),
+        source=source,
+        ends=await _ends(ledger, job),
     )
 
 
-async def _large_values(ledger: Ledger, job: Job, exports: Sequence[Path]) -> dict[str, bytes]:
-    references = [each for each in (job.order.input_ref, job.checkpoint_ref) if each is not None]
-    return {each.sha256: await _large_value(ledger, each, exports) for each in references}
+async def _large_values(ledger: Ledger, jobs: Iterable[Job], exports: Sequence[Path]) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for each in (reference for job in jobs for reference in _references(job)):
+        if each is not None and each.sha256 not in found:
+            found[each.sha256] = await _large_value(ledger, each, exports)
+    return found
+
+
+def _references(job: Job) -> Iterator[PayloadRef | None]:
+    yield from (job.order.input_ref, job.checkpoint_ref)
+    yield from (step.result_ref for step in job.steps.values())
+    yield from (signal.value_ref for signal in job.signals)
+
+
+async def _source(ledger: Ledger, job: Job) -> tuple[StoredEvent, ...]:
+    """Return the events of the run that a rerun copies steps of."""
+    source = job.order.rerun_of
+    if source is None:
+        return ()
+    return tuple(
+        await ledger.log.read_chain(ledger.names.chain(JobRef(queue=source.queue, job_id=source.job)))
+    )
+
+
+async def _ends(ledger: Ledger, job: Job) -> dict[str, dict[int, MemberEnd]]:
+    """Return how the children ended that the run has counted, of the steps whose end is not recorded yet."""
+    children, ref = ChildJobs(ledger, Opening(ledger)), JobRef(queue=job.queue, job_id=job.id)
+    found: dict[str, dict[int, MemberEnd]] = {}
+    for key, step in job.steps.items():
+        if step.has_ended or not step.is_joined:
+            continue
+        with contextlib.suppress(UnreachableError):  # they are in an archive: the run is told so if it asks
+            ends = await children.ends(ref, job, key, step.ended)
+            found[key] = dict(zip(items_of(step.ended), ends, strict=True))
+    return found
 
 
 async def _large_value(ledger: Ledger, reference: PayloadRef, exports: Sequence[Path]) -> bytes:
@@ -177,7 +227,7 @@ async def run(
 
     Raises: IllegalTransitionError when the job cannot run at that point, such as one that had ended.
     """
-    memory = _in_memory(names, clock, material.values)
+    memory = _in_memory(names, clock, material)
     chain = await _claimed(memory, material)
     claimed = chain.last_sequence
     job = _job_of(chain)
@@ -189,7 +239,9 @@ async def run(
     policy = _Witness(random.Random())  # noqa: S311 - jitter
     threads = Threads(memory.loop, 1, Abandoned())
     execution = Execution(memory, threads, policy)
-    execution.runs = RunExecution(memory, execution, threads, policy)
+    execution.runs = RunExecution(
+        memory, execution, threads, policy, ends=material.ends, may_linger=lambda: True
+    )
     own_task = asyncio.current_task(memory.loop)
     assert own_task is not None, "a coroutine runs in a task"
     running = Attempt(
@@ -215,23 +267,17 @@ async def run(
     after = running.newest_chain
     if running.control.recorded is None:
         after = await commit(memory.log, after, decide(after.job, outcome, memory.stamp(DEBUGGER)))
-    events = [
-        stored
-        for stored in await memory.log.read_chain(names.chain(material.ref))
-        if stored.stream_sequence >= claimed
-    ]
+    chain_events = await memory.log.read_chain(names.chain(material.ref))
+    events = [stored for stored in chain_events if stored.stream_sequence >= claimed]
     return Ran(job=_job_of(after), events=tuple(events), error=policy.error)
 
 
 async def _claimed(memory: Surroundings, material: Material) -> JobView:
-    """Copy the job's past into memory and claim the attempt, as its worker did."""
-    chain_filter, last = memory.log.names.chain(material.ref), 0
-    for stored in material.before:
-        last = await memory.log.append([Entry(stored.subject, stored.data, chain_filter, last)])
-    chain = fold(await memory.log.read_chain(chain_filter))
+    """Claim the attempt, as its worker did."""
+    chain = fold(await memory.log.read_chain(memory.log.names.chain(material.ref)))
     job = _job_of(chain)
     if job.state in {JobState.SCHEDULED, JobState.RETRY_WAIT, JobState.PAUSED}:
-        chain = await _follow(memory, chain, Dispatch(cause="due"))
+        chain = await _follow(memory, chain, Dispatch(cause="due", reason="run again here"))
         job = _job_of(chain)
     if job.state is JobState.HELD:
         # Here nobody grants anything: the copy is let go as it is.
@@ -271,6 +317,25 @@ def recorded_end(material: Material) -> StoredEvent | None:
     return next((stored for stored in material.recorded if event_type(stored.event) in ENDING_TYPES), None)
 
 
+class Executed(NamedTuple):
+    """Keys of the steps of a run: what an attempt had from its ledger, and what it did."""
+
+    given_back: list[str]
+    here: list[str]
+
+
+def executed(ran: Ran) -> Executed:
+    """Return which steps of a run the attempt was given, copied ones among them, and which it began or ended itself."""
+    here = dict.fromkeys(
+        stored.event.step
+        for stored in ran.events
+        if isinstance(stored.event, StepStarted)
+        or (isinstance(stored.event, StepCompleted | StepFailed) and stored.event.copied is None)
+    )
+    given_back = [key for key, step in ran.job.steps.items() if step.has_ended and key not in here]
+    return Executed(given_back, list(here))
+
+
 class _Witness(RetryPolicy):
     """Keeps what the task raised."""
 
@@ -283,11 +348,11 @@ class _Witness(RetryPolicy):
         return super().raised(job, rules, error, now)
 
 
-def _in_memory(names: Names, clock: Clock, values: dict[str, bytes]) -> Surroundings:
+def _in_memory(names: Names, clock: Clock, material: Material) -> Surroundings:
     """A ledger in memory: surroundings of an attempt that leave no trace."""
-    kept = _Values(values)
+    kept = _Values(material.values)
     return Surroundings(
-        log=MemoryLog(names=names, clock=clock),
+        log=PastLog([*material.source, *material.before], names=names, clock=clock),
         clock=clock,
         loop=asyncio.get_running_loop(),
         inputs=kept,

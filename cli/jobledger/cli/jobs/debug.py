@@ -138,13 +138,15 @@ async def _fetch(  # noqa: PLR0917 - what the command was told
 
 
 def _body(material: again.Material, ran: again.Ran) -> dict[str, Any]:
-    recorded = again.recorded_end(material)
+    recorded, executed = again.recorded_end(material), again.executed(ran)
     return {
         "id": material.ref.job_id,
         "queue": material.ref.queue,
         "task": material.task,
         "attempt": material.attempt,
         "status": ran.job.state.value,
+        "steps_given_back": executed.given_back,
+        "steps_executed": executed.here,
         "recorded": None if recorded is None else msgspec.Raw(recorded.data),
         "events": [msgspec.Raw(stored.data) for stored in ran.events],
     }
@@ -156,8 +158,11 @@ def _show(output: Output, material: again.Material, ran: again.Ran) -> None:
         f"attempt {material.attempt} of {material.task}, run again here; nothing was written", style="dim"
     )
     recorded, here = again.recorded_end(material), _end(ran)
+    executed = again.executed(ran)
     output.facts(
         [
+            ("steps given back", ", ".join(executed.given_back) or None),
+            ("steps executed here", ", ".join(executed.here) or None),
             (
                 "recorded",
                 _words(recorded) if recorded is not None else "no end: it never ran, or is still running",

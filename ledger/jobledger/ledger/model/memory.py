@@ -88,7 +88,7 @@ class MemoryLog(JobReading):
 
     def _store(self, entries: Sequence[Entry]) -> int:
         self._check(entries)
-        first = len(self._kept) + 1
+        first = self._sequence(len(self._kept))
         now = self._clock.now()
         for entry in entries:
             self._chains.setdefault(entry.chain, []).append(len(self._kept))
@@ -125,7 +125,11 @@ class MemoryLog(JobReading):
 
     def _last_of(self, chain: str) -> int:
         indexes = self._chains.get(chain)
-        return indexes[-1] + 1 if indexes else 0
+        return self._sequence(indexes[-1]) if indexes else 0
+
+    def _sequence(self, index: int) -> int:
+        """Return the stream sequence of what is kept at an index."""
+        return index + 1
 
     async def read_chain(self, chain: str) -> ChainEvents:
         """Return the events of a chain; see `Log.read_chain`."""
@@ -138,8 +142,8 @@ class MemoryLog(JobReading):
     async def last(self, chain: str) -> Message | None:
         """Return the newest message of a chain; see `Log.last`."""
         if _ONE_CHAIN.fullmatch(chain):
-            sequence = self._last_of(chain)
-            return self._message(sequence - 1) if sequence else None
+            indexes = self._chains.get(chain)
+            return self._message(indexes[-1]) if indexes else None
         fits = filter_pattern(chain)
         newest_first = reversed(self._held())
         return next(
@@ -153,7 +157,7 @@ class MemoryLog(JobReading):
 
     def _message(self, index: int) -> Message:
         kept = self._kept[index]
-        return read_message(kept.subject, kept.data, index + 1, kept.stored_at)
+        return read_message(kept.subject, kept.data, self._sequence(index), kept.stored_at)
 
     async def get(self, stream_sequence: int) -> Message | None:
         """Return one event; see `Log.get`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -26,6 +26,7 @@ from jobledger.ledger.runs.errors import (
     StepFailedError,
     StepInDoubtError,
 )
+from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.passage import Passage, Undo
 from jobledger.ledger.runs.run import Run
 from jobledger.ledger.runs.scopes import UNDO, Branch
@@ -61,6 +62,7 @@ class RunExecution:
         children: ChildJobs | None = None,
         kept: KeptChains | None = None,
         tables: WorkerTables | None = None,
+        ends: Mapping[str, Mapping[int, MemberEnd]] | None = None,
         may_linger: Callable[[], bool] = lambda: False,
         in_place_of: InPlaceOf = lambda step: step,
     ) -> None:
@@ -68,7 +70,8 @@ class RunExecution:
 
         `children` makes the jobs that runs ask for; None where nothing may be made. `kept` keeps the chains of runs that
         are parked here. `may_linger`: whether a run that waits for a short time may keep its slot now.
-        `tables` makes and reads tables; None where there are none.
+        `tables` makes and reads tables; None where there are none. `ends`: without `children`, how those had ended that a
+        run may read, by step and item.
         `in_place_of`: what is called for a step.
         """
         self._ledger = ledger
@@ -78,6 +81,7 @@ class RunExecution:
         self._may_linger = may_linger
         self._kept = kept
         self._tables = tables
+        self._ends = ends or {}
         self._journals: dict[JobRef, AttemptJournal] = {}
         self.execution = execution
         self.policy = policy
@@ -103,6 +107,7 @@ class RunExecution:
             chance=self._chance,
             call=self._call,
             children=self.children,
+            ends=self._ends,
             tables=self._tables,
             may_linger=self._may_linger,
         )

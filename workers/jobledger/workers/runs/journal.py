@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
@@ -24,6 +24,7 @@ from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.job import OPERATOR, Job
 from jobledger.ledger.model.log import ChainEvents
 from jobledger.ledger.model.runs.errors import StepOverError
+from jobledger.ledger.model.runs.orders import items_of
 from jobledger.ledger.model.runs.steps import admissible
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.options import Options
@@ -60,6 +61,7 @@ class AttemptJournal:
         chance: random.Random,
         call: CallStep,
         children: ChildJobs | None,
+        ends: Mapping[str, Mapping[int, MemberEnd]],
         tables: WorkerTables | None = None,
         may_linger: Callable[[], bool],
     ) -> None:
@@ -72,7 +74,8 @@ class AttemptJournal:
         self._channel = channel
         self._together = Together(channel)
         self._call = call
-        self._given_children = children
+        self._children = children
+        self._given_ends = ends
         self._given_tables = tables
         self._tables: AttemptTables | None = None
         self._may_linger = may_linger
@@ -206,39 +209,49 @@ class AttemptJournal:
         """See `RunJournal.may_linger`."""
         return self._may_linger()
 
-    @property
-    def _children(self) -> ChildJobs:
-        """What makes children. Raises: RefusedError where a run is only looked into."""
-        if self._given_children is None:
-            raise RefusedError(
-                f"run {self.job.id} is run here without its ledger, so that nothing is written: its children cannot be asked"
-            )
-        return self._given_children
+    # Children. A run that is only looked into makes none, and waits for those that it asks for.
 
     async def ensure_limits(self, task: Task[Any, Any], options: Options) -> None:
         """See `RunJournal.ensure_limits`."""
-        with self._troubled():
-            await self._children.ensure_limits(task, options)
+        if self._children is not None:
+            with self._troubled():
+                await self._children.ensure_limits(task, options)
 
     async def open(self, key: str, *, again: bool) -> None:
         """See `RunJournal.open`."""
+        children = self._children
+        if children is None:
+            return
         with self._troubled():
             await retry_store(
                 f"the children of step {key} of run {self.job.id}",
-                lambda: self._children.open(self._attempt.ref, self._channel.chain, key, again=again),
+                lambda: children.open(self._attempt.ref, self._channel.chain, key, again=again),
                 outage=self._ledger.outage,
             )
 
     async def ends(self, key: str, items: int | None = None) -> list[MemberEnd]:
         """See `RunJournal.ends`."""
+        if self._children is None:
+            return self._ends_given(key, items)
         with self._troubled():
             return await self._children.ends(self._attempt.ref, self.job, key, items)
+
+    def _ends_given(self, key: str, items: int | None) -> list[MemberEnd]:
+        """Return how children had ended. Raises: RefusedError where the ledger no longer has them."""
+        known = self._given_ends.get(key, {})
+        wanted = items_of(self.job.steps[key].opened if items is None else items)
+        if not known.keys() >= set(wanted):
+            raise RefusedError(
+                f"the children of step {key!r} of run {self.job.id} are not in the ledger any more: "
+                "how they ended cannot be given to the run"
+            )
+        return [known[item] for item in wanted]
 
     async def abandon(self, prefix: str) -> None:
         """See `RunJournal.abandon`."""
         steps = self.job.steps.items()
         items = {key: step.open for key, step in steps if key.startswith(prefix) and step.open}
-        if items and self._given_children is not None:
+        if items and self._children is not None:
             with self._troubled():
                 await self._children.cancel(self._attempt.ref, self._channel.chain, items)
 
