@@ -42,7 +42,7 @@ async def outlive(
             logger.error("%s: something that it waited for was cancelled", name)  # noqa: TRY400 - no error of ours
         except fatal:
             raise
-        except Exception as error:  # noqa: BLE001 - it goes on
+        except Exception as error:  # noqa: BLE001 - whatever ended it, it is told and begun again
             if connection.is_closed:
                 return
             _tell(connection, name, error)

@@ -213,7 +213,7 @@ class Connection(Client):
         if s.uri.scheme in {"ws", "wss"}:
             try:
                 await super()._connect_to_server(s)
-            except Exception as error:  # such as the ImportError of a library that is not there
+            except Exception as error:  # whatever a library for web sockets raises, or its lack
                 raise self._failure(error, s) from error
             return
         self._drop_transport()

@@ -122,7 +122,7 @@ class Waits:
                     await self._journal.news(limit_s, look=limit_s >= _LOOK_EVERY_S)
                 else:
                     await self._park()
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
+        except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits is told
             self._fail(error)
 
     def _in_memory_s(self) -> float:

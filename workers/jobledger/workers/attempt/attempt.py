@@ -309,7 +309,7 @@ class Attempts:
                 control.span.close()
             if await self._recorder.record(attempt, outcome):
                 settlement = ACK
-        except Exception as error:  # noqa: BLE001 - as in `handle`
+        except Exception as error:  # noqa: BLE001 - a delivery that nobody settles would keep its job from everybody
             settlement = _after_trouble(error, deliveries[0], self._ledger.connection.outage)
         finally:
             self._end(attempt)

@@ -333,7 +333,7 @@ class Supervisor:
                     except LedgerError as error:
                         logger.info("lease of %s cannot be ended yet: %s", identity, error)
                         await anyio.sleep(_LEASE_RETRY_S)
-                    except Exception:  # it expires; the processes that live have to be looked after
+                    except Exception:  # whatever it is: the lease expires, and other processes need care
                         logger.exception("lease of %s cannot be ended", identity)
                         break
 
