@@ -77,7 +77,7 @@ def test_every_name_of_ours_exists_with_its_arguments() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "run.fetch(1)",
+        "run.not_there(1)",
         "run.wait(approved, until=3)",
         "@workflow(wait=3)",
         "Limits(1)",
