@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Final
 
@@ -11,8 +10,8 @@ import anyio.to_thread
 import msgspec
 import typer
 
-from jobledger.admin.bulk import Act, ActResult, perform, perform_one
-from jobledger.admin.choice import Chosen
+from jobledger.admin.bulk import Act, ActResult, Result, perform, perform_one
+from jobledger.admin.choice import Choice, Chosen
 from jobledger.admin.rows import Rows
 from jobledger.cli.command import Cli
 from jobledger.cli.errors import DONE, FAILED, REFUSED, UsageError
@@ -21,6 +20,7 @@ from jobledger.cli.text import shortened
 
 _SHOWN_MAX: Final = 50
 _INPUT_SHOWN_MAX: Final = 120
+_FINE: Final = ("planned", "done")
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids or prefixes of ids.")]
 Why = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the ledger.")]
@@ -44,6 +44,20 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     yes: bool
 
 
+def check_chosen(choice: Choice, noun: str, conditions: str) -> None:
+    """Refuse words that choose nothing, or two ways at once: what is done to many is asked for on purpose.
+
+    `conditions`: the options that choose by what only such jobs have. Raises: UsageError.
+    """
+    if choice.names_twice:
+        raise UsageError("name jobs by their ids or choose them by options, not both")
+    if choice.names_nothing:
+        raise UsageError(
+            f"choose {noun}: by id, by --queue, --task, {conditions}, --since, --older-than, --tenant, --correlation, "
+            "--metadata or --limited-by, or --all of them"
+        )
+
+
 async def perform_all(cli: Cli, asked: Asked) -> int:
     """Do what was asked, or show the plan; return the exit code.
 
@@ -55,8 +69,7 @@ async def perform_all(cli: Cli, asked: Asked) -> int:
         found = await asked.find(rows)
         # Ids were named one by one; a condition may choose more than was meant.
         if found and not (plan or asked.yes or asked.by_id):
-            plural = "s" if len(found) != 1 else ""
-            await ask(cli.output, f"{act.verb} {len(found):,} {asked.noun}{plural}{asked.detail}?")
+            await ask(cli.output, f"{act.verb} {_counted(len(found), asked.noun)}{asked.detail}?")
         if asked.by_id == 1:
             outcomes = [await perform_one(ledger, act, found[0], plan=plan)]
         else:
@@ -80,45 +93,54 @@ async def ask(output: Output, question: str) -> None:
 
 
 def _tell(output: Output, asked: Asked, outcomes: Sequence[ActResult]) -> None:
-    act, detail, plan = asked.act, asked.detail, asked.plan
     if output.as_json:
         for outcome in outcomes:
-            output.object(_object(act, outcome))
+            output.object(_object(asked.act, outcome))
         return
-    counts: Counter[str] = Counter(outcome.result for outcome in outcomes)
-    done = counts["planned"] + counts["done"]
-    if plan or counts["refused"] or counts["invalid"]:
-        _table(output, outcomes, plan=plan)
-    what = f"1 {asked.noun}" if done == 1 else f"{done:,} {asked.noun}s"
-    if not outcomes:
-        output.say(f"no {asked.noun}s match")
-    elif plan:
-        output.say(f"{what} would be {act.past}{detail}; nothing was changed")
-    elif len(outcomes) == 1 and done:
-        output.say(f"job {outcomes[0].chosen.ref.job_id} is {act.past}{detail}")
-    else:
-        output.say(f"{what} {'was' if done == 1 else 'were'} {act.past}{detail if done else ''}")
-    for result, words in (
-        ("refused", f"refused: {asked.refused}"),
-        ("invalid", "invalid: the request does not fit them"),
+    fine = [outcome for outcome in outcomes if outcome.result in _FINE]
+    failed = [outcome for outcome in outcomes if outcome.result not in _FINE]
+    _table(output, [*failed, *fine] if asked.plan else failed)
+    for line in (
+        _in_all(asked, outcomes, len(fine)),
+        _why_not(failed, "refused", asked.refused),
+        _why_not(failed, "invalid", "the request does not fit them"),
+        _under_way(sum(bool(outcome.message) for outcome in fine)),
     ):
-        if counts[result]:
-            output.say(f"{counts[result]:,} {words}")
-    under_way = sum(bool(outcome.message) for outcome in outcomes if outcome.result in {"planned", "done"})
-    if under_way:
-        run = (
-            "1 of them runs, and ends when its worker receives"
-            if under_way == 1
-            else f"{under_way:,} of them run, and end when their workers receive"
-        )
-        output.say(f"{run} the request")
+        if line:
+            output.say(line)
 
 
-def _table(output: Output, outcomes: Sequence[ActResult], *, plan: bool) -> None:
-    """Show what fails before what does not."""
-    rows = sorted(outcomes, key=lambda outcome: outcome.result in ("planned", "done"))
-    if not plan:
-        rows = [outcome for outcome in rows if outcome.result in ("refused", "invalid")]
+def _in_all(asked: Asked, outcomes: Sequence[ActResult], done: int) -> str:
+    """Say to how many it was done, or would be."""
+    past, what = f"{asked.act.past}{asked.detail}", _counted(done, asked.noun)
+    if not outcomes:
+        return f"no {asked.noun}s match"
+    if asked.plan:
+        return f"{what} would be {past}; nothing was changed"
+    if not done:
+        return f"{what} were {asked.act.past}"
+    if len(outcomes) == 1:
+        return f"job {outcomes[0].chosen.ref.job_id} is {past}"
+    return f"{what} {'was' if done == 1 else 'were'} {past}"
+
+
+def _why_not(failed: Sequence[ActResult], result: Result, why: str) -> str:
+    count = sum(outcome.result == result for outcome in failed)
+    return f"{count:,} {result}: {why}" if count else ""
+
+
+def _under_way(count: int) -> str:
+    """Say of running jobs that they are asked to end: theirs are the only messages of what was done."""
+    if count == 1:
+        return "1 of them runs, and ends when its worker receives the request"
+    return f"{count:,} of them run, and end when their workers receive the request" if count else ""
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _table(output: Output, outcomes: Sequence[ActResult]) -> None:
     cells = [
         (
             shortened(outcome.chosen.ref.job_id, 36),
@@ -126,12 +148,12 @@ def _table(output: Output, outcomes: Sequence[ActResult], *, plan: bool) -> None
             outcome.result,
             shortened(_about(outcome), 300),
         )
-        for outcome in rows[:_SHOWN_MAX]
+        for outcome in outcomes[:_SHOWN_MAX]
     ]
     if cells:
         output.table(("id!", "task", "result!", "about"), cells)
-    if len(rows) > _SHOWN_MAX:
-        output.note(f"{len(rows) - _SHOWN_MAX:,} more, all with --json")
+    if len(outcomes) > _SHOWN_MAX:
+        output.note(f"{len(outcomes) - _SHOWN_MAX:,} more, all with --json")
 
 
 def _about(outcome: ActResult) -> str:

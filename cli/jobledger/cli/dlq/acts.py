@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import typer
@@ -14,7 +14,7 @@ from jobledger.admin.dead_letters import find_dead_letters
 from jobledger.cli import bulk, options
 from jobledger.cli.command import CHOOSES, Cli, command
 from jobledger.cli.dlq import choice
-from jobledger.cli.dlq.choice import check_acting, choose
+from jobledger.cli.dlq.choice import choose
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import DLQ
 from jobledger.cli.jobs.input_text import read_object
@@ -38,6 +38,7 @@ _Priority = Annotated[
     typer.Option("--priority", metavar="LEVEL", help="high, normal or low. (default: as before)"),
 ]
 _All = Annotated[bool, typer.Option("--all", metavar="", help="All dead letters.")]
+_CHOSEN: Final = ("dead letters", "--fingerprint, --dead-reason")
 
 
 @command(DLQ, "requeue", takes=CHOOSES)
@@ -73,7 +74,7 @@ def requeue(
         older_than=older_than,
         everything=everything,
     )
-    check_acting(chosen)
+    bulk.check_chosen(chosen, *_CHOSEN)
     edits = pairs([word for word in words or [] if "=" in word])
     if edits and input_text is not None:
         raise UsageError("give arguments to replace as key=value, or a whole new input as --input, not both")
@@ -126,8 +127,9 @@ async def discard(
         older_than=older_than,
         everything=everything,
     )
+    bulk.check_chosen(chosen, *_CHOSEN)
     act = discard_act(reason, by=operator())
-    find = functools.partial(find_dead_letters, choice=check_acting(chosen), limit=limit)
+    find = functools.partial(find_dead_letters, choice=chosen, limit=limit)
     asked = bulk.Asked(find=find, by_id=len(chosen.ids), act=act, noun="dead letter", plan=plan, yes=yes)
     return await bulk.perform_all(cli, asked)
 

@@ -76,18 +76,3 @@ def choose(
         said=said,
         everything=everything,
     )
-
-
-def check_acting(choice: DeadLetterChoice) -> DeadLetterChoice:
-    """Refuse words that choose nothing, or two ways at once: what is done to many is asked for on purpose.
-
-    Raises: UsageError.
-    """
-    if choice.names_twice:
-        raise UsageError("name jobs by their ids or choose them by options, not both")
-    if choice.names_nothing:
-        raise UsageError(
-            "choose dead letters: by id, by --queue, --task, --fingerprint, --dead-reason, --since, --older-than, "
-            "--tenant, --correlation, --metadata or --limited-by, or --all of them"
-        )
-    return choice

@@ -6,7 +6,6 @@ import functools
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
-import msgspec
 import typer
 
 from jobledger.admin import acts
@@ -70,37 +69,35 @@ def _choice(
     if state is not None and state not in of:
         able = ", ".join(each.value for each in of)
         raise UsageError(f"--state {state.value}: such jobs are left as they are; give one of {able}")
-    begin: datetime | None = time_of("--since", since)
     choice = JobChoice(
         ids=tuple(dict.fromkeys(ids or [])),
         queue=queue,
         task=task,
         states=() if state is None else (state.value,),
-        since=begin,
+        since=time_of("--since", since),
         older_than=None if older_than is None else parse_span("--older-than", older_than),
         said=cli.said,
         everything=everything,
     )
-    if choice.names_twice:
-        raise UsageError("name jobs by their ids or choose them by options, not both")
-    if choice.names_nothing:
-        raise UsageError(
-            "choose jobs: by id, by --queue, --task, --state, --since, --older-than, --tenant, --correlation, "
-            "--metadata or --limited-by, or --all of them"
-        )
+    bulk.check_chosen(choice, "jobs", "--state")
     return choice
 
 
-def _asked(choice: JobChoice, act: Act, limit: int | None, *, plan: bool, yes: bool) -> bulk.Asked:
-    return bulk.Asked(
+async def _perform(
+    cli: Cli, choice: JobChoice, act: Act, *, limit: int | None, plan: bool, yes: bool, detail: str = ""
+) -> int:
+    """Do the act to all jobs that are chosen, or show the plan; return the exit code."""
+    asked = bulk.Asked(
         find=functools.partial(find_jobs, choice=choice, states=act.states, limit=limit),
         by_id=len(choice.ids),
         act=act,
         noun="job",
+        detail=detail,
         refused="their states do not allow it",
         plan=plan,
         yes=yes,
     )
+    return await bulk.perform_all(cli, asked)
 
 
 @command(JOBS, "cancel", takes=CHOOSES)
@@ -131,11 +128,15 @@ async def cancel(
         older_than=older_than,
         everything=everything,
     )
-    if len(choice.ids) != 1 or plan:
-        act = cancel_act(reason, by=operator())
-        return await bulk.perform_all(cli, _asked(choice, act, limit, plan=plan, yes=yes))
+    if len(choice.ids) == 1 and not plan:
+        return await _cancel_one(cli, choice.ids[0], queue, reason)
+    act = cancel_act(reason, by=operator())
+    return await _perform(cli, choice, act, limit=limit, plan=plan, yes=yes)
+
+
+async def _cancel_one(cli: Cli, job_id: str, queue: str | None, reason: str) -> int:
     async with cli.ledger() as ledger:
-        job = await acts.cancel(cli.rows(ledger), choice.ids[0], queue, reason=reason, by=operator())
+        job = await acts.cancel(cli.rows(ledger), job_id, queue, reason=reason, by=operator())
     if cli.output.as_json:
         cli.output.object({**status_of(job), "cancel_requested": job.cancel_requested})
     elif job.state is JobState.CANCELLED:
@@ -176,11 +177,15 @@ async def retry(
         older_than=older_than,
         everything=everything,
     )
-    if len(choice.ids) != 1 or plan:
-        act = retry_act(reason, by=operator())
-        return await bulk.perform_all(cli, _asked(choice, act, limit, plan=plan, yes=yes))
+    if len(choice.ids) == 1 and not plan:
+        return await _retry_one(cli, choice.ids[0], queue, reason)
+    act = retry_act(reason, by=operator())
+    return await _perform(cli, choice, act, limit=limit, plan=plan, yes=yes)
+
+
+async def _retry_one(cli: Cli, job_id: str, queue: str | None, reason: str) -> int:
     async with cli.ledger() as ledger:
-        job = await acts.retry(cli.rows(ledger), choice.ids[0], queue, reason=reason, by=operator())
+        job = await acts.retry(cli.rows(ledger), job_id, queue, reason=reason, by=operator())
     if cli.output.as_json:
         cli.output.object({**status_of(job), "attempts_left": job.attempts_left})
     else:
@@ -223,9 +228,9 @@ async def reschedule(
         older_than=older_than,
         everything=everything,
     )
-    asked = _asked(choice, reschedule_act(run_at, reason, by=operator()), limit, plan=plan, yes=yes)
-    asked = msgspec.structs.replace(asked, detail=f" to {shown_time(run_at)}")
-    return await bulk.perform_all(cli, asked)
+    act = reschedule_act(run_at, reason, by=operator())
+    detail = f" to {shown_time(run_at)}"
+    return await _perform(cli, choice, act, limit=limit, plan=plan, yes=yes, detail=detail)
 
 
 @command(JOBS, "discard", takes=CHOOSES)
@@ -255,7 +260,7 @@ async def discard(
         everything=everything,
     )
     act = discard_act(reason, by=operator())
-    return await bulk.perform_all(cli, _asked(choice, act, limit, plan=plan, yes=yes))
+    return await _perform(cli, choice, act, limit=limit, plan=plan, yes=yes)
 
 
 @command(QUEUES, "purge", takes=ROWS)
@@ -272,4 +277,4 @@ async def purge(
     """Cancel every job that waits in a queue; those that run continue, and every event is kept."""
     choice = _choice(cli, _CANCELLED, queue=queue, older_than=older_than)
     act = cancel_act(reason, by=operator(), running=False)
-    return await bulk.perform_all(cli, _asked(choice, act, limit, plan=plan, yes=yes))
+    return await _perform(cli, choice, act, limit=limit, plan=plan, yes=yes)
