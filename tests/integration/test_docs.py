@@ -95,6 +95,14 @@ def test_prose_is_wrapped(page: Path) -> None:
     assert [line for line in wide if not line.startswith(("|", "    "))] == []
 
 
+def test_every_test_that_a_page_names_exists() -> None:
+    named = {name for page in PAGES for name in re.findall(r"`(test_\w+)`", _prose(page))}
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    known = {name for source in sources for name in re.findall(r"def (test_\w+)\(", source)}
+    assert named
+    assert sorted(named - known) == []
+
+
 def test_the_index_leads_to_every_page() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / link).resolve() for link in _LINK.findall(_prose(index))}
