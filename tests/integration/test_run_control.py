@@ -36,6 +36,8 @@ MODULE = """
 import os
 from jobledger.ledger import Backoff, Run, step, workflow
 
+PID = os.getpid()
+
 @step(run_in="process", max_attempts=2, backoff=Backoff(base_s=0))
 def where(parent: int, fail: bool = False) -> list[int]:
     if fail:
@@ -44,7 +46,7 @@ def where(parent: int, fail: bool = False) -> list[int]:
 
 @workflow(queue="apart", max_attempts=1)
 async def apart(run: Run, fail: bool) -> list[int]:
-    return await run.step(where, os.getpid(), fail=fail)
+    return await run.step(where, PID, fail=fail)
 """
 
 

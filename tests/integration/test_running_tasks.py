@@ -161,28 +161,28 @@ async def test_a_job_is_asked_to_end_only_once_and_a_finished_one_not_at_all(led
 # Heartbeat, progress, checkpoint.
 
 
-@task(max_attempts=1, heartbeat_s=1.0)
+@task(max_attempts=1, heartbeat_s=2.0)
 async def falls_silent(context: Context, beats: int) -> str:
     for _ in range(beats):
         context.heartbeat()
         await asyncio.sleep(0.2)
-    await asyncio.sleep(60 if beats < 10 else 0)
+    await asyncio.sleep(60 if beats < 12 else 0)
     return "alive"
 
 
-@task(max_attempts=1, heartbeat_s=1.0)
+@task(max_attempts=1, heartbeat_s=2.0)
 def falls_silent_in_thread(context: Context, beats: int) -> str:
     for _ in range(beats):
         context.heartbeat()
         time.sleep(0.2)
-    time.sleep(2.5 if beats < 10 else 0)
+    time.sleep(3.5 if beats < 12 else 0)
     return "alive"
 
 
 @pytest.mark.parametrize("each", [falls_silent, falls_silent_in_thread], ids=["async", "sync"])
 async def test_an_attempt_without_a_sign_of_life_is_ended(ledger: Ledger, each: Any) -> None:
     async with working(ledger, falls_silent, falls_silent_in_thread):
-        alive = await ledger.enqueue(each, beats=10)
+        alive = await ledger.enqueue(each, beats=12)
         silent = await ended(await ledger.enqueue(each, beats=2))
         assert await alive.result(timeout_s=LIMIT_S) == "alive"
     assert silent.error is not None

@@ -161,7 +161,7 @@ def _check_untaken(source: Job, from_step: str, copied: Sequence[Step]) -> None:
     if copied and undone is not None:
         raise RefusedError(
             f"run {source.id} has begun to take back what it did ({undone}): a rerun from {from_step!r} would rely "
-            f"on that; begin with its first step, {copied[0].key!r}, or take the run as it was before, with --at"
+            f"on that; begin with its first step, {copied[0].key!r}, or take the run as it was before that, with `at`"
         )
 
 
