@@ -294,7 +294,7 @@ async def test_what_cannot_be_begun_again_is_refused_with_one_sentence(ledger: L
         (source, "chrge", InvalidInputError, "no step 'chrge': did you mean 'charge'"),
         (source, branch, InvalidInputError, "is in a branch"),
         (nothing, "charge", InvalidInputError, "job plain has recorded no steps"),
-        (took_back, "charge", RefusedError, r"has begun to take back what it did \(undo/.*--at"),
+        (took_back, "charge", RefusedError, r"has begun to take back what it did \(undo/.*with `at`"),
         (took_back, "undo/quick", InvalidInputError, "took something back"),
     ):
         with pytest.raises(kind, match=said):
