@@ -308,7 +308,11 @@ class Ledger:
     async def rerun(
         self, run: AnyJob, *, from_step: str, queue: str | None = None, **how: Unpack[Rerun]
     ) -> JobHandle[Any]:
-        """Begin a run again as a new job that copies the steps before `from_step`; see `reruns.beginning`."""
+        """Begin a run again as a new job that copies the steps before `from_step`; the options are in `Rerun`.
+
+        Raises: JobNotFoundError, AmbiguousIdError, InvalidInputError for what cannot be begun with, RefusedError for
+            copies of what was undone or archived, UnreachableError, after which the same with an `id` is safe.
+        """
         from jobledger.ledger.reruns.beginning import rerun  # noqa: PLC0415 - others need nothing of it
 
         return await rerun(self, self._enqueuer, (await self._named(run, queue)).ref, from_step, **how)
