@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -14,7 +15,16 @@ from tests.support.runs import step
 from tests.support.terminal import on_a_terminal, unstyled
 
 from jobledger.ledger import JobState, Ledger
-from jobledger.ledger.model.commands import Claim, Complete, DeadLetter, Join, RequestPause, StartStep
+from jobledger.ledger.model.commands import (
+    Claim,
+    Complete,
+    DeadLetter,
+    Enqueue,
+    Join,
+    RequestPause,
+    StartStep,
+)
+from jobledger.ledger.model.events import Order
 from jobledger.ledger.server import EmbeddedServer
 
 Make = Callable[..., Coroutine[Any, Any, None]]
@@ -217,7 +227,8 @@ def test_the_graph_of_a_run_in_each_format(cli: Runs) -> None:
         ("2.3", "waiting"),
     ]
     text = cli.jobs("graph", "nightly-1").out.splitlines()
-    assert text[-1].split() == ["2.3", "…", "merge", "3", "waiting", "2.1,", "2.2"]
+    assert text[-2].split() == ["2.2", "…", "fetch#2", "waiting", "2.0"]
+    assert text[-1].split() == ["2.3", "…", "merge", "waiting", "2.1,", "2.2"]
     mermaid = cli.jobs("graph", "nightly-1", "--format", "mermaid").out.splitlines()
     assert mermaid[0] == "flowchart TD"
     assert "  n2_1 --> n2_3" in mermaid
@@ -226,6 +237,30 @@ def test_the_graph_of_a_run_in_each_format(cli: Runs) -> None:
     kinds = [child.tag.rpartition("}")[2] for child in drawing]
     assert (kinds.count("rect"), kinds.count("line"), kinds.count("text")) == (6, 6, 6)
     assert cli.jobs("graph", "nightly-1", "--format", "gif").code == 2
+
+
+def test_children_that_nobody_counts_any_more_are_not_called_open(cli: Runs) -> None:
+    cli.make(runs.for_children, "sync-9")
+    assert "0 of 4 ended, 3 open" in unstyled(cli.jobs("show", "sync-9", "--tree").out)[2].replace("  ", " ")
+    assert cli.jobs("cancel", "sync-9").code == 0
+    for shown in (cli.jobs("show", "sync-9", "--tree").out, cli.jobs("steps", "sync-9").out):
+        line = next(each for each in unstyled(shown) if "pages" in each)
+        assert "0 of 4 ended before the run did" in " ".join(line.split())
+
+
+def test_a_run_shows_its_deadline_until_it_has_ended(cli: Runs) -> None:
+    async def make(ledger: Ledger, job_id: str) -> None:
+        ref = runs.ref_of(job_id)
+        await ledger.execute(ref, Enqueue(ref=ref, task="order", order=Order(deadline_s=3_600.0)))
+
+    cli.make(make, "late-1")
+    (shown,) = cli.jobs("show", "late-1", "--json").lines
+    created, deadline = (datetime.fromisoformat(shown[name]) for name in ("created_at", "deadline_at"))
+    assert deadline - created == timedelta(hours=1)
+    assert any(line.split()[:1] == ["deadline"] for line in cli.jobs("show", "late-1").out.splitlines())
+    assert cli.jobs("cancel", "late-1").code == 0
+    (shown,) = cli.jobs("show", "late-1", "--json").lines
+    assert (shown["status"], shown["deadline_at"]) == ("cancelled", None)
 
 
 def test_a_job_without_steps_says_so(cli: Runs) -> None:

@@ -63,6 +63,10 @@ async def limited(ledger: Ledger, job_id: str) -> None:
     await enqueued(ledger, job_id, limits=("tenant:acme",))
 
 
+async def with_a_deadline(ledger: Ledger, job_id: str) -> None:
+    await enqueued(ledger, job_id, deadline_s=3_600.0)
+
+
 async def of_another_version(ledger: Ledger, job_id: str) -> None:
     await lease(ledger, "w2", "order", "order@1")
     await enqueued(ledger, job_id, version="2")
@@ -174,6 +178,7 @@ async def for_two_things(ledger: Ledger, job_id: str) -> None:
 
 WAITS = {
     "queued": Wait(enqueued, "no worker serves queue orders", START),
+    "deadline": Wait(with_a_deadline, "; if it has not ended by its deadline, 20", "jobledger doctor"),
     "limited": Wait(
         limited,
         "nobody defined limit tenant:acme; it is number 1 of its line",

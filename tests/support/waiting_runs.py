@@ -9,6 +9,7 @@ import msgspec
 from tests.support.runs import of_holder, step
 
 from jobledger.ledger import Ledger
+from jobledger.ledger.graphs.spec import GraphNode, GraphSpec
 from jobledger.ledger.model.commands import (
     Claim,
     Command,
@@ -45,10 +46,12 @@ async def do(ledger: Ledger, job_id: str, command: Command, *, queue: str = QUEU
     return await ledger.execute(ref, of_holder(command, job), by="w1")
 
 
-async def running(ledger: Ledger, job_id: str, *, task: str = "order", **order: Any) -> None:
+async def running(
+    ledger: Ledger, job_id: str, *, task: str = "order", given: bytes = b"{}", **order: Any
+) -> None:
     """Begin a run that has done its first step, `charge`."""
     ref = ref_of(job_id)
-    whole = Order(input=msgspec.Raw(b"{}"), max_attempts=9, **order)
+    whole = Order(input=msgspec.Raw(given), max_attempts=9, **order)
     await ledger.execute(ref, Enqueue(ref=ref, task=task, order=whole))
     await do(ledger, job_id, Claim(worker="w1", lease_s=600))
     result = msgspec.Raw(b'"ch_77"')
@@ -101,9 +104,14 @@ async def child(ledger: Ledger, job_id: str, item: int, *, step_number: int = 2,
 
 async def for_graph(ledger: Ledger, job_id: str) -> None:
     """Let a run wait for a diamond of four jobs."""
-    await running(ledger, job_id)
     after = ((), (0,), (0,), (1, 2))
     nodes = tuple(ChildNode(task=task, queue="pages") for task in ("plan", "fetch", "fetch", "merge"))
+    labels = ("plan", "fetch", "fetch#2", "merge")
+    graph = GraphSpec(
+        name="nightly",
+        nodes=tuple(GraphNode(label=label, node=node) for label, node in zip(labels, nodes, strict=True)),
+    )
+    await running(ledger, job_id, given=msgspec.json.encode({"graph": graph}))
     order = ChildOrder(task="graph", queue="pages", count=4, after=after, nodes=nodes)
     await do(ledger, job_id, step(StartStep, "nightly", kind="graph", target="nightly", order=order))
     await do(ledger, job_id, Pause(epoch=0, steps=("nightly",)))

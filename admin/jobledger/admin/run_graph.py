@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
+from jobledger.ledger.graphs.spec import GraphSpec
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import ChildOrder
 from jobledger.ledger.model.runs.steps import Step, name_in
@@ -21,6 +23,13 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     id: str  #: `3` for the third step, `3.0` for its first child
     label: str
     status: str  #: of a step its own; of a child `completed`, `failed`, `open` or `waiting`
+
+
+class _GraphInput(msgspec.Struct):
+    graph: GraphSpec
+
+
+_decode_graph: Final = msgspec.json.Decoder(_GraphInput).decode
 
 
 class RunGraph(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +60,7 @@ def graph_of(job: Job) -> RunGraph:
         nodes.append(Node(id=name, label=_label(step), status=step.state))
         tails[branch] = [name]
         if step.kind == "graph" and step.order is not None and step.order.after:
-            tails[branch] = _children(step, step.order, nodes, edges)
+            tails[branch] = _children(step, step.order, _labels(job, step.order), nodes, edges)
     shown = {node.id for node in nodes[:NODES_MAX]}
     return RunGraph(
         nodes=tuple(nodes[:NODES_MAX]),
@@ -83,7 +92,18 @@ def _label(step: Step) -> str:
     return f"{kind}{step.key}{about} {ended:,}/{'?' if step.count is None else f'{step.count:,}'}"
 
 
-def _children(step: Step, order: ChildOrder, nodes: list[Node], edges: list[tuple[str, str]]) -> list[str]:
+def _labels(job: Job, order: ChildOrder) -> list[str]:
+    """Return what a graph calls its nodes; one whose large input lies elsewhere by their tasks and numbers."""
+    with contextlib.suppress(msgspec.DecodeError):
+        found = [node.label for node in _decode_graph(job.order.input).graph.nodes]
+        if len(found) == order.count:
+            return found
+    return [f"{order.node(item).task} {item}" for item in range(order.count)]
+
+
+def _children(
+    step: Step, order: ChildOrder, labels: Sequence[str], nodes: list[Node], edges: list[tuple[str, str]]
+) -> list[str]:
     """Add the children of a graph; return those that no other one comes after."""
     opened, ended, failed = step.opened, step.ended, step.failed
     ends = set(range(order.count))
@@ -98,7 +118,7 @@ def _children(step: Step, order: ChildOrder, nodes: list[Node], edges: list[tupl
             if opened & bit
             else "waiting"
         )
-        nodes.append(Node(id=name, label=f"{order.node(item).task} {item}", status=status))
+        nodes.append(Node(id=name, label=labels[item], status=status))
         edges += ((f"{step.number}.{need}" if needs else str(step.number), name) for need in needs or (0,))
         ends.difference_update(needs)
     return [f"{step.number}.{item}" for item in sorted(ends)]

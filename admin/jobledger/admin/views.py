@@ -18,6 +18,7 @@ from jobledger.ledger.model.events import ErrorInfo, Held, PayloadRef, Queued, R
 from jobledger.ledger.model.job import Attempt, Job, Progress
 from jobledger.ledger.model.lifecycle import VALUE_FIELDS
 from jobledger.ledger.nats.payloads import Payloads
+from jobledger.ledger.timers import deadline_at
 
 
 class AttemptView(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +64,9 @@ class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime
     completed_at: datetime | None
     due_at: datetime | None
+    deadline_at: (
+        datetime | None
+    )  #: when the run is cancelled if it has not ended; None: never, or it has ended
     max_attempts: int
     timeout_s: float | None
     dead_reason: str | None
@@ -105,6 +109,7 @@ async def job_details(
         updated_at=job.updated_at,
         completed_at=job.finished_at,
         due_at=job.due_at,
+        deadline_at=deadline_at(job),
         max_attempts=job.order.max_attempts,
         timeout_s=job.order.timeout_s,
         dead_reason=job.dead_reason,

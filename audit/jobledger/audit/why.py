@@ -13,7 +13,7 @@ import msgspec
 
 from jobledger.audit.trail_words import count
 from jobledger.audit.why_held import HeldFacts, explain_held
-from jobledger.audit.why_run import ChildNow, RunWait, explain_paused, run_waits
+from jobledger.audit.why_run import ChildNow, Moment, RunWait, explain_paused, run_waits
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.model.job import Job, JobState
@@ -26,6 +26,7 @@ from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.leases import WorkerInfo, task_word
 from jobledger.ledger.nats.pauses import queue_state
 from jobledger.ledger.nats.task_book import TaskEntry, find_task
+from jobledger.ledger.timers import deadline_at
 from jobledger.ledger.unique.holders import Holder, find_holder
 
 _STEPS_SHOWN_MAX: Final = 3
@@ -157,7 +158,7 @@ def explain(job: Job, facts: Facts) -> Why:
             assert_never(job.state)
     return Why(
         status=job.state.value,
-        sentence=sentence,
+        sentence=f"{sentence}{_deadline(job, told)}",
         since=job.updated_at,
         event_sequence=job.claim_epoch or job.wait_sequence or job.last_sequence,
         hint=_hint_now(job, facts, hint),
@@ -165,6 +166,12 @@ def explain(job: Job, facts: Facts) -> Why:
         unique=_unique(job, facts),
         waits=waits,
     )
+
+
+def _deadline(job: Job, moment: Moment) -> str:
+    """Say when a run that has a deadline is cancelled, unless it is to end already."""
+    at = None if job.cancel_requested else deadline_at(job)
+    return "" if at is None else f"; if it has not ended by its deadline, {moment(at)}, it is cancelled"
 
 
 def _hint_now(job: Job, facts: Facts, hint: str) -> str:

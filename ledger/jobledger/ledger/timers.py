@@ -139,6 +139,13 @@ def timer_of(event: JobEvent, stream_sequence: int) -> Timer | None:
     return Timer(queue=event.queue, job_id=event.job, asked_by=stream_sequence, cause=cause, due_at=moment)
 
 
+def deadline_at(job: Job) -> datetime | None:
+    """Return when a run is cancelled if it has not ended before; None where it has, or has no deadline."""
+    if job.order.deadline_s is None or job.is_final:
+        return None
+    return job.created_at + timedelta(seconds=job.order.deadline_s)
+
+
 def deadline_of(event: JobEvent, stream_sequence: int) -> DeadlineTimer | None:
     """Return the timer of a run's deadline, which its first event asks for; None where it asks for none."""
     if isinstance(event, Scheduled):

@@ -39,11 +39,14 @@ def step_name(step: StepRow) -> str:
     return f"{step.kind} {step.key} ({step.target})"
 
 
-def step_details(step: StepRow) -> list[str]:
-    """Return what there is to say of a step beside its name and status, the most important first."""
+def step_details(step: StepRow, *, is_closed: bool) -> list[str]:
+    """Return what there is to say of a step beside its name and status, the most important first.
+
+    `is_closed`: whether its run has ended for good.
+    """
     found: list[str] = []
     if step.items_open is not None:
-        found.append(children_words(step))
+        found.append(_children_words(step, is_closed=is_closed))
     if step.error is not None:
         found.append(f"{step.error_type}: {step.error}" if step.error else str(step.error_type))
     if step.until is not None and step.status in ("started", "retrying"):
@@ -57,13 +60,16 @@ def step_details(step: StepRow) -> list[str]:
     return found
 
 
-def children_words(step: StepRow) -> str:
-    """Return how far the children of a step are: `37 of 40 ended, 3 open, 2 not completed`."""
+def _children_words(step: StepRow, *, is_closed: bool) -> str:
+    """Return how far the children of a step are: `37 of 40 ended, 3 open, 2 not completed`.
+
+    Nobody counts ends after that of the run: such children were cancelled with it, or go on without it.
+    """
     completed, failed = step.items_completed or 0, step.items_failed or 0
     of = "an open group" if step.items is None else f"{step.items:,}"
     words = f"{completed + failed:,} of {of} ended"
     if step.items_open:
-        words = f"{words}, {step.items_open:,} open"
+        words = f"{words} before the run did" if is_closed else f"{words}, {step.items_open:,} open"
     return f"{words}, {failed:,} not completed" if failed else words
 
 

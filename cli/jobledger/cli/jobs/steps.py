@@ -17,6 +17,7 @@ from jobledger.cli.one_job import JobId, found_history, moment_of_found, newest,
 from jobledger.cli.output import Output
 from jobledger.cli.past import asked
 from jobledger.cli.text import colored, shortened
+from jobledger.ledger.model.job import CLOSED_STATES
 from jobledger.ledger.model.runs.steps import name_in
 from jobledger.ledger.model.times import shown_time
 from jobledger.projections.tables.steps import SignalRow, StepRow
@@ -60,14 +61,16 @@ def _show(output: Output, run: Recorded) -> None:
     if not run.steps:
         output.say(f"job {run.job.id} has recorded no step")
     else:
-        output.table(_STEP_COLUMNS, [_step(row) for row in run.steps])
+        output.table(
+            _STEP_COLUMNS, [_step(row, is_closed=run.job.state in CLOSED_STATES) for row in run.steps]
+        )
     if run.signals:
         output.table(_SIGNAL_COLUMNS, [_signal(row) for row in run.signals], title="signals")
 
 
-def _step(row: StepRow) -> tuple[Any, ...]:
+def _step(row: StepRow, *, is_closed: bool) -> tuple[Any, ...]:
     begun = "" if row.started_at is None else f"since {shown_time(datetime.fromisoformat(row.started_at))}"
-    more = step_details(row) or ([begun] if row.status == "started" and begun else [])
+    more = step_details(row, is_closed=is_closed) or ([begun] if row.status == "started" and begun else [])
     about = [] if name_in(row.key) == row.target else [row.target]
     return (
         row.number,

@@ -13,6 +13,7 @@ from jobledger.admin.runs import Tree, TreeStep
 from jobledger.cli.jobs.step_words import mark, step_details, step_name, took
 from jobledger.cli.output import Output
 from jobledger.cli.text import colored, plain, shortened
+from jobledger.ledger.model.job import CLOSED_STATES
 
 _NAME_MAX: Final = 48
 _ERROR_MAX: Final = 120
@@ -52,17 +53,17 @@ def _steps(tree: Tree, before: str, now: datetime) -> Iterator[_Line]:
     """Yield the lines below a job; `before` are the branches of what surrounds it."""
     for number, step in enumerate(tree.steps, start=1):
         is_last = number == len(tree.steps) and not tree.undos
-        yield _step(step, f"{before}{'└' if is_last else '├'} ")
+        yield _step(step, f"{before}{'└' if is_last else '├'} ", is_closed=tree.status in CLOSED_STATES)
         yield from _children(step, f"{before}{' ' if is_last else '│'} ", now)
     if tree.undos:
         registered = "1 undo" if tree.undos == 1 else f"{tree.undos:,} undos"
         yield _Line(f"{before}└ ", "·", registered, ("registered, should the run fail or be cancelled",))
 
 
-def _step(each: TreeStep, branches: str) -> _Line:
+def _step(each: TreeStep, branches: str, *, is_closed: bool) -> _Line:
     step = each.step
     tries = f"{step.tries} tries" if step.tries > 1 else ""
-    details = (tries, took(step), *step_details(step))
+    details = (tries, took(step), *step_details(step, is_closed=is_closed))
     return _Line(branches, mark(step.status), _cut(step_name(step)), tuple(filter(None, details)))
 
 

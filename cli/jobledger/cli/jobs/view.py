@@ -66,6 +66,7 @@ def show_job(
             ("checkpoint", _checkpoint(job)),
             ("created", moment(job.created_at, now)),
             ("due", moment(job.due_at, now) if job.due_at is not None and not job.is_final else None),
+            ("deadline", moment(details.deadline_at, now) if details.deadline_at is not None else None),
             ("ended", moment(job.finished_at, now) if job.finished_at is not None else None),
             ("attempts", f"{job.attempts_count} of {job.order.max_attempts + job.attempts_given_back}"),
             ("timeout", duration(job.order.timeout_s) if job.order.timeout_s is not None else None),

@@ -20,7 +20,7 @@ from jobledger.ledger.model.runs.orders import (
     child_id,
     items_of,
 )
-from jobledger.ledger.model.runs.steps import Step, failed_item
+from jobledger.ledger.model.runs.steps import Step, children_from, failed_item
 from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.runs.errors import ChildFailedError, DivergedError
 from jobledger.ledger.runs.members import MemberEnd
@@ -207,9 +207,8 @@ def failure_of(passage: Passage, step: Step) -> ChildFailedError:
 
 
 def _child_of(run: Job, step: Step, item: int) -> str:
-    """Return the id of a child; that of a step which a rerun copied is a child of the run that it was copied from."""
-    source = run.order.rerun_of if step.copied is not None else None
-    return child_id(run.id if source is None else source.job, step.number, item)
+    """Return the id of a child; that of a step which a rerun copied is a child of the run that had asked for it."""
+    return child_id(*children_from(step, run.id), item)
 
 
 class Child(Generic[R_co]):

@@ -11,13 +11,15 @@ from jobledger.ledger.model.commands import CompleteStep, FailStep
 from jobledger.ledger.model.errors import UnreachableError
 from jobledger.ledger.model.events import Copied, RerunOf, StepCompleted, StepFailed
 from jobledger.ledger.model.runs.reruns import copied_from
-from jobledger.ledger.model.runs.steps import Step, failed_item
+from jobledger.ledger.model.runs.steps import Step, children_from, failed_item
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.runs.errors import RerunSourceError
 from jobledger.workers.runs.journal import AttemptJournal
 
 #: What a copy says as its source did; the check of the ledger compares it.
 _SAME: Final = ("step", "kind", "target", "input_sha256", "tries")
+#: Steps that have children; a copy of one no longer says which.
+_ASKS_FOR_JOBS: Final = ("call", "map", "graph")
 
 
 async def copy_steps(journal: AttemptJournal) -> None:
@@ -60,7 +62,14 @@ def _copy(step: Step, stored: StoredEvent, epoch: int) -> CompleteStep | FailSte
     event = stored.event
     assert isinstance(event, StepCompleted | StepFailed), "the fold named it as the end of a step"
     fields = {name: getattr(event, name) for name in _SAME}
-    copied = Copied(sequence=stored.stream_sequence, sha256=digest(stored.data), item=failed_item(step))
+    run, number = children_from(step, event.job) if step.kind in _ASKS_FOR_JOBS else ("", 0)
+    copied = Copied(
+        sequence=stored.stream_sequence,
+        sha256=digest(stored.data),
+        item=failed_item(step),
+        run=run,
+        number=number,
+    )
     if isinstance(event, StepFailed):
         return FailStep(epoch=epoch, error=event.error, copied=copied, **fields)
     return CompleteStep(

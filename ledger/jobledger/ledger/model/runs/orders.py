@@ -69,6 +69,8 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     sequence: Whole  #: stream sequence of the event in the run that `rerun_of` names
     sha256: str  #: hex sha256 of that event as stored
     item: Item = 0  #: of a group that failed: the first item that did
+    run: str = ""  #: of a group: the id of the run whose children they are, which asked for them itself
+    number: Whole = 0  #: of a group: the number of the step in that run
 
 
 class Take(msgspec.Struct, frozen=True, kw_only=True, gc=False):
