@@ -105,7 +105,7 @@ def test_a_name_that_does_something_else_is_refused_unless_it_is_to_be_replaced(
 def test_a_schedule_on_demand_makes_a_job_each_time_it_is_triggered(schedules: Schedules) -> None:
     answer = schedules("add", "import", "--task", "report", "--on-demand")
     assert answer.out == "schedule import: report on demand; no run is to come\n"
-    assert schedules("next", "import").code == 0
+    assert schedules("next", "import").out == "schedule import makes jobs on demand only: no run is to come\n"
     made = [schedules.told("trigger", "import")[0]["id"] for _ in range(2)]
     assert made[0] != made[1]
     (row,) = schedules.told("list")
@@ -199,7 +199,10 @@ def test_a_schedule_carries_the_whole_work_order(schedules: Schedules) -> None:
         assert (order.limits, job.state.value) == (("global", "tenant:acme"), "held")
 
     schedules.does(order)
-    assert "global, tenant:acme" in schedules("show", "nightly").out
+    shown = schedules("show", "nightly").out
+    assert all(
+        words in shown for words in ("global, tenant:acme", "correlation  year-end", "metadata     region=eu")
+    ), shown
 
 
 def test_people_pause_resume_trigger_and_remove(schedules: Schedules) -> None:
@@ -367,3 +370,21 @@ def test_prune_removes_what_no_running_workers_code_has(schedules: Schedules) ->
     assert schedules("prune").code == 2  # a program says --yes
     assert schedules.told("prune", "--yes") == [{"name": "gone", "result": "done"}]
     assert [each["name"] for each in schedules.told("list")] == ["kept", "mine"]
+
+
+def test_the_codes_declaration_counts_again_after_a_reset(schedules: Schedules) -> None:
+    async def declare(ledger: Ledger) -> None:
+        like = Enqueue(ref=JobRef(queue="q", job_id="x"), task="report")
+        as_code = replace(definition_of(like, every_s=3600), source="code", code_version="1")
+        await ledger.schedules.act("nightly", Declare(definition=as_code))
+
+    schedules.does(declare)
+    assert schedules("add", *NIGHTLY, "--replace").code == 0
+    schedules.does(declare)
+    assert schedules.schedule().definition.spec.cron == "30 2 * * *"
+    (told,) = schedules.told("reset", "nightly")
+    assert (told["source"], told["removed"]) == ("code", False)
+    assert schedules.schedule().definition.spec.cron == "30 2 * * *"  # as it was, until code declares it
+    schedules.does(declare)
+    assert schedules.schedule().definition.spec.every_s == 3600
+    assert schedules("reset", "other").code == 3

@@ -11,11 +11,10 @@ import pytest
 from prometheus_client.core import Metric
 from tests.support.command_line import CommandLine
 
-from jobledger.ledger import (
-    Ledger,
-    task,
-)
+from jobledger.ledger import Ledger, task
+from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.metrics.exposition import Measure
+from jobledger.ledger.model.commands import Claim
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections import Projector, Store
 from jobledger.projections.metrics import names
@@ -125,3 +124,27 @@ def test_commands_say_what_they_did_and_who_paused_what(cli: CommandLine, tmp_pa
     assert [line.split()[2] for line in tail.splitlines()] == ["paused"] * 3
     assert "chain of 2 events: unbroken" in cli.run("audit", "trail", "queue/mail", *cli.where).out
     assert cli.run("audit", "verify", *cli.where).code == 0
+
+
+def test_a_drain_whose_time_is_over_says_what_runs_and_leaves_the_queue_paused(
+    cli: CommandLine, tmp_path: Path
+) -> None:
+    async def run_one(ledger: Ledger) -> None:
+        keeper = LeaseKeeper(
+            ledger.leases, ledger.clock, ("mail",), running=lambda: 1, on_lost=lambda _: None
+        )
+        await keeper.open()
+        job = await ledger.enqueue(send, 2)
+        await ledger.execute(job.ref, Claim(worker=keeper.identity, lease_s=60.0))
+
+    cli.with_ledger(run_one)
+    words = ("--until", "1h", "--reason", "deploy", "--interrupt", "--wait-timeout", "0.1")
+    rows = [*cli.where, "--projection", str(tmp_path / "p.db")]
+    drained = cli.run("queues", "drain", "mail", *words, *rows)
+    assert (drained.code, drained.out) == (1, "")
+    assert "queue mail is paused; 1 job runs on 1 worker" in drained.err
+    assert "after 0.1 s 1 job runs on 1 worker; queue mail stays paused" in drained.err
+    (row,) = [json.loads(line) for line in cli.run("queues", "list", "--json", *rows).out.splitlines()]
+    assert (row["pause"]["reason"], row["pause"]["interrupt"]) == ("deploy", True)
+    assert row["pause"]["until"] > datetime.now(UTC).isoformat()
+    assert cli.run("queues", "drain", "mail", "--until", "2001-01-01", *rows).code == 2

@@ -10,6 +10,7 @@ from jobledger.cli.command import Cli, command
 from jobledger.cli.groups import SCHEDULES
 from jobledger.cli.schedules import options
 from jobledger.cli.text import age
+from jobledger.ledger.model.schedules.events import Schedule
 from jobledger.ledger.model.schedules.ticks import zone_of
 from jobledger.ledger.model.times import shown_time
 from jobledger.ledger.schedules.verbs import next_due
@@ -29,9 +30,14 @@ async def next_command(cli: Cli, *, name: options.Name, count: _Count = 1) -> No
             cli.output.object({"at": at})
         return
     if not found:
-        why = "is paused" if schedule.paused else "has ended"
-        cli.output.say(f"schedule {name} {why}: no run is to come")
+        cli.output.say(f"schedule {name} {_why_none(schedule)}: no run is to come")
     zone = schedule.definition.spec.timezone
     for at in found:
         there = "" if zone == "UTC" else f"   {at.astimezone(zone_of(zone)):%Y-%m-%d %H:%M:%S%z} {zone}"
         cli.output.say(f"{shown_time(at)}{there}   {age(at, now)}")
+
+
+def _why_none(schedule: Schedule) -> str:
+    if schedule.paused:
+        return "is paused"
+    return "makes jobs on demand only" if schedule.definition.spec.on_demand else "has ended"

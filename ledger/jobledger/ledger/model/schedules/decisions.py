@@ -314,9 +314,9 @@ def _count(definition: Definition, first: datetime, until: datetime) -> int:
 def _backfill(name: str, schedule: Schedule, command: Backfill, stamp: Stamp) -> Backfilled:
     if command.to_at > stamp.at:
         raise InvalidInputError("the range ends in the future: a backfill makes the jobs of past ticks")
-    spec = schedule.definition.spec
+    spec, until = schedule.definition.spec, _end(schedule.definition, command.to_at)
     first = next_tick(spec, command.from_at - _MICROSECOND)
-    ticks = [] if first is None else ticks_from(spec, first, command.to_at, TICKS_MAX + 1)
+    ticks = [] if first is None else ticks_from(spec, first, until, TICKS_MAX + 1)
     if not ticks:
         raise InvalidInputError(f"schedule {name} has no tick in that range")
     if len(ticks) > TICKS_MAX:
