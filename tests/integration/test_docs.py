@@ -109,6 +109,13 @@ def test_the_index_leads_to_every_page() -> None:
     assert [_name(page) for page in PAGES if page not in {*linked, index, README}] == []
 
 
+def test_the_page_of_examples_names_each() -> None:
+    text = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    programs = [path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").rglob("*.py")]
+    assert programs
+    assert [path for path in programs if f"(../{path})" not in text] == []
+
+
 def test_every_file_named_in_the_readme_exists() -> None:
     named = re.findall(r"`([\w./-]+/[\w.-]+\.\w+)`", _prose(README))
     assert len(named) > 5
