@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
+import jobledger.ledger
 from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.aggregates import AGGREGATES, JOB, event_name
 from jobledger.ledger.model.envelope import Envelope
@@ -324,6 +325,8 @@ def _projection_page(text: str) -> str:
 _ERRORS: Final = (
     ("ledger/jobledger/ledger/model/errors.py", "jobledger.ledger"),
     ("ledger/jobledger/ledger/model/runs/errors.py", "jobledger.ledger.model.runs.errors"),
+    ("ledger/jobledger/ledger/runs/errors.py", "jobledger.ledger.runs.errors"),
+    ("ledger/jobledger/ledger/tables/errors.py", "jobledger.ledger.tables.errors"),
     ("ledger/jobledger/ledger/subscriptions/errors.py", "jobledger.ledger"),
     ("audit/jobledger/audit/errors.py", "jobledger.audit.errors"),
     ("projections/jobledger/projections/errors.py", "jobledger.projections.errors"),
@@ -345,11 +348,13 @@ def _errors_of(path: Path, importable: str) -> Iterator[_Error]:
         if not isinstance(node, ast.ClassDef):
             continue
         targets = [each for item in ast.walk(node) if isinstance(item, ast.Assign) for each in item.targets]
+        targets += [item.target for item in ast.walk(node) if isinstance(item, ast.AnnAssign)]
         attributes = tuple(
             each.attr for each in targets if isinstance(each, ast.Attribute) and not each.attr.startswith("_")
         )
         text = " ".join((ast.get_docstring(node) or "").split())
-        yield _Error(node.name, ast.unparse(node.bases[0]), importable, text, attributes)
+        place = "jobledger.ledger" if node.name in jobledger.ledger.__all__ else importable
+        yield _Error(node.name, ast.unparse(node.bases[0]), place, text, attributes)
 
 
 def _error_rows(errors: Iterable[_Error]) -> Lines:

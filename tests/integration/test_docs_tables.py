@@ -15,6 +15,7 @@ import nats.aio.client
 import nats.aio.subscription
 from tests.support.limits import LIMIT_S
 
+import jobledger.ledger
 from jobledger.ledger import LedgerConfig
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.json_text import DEPTH_MAX
@@ -69,6 +70,12 @@ def _generate(docs: Path, *options: str) -> tuple[int, str]:
     command = [sys.executable, str(docs / "generate.py"), *options]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     return ran.returncode, ran.stdout + ran.stderr
+
+
+def test_every_error_that_applications_import_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    exported = [name for name in jobledger.ledger.__all__ if name.endswith(("Error", "Warning"))]
+    assert [name for name in exported if f"`{name}`" not in page and f"### {name}\n" not in page] == []
 
 
 def test_a_page_that_differs_from_the_code_is_named_and_written_again(tmp_path: Path) -> None:

@@ -99,9 +99,9 @@ class Nodes:
 class Graph:
     """Jobs that wait for each other: nodes are added, and a result that is passed to another node is waited for.
 
-    `limit`: how many may be open at the same time; 0: all that are ready. `on_failure`: once a node failed, `stop` begins
-    no other, but those that run always; `continue` leaves out only those that wait for it. In both cases the graph's job
-    ends as a dead letter that names the node.
+    `limit`: how many nodes may be open at the same time; 0: all that are ready. `on_failure` says what happens when a node
+    has failed: with `stop` no other node begins but those that run always; with `continue` only the nodes that wait for the
+    failed one are left out. In both cases the graph's job ends as a dead letter that names the node.
     """
 
     def __init__(

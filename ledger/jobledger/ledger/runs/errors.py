@@ -72,7 +72,7 @@ class RunTooLongError(RefusedError):
 
 
 class StepInDoubtError(RefusedError):
-    """A step that may run only once was begun and has no recorded end: whether it was done, nobody knows.
+    """A step that may run only once was begun and has no recorded end, so nobody knows whether it was done.
 
     Raised in the attempt after the one that ended in the middle of it. `@step(once=True, on_doubt=...)` says what to
     do instead: a function that looks, or `"retry"`.

@@ -47,8 +47,8 @@ class Run(RunTables, GivenByWorker):
     is called again from its start and gets the recorded results of all steps that ended. So between steps the code must do
     the same each time; what may differ belongs into a step, or comes from `now`, `uuid` and `random`.
 
-    A step has a key: its name, `#2` behind the second one of that name, and before it the branch of `gather` that it is
-    in. Steps may be added, left out and moved while runs of the code exist, as long as keys keep their meaning.
+    A step is found again by its key: the branch of `gather` that it is in, its name, and `#2` for the second step of that
+    name. Steps may be added, left out and moved while runs of older code exist, as long as keys keep their meaning.
     """
 
     __slots__ = ("_passage",)
@@ -381,8 +381,8 @@ class Run(RunTables, GivenByWorker):
     async def patched(self, name: str) -> bool:
         """Return whether this run shall do what the code does since a change of that name.
 
-        True for a run that comes here with nothing recorded behind this place, so that it is new to it; False for one
-        that did what follows in the old way. Recorded, so it stays what it was.
+        True for a run that has recorded nothing behind this place; False for one that has already done in the old way what
+        follows. The answer is recorded, so it is the same in every attempt.
         """
         check_token("name of a change", name)
         passage = self._passage

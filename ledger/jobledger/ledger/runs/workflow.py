@@ -135,11 +135,11 @@ def workflow(
     moment in which a worker records that the run ended.
 
     A run that has not ended `deadline_s` seconds after it was enqueued is cancelled, for the reason `deadline`: also while it
-    waits, and with its undos. What a release says of it is about runs that are enqueued from then on.
+    waits, and with its undos. A run keeps the deadline that the code had when the run was enqueued.
 
-    Its first parameter is annotated `Run`, which the worker gives; the others are the input. The other options are those
-    of `@task`. `timeout_s` and `max_attempts` are about attempts: one ends when the run waits, and one in which a step
-    was recorded does not count when it is lost.
+    The first parameter of the function is annotated `Run`, which the worker gives; the others are the input. The other
+    options are those of `@task`. `timeout_s` and `max_attempts` are about attempts: an attempt ends when the run waits, and
+    an attempt in which a step was recorded does not count when it is lost.
 
     Warns with NondeterminismWarning of calls outside of steps whose result may differ in the next attempt.
 
