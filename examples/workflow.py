@@ -1,4 +1,4 @@
-"""An order of five steps: its worker is stopped in the middle, another one goes on, and a person says yes."""
+"""An order of four steps: its worker is stopped in the middle, another one goes on, and a person says yes."""
 
 import tempfile
 from collections import Counter
