@@ -363,6 +363,15 @@ async def reads(run: Run) -> int:
     return (await run.sql("SELECT * FROM rows", into="copy", rows=rows)).rows
 
 
+async def test_a_bucket_that_was_deleted_is_made_again_by_whoever_stores_something(ledger: Ledger) -> None:
+    async with working(ledger, totals):
+        await (await ledger.enqueue(totals, 3)).result(timeout_s=LIMIT_S)
+        await api(ledger.inbox, f"STREAM.DELETE.OBJ_{ledger.names.tables_bucket}", {})
+        job = await ledger.enqueue(totals, 3)
+        assert len(await job.result(timeout_s=LIMIT_S)) == 3
+    assert await files(ledger) == 2
+
+
 async def test_a_table_whose_time_is_over_is_expired_even_where_it_is_kept(connected: Connect) -> None:
     async with connected(tables_life_s=1.0) as ledger, working(ledger, reads, concurrency=1):
         job = await ledger.enqueue(reads)

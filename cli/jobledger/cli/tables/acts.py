@@ -61,7 +61,8 @@ async def remove(
         there = [table for table in found if await store.has(table.record)]
         if there and not (plan or yes or step):
             total = size(sum(table.bytes for table in there))
-            await ask(output, f"remove the rows of {len(there):,} tables of run {there[0].job_id}, {total}?")
+            tables = "1 table" if len(there) == 1 else f"{len(there):,} tables"
+            await ask(output, f"remove the rows of {tables} of run {there[0].job_id}, {total}?")
         for table in () if plan else there:
             await store.remove(table.record)
     for table in there if output.as_json else ():

@@ -112,8 +112,12 @@ class BucketStore:
         """See `TableStore.put`; the bucket is made where it is missing."""
         life_s = await self._life()
         begins_at = self._ledger.clock.now()  # its first piece is the first to expire
-        with open_file(path) as file:
-            await self._objects.store(name, file, what=f"table {name}", size_bytes=size_bytes)
+        try:
+            with open_file(path) as file:
+                await self._objects.store(name, file, what=f"table {name}", size_bytes=size_bytes)
+        except ServerUnreachableError:
+            self._life_s = None  # somebody may have deleted the bucket: the next try makes it again
+            raise
         return begins_at + timedelta(seconds=life_s) if life_s else None
 
     async def _life(self) -> float:
