@@ -106,6 +106,8 @@ async def test_two_that_signal_a_run_at_once_make_one(ledger: Ledger) -> None:
 async def test_a_signal_refuses_to_make_another_run_than_it_is_for(ledger: Ledger) -> None:
     with pytest.raises(InvalidInputError, match="has the id order-2, and the signal is for order-1"):
         await ledger.signal("order-1", approved, "x", start=order.options(id="order-2").with_input("1"))
+    with pytest.raises(InvalidInputError, match=r"has no input: give what with_input\(...\) of the task"):
+        await ledger.signal("order-1", approved, "x", start=order)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidInputError, match="would be in queue runs, not in other"):
         await ledger.signal("order-1", approved, "x", queue="other", start=order.with_input("1"))
     with pytest.raises(InvalidInputError, match="task order is unique"):

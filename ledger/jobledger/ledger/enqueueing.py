@@ -108,8 +108,12 @@ class Enqueuer:
     ) -> tuple[JobRef, Callable[[], Awaitable[JobHandle[Any]]]]:
         """Return the name of the job that is to be made where it is missing, and what makes it.
 
-        Raises: InvalidInputError for a name that is not that job's, and for a job that is unique.
+        Raises: InvalidInputError for a name that is not that job's, for a job that is unique, and for a task alone.
         """
+        if not isinstance(cast("object", start), TaskWithInput):
+            raise InvalidInputError(
+                f"start={start!r} has no input: give what with_input(...) of the task returns"
+            )
         job_id, queue = job_name(job, queue)
         if queue not in (None, start.queue):
             raise InvalidInputError(f"job {job_id} would be in queue {start.queue}, not in {queue}")

@@ -153,11 +153,12 @@ def _outcome(job: Job, found: Rehearsed) -> RunCheck:
     if found.error is not None:
         return _told(job, "fails", more=f"{type(found.error).__name__}: {found.error}")
     if found.new and found.unvisited:
+        left = len(found.unvisited)
         return _told(
             job,
             "in_part",
             step=found.new[0],
-            more=f"step {found.new[0]!r} is new; {len(found.unvisited):,} recorded steps may come after it",
+            more=f"step {found.new[0]!r} is new; {left:,} recorded {'step' if left == 1 else 'steps'} may come after it",
         )
     return _told(job, "fits")
 
