@@ -45,6 +45,19 @@ class Parcel(pydantic.BaseModel):
 async def send(parcel: Parcel) -> int:
     return parcel.grams
 """
+SALES = """
+import msgspec
+from jobledger.ledger import Run, workflow
+
+class Sum(msgspec.Struct):
+    cents: int
+
+@workflow(queue="sales", max_attempts=1)
+async def total(run: Run) -> int:
+    rows = await run.write("rows", [Sum(3), Sum(4)])
+    summed = await run.sql("select sum(cents)::bigint as cents from rows", into="summed", rows=rows)
+    return (await run.fetch(summed, Sum))[0].cents
+"""
 RESULT = """
 from jobledger.ledger import sync
 
@@ -80,6 +93,8 @@ EXTRAS = {
     "pydantic": ("No module named 'pydantic'", ("enqueue", "--app", "parcels", "send", 'parcel={"grams":3}')),
     "otel": ("jobledger[otel]", ("worker", "--app", "receipts", "--until-idle", "--traces")),
 }
+#: Extras that code of a running job needs, and no command: a step of their own tries them.
+OF_JOBS = {"tables"}
 #: Libraries of extras that a newer release of something else requires too: typer, of pydantic.
 BROUGHT = {"pydantic"}
 
@@ -87,7 +102,9 @@ BROUGHT = {"pydantic"}
 def extras(here: Machine) -> None:
     """Install jobledger alone, then one extra after the other: refused with its name before, served after."""
     known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert set(known["optional-dependencies"]) - {"dev"} == set(EXTRAS), "an extra that no step tries"
+    assert set(known["optional-dependencies"]) - {"dev"} == set(EXTRAS) | OF_JOBS, (
+        "an extra that no step tries"
+    )
     here.install(str(ROOT))
     assert known["version"] in here.succeed("jobledger", "--version")
     for name, (sentence, command) in EXTRAS.items():
@@ -118,6 +135,20 @@ def server(here: Machine, *command: str) -> None:
     assert child.poll() is None, log.read_text(errors="replace")
     here.variables["JOBLEDGER_URL"] = json.loads(log.read_text().splitlines()[0])["url"]
     here.succeed("jobledger", "enqueue", "--app", "receipts", "send_receipt", "order=1")
+
+
+def tables(here: Machine) -> None:
+    """Run a workflow that makes tables: without the extra its job says what is missing, with it the job completes."""
+    assert "jobledger[tables]" in total(here, "before")
+    here.install(f"{ROOT}[tables]")
+    assert "completed" in total(here, "after")
+
+
+def total(here: Machine, job: str) -> str:
+    """Run the workflow as a job; return what is said of the job, on one line."""
+    here.succeed("jobledger", "enqueue", "--app", "sales", "total", "--id", job)
+    here.succeed("jobledger", "worker", "--app", "sales", "--until-idle")
+    return " ".join(here.succeed("jobledger", "jobs", "show", job).split())
 
 
 def fastapi(here: Machine) -> None:
@@ -183,14 +214,15 @@ def analysis(here: Machine) -> None:
     here.succeed("jobledger", "audit", "export", "tables", "--tables")
     here.succeed("jobledger", "audit", "verify", "events")
     manifest = json.loads((here.folder / "events" / "manifest.json").read_bytes())
-    # Two jobs were run: the first by the worker with traces, receipt-7 by the one beside FastAPI.
-    assert here.succeed("python", "-c", QUERY) == f"{manifest['count']} 2 completed\n"
+    # Three jobs completed: the first by the worker with traces, receipt-7 by the one beside FastAPI, the one with tables.
+    assert here.succeed("python", "-c", QUERY) == f"{manifest['count']} 3 completed\n"
 
 
 def _programs(folder: Path) -> None:
     """Write what the user has before the first step: the page's programs, a module of tasks, an nkey."""
     assert save_programs(ROOT / "docs" / "web.md", folder)
     (folder / "parcels.py").write_text(PARCELS, encoding="utf-8")
+    (folder / "sales.py").write_text(SALES, encoding="utf-8")
     raw = bytes([0x95, 0]) + os.urandom(32)  # the prefix of a user's seed: SU
     seed = base64.b32encode(raw + struct.pack("<H", binascii.crc_hqx(raw, 0))).decode().rstrip("=")
     (folder / "user.nk").touch(0o600)
@@ -204,7 +236,7 @@ def main() -> int:
         here = Machine(Path(name).resolve())
         _programs(here.folder)
         try:
-            for step in (extras, fastapi, preload, plugin, analysis):
+            for step in (extras, tables, fastapi, preload, plugin, analysis):
                 here.say(f"-- {step.__doc__}")
                 step(here)
         except UnreachableIndexError as error:
