@@ -227,7 +227,8 @@ class Paced(Bench):
 
     def __init__(self, in_flight: int) -> None:
         super().__init__("auto")
-        self.time_s = 0.0
+        self.time_s = self.cpu_s = 0.0
+        self.writer._observed._cpu_s = lambda: self.cpu_s
         self.writer._loop = self  # type: ignore[assignment] # pyright: ignore[reportAttributeAccessIssue]
         self._count = 0
         for _ in range(in_flight):
@@ -297,7 +298,7 @@ class Bursts(Paced):
     def _cost_s(self, messages: int, per_second: float, batch_s: float) -> float:
         return 1 / per_second if messages == 1 else batch_s
 
-    async def burst(self, appends: int, *, per_second: float, batch_s: float) -> None:
+    async def burst(self, appends: int, *, per_second: float, batch_s: float, own_share: float = 0.0) -> None:
         for _ in range(appends):
             self._append()
         await turn()
@@ -305,6 +306,7 @@ class Bursts(Paced):
             messages = len(self.publisher.take())
             self.batches += messages > 1
             self.time_s += self._cost_s(messages, per_second, batch_s)
+            self.cpu_s += own_share * self._cost_s(messages, per_second, batch_s)
             self.publisher.answer(100)
             await turn()
         self.time_s += 0.01
@@ -323,6 +325,16 @@ async def test_bursts_are_not_grouped_without_a_disk_in_the_way() -> None:
     for _ in range(200):
         await bench.burst(40, per_second=15_000, batch_s=0.003)
     assert not bench.batches
+
+
+async def test_bursts_are_not_grouped_where_the_process_itself_is_what_takes_the_time() -> None:
+    bench = Bursts()
+    for _ in range(200):
+        await bench.burst(40, per_second=6_000, batch_s=0.006, own_share=0.6)
+    assert not bench.batches
+    for _ in range(200):
+        await bench.burst(40, per_second=6_000, batch_s=0.006, own_share=0.2)
+    assert bench.batches
 
 
 async def test_groups_that_won_outlast_a_disk_that_hiccups_and_end_where_they_do_not_win() -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -36,6 +37,9 @@ _OBSERVED_S: Final = 0.05
 #: Plain appends faster than this do not wait for a disk: between what fsync allows, 2,000 to 7,000/s, and what a slow
 #: machine does without, 15,000/s and more; where groups are tried in vain a client loses a tenth of its rate for a moment.
 _FAST_RATE: Final = 12_000.0
+#: A process that computes for this share of the time in which appends are in flight waits for itself, not for a disk:
+#: in a burst it may stay below `_FAST_RATE` without any. With an fsync each it computes for a fifth of the time.
+_OWN_SHARE_MAX: Final = 0.4
 _GROUPS_WIN_BY: Final = 1.5
 #: Groups are given up after this many slower windows in a row: a disk hiccups, and where several processes append in
 #: turns, groups pay only once all of them group. One window is enough where groups are at half the rate.
@@ -250,10 +254,15 @@ class _Observation:
     where plain appends are slow enough for a disk to be in the way, and kept only where it clearly wins.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cpu_s: Callable[[], float] = time.process_time) -> None:
+        """`cpu_s` returns how long this process has computed."""
         self.since: float | None = None  # when the time began to count; None: too few are in flight
         self._answers = 0  # of the present window
         self._busy_s = 0.0
+        self._cpu_s = cpu_s
+        self._own_since = 0.0  # what `_cpu_s` said at `since`
+        self._own_s = 0.0  # of the present window
+        self._own_share = 0.0  # of the last window
         self._alone_rate = 0.0
         self._lost = (
             0.0  # windows in a row in which groups did not win; more where they were slower than alone
@@ -279,7 +288,7 @@ class _Observation:
             # Where groups won before, it may be the disk that is slower now: plain appends are looked at before they go.
             self._look_again_at = now if self._won else now + self._put_off_s()
             return False
-        if rate > _FAST_RATE or now < self._look_again_at:
+        if rate > _FAST_RATE or self._own_share > _OWN_SHARE_MAX or now < self._look_again_at:
             return False
         self._alone_rate, self._lost, self._won = rate, 0.0, False
         self._look_again_at = now + _LOOK_AGAIN_S
@@ -294,7 +303,7 @@ class _Observation:
     def sent(self, in_flight: int, now: float) -> None:
         """Let the time count from here on if enough are in flight, where it did not count before."""
         if self.since is None and in_flight >= _OBSERVED_DEPTH_MIN:
-            self.since = now
+            self.since, self._own_since = now, self._cpu_s()
 
     def pause(self) -> None:
         """Let the time not count until the next answer or group."""
@@ -302,13 +311,15 @@ class _Observation:
 
     def _rate(self, messages: int, in_flight: int, now: float) -> float | None:
         """Return answers per second of the time in which enough were in flight, when there is a window of it."""
+        own_s = self._cpu_s()
         if self.since is not None:
             self._answers += messages
             self._busy_s += now - self.since
-        self.since = now if in_flight >= _OBSERVED_DEPTH_MIN else None
+            self._own_s += own_s - self._own_since
+        self.since, self._own_since = (now if in_flight >= _OBSERVED_DEPTH_MIN else None), own_s
         if self._answers < _OBSERVED_COUNT or self._busy_s < _OBSERVED_S:
             return None
-        rate = self._answers / self._busy_s
+        rate, self._own_share = self._answers / self._busy_s, self._own_s / self._busy_s
         self.since = None  # the first answer of the next window may still belong to this way of sending
-        self._answers, self._busy_s = 0, 0.0
+        self._answers, self._busy_s, self._own_s = 0, 0.0, 0.0
         return rate
