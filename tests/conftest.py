@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import inspect
 import logging
 import os
+import random
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
@@ -94,7 +97,13 @@ async def server_factory(
     made: list[EmbeddedServer] = []
 
     def make(directory: Path | None = None, **options: Any) -> EmbeddedServer:
-        chosen: dict[str, Any] = {"port": 0, "durability": "process", "binary": nats_server_binary, **options}
+        chosen: dict[str, Any] = {
+            "port": _kept_port(),
+            "monitor_port": _kept_port(),
+            "durability": "process",
+            "binary": nats_server_binary,
+            **options,
+        }
         made.append(EmbeddedServer(directory or tmp_path / f"nats-{len(made)}", **chosen))
         return made[-1]
 
@@ -102,6 +111,15 @@ async def server_factory(
     async with anyio.create_task_group() as group:
         for server in made:
             group.start_soon(_stop_soon, server)
+
+
+def _kept_port() -> int:
+    """Return a free port that no other program is given while a server is down: the system hands out those above."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)  # no seed: two processes would choose the same
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 async def _stop_soon(server: EmbeddedServer) -> None:
