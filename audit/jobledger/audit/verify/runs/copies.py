@@ -149,7 +149,7 @@ def _in_place(before: Job, event: _StepEnd, source: RerunOf) -> Iterator[Broken]
     """Hold the first end of a step of a rerun to the number of steps that it says it copies: they are its first ones."""
     step = before.steps.get(event.step)
     if step is not None and step.state != "started":
-        return  # one that failed may be executed anew
+        return  # the rerun may try a failed step again
     number = len(before.steps) + 1 if step is None else step.number
     if event.copied is None and number <= source.steps:
         yield "copied", f"it executed step {event.step!r} before it had copied {source.steps:,} steps"
