@@ -43,14 +43,11 @@ _AHEAD_MAX: Final = timedelta(days=3650)
 _SEEN_MAX: Final = 10_000
 
 
-class Timer(msgspec.Struct, frozen=True, kw_only=True):
-    """One job's wait and when it is over: the body of a message in TIMERS."""
+class _OfAJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The job that a timer acts on."""
 
     queue: str
     job_id: str
-    asked_by: int  #: stream sequence of the event that began the wait, `Job.wait_sequence` while it lasts
-    cause: Cause  #: of the dispatch to come
-    due_at: datetime
 
     @property
     def ref(self) -> JobRef:
@@ -61,6 +58,14 @@ class Timer(msgspec.Struct, frozen=True, kw_only=True):
     def chain(self) -> str:
         """What waits, as subjects of timers name it."""
         return f"job.{self.queue}.{self.job_id}"
+
+
+class Timer(_OfAJob, frozen=True, kw_only=True):
+    """One job's wait and when it is over: the body of a message in TIMERS."""
+
+    asked_by: int  #: stream sequence of the event that began the wait, `Job.wait_sequence` while it lasts
+    cause: Cause  #: of the dispatch to come
+    due_at: datetime
 
     def __str__(self) -> str:
         """Name it in a sentence."""
@@ -84,11 +89,9 @@ class ScheduleTimer(msgspec.Struct, frozen=True, kw_only=True):
         return f"the timer of schedule {self.schedule}"
 
 
-class DeadlineTimer(msgspec.Struct, frozen=True, kw_only=True):
+class DeadlineTimer(_OfAJob, frozen=True, kw_only=True):
     """When a run is cancelled unless it has ended: the body of a message in TIMERS, as `Timer` is for waits."""
 
-    queue: str
-    job_id: str
     asked_by: int  #: stream sequence of the event that says so
     deadline_at: datetime
 
@@ -96,16 +99,6 @@ class DeadlineTimer(msgspec.Struct, frozen=True, kw_only=True):
     def due_at(self) -> datetime:
         """When it acts."""
         return self.deadline_at
-
-    @property
-    def ref(self) -> JobRef:
-        """The run's chain."""
-        return JobRef(queue=self.queue, job_id=self.job_id)
-
-    @property
-    def chain(self) -> str:
-        """What has the deadline, as subjects of timers name it."""
-        return f"job.{self.queue}.{self.job_id}"
 
     def __str__(self) -> str:
         """Name it in a sentence."""
