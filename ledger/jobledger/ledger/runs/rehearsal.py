@@ -177,7 +177,7 @@ class _Paper:
     async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
         try:
             return await self._get(value, reference)
-        except Exception as error:
+        except Exception as error:  # raised again; kept in case the workflow catches it
             self.trouble = error
             raise
 

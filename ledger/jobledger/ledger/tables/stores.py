@@ -230,7 +230,7 @@ class FolderStore:
                 while chunk := file.read(_CHUNK_BYTES):
                     out.write(chunk)
             system.move(draft, target)
-        except BaseException:
+        except BaseException:  # raised again, also where it was cancelled: no draft stays
             with contextlib.suppress(OSError):
                 system.delete_file(draft)
             raise
