@@ -49,16 +49,21 @@ lint: install ## ruff: rules and format
 	@echo "lint: ruff format --check"
 	@$(BIN)/ruff format --quiet --check .
 
+# In a subshell: its exit is not that of the recipe.
+CHECK_TYPES = ( $(BIN)/mypy --no-error-summary $(CHECKED) & mypy=$$!; \
+		$(BIN)/pyright --pythonpath $(BIN)/python; pyright=$$?; \
+		wait $$mypy && exit $$pyright )
+
 types: install ## mypy and pyright, both strict
 	@echo "types: mypy and pyright, at once"
-	@$(BIN)/mypy --no-error-summary $(CHECKED) & mypy=$$!; \
-		$(BIN)/pyright --pythonpath $(BIN)/python; pyright=$$?; \
-		wait $$mypy && exit $$pyright
+	@$(CHECK_TYPES)
 
 # One process compiles the tests and all that they import, while pyright leaves a CPU idle; else six compile it at once.
+# It calls no make: `make -n test` would run what stands beside that.
 types-and-bytecode: install
+	@echo "types: mypy and pyright, at once"
 	@$(BIN)/python -m pytest -q -n 1 --deselect=tests >/dev/null 2>&1 & collecting=$$!; \
-		$(MAKE) --no-print-directory types; types=$$?; \
+		$(CHECK_TYPES); types=$$?; \
 		wait $$collecting; exit $$types
 
 imports: install ## the direction of imports between and inside the packages
