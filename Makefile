@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-ROOTS := ledger audit projections workers admin cli testing
+ROOTS := ledger audit projections workers admin gateway cli testing
 # mypy and pyright check every folder that exists; a plain `ruff check .` needs no list.
 CHECKED := $(wildcard $(ROOTS) tests examples benchmarks)
 

@@ -35,7 +35,7 @@ DOCS: Final = Path(__file__).parent
 ROOT: Final = DOCS.parent
 ROOTS: Final = tuple(
     name
-    for name in ("ledger", "audit", "projections", "workers", "admin", "cli", "testing")
+    for name in ("ledger", "audit", "projections", "workers", "admin", "gateway", "cli", "testing")
     if (ROOT / name).is_dir()
 )
 _TO_THE_END: Final = "<!-- from here on written by docs/generate.py -->\n"

@@ -81,7 +81,7 @@ def test_every_error_that_applications_import_is_on_its_page() -> None:
 def test_a_page_that_differs_from_the_code_is_named_and_written_again(tmp_path: Path) -> None:
     """That the pages of this checkout do not differ is a test of the layout's."""
     docs = Path(shutil.copytree(ROOT / "docs", tmp_path / "docs"))
-    for root in ("ledger", "audit", "projections", "workers", "admin", "cli", "testing"):
+    for root in ("ledger", "audit", "projections", "workers", "admin", "gateway", "cli", "testing"):
         (tmp_path / root).symlink_to(ROOT / root)
     kept = {name: (docs / name).read_text(encoding="utf-8") for name in _WRITTEN_BY_THE_GENERATOR}
     for name, word in _WRITTEN_BY_THE_GENERATOR.items():

@@ -28,7 +28,7 @@ from jobledger.ledger.opening import (
 )
 
 ROOT = Path(__file__).parents[2]
-ROOTS = ("ledger", "audit", "projections", "workers", "admin", "cli", "testing")
+ROOTS = ("ledger", "audit", "projections", "workers", "admin", "gateway", "cli", "testing")
 OPENER = "ledger/jobledger/ledger/opening.py"
 #: Who opens a file by other means, and why nothing can go wrong with it.
 EXEMPT = {
