@@ -1,0 +1,1 @@
+"""What can be asked for under `/v1`: structures in, structures out, nothing of HTTP."""

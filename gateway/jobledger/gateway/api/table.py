@@ -1,0 +1,10 @@
+"""Every endpoint of the API, in the order in which addresses are compared: what is asked for most stands first."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from jobledger.gateway.api import jobs
+from jobledger.gateway.http.endpoint import Endpoint
+
+ENDPOINTS: Final[tuple[Endpoint, ...]] = (*jobs.ENDPOINTS,)

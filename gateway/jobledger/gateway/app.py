@@ -1,0 +1,41 @@
+"""The ASGI application of one gateway, put together."""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from jobledger.gateway.api.table import ENDPOINTS
+from jobledger.gateway.http.endpoint import JSON
+from jobledger.gateway.http.openapi import openapi
+from jobledger.gateway.http.routing import refusal, request_id_of, routes
+from jobledger.gateway.parts import Gateway
+from jobledger.gateway.problems import ProblemError
+
+DOCUMENT: Final = "/openapi.json"
+
+
+def app(gateway: Gateway) -> Starlette:
+    """Return what answers the requests of a gateway."""
+    made = [*routes(gateway, ENDPOINTS), Route(DOCUMENT, _document)]
+    return Starlette(routes=made, exception_handlers={404: _not_found})
+
+
+@functools.cache
+def _document_text() -> bytes:
+    return msgspec.json.encode(openapi(ENDPOINTS))
+
+
+async def _document(_request: Request) -> Response:
+    return Response(_document_text(), media_type=JSON)
+
+
+async def _not_found(request: Request, _error: Exception) -> Response:
+    sentence = f"nothing is at {request.url.path[:200]}: {DOCUMENT} lists what can be asked for"
+    return refusal(ProblemError("ENDPOINT_NOT_FOUND", sentence), request_id_of(request))

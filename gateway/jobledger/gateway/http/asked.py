@@ -1,0 +1,73 @@
+"""What a handler is given beside its arguments: who asks, and what the headers of the request say."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+from starlette.requests import Request
+
+from jobledger.gateway.access.permissions import Principal
+from jobledger.gateway.parts import Gateway
+from jobledger.gateway.problems import ProblemError
+
+WAIT_MAX_S: Final = 60.0
+_KEY_LENGTH_MAX: Final = 255
+_TRACEPARENT_LENGTH: Final = 55
+
+
+class Asked:
+    """One request, as handlers see it."""
+
+    def __init__(self, gateway: Gateway, request: Request, principal: Principal, request_id: str) -> None:
+        self.gateway = gateway
+        self.principal = principal
+        self.request_id = request_id
+        self.request = request  #: for the few handlers that read a body in parts
+
+    def header(self, name: str) -> str:
+        """Return a header, "" without it."""
+        return self.request.headers.get(name, "")
+
+    @property
+    def trace(self) -> str:
+        """The W3C traceparent of the request, "" without one that can be one."""
+        given = self.header("traceparent")
+        return given if len(given) == _TRACEPARENT_LENGTH and given.count("-") == 3 else ""  # noqa: PLR2004
+
+    @property
+    def idempotency_key(self) -> str:
+        """What names the job that is to be made, "" without. Raises: ProblemError."""
+        given = self.header("idempotency-key")
+        if len(given) > _KEY_LENGTH_MAX:
+            raise ProblemError(
+                "BAD_REQUEST", f"Idempotency-Key has {len(given)} characters: give at most {_KEY_LENGTH_MAX}"
+            )
+        return given
+
+    @property
+    def if_match(self) -> int | None:
+        """The sequence that the act was decided on, None for any. Raises: ProblemError."""
+        given = self.header("if-match").strip()
+        if given in {"", "*"}:
+            return None
+        words = given.removeprefix("W/").strip('"')
+        if not words.isdecimal():
+            raise ProblemError("BAD_REQUEST", f"If-Match is {given[:80]!r}: give the ETag of an answer")
+        return int(words)
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long to wait for the end, by `Prefer: wait=N`; None: not at all. Raises: ProblemError."""
+        for preference in self.header("prefer").split(","):
+            name, _, value = preference.strip().partition("=")
+            if name.strip().lower() != "wait":
+                continue
+            if not value.strip().isdecimal():
+                raise ProblemError("BAD_REQUEST", f"Prefer is {preference[:80]!r}: write wait=SECONDS")
+            return min(float(value), WAIT_MAX_S)
+        return None
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Give the body part by part, no faster than it is taken."""
+        return self.request.stream()

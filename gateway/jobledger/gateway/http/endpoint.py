@@ -1,0 +1,63 @@
+"""One endpoint, declared once: its address, who may ask, what goes in and out. Routes and documents are made of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from jobledger.gateway.access.permissions import Permission
+
+Method = Literal["GET", "POST", "PUT", "DELETE"]
+
+JSON: Final = "application/json"
+NDJSON: Final = "application/x-ndjson"
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the table of endpoints."""
+
+    method: Method  #: GET answers HEAD too
+    path: str  #: `/v1/jobs/{queue}/{id}`: words in braces are given to the handler by name
+    permission: Permission | None  #: None: whoever is known may ask
+    handler: Callable[
+        ..., Awaitable[Any]
+    ]  #: async (asked, path words..., query=, body=) -> what `returns` says
+    summary: str  #: one sentence
+    tag: str  #: the group of endpoints it belongs to
+    returns: Any = None  #: type of the answer; None: it has no body
+    status: int = 200
+    also: tuple[int, ...] = ()  #: other statuses of success, with the same type
+    query: type[msgspec.Struct] | None = None  #: parameters behind the `?`; others are refused
+    body: Any = None  #: type of the JSON body; None: there is none, or the handler reads it in parts
+    takes: str = JSON  #: media type of the body; of another one than JSON the handler reads the parts
+    gives: str = JSON  #: media type of the answer
+    problems: tuple[str, ...] = ()  #: codes beside those that every endpoint may answer with
+    public: bool = False  #: nobody is asked who they are: the handler itself decides, as by a signature
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a handler returns that has more to say than a value."""
+
+    value: Any = None
+    status: int | None = None  #: None: the endpoint's own
+    headers: Mapping[str, str] = {}
+    etag: str | None = None  #: the newest sequence of what is shown; `If-None-Match` is compared with it
+
+
+class Raw(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer whose bytes are there already."""
+
+    data: bytes
+    media: str = JSON
+    status: int = 200
+    headers: Mapping[str, str] = {}
+
+
+class Streamed(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer that is sent part by part; the parts are asked for only as fast as the reader takes them."""
+
+    parts: AsyncIterator[bytes]
+    media: str = NDJSON
+    headers: Mapping[str, str] = {}

@@ -1,0 +1,189 @@
+"""The table of endpoints as an OpenAPI 3.1 document: what programs in other languages make their clients of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.gateway.http.endpoint import JSON, Endpoint
+from jobledger.gateway.problems import KINDS, MEDIA, Problem
+from jobledger.ledger.model.version import version
+from jobledger.ledger.schema.events import field_notes
+
+Schema = dict[str, Any]
+
+_REFERENCE: Final = "#/components/schemas/{name}"
+_TOKEN: Final = "^[A-Za-z0-9_-]{1,64}$"
+#: What every endpoint that asks who one is may answer with.
+_ALWAYS: Final = (
+    "BAD_REQUEST",
+    "UNAUTHENTICATED",
+    "JOB_ACCESS_DENIED",
+    "RATE_LIMITED",
+    "LEDGER_UNREACHABLE",
+    "INTERNAL",
+)
+_PUBLIC: Final = ("BAD_REQUEST", "LEDGER_UNREACHABLE", "INTERNAL")
+
+
+def openapi(endpoints: Iterable[Endpoint]) -> Schema:
+    """Return the document of a table."""
+    table = list(endpoints)
+    schemas, components = _schemas(table)
+    paths: dict[str, dict[str, Schema]] = {}
+    for endpoint in table:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(
+            endpoint, schemas, components
+        )
+    queries = {endpoint.query.__name__ for endpoint in table if endpoint.query is not None}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "jobledger",
+            "version": version(),
+            "description": "Jobs, their whole past and everything that waits, over HTTP.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "tags": [{"name": tag} for tag in dict.fromkeys(endpoint.tag for endpoint in table)],
+        "paths": paths,
+        "components": {
+            "schemas": {name: schema for name, schema in sorted(components.items()) if name not in queries},
+            "securitySchemes": {
+                "key": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A key of `jobledger keys create`.",
+                }
+            },
+        },
+    }
+
+
+def _schemas(table: Iterable[Endpoint]) -> tuple[dict[Any, Schema], dict[str, Schema]]:
+    """Return the schema of each type that the table names, and those they refer to."""
+    kinds: list[Any] = [Problem]
+    for endpoint in table:
+        kinds += [each for each in (endpoint.body, endpoint.returns, endpoint.query) if each is not None]
+    schemas, components = msgspec.json.schema_components(
+        kinds, schema_hook=_of_other, ref_template=_REFERENCE
+    )
+    for kind in _structs(kinds):
+        _describe(components.get(kind.__name__), kind)
+    return dict(zip(map(_key, kinds), schemas, strict=True)), components
+
+
+def _key(kind: Any) -> str:
+    return repr(kind)
+
+
+def _of_other(kind: type) -> Schema:
+    """Return the schema of a type that msgspec knows none for: of values that are handed through as they are."""
+    if kind is msgspec.Raw:
+        return {}
+    raise NotImplementedError
+
+
+def _structs(kinds: Iterable[Any]) -> list[type[msgspec.Struct]]:
+    """Return every structure among some types and the fields of these."""
+    found: dict[type[msgspec.Struct], None] = {}
+
+    def look(info: msgspec.inspect.Type) -> None:
+        if isinstance(info, msgspec.inspect.StructType):
+            if info.cls in found:
+                return
+            found[info.cls] = None
+            for field in info.fields:
+                look(field.type)
+        for name in ("item_type", "value_type", "key_type"):
+            if (below := getattr(info, name, None)) is not None:
+                look(below)
+        for each in (*getattr(info, "types", ()), *getattr(info, "item_types", ())):
+            look(each)
+
+    for kind in kinds:
+        look(msgspec.inspect.type_info(kind))
+    return list(found)
+
+
+def _describe(schema: Schema | None, kind: type[msgspec.Struct]) -> None:
+    """Add what the source of a class says about its fields."""
+    if schema is None:
+        return
+    notes = field_notes(kind)
+    for field in msgspec.structs.fields(kind):
+        if field.name in notes and field.encode_name in schema.get("properties", {}):
+            schema["properties"][field.encode_name] = {
+                **schema["properties"][field.encode_name],
+                "description": notes[field.name],
+            }
+
+
+def _operation(endpoint: Endpoint, schemas: Mapping[Any, Schema], components: Mapping[str, Schema]) -> Schema:
+    operation: Schema = {
+        "operationId": operation_id(endpoint),
+        "summary": endpoint.summary,
+        "tags": [endpoint.tag],
+        "parameters": _parameters(endpoint, components),
+        "responses": _responses(endpoint, schemas),
+        "security": [] if endpoint.public else [{"key": []}],
+    }
+    if endpoint.permission is not None:
+        operation["x-permission"] = endpoint.permission
+    if endpoint.body is not None or endpoint.takes != JSON:
+        schema = schemas[_key(endpoint.body)] if endpoint.body is not None else {}
+        operation["requestBody"] = {"required": True, "content": {endpoint.takes: {"schema": schema}}}
+    return operation
+
+
+def operation_id(endpoint: Endpoint) -> str:
+    """Return the name of an operation in clients that are made of the document: that of its handler."""
+    words = endpoint.handler.__name__.strip("_").split("_")
+    return words[0] + "".join(word.capitalize() for word in words[1:])
+
+
+def _parameters(endpoint: Endpoint, components: Mapping[str, Schema]) -> list[Schema]:
+    words = re.findall(r"\{(\w+)\}", endpoint.path)
+    in_path = [
+        {"name": word, "in": "path", "required": True, "schema": {"type": "string", "pattern": _TOKEN}}
+        for word in words
+    ]
+    if endpoint.query is None:
+        return in_path
+    schema = components[endpoint.query.__name__]
+    required = schema.get("required", ())
+    return in_path + [
+        {
+            "name": name,
+            "in": "query",
+            "required": name in required,
+            "schema": {key: value for key, value in each.items() if key != "description"},
+            **({"description": each["description"]} if "description" in each else {}),
+        }
+        for name, each in schema["properties"].items()
+    ]
+
+
+def _responses(endpoint: Endpoint, schemas: Mapping[Any, Schema]) -> Schema:
+    answer: Schema = {}
+    if endpoint.returns is not None:
+        answer = {"content": {endpoint.gives: {"schema": schemas[_key(endpoint.returns)]}}}
+    elif endpoint.gives != JSON:
+        answer = {"content": {endpoint.gives: {}}}
+    found = {
+        str(status): {"description": HTTPStatus(status).phrase, **answer}
+        for status in (endpoint.status, *endpoint.also)
+    }
+    codes: dict[str, list[str]] = {}
+    for code in dict.fromkeys((*(_PUBLIC if endpoint.public else _ALWAYS), *endpoint.problems)):
+        codes.setdefault(str(KINDS[code].status), []).append(code)
+    problem = {MEDIA: {"schema": {"$ref": _REFERENCE.format(name="Problem")}}}
+    refusals = {
+        status: {"description": ", ".join(sorted(names)), "content": problem}
+        for status, names in sorted(codes.items())
+        if status not in found
+    }
+    return {**found, **refusals}

@@ -1,0 +1,191 @@
+"""The table of endpoints as routes: who asks, what they give, what is answered, and what is said when it cannot be.
+
+A handler knows nothing of HTTP: this module reads the request before it and writes the answer after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from jobledger.gateway.access.permissions import Principal
+from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.endpoint import JSON, Answer, Endpoint, Raw, Streamed
+from jobledger.gateway.parts import Gateway
+from jobledger.gateway.problems import MEDIA, Detail, ProblemError, code_of, problem_of
+from jobledger.ledger.model.subjects import is_token
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+#: Of a request that comes without an identity where none is asked for.
+_NOBODY: Final = Principal(name="nobody", permissions=frozenset())
+_PAST: Final = ("at", "sequence")
+_REQUEST_ID: Final = "x-request-id"
+_log = logging.getLogger("jobledger.gateway")
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def routes(gateway: Gateway, endpoints: Iterable[Endpoint]) -> list[Route]:
+    """Return a route for each path of the table, in its order: what is asked for most stands first."""
+    by_path: dict[str, dict[str, Endpoint]] = {}
+    for endpoint in endpoints:
+        methods = by_path.setdefault(endpoint.path, {})
+        assert endpoint.method not in methods, f"{endpoint.method} {endpoint.path} is declared twice"
+        methods[endpoint.method] = endpoint
+    return [_route(gateway, path, methods) for path, methods in by_path.items()]
+
+
+def _route(gateway: Gateway, path: str, endpoints: Mapping[str, Endpoint]) -> Route:
+    handlers = {method: _handler(gateway, endpoint) for method, endpoint in endpoints.items()}
+    if "GET" in handlers:
+        handlers["HEAD"] = handlers["GET"]
+
+    async def answer(request: Request) -> Response:
+        request_id = request_id_of(request)
+        try:
+            handler = handlers.get(request.method)
+            if handler is None:
+                allowed = ", ".join(sorted(handlers))
+                sentence = f"{request.method[:20]} is not answered here: this address takes {allowed}"
+                raise ProblemError("METHOD_NOT_ALLOWED", sentence, headers={"allow": allowed})  # noqa: TRY301 - one way out
+            response = await handler(request)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the answer says what happened and the server goes on
+            return refusal(error, request_id)
+        response.headers[_REQUEST_ID] = request_id
+        return response
+
+    # Every method comes here, so that a refusal has the form of all others.
+    return Route(path, answer, methods=["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+
+
+def _handler(gateway: Gateway, endpoint: Endpoint) -> Handler:
+    read_query = _query_reader(endpoint.query)
+    read_body = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body).decode
+
+    async def handle(request: Request) -> Response:
+        principal = _NOBODY if endpoint.public else gateway.access.principal(request)
+        if endpoint.permission is not None and not endpoint.public:
+            principal.require(endpoint.permission)
+        asked = Asked(gateway, request, principal, request_id_of(request))
+        given: dict[str, Any] = dict(request.path_params)
+        query = read_query(request)
+        if query is not None:
+            given["query"] = query
+        if read_body is not None:
+            given["body"] = _read(read_body, await _body_of(request, endpoint), "the body")
+        return _response(await endpoint.handler(asked, **given), endpoint, request)
+
+    return handle
+
+
+async def _body_of(request: Request, endpoint: Endpoint) -> bytes:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != endpoint.takes:
+        what = f"Content-Type is {kind[:80]!r}" if kind else "the request has no Content-Type"
+        raise ProblemError("BAD_REQUEST", f"{what}: send {endpoint.takes}")
+    return await request.body()
+
+
+def _read(decode: Callable[[bytes], Any], data: bytes, what: str) -> Any:
+    try:
+        return decode(data)
+    except msgspec.ValidationError as error:
+        sentence, _, path = str(error).partition(" - at `")
+        details = (Detail(path=path.rstrip("`") or "$", detail=sentence),)
+        raise ProblemError("BAD_REQUEST", f"{what} is not as it must be: {error}", errors=details) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProblemError("BAD_REQUEST", f"{what} is not JSON: {error}") from error
+
+
+def _query_reader(kind: type[msgspec.Struct] | None) -> Callable[[Request], msgspec.Struct | None]:
+    """Return what reads the parameters behind the `?`: each once, but for lists; unknown ones are refused."""
+    fields = {} if kind is None else {each.encode_name: each for each in msgspec.structs.fields(kind)}
+    many = {name for name, each in fields.items() if _is_many(each.type)}
+
+    def read(request: Request) -> msgspec.Struct | None:
+        if kind is None and not request.url.query:
+            return None
+        values: dict[str, Any] = {}
+        for name, value in request.query_params.multi_items():
+            if name not in fields:
+                raise _unknown(name, fields)
+            if name in many:
+                values.setdefault(name, []).append(value)
+            elif name in values:
+                raise ProblemError("BAD_REQUEST", f"the parameter {name} is given twice: give it once")
+            else:
+                values[name] = value
+        if kind is None:
+            return None
+        return cast(
+            "msgspec.Struct",
+            _read(lambda _: msgspec.convert(values, kind, strict=False), b"", "the query"),
+        )
+
+    return read
+
+
+def _is_many(kind: Any) -> bool:
+    return getattr(kind, "__origin__", None) in {list, tuple}
+
+
+def _unknown(name: str, fields: Iterable[str]) -> ProblemError:
+    if name in _PAST:
+        return ProblemError(
+            "NO_PAST", f"{name}: this answer is not computed from the ledger, so it has no past"
+        )
+    known = ", ".join(sorted(fields)) or "none"
+    return ProblemError("BAD_REQUEST", f"there is no parameter {name[:80]!r} here: known are {known}")
+
+
+def _response(result: Any, endpoint: Endpoint, request: Request) -> Response:
+    if isinstance(result, Response):
+        return result
+    if isinstance(result, Raw):
+        return Response(result.data, result.status, dict(result.headers), result.media)
+    if isinstance(result, Streamed):
+        return StreamingResponse(result.parts, endpoint.status, dict(result.headers), result.media)
+    answer = result if isinstance(result, Answer) else Answer(value=result)
+    headers = dict(answer.headers)
+    if answer.etag is not None:
+        headers["etag"] = f'"{answer.etag}"'
+        if _is_known(request, headers["etag"]):
+            return Response(b"", 304, headers)
+    status = endpoint.status if answer.status is None else answer.status
+    if endpoint.returns is None and answer.value is None:
+        return Response(b"", status, headers)
+    return Response(_encode(answer.value), status, headers, JSON)
+
+
+def _is_known(request: Request, etag: str) -> bool:
+    """Return whether the asker has this answer already."""
+    if request.method not in {"GET", "HEAD"}:
+        return False
+    given = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
+    return etag in given or "*" in given
+
+
+def request_id_of(request: Request) -> str:
+    """Return the id of a request: the one that came with it where it can be one, else a new one."""
+    known: str | None = request.scope.get("jobledger.request_id")
+    if known is None:
+        given = request.headers.get(_REQUEST_ID, "")
+        known = given if is_token(given) else secrets.token_hex(8)
+        request.scope["jobledger.request_id"] = known
+    return known
+
+
+def refusal(error: Exception, request_id: str) -> Response:
+    """Return the answer to a request that was not done; what nobody foresaw is logged with its traceback."""
+    problem, headers = problem_of(error, request_id)
+    if code_of(error) == "INTERNAL":
+        _log.error("request %s failed", request_id, exc_info=error)
+    headers[_REQUEST_ID] = request_id
+    return Response(_encode(problem), problem.status, headers, MEDIA)

@@ -1,0 +1,45 @@
+"""What the handlers of one gateway share: the ledger, its projection, and who lets in."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from starlette.requests import HTTPConnection
+
+from jobledger.admin.past import AsOf
+from jobledger.admin.rows import Rows, View
+from jobledger.gateway.access.permissions import Principal
+from jobledger.ledger import Ledger
+
+
+class Access(Protocol):
+    """Who lets in."""
+
+    def principal(self, connection: HTTPConnection) -> Principal:
+        """Return who asks. Raises: ProblemError (UNAUTHENTICATED)."""
+        ...
+
+
+class Projection(Protocol):
+    """Where lists are read."""
+
+    def opened(self, past: AsOf | None = None, *, min_sequence: int = 0) -> AbstractAsyncContextManager[View]:
+        """Open the rows as they are, or as of a past moment, for the length of a block.
+
+        `min_sequence`: wait until the rows have this event: who wrote it reads it.
+
+        Raises: ProjectionError, MomentAheadError, MomentArchivedError, UnreachableError.
+        """
+        ...
+
+
+class Gateway:
+    """What the handlers of one gateway share."""
+
+    def __init__(self, ledger: Ledger, rows: Rows, projection: Projection, access: Access) -> None:
+        """`rows` finds jobs by the beginning of their id, as commands do; `projection` is what lists are read from."""
+        self.ledger = ledger
+        self.rows = rows
+        self.projection = projection
+        self.access = access

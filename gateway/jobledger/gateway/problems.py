@@ -1,0 +1,191 @@
+"""Errors as an answer over HTTP: which code and status each class of errors has, and how a problem is written.
+
+The form is that of RFC 9457 (problem details). `code` is what programs look at: it is stable, the sentences are not.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from jobledger.admin import errors as asked
+from jobledger.audit import errors as audit
+from jobledger.ledger.model import errors as ledger
+from jobledger.ledger.model.runs import errors as runs
+from jobledger.ledger.opening import UnfitFileError
+from jobledger.ledger.subscriptions import errors as subscriptions
+from jobledger.projections import errors as projections
+
+MEDIA: Final = "application/problem+json"
+_TYPES: Final = "https://jobledger.dev/problems/"
+_RETRY_AFTER_S: Final = 1  #: what is said where nobody knows better
+
+
+class Kind(NamedTuple):
+    """What a code means."""
+
+    status: int
+    title: str
+    retry: bool = False  #: the same request may succeed later: it is told when to try again
+
+
+#: Every code that the gateway answers with.
+KINDS: Final[dict[str, Kind]] = {
+    "ACTS_ON_PAST": Kind(400, "The past cannot be changed"),
+    "AMBIGUOUS_ID": Kind(409, "Several jobs have this id"),
+    "ARCHIVED": Kind(410, "The events are in an archive"),
+    "BAD_REQUEST": Kind(400, "The request cannot be read"),
+    "BUSY": Kind(503, "Too much at once", retry=True),
+    "CURSOR_MISMATCH": Kind(400, "The cursor is of another list"),
+    "DUPLICATE": Kind(409, "It exists already"),
+    "ENDPOINT_NOT_FOUND": Kind(404, "There is no such address"),
+    "IDEMPOTENCY_KEY_REUSED": Kind(422, "The key was used for another request"),
+    "ILLEGAL_TRANSITION": Kind(409, "Not in this state"),
+    "INTERNAL": Kind(500, "The gateway failed"),
+    "JOB_ACCESS_DENIED": Kind(403, "Not allowed"),
+    "JOB_CANCELLED": Kind(409, "The job was cancelled"),
+    "JOB_EXECUTION_ERROR": Kind(500, "The job failed"),
+    "JOB_INVALID_INPUT": Kind(400, "The input is not right"),
+    "JOB_NOT_FOUND": Kind(404, "There is no such job"),
+    "LEDGER_BUSY": Kind(503, "The ledger is busy", retry=True),
+    "LEDGER_DAMAGED": Kind(500, "What is stored cannot be trusted"),
+    "LEDGER_FULL": Kind(507, "The ledger is full"),
+    "LEDGER_REFUSED": Kind(500, "The ledger refused"),
+    "LEDGER_UNREACHABLE": Kind(503, "The ledger does not answer", retry=True),
+    "METHOD_NOT_ALLOWED": Kind(405, "Not this method"),
+    "NO_PAST": Kind(400, "This has no past"),
+    "NOT_FOUND": Kind(404, "There is no such thing"),
+    "PAYLOAD_GONE": Kind(410, "The value is gone"),
+    "PAYLOAD_TOO_LARGE": Kind(413, "Too large"),
+    "PRECONDITION_FAILED": Kind(412, "It has changed since"),
+    "PROJECTION_BEHIND": Kind(503, "The lists are behind", retry=True),
+    "PROJECTION_UNFIT": Kind(500, "The lists cannot be read"),
+    "RATE_LIMITED": Kind(429, "Too many requests", retry=True),
+    "REFUSED": Kind(409, "Refused"),
+    "RESULT_TIMEOUT": Kind(504, "No result in time", retry=True),
+    "TASK_NOT_FOUND": Kind(404, "There is no such task"),
+    "UNAUTHENTICATED": Kind(401, "Say who you are"),
+    "UNIQUE_KEY_TAKEN": Kind(409, "Another job is this one already"),
+}
+
+#: The code of each class of errors; a class that is not here has that of its base.
+CODE_OF: Final[dict[type[BaseException], str]] = {
+    ledger.LedgerError: "INTERNAL",
+    ledger.InvalidError: "BAD_REQUEST",
+    ledger.InvalidInputError: "JOB_INVALID_INPUT",
+    ledger.PayloadTooLargeError: "PAYLOAD_TOO_LARGE",
+    ledger.UnknownTaskError: "TASK_NOT_FOUND",
+    ledger.NotFoundError: "NOT_FOUND",
+    ledger.JobNotFoundError: "JOB_NOT_FOUND",
+    ledger.LedgerNotFoundError: "LEDGER_UNREACHABLE",
+    asked.JobNotHeldError: "JOB_NOT_FOUND",
+    asked.JobNotYetError: "JOB_NOT_FOUND",
+    subscriptions.SubscriptionNotFoundError: "NOT_FOUND",
+    ledger.RefusedError: "REFUSED",
+    ledger.AmbiguousIdError: "AMBIGUOUS_ID",
+    ledger.IllegalTransitionError: "ILLEGAL_TRANSITION",
+    runs.StepOverError: "ILLEGAL_TRANSITION",
+    runs.SignalKnownError: "DUPLICATE",
+    asked.NotADeadLetterError: "ILLEGAL_TRANSITION",
+    ledger.JobExistsError: "DUPLICATE",
+    ledger.ScheduleExistsError: "DUPLICATE",
+    ledger.InputMismatchError: "DUPLICATE",
+    ledger.WrongSequenceError: "LEDGER_BUSY",
+    ledger.LockHeldError: "LEDGER_BUSY",
+    ledger.LockTimeoutError: "LEDGER_BUSY",
+    ledger.UniqueKeyTakenError: "UNIQUE_KEY_TAKEN",
+    ledger.LedgerFullError: "LEDGER_FULL",
+    ledger.LedgerClosedError: "LEDGER_UNREACHABLE",
+    ledger.ForeignLoopError: "INTERNAL",
+    ledger.StreamMismatchError: "LEDGER_REFUSED",
+    ledger.JetStreamDisabledError: "LEDGER_REFUSED",
+    ledger.PermissionRefusedError: "LEDGER_REFUSED",
+    ledger.UnsupportedServerError: "LEDGER_REFUSED",
+    ledger.UnreachableError: "LEDGER_UNREACHABLE",
+    ledger.CorruptLedgerError: "LEDGER_DAMAGED",
+    ledger.PayloadMissingError: "PAYLOAD_GONE",
+    audit.ScratchSpaceError: "BUSY",
+    ledger.OutcomeError: "JOB_EXECUTION_ERROR",
+    ledger.JobFailedError: "JOB_EXECUTION_ERROR",
+    ledger.JobCancelledError: "JOB_CANCELLED",
+    ledger.ResultTimeoutError: "RESULT_TIMEOUT",
+    projections.ProjectionError: "PROJECTION_UNFIT",
+    projections.ProjectionConfigError: "BAD_REQUEST",
+    projections.MomentArchivedError: "ARCHIVED",
+    projections.ProjectionMissingError: "PROJECTION_BEHIND",
+    projections.ProjectionTimeoutError: "PROJECTION_BEHIND",
+    projections.ProjectionBusyError: "PROJECTION_BEHIND",
+    UnfitFileError: "PROJECTION_UNFIT",
+}
+
+
+class Detail(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong in a request."""
+
+    path: str  #: where, as `$.priority`
+    detail: str
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a request was not done, in the form of RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str  #: one sentence: what, where, what to do
+    code: str  #: stable
+    request_id: str
+    errors: tuple[Detail, ...] = ()
+    extra: dict[str, Any] = {}  #: what a program needs to go on, such as the line of a bulk request
+
+
+class ProblemError(Exception):
+    """A request cannot be done, for a reason that is the gateway's own; its text is one sentence fit for a person."""
+
+    def __init__(
+        self,
+        code: str,
+        sentence: str,
+        *,
+        errors: tuple[Detail, ...] = (),
+        headers: dict[str, str] | None = None,
+        **extra: Any,
+    ) -> None:
+        """`headers`: of the answer. `extra`: what a program needs to go on."""
+        assert code in KINDS, code
+        super().__init__(sentence)
+        self.code = code
+        self.errors = errors
+        self.headers = headers or {}
+        self.extra = extra
+
+
+def code_of(error: BaseException) -> str:
+    """Return the code of an error of ours or of anybody else's."""
+    if isinstance(error, ProblemError):
+        return error.code
+    return next((CODE_OF[kind] for kind in type(error).__mro__ if kind in CODE_OF), "INTERNAL")
+
+
+def problem_of(error: BaseException, request_id: str) -> tuple[Problem, dict[str, str]]:
+    """Return what is answered, and its headers. An error that is nobody's is told without its text: that may hold secrets."""
+    code = code_of(error)
+    kind = KINDS[code]
+    known = code != "INTERNAL" or isinstance(error, ledger.LedgerError | ProblemError)
+    sentence = str(error) if known else f"the gateway failed; its log names the reason under {request_id}"
+    own = error if isinstance(error, ProblemError) else None
+    headers = dict(own.headers) if own is not None else {}
+    if kind.retry:
+        headers.setdefault("retry-after", str(_RETRY_AFTER_S))
+    problem = Problem(
+        type=_TYPES + code.lower().replace("_", "-"),
+        title=kind.title,
+        status=kind.status,
+        detail=sentence,
+        code=code,
+        request_id=request_id,
+        errors=own.errors if own is not None else (),
+        extra=own.extra if own is not None else {},
+    )
+    return problem, headers

@@ -1,0 +1,25 @@
+"""The projection of a gateway that follows nobody: brought up to date at each look, in this process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+
+from jobledger.admin.past import AsOf
+from jobledger.admin.rows import Rows, View
+
+
+class OwnProjection:
+    """Rows that are brought up to the ledger's head whenever they are read; for tests, and for one who looks."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    @contextlib.asynccontextmanager
+    async def opened(self, past: AsOf | None = None, *, min_sequence: int = 0) -> AsyncGenerator[View, None]:
+        """Open the rows; see `Projection.opened`. They are never behind, so nothing is waited for."""
+        del min_sequence
+        ledger = self._rows.ledger
+        then = None if past is None else await past.moment(ledger.log, ledger.clock)
+        async with self._rows.opened(then) as view:
+            yield view

@@ -1,0 +1,41 @@
+"""What the tests of the gateway share: a ledger in an environment of the test's own, and a client that needs no port."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from jobledger.admin.rows import Rows
+from jobledger.gateway.access.local import LocalAccess
+from jobledger.gateway.app import app
+from jobledger.gateway.parts import Gateway
+from jobledger.gateway.projection import OwnProjection
+from jobledger.ledger import Ledger, connect
+from jobledger.ledger.server import EmbeddedServer
+
+
+@pytest.fixture
+async def ledger(nats_server: EmbeddedServer) -> AsyncIterator[Ledger]:
+    """One client of an environment that nobody else has."""
+    environment = f"t_{secrets.token_hex(6)}"
+    async with connect(nats_server.url, environment=environment, ledger_bytes_max=16 << 20) as made:
+        yield made
+
+
+@pytest.fixture
+def gateway(ledger: Ledger, tmp_path: Path) -> Gateway:
+    """Return what the handlers share."""
+    rows = Rows(ledger, tmp_path / "projection.db")
+    return Gateway(ledger, rows, OwnProjection(rows), LocalAccess())
+
+
+@pytest.fixture
+async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+    """A client that calls the application itself."""
+    transport = httpx.ASGITransport(app(gateway))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as client:
+        yield client

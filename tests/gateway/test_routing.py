@@ -1,0 +1,108 @@
+"""The table of endpoints: addresses, checks, errors and the document that is made of it."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from openapi_spec_validator import validate
+
+from jobledger.gateway.access.permissions import Principal
+from jobledger.gateway.api.table import ENDPOINTS
+from jobledger.gateway.parts import Gateway
+from jobledger.gateway.problems import CODE_OF, KINDS
+from jobledger.ledger import Ledger, task
+from jobledger.ledger.model.errors import LedgerError
+from jobledger.projections.errors import ProjectionError
+
+pytestmark = pytest.mark.anyio
+_NOT_ANSWERED = ("jobledger.cli", "jobledger.ledger.nats.", "jobledger.workers")
+
+
+@task(queue="mail")
+async def send(to: str) -> None:
+    """Be enqueued only."""
+
+
+async def test_a_job_is_shown_and_not_sent_twice(ledger: Ledger, http: httpx.AsyncClient) -> None:
+    job = await ledger.enqueue(send, to="ann")
+    answer = await http.get(f"/v1/jobs/mail/{job.id}")
+    assert (answer.status_code, answer.json()["status"], answer.json()["input"]) == (
+        200,
+        "queued",
+        {"to": "ann"},
+    )
+    assert answer.headers["etag"] == f'"{answer.json()["last_sequence"]}"'
+    again = await http.get(f"/v1/jobs/{job.id}", headers={"if-none-match": answer.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+async def test_a_job_is_shown_as_it_was(ledger: Ledger, http: httpx.AsyncClient) -> None:
+    job = await ledger.enqueue(send, to="ann")
+    first = (await job.history())[-1].stream_sequence
+    await ledger.cancel(job)
+    now = (await http.get(f"/v1/jobs/mail/{job.id}")).json()["status"]
+    then = (await http.get(f"/v1/jobs/mail/{job.id}", params={"sequence": first})).json()["status"]
+    assert (now, then) == ("cancelled", "queued")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code", "word"),
+    [
+        ("/v1/jobs/mail/none", 404, "JOB_NOT_FOUND", "none"),
+        ("/v1/jobs/mail/none?colour=red", 400, "BAD_REQUEST", "known are at, sequence"),
+        ("/v1/jobs/mail/none?sequence=x", 400, "BAD_REQUEST", "int"),
+        ("/v1/jobs/mail/none?sequence=1&sequence=2", 400, "BAD_REQUEST", "twice"),
+        ("/v1/nothing", 404, "ENDPOINT_NOT_FOUND", "/openapi.json"),
+    ],
+)
+async def test_what_cannot_be_done_is_said_in_one_form(
+    http: httpx.AsyncClient, path: str, status: int, code: str, word: str
+) -> None:
+    answer = await http.get(path, headers={"x-request-id": "r-1"})
+    problem = answer.json()
+    assert (answer.status_code, problem["status"], problem["code"]) == (status, status, code)
+    assert word in problem["detail"]
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert problem["request_id"] == answer.headers["x-request-id"] == "r-1"
+
+
+async def test_another_method_is_refused_with_those_that_are_taken(http: httpx.AsyncClient) -> None:
+    answer = await http.delete("/v1/jobs/mail/none")
+    assert (answer.status_code, answer.json()["code"]) == (405, "METHOD_NOT_ALLOWED")
+    assert answer.headers["allow"] == "GET, HEAD"
+
+
+async def test_who_may_not_see_values_sees_the_rest(
+    gateway: Gateway, ledger: Ledger, http: httpx.AsyncClient
+) -> None:
+    class Viewer:
+        def principal(self, connection: object) -> Principal:
+            return Principal(name="eve", permissions=frozenset({"view"}), queues=("mail",))
+
+    gateway.access = Viewer()
+    job = await ledger.enqueue(send, to="ann")
+    answer = await http.get(f"/v1/jobs/{job.id}")
+    assert answer.status_code == 200
+    assert "ann" not in answer.text
+    other = await ledger.enqueue(send.options(queue="other"), to="ann")
+    refused = await http.get(f"/v1/jobs/{other.id}")
+    assert (refused.status_code, refused.json()["code"]) == (403, "JOB_ACCESS_DENIED")
+
+
+async def test_the_document_is_valid_and_names_every_endpoint(http: httpx.AsyncClient) -> None:
+    document = (await http.get("/openapi.json")).json()
+    validate(document)
+    named = {(path, method.upper()) for path, each in document["paths"].items() for method in each}
+    assert named == {(endpoint.path, endpoint.method) for endpoint in ENDPOINTS}
+
+
+def test_every_class_of_errors_has_a_code() -> None:
+    def below(kind: type[BaseException]) -> set[type[BaseException]]:
+        return {kind}.union(*(below(each) for each in kind.__subclasses__()))
+
+    for kind in below(LedgerError) | below(ProjectionError):
+        nearest = next(each for each in kind.__mro__ if each in CODE_OF)
+        assert CODE_OF[nearest] in KINDS
+        # Those never come to a handler: commands, the server's API, and workers have them to themselves.
+        ours = kind.__module__.startswith("jobledger.") and not kind.__module__.startswith(_NOT_ANSWERED)
+        assert not ours or nearest is not LedgerError or kind is LedgerError, f"{kind.__name__} has no code"
