@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 
 import msgspec
 
 from jobledger.admin.errors import JobNotYetError
+from jobledger.admin.rows import Rows, View
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.log import Log
@@ -32,6 +34,18 @@ def moment_words(then: Moment) -> str:
     """Return a moment in words: `as of stream sequence 7`."""
     place = f"stream sequence {then.stream_sequence:,}" if then.stream_sequence else "before the first event"
     return f"as of {place}" if then.at is None else f"as of {time_text(then.at)} ({place})"
+
+
+@contextlib.asynccontextmanager
+async def viewed(rows: Rows, past: AsOf | None) -> AsyncGenerator[tuple[View, Moment | None], None]:
+    """Open the rows as of a past moment, else the projection brought up to date; give that moment, too.
+
+    Raises: MomentAheadError, MomentArchivedError, ProjectionError, UnreachableError.
+    """
+    ledger = rows.ledger
+    then = await past.moment(ledger.log, ledger.clock) if past is not None else None
+    async with rows.opened(then) as view:
+        yield view, then
 
 
 def events_until(history: Sequence[StoredEvent], then: Moment) -> list[StoredEvent]:

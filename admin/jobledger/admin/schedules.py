@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import anyio.to_thread
-import msgspec
 
 from jobledger.admin.rows import Rows
 from jobledger.ledger.client import Ledger
@@ -160,14 +159,3 @@ async def like_unloaded(
     order = Order(input=value, input_ref=reference, **{name: getattr(options, name) for name in _ORDERED})
     like = Enqueue(ref=JobRef(queue=options.queue, job_id=_LIKE), task=task, order=order)
     return like, known is not None
-
-
-def told_listed(listed: Listed) -> dict[str, Any]:
-    """Return a schedule of a list as one object for programs."""
-    return {**msgspec.structs.asdict(listed.row), "in_code": listed.in_code, "is_late": listed.is_late}
-
-
-def told(shown: Shown) -> dict[str, Any]:
-    """Return a schedule as one object for programs."""
-    failure = None if shown.failure is None else msgspec.structs.asdict(shown.failure)
-    return {**told_listed(shown.listed), "last_failure": failure}

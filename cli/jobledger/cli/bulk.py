@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import anyio.to_thread
 import msgspec
@@ -12,6 +12,7 @@ import typer
 
 from jobledger.admin.bulk import Act, ActResult, Result, perform, perform_one
 from jobledger.admin.choice import Choice, Chosen
+from jobledger.admin.objects.acts import act_done
 from jobledger.admin.rows import Rows
 from jobledger.cli.command import Cli
 from jobledger.cli.errors import DONE, FAILED, REFUSED, UsageError
@@ -95,7 +96,7 @@ async def ask(output: Output, question: str) -> None:
 def _tell(output: Output, asked: Asked, outcomes: Sequence[ActResult]) -> None:
     if output.as_json:
         for outcome in outcomes:
-            output.object(_object(asked.act, outcome))
+            output.object(act_done(asked.act.verb, outcome))
         return
     fine = [outcome for outcome in outcomes if outcome.result in _FINE]
     failed = [outcome for outcome in outcomes if outcome.result not in _FINE]
@@ -162,16 +163,3 @@ def _about(outcome: ActResult) -> str:
     if outcome.input_text is not None:
         return f"input {shortened(outcome.input_text.decode(errors='replace'), _INPUT_SHOWN_MAX)}"
     return outcome.chosen.about
-
-
-def _object(act: Act, outcome: ActResult) -> dict[str, Any]:
-    text = outcome.input_text
-    return {
-        "id": outcome.chosen.ref.job_id,
-        "queue": outcome.chosen.ref.queue,
-        "task": outcome.chosen.task,
-        "action": act.verb,
-        "result": outcome.result,
-        "message": outcome.message,
-        **({"input": msgspec.json.decode(text)} if text is not None else {}),
-    }

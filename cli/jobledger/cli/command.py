@@ -10,14 +10,14 @@ from typing import Any, Final, TypeVar, get_type_hints
 
 import typer
 
-from jobledger.admin.projection_files import files_of, former_ledger
+from jobledger.admin.errors import NoDataFolderError
+from jobledger.admin.projection_files import PROJECTIONS, files_of, former_ledger, projection_path
 from jobledger.admin.rows import Rows
 from jobledger.cli import options
-from jobledger.cli.errors import UsageError
 from jobledger.cli.help import Command
 from jobledger.cli.output import Output
 from jobledger.cli.pairs import pairs
-from jobledger.cli.session import Target, opened, projection_path, projections_folder, run
+from jobledger.cli.session import Target, data_folder, opened, run
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.model.errors import LedgerNotFoundError
@@ -107,8 +107,10 @@ class Cli:
         url, environment = self.target.url, self.target.environment
         if self.projection is not None:
             return former_ledger(environment, [self.projection], now=now)
-        with contextlib.suppress(UsageError):  # no home folder, so no projections
-            return former_ledger(environment, files_of(projections_folder(), url, environment), now=now)
+        with contextlib.suppress(NoDataFolderError):  # no home folder, so no projections
+            return former_ledger(
+                environment, files_of(data_folder() / PROJECTIONS, url, environment), now=now
+            )
         return None
 
     def rows(self, ledger: Ledger) -> Rows:
@@ -120,7 +122,7 @@ class Cli:
 
         return Rows(
             ledger,
-            lambda: projection_path(ledger, self.projection),
+            lambda: projection_path(ledger, data_folder, self.projection),
             progress=self.output.progress,
             on_first=on_first,
         )

@@ -56,9 +56,12 @@ class Output:
         """Whether lines go to a terminal that cuts off the end of a long one."""
         return self.console.is_terminal and self.console.width < _WIDE
 
-    def object(self, value: Any) -> None:
-        """Write a Struct or dict as one JSON object on a line of its own; datetimes become UTC with microseconds."""
-        self.raw(msgspec.json.encode(_plain(value)).decode())
+    def object(self, value: Any, **more: Any) -> None:
+        """Write a Struct or dict as one JSON object on a line of its own; datetimes become UTC with microseconds.
+
+        `more`: fields behind its own.
+        """
+        self.raw(msgspec.json.encode(_plain(value) | _plain(more)).decode())
 
     def raw(self, text: str) -> None:
         """Write a line of JSON text as it is, but for characters that steer terminals."""
@@ -282,7 +285,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return time_text(value)
     if isinstance(value, msgspec.Struct):
-        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+        names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
+        fields = ((shown, getattr(value, name)) for name, shown in names)
+        return {shown: _plain(field) for shown, field in fields if field is not msgspec.UNSET}
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list | tuple):

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from jobledger.admin.past import AsOf, moment_words
+from jobledger.admin.past import viewed as rows_viewed
 from jobledger.admin.rows import View
 from jobledger.cli.command import Cli
 from jobledger.cli.errors import UsageError
@@ -30,17 +31,15 @@ def option_words(past: AsOf) -> str:
 @contextlib.asynccontextmanager
 async def viewed(cli: Cli, past: AsOf | None) -> AsyncGenerator[View, None]:
     """Connect, and open the rows as of the past moment, else the projection brought up to date."""
-    async with cli.ledger() as ledger:
-        then = await past.moment(ledger.log, ledger.clock) if past is not None else None
+    async with cli.ledger() as ledger, rows_viewed(cli.rows(ledger), past) as (view, then):
         if then is not None:
             cli.output.note(moment_words(then))
-        async with cli.rows(ledger).opened(then) as view:
-            if view.begins_at > 1:
-                cli.output.note(
-                    f"rows begin at stream sequence {view.begins_at}: earlier events are in the archive, and "
-                    "`jobledger projection rebuild --archive DIR` adds them"
-                )
-            yield view
+        if view.begins_at > 1:
+            cli.output.note(
+                f"rows begin at stream sequence {view.begins_at}: earlier events are in the archive, and "
+                "`jobledger projection rebuild --archive DIR` adds them"
+            )
+        yield view
 
 
 def rows_begin(view: View) -> dict[str, int]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from jobledger.admin.objects.fleet import queue_pause
 from jobledger.admin.queues import Running, drained
 from jobledger.cli import bulk
 from jobledger.cli.command import LEDGER, ROWS, Cli, command
 from jobledger.cli.errors import QueueNotDrainedError
 from jobledger.cli.groups import QUEUES
-from jobledger.cli.jobs.queues import pause_object
 from jobledger.cli.output import Output
 from jobledger.cli.session import operator
 from jobledger.cli.text import plain
@@ -88,7 +88,7 @@ async def drain(
             f"`jobledger queues drain {queue}`, or give the jobs back with --interrupt"
         )
     if cli.output.as_json:
-        cli.output.object({**_object(queue, state), "running": 0, "lost": running.lost})
+        cli.output.object(queue_pause(queue, state), running=0, lost=running.lost)
         return
     lost = (
         f"; {running.lost:,} of workers that are gone are taken over after `queues resume`"
@@ -110,13 +110,9 @@ async def _tell_unserved(output: Output, ledger: Ledger, queue: str) -> None:
 
 def _tell(output: Output, queue: str, state: QueueState) -> None:
     if output.as_json:
-        output.object(_object(queue, state))
+        output.object(queue_pause(queue, state))
     elif state.paused:
         output.say(f"queue {queue} is {plain(state.words())}")
         output.say(f"`jobledger queues resume {queue}` ends that")
     else:
         output.say(f"queue {queue} is resumed")
-
-
-def _object(queue: str, state: QueueState) -> dict[str, Any]:
-    return {"queue": queue, "pause": pause_object(state if state.paused else None)}

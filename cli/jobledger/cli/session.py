@@ -19,7 +19,8 @@ import anyio
 import anyio.abc
 import msgspec
 
-from jobledger.admin.rows import file_name, safe_name
+from jobledger.admin.projection_files import data_folder as folder_of
+from jobledger.admin.rows import safe_name
 from jobledger.cli.errors import DONE, UsageError, first_of, report
 from jobledger.cli.options import split
 from jobledger.ledger import Ledger, TaskRegistry, connect
@@ -28,8 +29,6 @@ from jobledger.ledger.nats.access import NO_ACCESS, Access
 
 T = TypeVar("T")
 _LAST_TASKS_END_S: Final = 1.0
-PROJECTIONS: Final = "projections"  #: in the data folder
-READ_MODELS: Final = "read-models"  #: beside them
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,30 +149,9 @@ def operator() -> str:
     return safe_name(name) or "operator"
 
 
-async def projection_path(ledger: Ledger, chosen: Path | None) -> Path:
-    """Return the projection's file: the one that was named, else one in the user's data folder."""
-    return chosen if chosen is not None else projections_folder() / await file_name(ledger)
-
-
-def projections_folder() -> Path:
-    """Return where projections are that nobody named a file for. Raises: as `data_folder`."""
-    return data_folder() / PROJECTIONS
-
-
 def data_folder() -> Path:
-    """Return where this user's data belong on this system, in a folder of ours.
-
-    Raises: UsageError for a user without a home folder, as programs in containers are.
-    """
-    try:
-        if sys.platform == "darwin":
-            return Path.home() / "Library" / "Application Support" / "jobledger"
-        given = os.environ.get("XDG_DATA_HOME", "")
-        # The specification says that a relative path counts as none.
-        return (Path(given) if given.startswith("/") else Path.home() / ".local" / "share") / "jobledger"
-    except RuntimeError as error:
-        message = "this user has no home folder for a projection: name a file with --projection, or set XDG_DATA_HOME"
-        raise UsageError(message) from error
+    """Return where this user's data belong on this system, in a folder of ours. Raises: NoDataFolderError."""
+    return folder_of(os.environ, sys.platform)
 
 
 async def watch_signals(on_signal: Callable[[], None], *, task_status: anyio.abc.TaskStatus[None]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 import typer
 
 from jobledger.admin.amounts import duration
+from jobledger.admin.objects.fleet import key_shown
 from jobledger.cli.command import Cli, command
 from jobledger.cli.groups import UNIQUE
 from jobledger.cli.output import Cell
@@ -16,7 +17,6 @@ from jobledger.cli.pairs import pairs
 from jobledger.cli.text import colored, plain, shortened
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.model.times import time_text
 from jobledger.ledger.unique.reading import KeyHolder, find_keys
 
 _LIMIT: Final = 50
@@ -41,7 +41,7 @@ async def show(cli: Cli, *, task: _Task, words: _Words = None, limit: _Limit = _
     output = cli.output
     if output.as_json:
         for each in found:
-            output.object(_object(each))
+            output.object(key_shown(each))
     elif not found:
         named = " ".join(words or [])
         output.say(f"no job of task {task} has taken a key{f' with {named}' if named else ''}")
@@ -83,21 +83,3 @@ def _held(found: KeyHolder, now: datetime) -> str:
     if not found.is_held:
         return "no"
     return "yes" if expires_at is None else duration((expires_at - now).total_seconds())
-
-
-def _object(found: KeyHolder) -> dict[str, Any]:
-    taken = found.taken
-    return {
-        "task": taken.task,
-        "key": taken.key,
-        "arguments": None if taken.arguments is NO_VALUE else msgspec.json.decode(taken.arguments),
-        "tenant": taken.tenant,
-        "queue": taken.queue,
-        "job": taken.job,
-        "status": None if found.job is None else found.job.state.value,
-        "held": found.is_held,
-        "until": taken.until if taken.expires_at is None else None,
-        "expires_at": None if taken.expires_at is None else time_text(taken.expires_at),
-        "number": taken.number,
-        "taken_at": time_text(taken.at),
-    }

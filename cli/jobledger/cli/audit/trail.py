@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-import msgspec
 import typer
 from rich.text import Text
 
 from jobledger.admin.archived import payload_places
 from jobledger.admin.find import Chain, find_chain
+from jobledger.admin.objects.jobs import chain_shown, trail_shown
 from jobledger.admin.past import events_until, moment_words
 from jobledger.audit.clocks import clocks_of
-from jobledger.audit.trail import Line, Trail, lines_of_chain, trail_of
+from jobledger.audit.trail import Line, lines_of_chain, trail_of
 from jobledger.audit.trail_words import span
 from jobledger.audit.verify.links import ChainCheck
 from jobledger.audit.verify.payloads import NO_STATES, States, states_of
@@ -78,9 +78,7 @@ def _show_chain(output: Output, chain: Chain) -> None:
     clocks = clocks_of(chain.messages)
     lines = lines_of_chain(chain.messages, clocks)
     if output.as_json:
-        shown = [{**msgspec.structs.asdict(line), "text": line.text()} for line in lines]
-        body = {"chain": chain.label, "times": clocks.of, "times_apart_s": clocks.apart_s, "lines": shown}
-        output.object({**body, "check": chain.check.as_object()})
+        output.object(chain_shown(chain.label, lines, clocks, chain.check))
         return
     output.say(chain.label, style="bold")
     output.say(clocks.text(), style="dim")
@@ -99,8 +97,7 @@ def show_trail(
     """Print the trail of a job's events."""
     told, event = trail_of(history, now=now, states=states), history[0].event
     if output.as_json:
-        names: dict[str, Any] = {"id": event.job, "queue": event.queue, "task": event.task}
-        output.object({**_trail_object(names, told), "chain": check.as_object()})
+        output.object(trail_shown(history, told, check))
         return
     output.say(f"job {event.job}", style="bold")
     output.say(f"task {event.task} in queue {event.queue}; {told.clocks.text()}", style="dim")
@@ -112,13 +109,6 @@ def show_trail(
 
 def _show_check(output: Output, check: ChainCheck) -> None:
     output.say(check.text(), style="" if check.is_unbroken else "bold red")
-
-
-def _trail_object(names: dict[str, Any], told: Trail) -> dict[str, Any]:
-    lines = [{**msgspec.structs.asdict(line), "text": line.text()} for line in told.lines]
-    summary = {**msgspec.structs.asdict(told.summary), "text": told.summary.text()}
-    clocks = {"times": told.clocks.of, "times_apart_s": told.clocks.apart_s}
-    return {**names, **clocks, "lines": lines, "summary": summary}
 
 
 def _show_lines(output: Output, lines: Iterable[Line]) -> None:

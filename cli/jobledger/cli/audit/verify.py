@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from jobledger.admin.archived import payload_places
+from jobledger.admin.errors import NoDataFolderError
 from jobledger.audit.archive.chain import is_archive, read_past
 from jobledger.audit.archive.witness import ArchiveWitness
 from jobledger.audit.seals.keys import read_signer
@@ -192,7 +193,7 @@ async def _projection(
         if asked.with_projection and not path.exists():
             raise ProjectionMissingError(path)
         return path, PositionWitness.beside(path, log)
-    except (ProjectionError, UsageError, OSError) as error:
+    except (ProjectionError, NoDataFolderError, OSError) as error:
         if asked.with_projection and (path is None or isinstance(error, ProjectionMissingError)):
             raise
         cli.output.note(f"the ledger's end was not compared with the projection: {error}")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from jobledger.admin.dead_letters import show_dead_letter
+from jobledger.admin.objects.jobs import dead_letter_shown
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import DLQ
@@ -19,8 +18,7 @@ async def show(cli: Cli, *, job_id: JobId, queue: options.Queue = None) -> None:
         job, details, history, name, chain = await show_dead_letter(cli.rows(ledger), job_id, queue)
         now = ledger.clock.now()
     if cli.output.as_json:
-        body = {**msgspec.structs.asdict(details), "fingerprint": name, "chain": chain.as_object()}
-        cli.output.object(body)
+        cli.output.object(dead_letter_shown(details, job, chain))
         refuse_broken(chain, f"job {job.id}")
         return
     show_job(cli.output, job, details, history, now=now, chain=chain)

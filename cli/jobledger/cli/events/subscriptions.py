@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
 
+from jobledger.admin.objects.fleet import subscription_shown
 from jobledger.cli.command import Cli, command
 from jobledger.cli.groups import SUBSCRIPTIONS
 from jobledger.cli.text import age, plain
-from jobledger.ledger.subscriptions.consumers import SubscriptionInfo
 
 
 @command(SUBSCRIPTIONS, "list")
@@ -21,7 +20,7 @@ async def list_subscriptions(cli: Cli) -> None:
         now = ledger.clock.now()
     if cli.output.as_json:
         for info in found:
-            cli.output.object(_object(info))
+            cli.output.object(subscription_shown(info))
         return
     if not found:
         cli.output.say('no durable subscriptions; `ledger.events(durable="...")` makes one')
@@ -41,10 +40,6 @@ async def list_subscriptions(cli: Cli) -> None:
     cli.output.table(columns, rows)
 
 
-def _object(info: SubscriptionInfo) -> dict[str, Any]:
-    return {**msgspec.structs.asdict(info), "lag": info.lag}
-
-
 @command(SUBSCRIPTIONS, "remove")
 async def remove(
     cli: Cli,
@@ -55,7 +50,7 @@ async def remove(
     async with cli.ledger() as ledger:
         info = await ledger.delete_subscription(name)
     if cli.output.as_json:
-        cli.output.object(_object(info))
+        cli.output.object(subscription_shown(info))
         return
     cli.output.say(
         f"removed {plain(info.name)}; all its events up to stream sequence {info.acknowledged_sequence} were "

@@ -12,14 +12,16 @@ import typer
 from rich.text import Text
 
 from jobledger.admin.amounts import size
+from jobledger.admin.errors import NoDataFolderError
 from jobledger.admin.health import Asked, Health, examine
+from jobledger.admin.projection_files import PROJECTIONS, READ_MODELS
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.embedded import MONITOR_ABOVE
 from jobledger.cli.errors import DONE, FAILED, UsageError, exit_code
 from jobledger.cli.groups import TOP
 from jobledger.cli.output import Output
-from jobledger.cli.session import PROJECTIONS, READ_MODELS, data_folder
+from jobledger.cli.session import data_folder
 from jobledger.cli.text import plain
 from jobledger.projections import ProjectionError
 from jobledger.projections.unused import UNUSED_DAYS, Unused, find_unused, remove
@@ -73,14 +75,14 @@ async def doctor(
 
 
 def _hint(output: Output) -> None:
-    with contextlib.suppress(UsageError, OSError):  # no home folder, so no projections
+    with contextlib.suppress(NoDataFolderError, OSError):  # no home folder, so no projections
         unused = len(_unused())
         if unused:
             output.note(f"{unused} projections lie unused; `jobledger doctor --clean` names them")
 
 
 def _unused() -> list[Unused]:
-    """Return what nobody used for long. Raises: UsageError without a home folder, OSError."""
+    """Return what nobody used for long. Raises: NoDataFolderError, OSError."""
     folders = [data_folder() / name for name in (PROJECTIONS, READ_MODELS)]
     return find_unused(folders, datetime.now(UTC) - timedelta(days=UNUSED_DAYS))
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-import msgspec
-
 from jobledger.admin import acts
+from jobledger.admin.objects.jobs import why_shown
 from jobledger.admin.views import job_details
 from jobledger.audit.why import Why
 from jobledger.cli import options
@@ -62,7 +61,7 @@ async def why(
     async with cli.ledger() as ledger:
         job, found, facts, proof = await acts.why(cli.rows(ledger), job_id, queue, past=past)
     if output.as_json:
-        output.object({"id": job.id, **msgspec.structs.asdict(found)})
+        output.object(why_shown(job, found))
         return
     output.say(f"job {job.id}", style="bold")
     output.facts(

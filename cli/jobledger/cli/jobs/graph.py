@@ -6,15 +6,15 @@ import html
 from collections.abc import Iterator
 from typing import Annotated, Final, Literal
 
-import msgspec
 import typer
 
+from jobledger.admin.objects.jobs import graph_shown
 from jobledger.admin.run_graph import Node, RunGraph, graph_of, levels
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import JOBS
 from jobledger.cli.jobs.step_words import mark
-from jobledger.cli.one_job import JobId, found_history, newest, refuse_broken, status_of
+from jobledger.cli.one_job import JobId, found_history, newest, refuse_broken
 from jobledger.cli.output import Output
 from jobledger.cli.text import colored, shortened
 from jobledger.ledger.model.chain import fold
@@ -56,7 +56,7 @@ async def graph(
     assert job is not None, "a history is not empty"
     drawn = graph_of(job)
     if output.as_json:
-        output.object({**status_of(job), **msgspec.structs.asdict(drawn), "chain": found.chain.as_object()})
+        output.object(graph_shown(job, found.chain))
     elif form == "mermaid":
         output.raw("\n".join(_mermaid(drawn)))
     elif form == "svg":

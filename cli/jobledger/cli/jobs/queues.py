@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-import msgspec
 import typer
 
+from jobledger.admin.objects.fleet import queue_shown
 from jobledger.admin.queues import by_priority as each_priority
 from jobledger.admin.queues import listed, together
 from jobledger.cli import options
@@ -55,7 +55,7 @@ async def list_queues(
     lines = each_priority(rows) if by_priority else together(rows)
     if output.as_json:
         for row in lines:
-            output.object({**_object(row, paused, by_priority=by_priority), **rows_begin(view)})
+            output.object(queue_shown(row, paused), **rows_begin(view))
     elif not lines:
         output.say("no queues")
     else:
@@ -69,20 +69,6 @@ def _heads(*, is_wide: bool, is_long: bool) -> list[str]:
     """Return what is counted: in 80 columns not what ended, and beside other columns not how long the oldest waits."""
     counts = [head for head in _COUNTS if is_wide or head != "ended>"]
     return [*counts, _WAITS] if is_wide or not is_long else counts
-
-
-def _object(row: QueueRow, paused: Mapping[str, QueueState], *, by_priority: bool) -> dict[str, Any]:
-    body = msgspec.structs.asdict(row)
-    if not by_priority:
-        del body["priority"]
-    return {**body, "pause": pause_object(paused.get(row.queue))}
-
-
-def pause_object(state: QueueState | None) -> dict[str, Any] | None:
-    """Return what --json says of a queue that is paused; None of one that is not."""
-    if state is None:
-        return None
-    return {name: getattr(state, name) for name in ("by", "since", "until", "reason", "interrupt")}
 
 
 def _cells(

@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from jobledger.admin.archived import archived_payloads
+from jobledger.admin.objects.jobs import job_shown
 from jobledger.admin.past import AsOf, events_until, moment_words
 from jobledger.admin.runs import run_tree
 from jobledger.admin.views import job_details
@@ -55,8 +56,7 @@ async def show(
         output.say(moment_words(then), style="dim")
         now = then.at or now
     if output.as_json:
-        as_of = {} if then is None else {"as_of": {"stream_sequence": then.stream_sequence, "at": then.at}}
-        output.object({**msgspec.structs.asdict(details), **as_of, "chain": found.chain.as_object()})
+        output.object(job_shown(details, found.chain, then))
     else:
         show_job(output, job, details, events, now=now, chain=found.chain)
     if found.missing:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Final
 
-import msgspec
-
+from jobledger.admin.objects.jobs import steps_shown
 from jobledger.admin.past import events_until, moment_words
 from jobledger.admin.runs import Recorded, recorded
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import JOBS
 from jobledger.cli.jobs.step_words import step_details, took
-from jobledger.cli.one_job import JobId, found_history, moment_of_found, newest, refuse_broken, status_of
+from jobledger.cli.one_job import JobId, found_history, moment_of_found, newest, refuse_broken
 from jobledger.cli.output import Output
 from jobledger.cli.past import asked
 from jobledger.cli.text import colored, shortened
@@ -46,10 +45,7 @@ async def steps(
     if then is not None:
         output.say(moment_words(then), style="dim")
     if output.as_json:
-        signals = [msgspec.structs.asdict(each) for each in run.signals]
-        output.object(
-            {**status_of(run.job), "steps": run.steps, "signals": signals, "chain": found.chain.as_object()}
-        )
+        output.object(steps_shown(run, found.chain))
     else:
         _show(output, run)
     if found.missing:

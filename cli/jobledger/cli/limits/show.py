@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
 
 import msgspec
 
 from jobledger.admin.held import LimitNow, limit_now
 from jobledger.admin.limits import ShownLimit, show_limit
+from jobledger.admin.objects.fleet import LimitListed, limit_shown, limits_listed
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import LIMITS
@@ -18,11 +17,8 @@ from jobledger.cli.output import Cell, Output
 from jobledger.cli.past import asked, rows_begin, viewed
 from jobledger.cli.text import age, moment, plain, shortened
 from jobledger.ledger.model.limits.definition import Terms, terms_words
-from jobledger.ledger.model.limits.names import joined, split
-from jobledger.ledger.model.times import shown_time, time_text
-from jobledger.projections.statistics.held import read_held
-from jobledger.projections.tables.limits import LimitRow, limit_rows
-from jobledger.projections.tables.slots import slots_taken
+from jobledger.ledger.model.limits.names import joined
+from jobledger.ledger.model.times import shown_time
 
 
 @command(LIMITS, "list", takes=ROWS)
@@ -30,46 +26,33 @@ async def list_limits(cli: Cli, *, at: options.At = None, sequence: options.Sequ
     """List the limits that are defined or that jobs wait for, a line also for each key that differs, now or in the past."""
     output = cli.output
     async with viewed(cli, asked(at, sequence)) as view:
-        rows, taken = limit_rows(view.store.select), slots_taken(view.store.select)
-        missing = [each for each in read_held(view.store.select, taken) if not each.defined]
+        rows, missing = limits_listed(view.store)
     if output.as_json:
-        for row in rows:
-            body = {**msgspec.structs.asdict(row), "taken": _taken(row, rows, taken)}
-            output.object({**body, "defined": True, **rows_begin(view)})
-        for each in missing:
-            body = {"name": each.limit, "key": "", "held": each.jobs, "taken": each.holders}
-            output.object({**body, "defined": False, **rows_begin(view)})
+        for each in (*rows, *missing):
+            output.object(each, **rows_begin(view))
     elif not (rows or missing):
         output.say("no limit is set; set one with `jobledger limits set NAME --slots N`")
     else:
         output.table(
             ("limit", "holds", "taken>", "set by", "since!"),
             [
-                *(_cells(row, _taken(row, rows, taken), view.now) for row in rows),
-                *((shortened(each.limit, 60), _not_set(each.jobs), each.holders, "", "") for each in missing),
+                *(_cells(row, view.now) for row in rows),
+                *((shortened(each.name, 60), _not_set(each.held), each.taken, "", "") for each in missing),
             ],
         )
-
-
-def _taken(row: LimitRow, rows: list[LimitRow], taken: Mapping[str, int]) -> int:
-    """Return how many slots are taken: of one key, or of all keys that have no row of their own."""
-    if row.key:
-        return taken.get(joined(row.name, row.key), 0)
-    apart = {joined(each.name, each.key) for each in rows if each.key}
-    return sum(count for key, count in taken.items() if split(key)[0] == row.name and key not in apart)
 
 
 def _not_set(jobs: int) -> str:
     return f"nobody set it: {jobs:,} job{' waits' if jobs == 1 else 's wait'}"
 
 
-def _cells(row: LimitRow, taken: int, now: datetime) -> tuple[Cell, ...]:
+def _cells(row: LimitListed, now: datetime) -> tuple[Cell, ...]:
     terms = msgspec.convert({name: getattr(row, name) for name in Terms.__struct_fields__}, Terms)
     since = datetime.fromisoformat(row.set_at)
     return (
         shortened(joined(row.name, row.key), 60),
         terms_words(terms),
-        taken,
+        row.taken,
         "code" if row.source == "code" else shortened(row.set_by, 30),
         age(since, max(now, since)),
     )
@@ -84,7 +67,7 @@ async def show(cli: Cli, *, limit: Name) -> None:
         now = ledger.clock.now()
     output, definition = cli.output, found.definition
     if output.as_json:
-        output.object(_shown(found, held))
+        output.object(limit_shown(found, held))
         return
     _tell_definition(output, found, now)
     if definition.overrides and found.limit == definition.limit:
@@ -99,21 +82,6 @@ async def show(cli: Cli, *, limit: Name) -> None:
     for each in found.history:
         words = f"{each.event} {plain(each.words)}".rstrip()
         output.say(f"{each.stream_sequence:>6} {shown_time(each.at)} {words}, by {plain(each.by)}")
-
-
-def _shown(found: ShownLimit, held: LimitNow) -> dict[str, Any]:
-    definition = found.definition
-    return {
-        "limit": found.limit,
-        "terms": None if found.terms is None else msgspec.structs.asdict(found.terms),
-        "overrides": definition.overrides,
-        "source": definition.source,
-        "by": definition.by,
-        "reason": definition.reason,
-        "sequence": definition.sequence,
-        "held": held,
-        "history": [{**msgspec.structs.asdict(each), "at": time_text(each.at)} for each in found.history],
-    }
 
 
 def _tell_definition(output: Output, found: ShownLimit, now: datetime) -> None:

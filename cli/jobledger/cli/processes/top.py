@@ -11,12 +11,13 @@ import msgspec
 import typer
 
 from jobledger.admin.activity import Activity, QueueActivity, Watch
+from jobledger.admin.objects.fleet import pause_shown
+from jobledger.admin.projection_files import projection_path
 from jobledger.admin.rows import Rows
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import TOP
-from jobledger.cli.jobs.queues import pause_object
 from jobledger.cli.output import Cell, Output
-from jobledger.cli.session import projection_path, stoppable, until_closed
+from jobledger.cli.session import data_folder, stoppable, until_closed
 from jobledger.cli.text import age, colored, shortened
 from jobledger.cli.times import seconds
 from jobledger.ledger.nats.leases import WorkerInfo
@@ -50,7 +51,7 @@ async def top(cli: Cli, *, interval: _Interval = 2.0, once: _Once = False) -> No
     is_live = output.console.is_terminal and not (once or output.as_json)
     async with stoppable(), cli.ledger() as ledger, anyio.create_task_group() as group:
         group.start_soon(until_closed, ledger)
-        watch = Watch(Rows(ledger, lambda: projection_path(ledger, cli.projection)))
+        watch = Watch(Rows(ledger, lambda: projection_path(ledger, data_folder, cli.projection)))
         with output.console.screen() if is_live else contextlib.nullcontext():
             if is_live:
                 _show(output, await watch.look())
@@ -141,7 +142,7 @@ def _object(activity: Activity) -> dict[str, Any]:
                 "queue": each.row.queue,
                 **each.row.counts,
                 "oldest_waiting": each.row.oldest_waiting,
-                "pause": pause_object(activity.paused.get(each.row.queue)),
+                "pause": pause_shown(activity.paused.get(each.row.queue)),
                 "per_s": None if each.rates is None else msgspec.structs.asdict(each.rates),
             }
             for each in activity.queues

@@ -14,13 +14,13 @@ from typing import Any, Final, cast
 import anyio
 import msgspec
 
+from jobledger.admin.projection_files import READ_MODELS, projection_path
 from jobledger.cli.command import Cli
 from jobledger.cli.errors import UsageError
 from jobledger.cli.output import Output
 from jobledger.cli.session import (
-    READ_MODELS,
+    data_folder,
     import_path_begins_here,
-    projection_path,
     until_closed,
     watch_signals,
 )
@@ -137,7 +137,7 @@ async def run_read_model(cli: Cli, plan: Plan) -> None:
 
 
 async def _default_path(ledger: Ledger, layout: ReadModelLayout) -> Path:
-    ours = await projection_path(ledger, None)
+    ours = await projection_path(ledger, data_folder)
     return ours.parent.with_name(READ_MODELS) / f"{ours.stem}-{layout.model.name}.db"
 
 

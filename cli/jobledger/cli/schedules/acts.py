@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from jobledger.admin.objects.schedules import schedule_now
 from jobledger.cli.bulk import Why
 from jobledger.cli.command import Cli, command
 from jobledger.cli.groups import SCHEDULES
@@ -79,14 +80,6 @@ async def backfill(
 
 def _tell(cli: Cli, name: str, schedule: Schedule, sentence: str) -> None:
     if cli.output.as_json:
-        cli.output.object(
-            {
-                "name": name,
-                "paused": schedule.paused,
-                "removed": schedule.removed,
-                "source": schedule.definition.source,
-                "next_run_at": schedule.next_at,
-            }
-        )
+        cli.output.object(schedule_now(name, schedule))
     else:
         cli.output.say(sentence)

@@ -9,7 +9,8 @@ import msgspec
 import typer
 from rich.text import Text
 
-from jobledger.admin.schedules import Listed, Shown, list_schedules, show_schedule, told, told_listed
+from jobledger.admin.objects.schedules import schedule_listed, schedule_shown
+from jobledger.admin.schedules import Listed, Shown, list_schedules, show_schedule
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import SCHEDULES
 from jobledger.cli.output import Cell, Output
@@ -31,7 +32,7 @@ async def list_command(cli: Cli, *, removed: _REMOVED = False) -> None:
         now = ledger.clock.now()
     if cli.output.as_json:
         for each in found:
-            cli.output.object(told_listed(each))
+            cli.output.object(schedule_listed(each))
     elif not found:
         cli.output.say(
             'no schedules; add one with `jobledger schedules add NAME --task TASK --cron "30 2 * * *"`'
@@ -77,7 +78,7 @@ async def show(cli: Cli, *, name: options.Name) -> None:
     async with cli.ledger() as ledger:
         shown = await show_schedule(cli.rows(ledger), name)
     if cli.output.as_json:
-        cli.output.object(told(shown))
+        cli.output.object(schedule_shown(shown))
     else:
         _show(cli.output, shown)
 

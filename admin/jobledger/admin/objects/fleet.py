@@ -1,0 +1,194 @@
+"""What a ledger's queues, limits, unique keys, tables and subscriptions look like, as objects. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from jobledger.admin.held import LimitNow
+from jobledger.admin.limits import LimitSaid, ShownLimit
+from jobledger.ledger.model.envelope import NO_VALUE
+from jobledger.ledger.model.limits.definition import Override, Terms
+from jobledger.ledger.model.limits.names import joined, split
+from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.subscriptions.consumers import SubscriptionInfo
+from jobledger.ledger.unique.reading import KeyHolder
+from jobledger.projections import QueueRow, Store
+from jobledger.projections.statistics.held import read_held
+from jobledger.projections.tables.limits import LimitRow, limit_rows
+from jobledger.projections.tables.slots import slots_taken
+
+
+class PauseShown(msgspec.Struct, frozen=True, kw_only=True):
+    """Who paused a queue."""
+
+    by: str
+    since: datetime | None
+    until: datetime | None  #: None: until somebody resumes it
+    reason: str
+    interrupt: bool  #: whether attempts that ran were given back
+
+
+class QueueShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue, and what its jobs are doing."""
+
+    queue: str
+    priority: str | msgspec.UnsetType = msgspec.UNSET  #: left out where its priorities are added up
+    counts: dict[str, int]  #: jobs by state, every one
+    oldest_waiting: str | None  #: since when the job that waits longest for a worker has been `queued`
+    oldest_running: str | None  #: when the attempt that has been running longest was started
+    pause: PauseShown | None  #: None: it is not paused
+
+
+class QueuePause(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a queue is paused."""
+
+    queue: str
+    pause: PauseShown | None  #: None: it is not
+
+
+class LimitListed(LimitRow, frozen=True, kw_only=True):
+    """A limit, or one key of it for which something differs."""
+
+    taken: int  #: how many jobs hold a slot: of this key, or of all keys without a row of their own
+    defined: bool = True
+
+
+class LimitMissing(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit that jobs name and nobody defined."""
+
+    name: str
+    key: str = ""
+    held: int  #: jobs that wait for it
+    taken: int  #: jobs that hold a slot of it
+    defined: bool = False
+
+
+class LimitShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit, or one key of it, whole."""
+
+    limit: str  #: `name` or `name:key`
+    terms: Terms | None  #: what holds; None: it was removed
+    overrides: dict[str, Override]  #: what differs, by key
+    source: str  #: who says so: `code` or `operator`
+    by: str
+    reason: str
+    sequence: int  #: of the event that says so
+    held: LimitNow  #: who holds it, and who waits for it
+    history: list[LimitSaid]  #: the newest first
+
+
+class KeyShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A unique key, and the job that took it last."""
+
+    task: str
+    key: str  #: 40 hexadecimal digits
+    arguments: dict[str, Any] | None  #: those that made it; None: not known
+    tenant: str
+    queue: str
+    job: str
+    status: str | None  #: of the job; None: it is not in the ledger
+    held: bool  #: whether the job still holds the key
+    until: str | None  #: what ends that; None where a time does
+    expires_at: datetime | None
+    number: int
+    taken_at: datetime
+
+
+class SubscriptionShown(SubscriptionInfo, frozen=True, kw_only=True):
+    """One durable subscription at this moment."""
+
+    behind: int = msgspec.field(name="lag")  #: how many events are still to be acknowledged
+
+
+def pause_shown(state: QueueState | None) -> PauseShown | None:
+    """Return who paused a queue; None of one that is not paused."""
+    if state is None:
+        return None
+    return PauseShown(
+        by=state.by,
+        since=state.since,
+        until=state.until,
+        reason=state.reason,
+        interrupt=state.interrupt,
+    )
+
+
+def queue_shown(row: QueueRow, paused: Mapping[str, QueueState]) -> QueueShown:
+    """Return a queue, or one of its priorities where the row names one."""
+    return QueueShown(
+        queue=row.queue,
+        priority=row.priority or msgspec.UNSET,
+        counts=row.counts,
+        oldest_waiting=row.oldest_waiting,
+        oldest_running=row.oldest_running,
+        pause=pause_shown(paused.get(row.queue)),
+    )
+
+
+def queue_pause(queue: str, state: QueueState) -> QueuePause:
+    """Return whether a queue is paused."""
+    return QueuePause(queue=queue, pause=pause_shown(state if state.paused else None))
+
+
+def limits_listed(store: Store) -> tuple[list[LimitListed], list[LimitMissing]]:
+    """Return the limits that are defined, and those that jobs name and nobody defined, each by name."""
+    with store.one_moment():
+        rows, taken = limit_rows(store.select), slots_taken(store.select)
+        held = read_held(store.select, taken)
+    listed = [LimitListed(**msgspec.structs.asdict(row), taken=_taken(row, rows, taken)) for row in rows]
+    missing = [
+        LimitMissing(name=each.limit, held=each.jobs, taken=each.holders) for each in held if not each.defined
+    ]
+    return listed, missing
+
+
+def _taken(row: LimitRow, rows: Iterable[LimitRow], taken: Mapping[str, int]) -> int:
+    """Return how many slots are taken: of one key, or of all keys that have no row of their own."""
+    if row.key:
+        return taken.get(joined(row.name, row.key), 0)
+    apart = {joined(each.name, each.key) for each in rows if each.key}
+    return sum(count for key, count in taken.items() if split(key)[0] == row.name and key not in apart)
+
+
+def limit_shown(found: ShownLimit, held: LimitNow) -> LimitShown:
+    """Return a limit whole."""
+    definition = found.definition
+    return LimitShown(
+        limit=found.limit,
+        terms=found.terms,
+        overrides=dict(definition.overrides),
+        source=definition.source,
+        by=definition.by,
+        reason=definition.reason,
+        sequence=definition.sequence,
+        held=held,
+        history=list(found.history),
+    )
+
+
+def key_shown(found: KeyHolder) -> KeyShown:
+    """Return a unique key."""
+    taken = found.taken
+    return KeyShown(
+        task=taken.task,
+        key=taken.key,
+        arguments=None if taken.arguments is NO_VALUE else msgspec.json.decode(taken.arguments),
+        tenant=taken.tenant,
+        queue=taken.queue,
+        job=taken.job,
+        status=None if found.job is None else found.job.state.value,
+        held=found.is_held,
+        until=taken.until if taken.expires_at is None else None,
+        expires_at=taken.expires_at,
+        number=taken.number,
+        taken_at=taken.at,
+    )
+
+
+def subscription_shown(info: SubscriptionInfo) -> SubscriptionShown:
+    """Return a durable subscription."""
+    return SubscriptionShown(**msgspec.structs.asdict(info), behind=info.lag)
