@@ -1,0 +1,56 @@
+"""JSON pointers (RFC 6901): a place in a JSON document, and what stands there. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, cast
+
+from jobledger.ledger.model.errors import InvalidInputError
+
+#: What stands at a place that the document does not have; told by identity from a stored `null`.
+NOTHING: Final = object()
+#: Words of one pointer, and levels of one condition: more than people write, and few enough to follow at once.
+DEPTH_MAX: Final = 64
+_CHARACTERS_MAX: Final = 1_000
+_ESCAPED_WRONGLY: Final = re.compile(r"~(?![01])")
+_INDEX: Final = re.compile(r"0|[1-9][0-9]{0,9}", flags=re.ASCII)
+
+
+def check_pointer(pointer: object) -> str:
+    """Return `pointer` if it is one: "" for the whole document, or words that each begin with `/`.
+
+    Raises: InvalidInputError.
+    """
+    if not isinstance(pointer, str) or (pointer and not pointer.startswith("/")):
+        raise InvalidInputError(f"{_shown(pointer)} is no JSON pointer: write it as /repository/name")
+    if _ESCAPED_WRONGLY.search(pointer):
+        raise InvalidInputError(
+            f"{_shown(pointer)} is no JSON pointer: write ~ as ~0 and a / inside of a name as ~1"
+        )
+    if pointer.count("/") > DEPTH_MAX or len(pointer) > _CHARACTERS_MAX:
+        raise InvalidInputError(
+            f"{_shown(pointer)} is too long for a JSON pointer: give at most {DEPTH_MAX} names "
+            f"and {_CHARACTERS_MAX:,} characters"
+        )
+    return pointer
+
+
+def value_at(document: Any, pointer: str) -> Any:
+    """Return what stands at `pointer`; `NOTHING` where the document has no such place."""
+    found = document
+    for word in pointer.split("/")[1:]:
+        found = _member(found, word.replace("~1", "/").replace("~0", "~"))
+    return found
+
+
+def _member(value: Any, name: str) -> Any:
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value).get(name, NOTHING)
+    items: list[Any] = value
+    if not isinstance(value, list) or not _INDEX.fullmatch(name) or int(name) >= len(items):
+        return NOTHING
+    return items[int(name)]
+
+
+def _shown(pointer: object) -> str:
+    return ascii(pointer)[:80] if isinstance(pointer, str) else f"one of type {type(pointer).__name__}"
