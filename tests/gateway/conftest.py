@@ -8,12 +8,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.support.gateways import gateway_of, listening
 
-from jobledger.admin.rows import Rows
-from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.app import app
 from jobledger.gateway.parts import Gateway
-from jobledger.gateway.projection import OwnProjection
 from jobledger.ledger import Ledger, connect
 from jobledger.ledger.server import EmbeddedServer
 
@@ -27,10 +25,10 @@ async def ledger(nats_server: EmbeddedServer) -> AsyncIterator[Ledger]:
 
 
 @pytest.fixture
-def gateway(ledger: Ledger, tmp_path: Path) -> Gateway:
-    """Return what the handlers share."""
-    rows = Rows(ledger, tmp_path / "projection.db")
-    return Gateway(ledger, rows, OwnProjection(rows), LocalAccess())
+async def gateway(ledger: Ledger, tmp_path: Path) -> AsyncIterator[Gateway]:
+    """Give what the handlers share."""
+    async with gateway_of(ledger, tmp_path) as made:
+        yield made
 
 
 @pytest.fixture
@@ -38,4 +36,11 @@ async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
     """A client that calls the application itself."""
     transport = httpx.ASGITransport(app(gateway))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as client:
+        yield client
+
+
+@pytest.fixture
+async def served(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the gateway that listens: for streams."""
+    async with listening(gateway) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
         yield client

@@ -132,7 +132,7 @@ REFUSED: list[tuple[list[str], int, str]] = [
     (
         ["tail", "--type", "acquired", "--job", "x"],
         2,
-        "--job chooses events of jobs, and acquired is not one of them",
+        "job chooses events of jobs, and acquired is not one of them",
     ),
     (["tail", "--type", "begun"], 2, "there is no event type 'begun'"),
     (["tail", "--task", "a.b"], 2, "task name 'a.b' is not valid"),

@@ -15,11 +15,12 @@ import pytest
 from tests.support.golden import golden_lines
 from tests.support.json_schema import violations
 
+from jobledger.admin.events.lines import event_json
 from jobledger.audit.export import write_export
 from jobledger.audit.export.check import verify_export
 from jobledger.audit.trail import trail_of
 from jobledger.audit.verify import verify
-from jobledger.cli.events.lines import event_json, message_line
+from jobledger.cli.events.lines import message_line
 from jobledger.ledger.model.aggregates import AGGREGATES, event_name
 from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.log import Entry

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
+from jobledger.admin.events.lines import without_values
 from jobledger.audit.export.payloads import PayloadFiles
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.codec import StoredEvent
@@ -16,7 +17,6 @@ from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import PayloadMissingError, PayloadState
 from jobledger.ledger.model.events import ErrorInfo, Held, PayloadRef, Queued, RerunOf, Scheduled
 from jobledger.ledger.model.job import Attempt, Job, Progress
-from jobledger.ledger.model.lifecycle import VALUE_FIELDS
 from jobledger.ledger.nats.payloads import Payloads
 from jobledger.ledger.timers import deadline_at
 
@@ -149,16 +149,8 @@ async def _value(
 
 def _event(stored: StoredEvent) -> dict[str, Any]:
     """Return an event with the fields that it was stored with, but for values: the job's own stand beside it."""
-    fields: dict[str, Any] = _without_payloads(msgspec.json.decode(stored.data))
+    fields: dict[str, Any] = without_values(msgspec.json.decode(stored.data))
     return {"stream_sequence": stored.stream_sequence, "stored_at": stored.stored_at, **fields}
-
-
-def _without_payloads(fields: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: _without_payloads(cast("dict[str, Any]", value)) if isinstance(value, dict) else value
-        for name, value in fields.items()
-        if name not in VALUE_FIELDS
-    }
 
 
 def _attempt(attempt: Attempt) -> AttemptView:

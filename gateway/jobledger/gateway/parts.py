@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 from jobledger.admin.past import AsOf
 from jobledger.admin.rows import Rows, View
 from jobledger.gateway.access.permissions import Principal
+from jobledger.gateway.events.feed import Feed
 from jobledger.ledger import Ledger
 
 
@@ -37,9 +38,12 @@ class Projection(Protocol):
 class Gateway:
     """What the handlers of one gateway share."""
 
-    def __init__(self, ledger: Ledger, rows: Rows, projection: Projection, access: Access) -> None:
+    def __init__(
+        self, ledger: Ledger, rows: Rows, projection: Projection, access: Access, feed: Feed
+    ) -> None:
         """`rows` finds jobs by the beginning of their id, as commands do; `projection` is what lists are read from."""
         self.ledger = ledger
         self.rows = rows
         self.projection = projection
         self.access = access
+        self.feed = feed

@@ -62,6 +62,7 @@ KINDS: Final[dict[str, Kind]] = {
     "PROJECTION_BEHIND": Kind(503, "The lists are behind", retry=True),
     "PROJECTION_UNFIT": Kind(500, "The lists cannot be read"),
     "RATE_LIMITED": Kind(429, "Too many requests", retry=True),
+    "READER_TOO_SLOW": Kind(503, "The reader is too slow", retry=True),
     "REFUSED": Kind(409, "Refused"),
     "RESULT_TIMEOUT": Kind(504, "No result in time", retry=True),
     "TASK_NOT_FOUND": Kind(404, "There is no such task"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-import msgspec
 from rich.text import Text
 
 from jobledger.cli.output import Output
@@ -15,27 +14,11 @@ from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.events import EVENT_TYPES, event_type
 from jobledger.ledger.model.lifecycle import words
 from jobledger.ledger.model.subjects import aggregate_of
-from jobledger.ledger.model.times import time_text
 
 _TYPE_WIDTH: Final = max(map(len, EVENT_TYPES))
 _DETAIL_MAX: Final = 300
 _SET_ASIDE: Final = "unreadable"
 _ID_NARROW: Final = 18
-
-
-def event_json(stored: Message) -> str:
-    """Return a stored event as one line of JSON: its fields as stored, with stream sequence and server time.
-
-    What is no event has its subject and a field `unreadable` that says why.
-    """
-    head = f'{{"stream_sequence":{stored.stream_sequence},"stored_at":"{time_text(stored.stored_at)}",'
-    if isinstance(stored, Unreadable):
-        said = {"subject": stored.subject, "unreadable": stored.why}
-        return head + msgspec.json.encode(said).decode()[1:]
-    data = stored.data.strip()
-    if b"\n" in data or b"\r" in data:  # written by somebody else's encoder
-        data = msgspec.json.format(data, indent=-1)
-    return head + data[1:].decode()
 
 
 def message_line(message: Message, *, narrow: bool = False) -> Text:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 import typer
 
+from jobledger.admin.events.choice import EventChoice, chosen_events
+from jobledger.admin.events.lines import event_json
 from jobledger.cli import options
 from jobledger.cli.command import Cli, command
 from jobledger.cli.errors import UsageError
-from jobledger.cli.events.lines import event_json, message_line
+from jobledger.cli.events.lines import message_line
 from jobledger.cli.groups import EVENTS
 from jobledger.cli.times import parse_time
 from jobledger.ledger import Ledger
 from jobledger.ledger.event_stream import read_from
-from jobledger.ledger.model.aggregates import AGGREGATES, event_name
-from jobledger.ledger.model.codec import Message, StoredEvent
-from jobledger.ledger.model.events import EVENT_TYPES
-from jobledger.ledger.model.subjects import Names
-from jobledger.ledger.subscriptions.filter import EventFilter, Start, chosen_filter
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.subscriptions.filter import Start
 
 LAST: Final = 10  #: events that are shown where nothing says where to begin
 _WINDOW: Final = 1_000
@@ -63,7 +62,7 @@ async def tail(
     ] = None,
 ) -> None:
     """Print the last ten stored events, or those from --from on, in stream order."""
-    choice, output = _choice(options.split(types), queue, task, job), cli.output
+    choice, output = chosen_events(options.split(types), queue=queue, task=task, job=job), cli.output
     begin = None if start is None else _parse_start(start)
     async with cli.ledger() as ledger:
         head = (await ledger.log.head()).last_sequence
@@ -76,7 +75,7 @@ async def tail(
         if follow and not head:
             output.note("the ledger has no events yet: they are shown when they arrive")
         batches = await read_from(ledger, begin, choice.subjects(ledger.names), follow=follow)
-        async with contextlib.aclosing(_chosen(batches, choice.jobs, limit)) as messages:
+        async with contextlib.aclosing(_chosen(batches, choice, limit)) as messages:
             async for message in messages:
                 shown += 1
                 if output.as_json:
@@ -87,7 +86,7 @@ async def tail(
             output.note("no event matches" if head else "the ledger has no events yet")
 
 
-async def _begin_of_last(ledger: Ledger, choice: _Choice, count: int) -> int:
+async def _begin_of_last(ledger: Ledger, choice: EventChoice, count: int) -> int:
     """Return the sequence of the event with which the newest `count` that are chosen begin; of the first if there are fewer.
 
     The server reads forwards only, so this looks at the end, and at eight times as much each time that was too little.
@@ -100,7 +99,7 @@ async def _begin_of_last(ledger: Ledger, choice: _Choice, count: int) -> int:
         batches = await read_from(
             ledger, Start(from_sequence=begin), choice.subjects(ledger.names), follow=False
         )
-        async with contextlib.aclosing(_chosen(batches, choice.jobs, None)) as messages:
+        async with contextlib.aclosing(_chosen(batches, choice, None)) as messages:
             async for message in messages:
                 found.append(message.stream_sequence)
         if len(found) == count:
@@ -110,53 +109,15 @@ async def _begin_of_last(ledger: Ledger, choice: _Choice, count: int) -> int:
         window *= 8
 
 
-class _Choice(NamedTuple):
-    """Which events are shown."""
-
-    jobs: EventFilter
-    with_jobs: bool | None  #: None: everything there is
-    others: tuple[str, ...]  #: types of other aggregates' events
-
-    def subjects(self, names: Names) -> tuple[str, ...] | None:
-        """Return what the server filters by; None for everything."""
-        if self.with_jobs is None:
-            return None
-        others = (
-            aggregate.of_type(names, kind)
-            for aggregate in AGGREGATES.values()
-            for kind in aggregate.types
-            if event_name(aggregate.name, kind) in self.others
-        )
-        return (*(self.jobs.subjects(names) if self.with_jobs else ()), *others)
-
-
-def _choice(types: list[str], queue: str | None, task: str | None, job: str | None) -> _Choice:
-    """Check the options. Raises: UsageError."""
-    wanted = frozenset(types)
-    known = [
-        event_name(aggregate.name, kind) for aggregate in AGGREGATES.values() for kind in aggregate.types
-    ]
-    unknown = sorted(wanted - set(known))
-    if unknown:
-        raise UsageError(f"there is no event type {unknown[0][:60]!r}; the types: {', '.join(known)}")
-    others = sorted(wanted - set(EVENT_TYPES))
-    named = [name for name, value in (("queue", queue), ("task", task), ("job", job)) if value is not None]
-    if others and named:
-        raise UsageError(f"--{named[0]} chooses events of jobs, and {others[0]} is not one of them")
-    of_jobs = sorted(wanted - set(others))
-    jobs = chosen_filter(types=of_jobs, queue=queue, task=task, job=job)
-    return _Choice(jobs, bool(of_jobs or named) if wanted or named else None, tuple(others))
-
-
 async def _chosen(
-    batches: AsyncGenerator[list[Message], None], jobs: EventFilter, limit: int | None
+    batches: AsyncGenerator[list[Message], None], choice: EventChoice, limit: int | None
 ) -> AsyncGenerator[Message, None]:
     """Yield the messages, events of jobs only where they match, up to the limit."""
     left = limit
     async with contextlib.aclosing(batches):
         async for batch in batches:
             for message in batch:
-                if isinstance(message, StoredEvent) and not jobs.fits(message):
+                if not choice.fits(message):
                     continue
                 yield message
                 left = None if left is None else left - 1

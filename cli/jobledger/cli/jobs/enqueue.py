@@ -10,10 +10,11 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
+from jobledger.admin.events.lines import event_json
 from jobledger.cli import options
 from jobledger.cli.command import CREATES, Cli, command
 from jobledger.cli.errors import JobNotCompletedError, UsageError
-from jobledger.cli.events.lines import event_json, show_event
+from jobledger.cli.events.lines import show_event
 from jobledger.cli.groups import TOP
 from jobledger.cli.jobs import options as of_job
 from jobledger.cli.jobs.input_text import read_object

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from jobledger.gateway.api import jobs
+from jobledger.gateway.api import events, jobs
 from jobledger.gateway.http.endpoint import Endpoint
 
-ENDPOINTS: Final[tuple[Endpoint, ...]] = (*jobs.ENDPOINTS,)
+ENDPOINTS: Final[tuple[Endpoint, ...]] = (
+    *jobs.ENDPOINTS,
+    *events.ENDPOINTS,
+)

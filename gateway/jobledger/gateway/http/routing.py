@@ -5,15 +5,17 @@ A handler knows nothing of HTTP: this module reads the request before it and wri
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Final, cast
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Send
 
 from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.http.asked import Asked
@@ -26,6 +28,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 #: Of a request that comes without an identity where none is asked for.
 _NOBODY: Final = Principal(name="nobody", permissions=frozenset())
+_TAKEN_WITHIN_S: Final = 30.0
 _PAST: Final = ("at", "sequence")
 _REQUEST_ID: Final = "x-request-id"
 _log = logging.getLogger("jobledger.gateway")
@@ -151,7 +154,7 @@ def _response(result: Any, endpoint: Endpoint, request: Request) -> Response:
     if isinstance(result, Raw):
         return Response(result.data, result.status, dict(result.headers), result.media)
     if isinstance(result, Streamed):
-        return StreamingResponse(result.parts, endpoint.status, dict(result.headers), result.media)
+        return _Timed(result.parts, endpoint.status, dict(result.headers), result.media)
     answer = result if isinstance(result, Answer) else Answer(value=result)
     headers = dict(answer.headers)
     if answer.etag is not None:
@@ -162,6 +165,23 @@ def _response(result: Any, endpoint: Endpoint, request: Request) -> Response:
     if endpoint.returns is None and answer.value is None:
         return Response(b"", status, headers)
     return Response(_encode(answer.value), status, headers, JSON)
+
+
+class _Timed(StreamingResponse):
+    """A stream whose reader must take each part in time: one that has stopped reading is let go of."""
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the parts. Raises: TimeoutError, which ends the connection."""
+
+        async def in_time(message: MutableMapping[str, Any]) -> None:
+            async with asyncio.timeout(_TAKEN_WITHIN_S):
+                await send(message)
+
+        try:
+            await super().stream_response(in_time)
+        finally:  # a reader that left lets go of what its stream holds now, not when somebody collects it
+            if isinstance(self.body_iterator, AsyncGenerator):
+                await self.body_iterator.aclose()
 
 
 def _is_known(request: Request, etag: str) -> bool:

@@ -1,0 +1,129 @@
+"""The events of the ledger: as a stream that follows it, or line by line for those who poll."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from datetime import datetime
+from typing import Annotated, Final
+
+import msgspec
+
+from jobledger.admin.events.choice import chosen_events
+from jobledger.gateway.events import sse
+from jobledger.gateway.events.feed import Feed, Kept, Portion
+from jobledger.gateway.events.sse import HEADERS, Shown
+from jobledger.gateway.http.asked import WAIT_MAX_S, Asked
+from jobledger.gateway.http.endpoint import NDJSON, Endpoint, Raw, Streamed
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.subscriptions.filter import Start, chosen_start
+
+_LAST_ID: Final = "last-event-id"
+
+
+class EventQuery(msgspec.Struct, frozen=True, kw_only=True, rename={"after": "from", "types": "type"}):
+    """Which events, and from where on; the new ones unless told otherwise."""
+
+    types: list[str] = []  #: only events of these types, as `completed`; repeat it
+    queue: str | None = None
+    task: str | None = None
+    job: str | None = None  #: a whole job id
+    after: Annotated[int, msgspec.Meta(ge=1)] | None = None  #: begin with this stream sequence; 1: the first
+    since: datetime | None = None  #: begin with what was stored from this time on, RFC 3339
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = (
+        100  #: of `application/x-ndjson`: so many lines at most
+    )
+    wait: Annotated[float, msgspec.Meta(ge=0, le=WAIT_MAX_S)] = 0  #: the same: seconds to wait for the first
+
+
+async def list_events(asked: Asked, *, query: EventQuery) -> Streamed | Raw:
+    """Stream events as they are stored (`text/event-stream`), or give some of them, a line each (`application/x-ndjson`).
+
+    `Last-Event-ID` goes on after an event, on any gateway: nothing is missed and nothing comes twice.
+    """
+    choice = chosen_events(query.types, queue=query.queue, task=query.task, job=query.job)
+    start = _start(asked, query)
+    feed, shown, with_values = asked.gateway.feed, shown_to(asked), asked.principal.may("payloads")
+    portions = feed.portions(choice, start)
+    if NDJSON in asked.header("accept"):
+        return await _lines(feed, portions, shown, query, with_values=with_values)
+    parts = sse.sse(feed, portions, shown, with_values=with_values, request_id=asked.request_id)
+    return Streamed(parts=await primed(parts), media=sse.MEDIA, headers=HEADERS)
+
+
+def shown_to(asked: Asked) -> Shown:
+    """Return what says whether the one who asks may see an event; one that is of no job only who may see all queues."""
+    principal = asked.principal
+    sees_all = principal.may("view", "*", "*")
+
+    def shown(kept: Kept) -> bool:
+        message = kept.message
+        if isinstance(message, StoredEvent):
+            return sees_all or principal.may("view", message.event.queue, message.event.task)
+        return sees_all
+
+    return shown
+
+
+async def primed(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Take the first part before the answer begins: what refuses the request is then its answer, not part of it."""
+    first = await anext(parts)
+
+    async def all_of_them() -> AsyncGenerator[bytes, None]:
+        async with contextlib.aclosing(parts):
+            yield first
+            async for part in parts:
+                yield part
+
+    return all_of_them()
+
+
+def _start(asked: Asked, query: EventQuery) -> Start:
+    given = asked.header(_LAST_ID).strip()
+    if not given:
+        is_live = query.after is None and query.since is None
+        return chosen_start(from_sequence=query.after, since=query.since, live=is_live)
+    if not given.isdecimal() or len(given) > 19:  # noqa: PLR2004 - what the server counts to
+        raise ProblemError("BAD_REQUEST", f"Last-Event-ID is {given[:80]!r}: give the id of an event")
+    return chosen_start(from_sequence=int(given) + 1)
+
+
+async def _lines(
+    feed: Feed, portions: AsyncGenerator[Portion, None], shown: Shown, query: EventQuery, *, with_values: bool
+) -> Raw:
+    """Return up to `limit` lines; `Last-Event-ID` of the answer is what to ask with next."""
+    found: list[Kept] = []
+    position = 0
+    with feed.stream(), contextlib.suppress(TimeoutError):
+        async with contextlib.aclosing(portions), asyncio.timeout(None) as patience:
+            async for events, at in portions:
+                position = at
+                found += [each for each in events if shown(each)]
+                if len(found) >= query.limit or (at >= feed.head and (found or not query.wait)):
+                    break
+                if at >= feed.head and patience.when() is None:
+                    patience.reschedule(asyncio.get_running_loop().time() + query.wait)
+    if len(found) > query.limit:
+        found = found[: query.limit]
+        position = found[-1].sequence
+    body = "".join(each.text(with_values=with_values) + "\n" for each in found)
+    return Raw(
+        data=body.encode(), media=NDJSON, headers={_LAST_ID: str(position), "cache-control": "no-store"}
+    )
+
+
+ENDPOINTS: Final = (
+    Endpoint(
+        method="GET",
+        path="/v1/events",
+        permission="view",
+        handler=list_events,
+        summary="Stream events as they are stored, or read some of them",
+        tag="events",
+        query=EventQuery,
+        gives=sse.MEDIA,
+        problems=("BUSY", "JOB_INVALID_INPUT"),
+    ),
+)

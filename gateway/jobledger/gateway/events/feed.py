@@ -1,0 +1,233 @@
+"""One live reader of the ledger, shared by everybody who looks at a gateway.
+
+The newest events are kept, and each reader takes from there at its own pace: nothing is buffered for one reader. Who is
+so slow that the events it needs are no longer kept is cut off. Who begins before them first reads the past with a
+consumer of its own; there are few of those at a time, since each costs the server one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Generator, Sequence
+from itertools import islice
+from typing import Final, Self
+
+from jobledger.admin.events.choice import EventChoice
+from jobledger.admin.events.lines import event_json, event_json_without_values
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger import Ledger
+from jobledger.ledger.event_stream import read_from
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.errors import LedgerError
+from jobledger.ledger.subscriptions.consumers import check_begin
+from jobledger.ledger.subscriptions.filter import Start
+
+KEPT_MAX: Final = 8_192
+KEPT_BYTES_MAX: Final = 16 << 20
+PAST_READERS_MAX: Final = 32
+STREAMS_MAX: Final = 500
+SILENCE_S: Final = 15.0  #: a reader hears something at least so often: proxies cut off silent connections
+_AGAIN_S: Final = 1.0
+
+_log = logging.getLogger("jobledger.gateway.feed")
+
+
+class Kept:
+    """An event of the ledger, and its text once somebody wanted it: it is written once for all readers."""
+
+    __slots__ = ("_text", "_text_without_values", "message")
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self._text = ""
+        self._text_without_values = ""
+
+    @property
+    def sequence(self) -> int:
+        """Its stream sequence."""
+        return self.message.stream_sequence
+
+    def text(self, *, with_values: bool) -> str:
+        """Return it as one line of JSON."""
+        if with_values:
+            self._text = self._text or event_json(self.message)
+            return self._text
+        self._text_without_values = self._text_without_values or event_json_without_values(self.message)
+        return self._text_without_values
+
+
+#: Some events in stream order, and the sequence up to which everything was looked at.
+Portion = tuple[Sequence[Kept], int]
+
+
+class Feed:
+    """The live reader of one gateway; `async with` begins it, its end ends every stream."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        kept_max: int = KEPT_MAX,
+        past_readers_max: int = PAST_READERS_MAX,
+        streams_max: int = STREAMS_MAX,
+    ) -> None:
+        self._ledger = ledger
+        self._kept: deque[Kept] = deque()
+        self._kept_max = kept_max
+        self._bytes = 0
+        self._head = 0  #: sequence of the newest event that was read
+        self._news = asyncio.Event()
+        self._begun = asyncio.Event()
+        self._closed = False
+        self._past_readers = past_readers_max
+        self._streams = streams_max
+        self._reader: asyncio.Task[None] | None = None
+        self.open_streams = 0
+
+    async def __aenter__(self) -> Self:
+        """Begin to read."""
+        self._reader = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End all streams and the reader."""
+        self.close()
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+
+    def close(self) -> None:
+        """Let every stream end: the gateway stops."""
+        self._closed = True
+        self._news.set()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether streams end now."""
+        return self._closed
+
+    @property
+    def head(self) -> int:
+        """The sequence of the newest event that was read; 0 before the first look."""
+        return self._head
+
+    @contextlib.contextmanager
+    def stream(self) -> Generator[None, None, None]:
+        """Count an open stream. Raises: ProblemError (BUSY) where there are too many, or the gateway stops."""
+        if self._closed:
+            raise ProblemError("BUSY", "this gateway stops: ask again, another one answers")
+        if self.open_streams >= self._streams:
+            raise ProblemError("BUSY", f"{self.open_streams} streams are open, which is the limit: try later")
+        self.open_streams += 1
+        try:
+            yield
+        finally:
+            self.open_streams -= 1
+
+    async def _read(self) -> None:
+        """Read for ever; what goes wrong is said, and reading begins again where it ended."""
+        while True:
+            try:
+                await self._follow()
+            except LedgerError as error:
+                _log.warning("events are not read: %s; tried again in %g s", error, _AGAIN_S)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _follow(self) -> None:
+        if not self._begun.is_set():
+            head = await self._ledger.log.head()
+            self._head = head.last_sequence
+            self._begun.set()
+        start = Start(from_sequence=self._head + 1)
+        async with contextlib.aclosing(await read_from(self._ledger, start, None, follow=True)) as batches:
+            async for batch in batches:
+                self._keep(batch)
+
+    def _keep(self, batch: Sequence[Message]) -> None:
+        for message in batch:
+            self._kept.append(Kept(message))
+            self._bytes += len(message.data)
+        self._head = batch[-1].stream_sequence
+        while len(self._kept) > self._kept_max or (self._bytes > KEPT_BYTES_MAX and len(self._kept) > 1):
+            self._bytes -= len(self._kept.popleft().message.data)
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _newer(self, than: int) -> list[Kept]:
+        """Return the kept events after a sequence. Raises: ProblemError (READER_TOO_SLOW) where some are not kept."""
+        count = self._head - than
+        if count <= 0:
+            return []
+        if count > len(self._kept):
+            raise ProblemError(
+                "READER_TOO_SLOW",
+                f"the reader is {count:,} events behind and {len(self._kept):,} are kept: "
+                "ask again from the last id that you have",
+            )
+        newest = list(islice(reversed(self._kept), count))
+        newest.reverse()
+        return newest
+
+    async def portions(self, choice: EventChoice, start: Start) -> AsyncGenerator[Portion, None]:
+        """Yield events that are wanted, from a beginning on and then for ever, each once and in stream order.
+
+        A portion without events comes where time passed, or events that nobody wants. It ends when the feed is closed.
+
+        Raises: InvalidInputError to begin beyond the ledger's end; ProblemError (BUSY, READER_TOO_SLOW); LedgerError.
+        """
+        await asyncio.wait_for(self._begun.wait(), SILENCE_S)
+        after = await self._beginning(start)
+        if after is None or after < self._head - len(self._kept):
+            async with contextlib.aclosing(self._past(choice, start)) as past:
+                async for portion in past:
+                    after = portion[1]
+                    yield portion
+        else:
+            yield [], after
+        assert after is not None, "a reader of the past says where it ended"
+        while not self._closed:
+            newer = self._newer(after)
+            if newer:
+                after = newer[-1].sequence
+                yield [each for each in newer if choice.wants(each.message)], after
+                continue
+            news = self._news
+            try:
+                await asyncio.wait_for(news.wait(), SILENCE_S)
+            except TimeoutError:
+                yield [], after
+
+    async def _beginning(self, start: Start) -> int | None:
+        """Return the sequence after which to read; None where only a time is known."""
+        if start.since is not None:
+            return None
+        if start.from_sequence is not None:
+            if start.from_sequence > self._head + 1:  # another gateway may have read further
+                check_begin(start, await self._ledger.log.head())
+            return start.from_sequence - 1
+        return (await self._ledger.log.head()).last_sequence if start.live else 0
+
+    async def _past(self, choice: EventChoice, start: Start) -> AsyncGenerator[Portion, None]:
+        """Read up to the ledger's head as it is now, with a consumer of one's own."""
+        if self._past_readers <= 0:
+            raise ProblemError(
+                "BUSY", "too many readers of the past at once: try again, or read from a later event on"
+            )
+        self._past_readers -= 1
+        try:
+            head = (await self._ledger.log.head()).last_sequence
+            subjects = choice.subjects(self._ledger.names)
+            batches = await read_from(self._ledger, start, subjects, follow=False)
+            last = 0
+            async with contextlib.aclosing(batches):
+                async for batch in batches:
+                    if self._closed:
+                        return
+                    last = batch[-1].stream_sequence
+                    yield [Kept(message) for message in batch if choice.wants(message)], last
+            yield [], max(head, last)
+        finally:
+            self._past_readers += 1

@@ -1,0 +1,66 @@
+"""Server-sent events: the bytes of a stream, whose ids are stream sequences, so that any gateway can go on.
+
+The form is that of the HTML standard, section 9.2 (server-sent events).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from typing import Final
+
+import msgspec
+
+from jobledger.admin.events.choice import name_of
+from jobledger.gateway.events.feed import Feed, Kept, Portion
+from jobledger.gateway.problems import ProblemError, problem_of
+from jobledger.ledger.model.errors import LedgerError
+
+MEDIA: Final = "text/event-stream"
+#: A proxy must hand on each part at once, and nobody may keep it.
+HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
+RETRY_MS: Final = 1_000  #: when a reader that was cut off comes back
+
+Shown = Callable[[Kept], bool]
+
+
+async def sse(
+    feed: Feed,
+    portions: AsyncGenerator[Portion, None],
+    shown: Shown,
+    *,
+    with_values: bool,
+    request_id: str,
+    is_last: Shown = lambda _kept: False,
+) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes of a stream: first when to come back, then each event that is shown, with its sequence as id.
+
+    What ends it early is told as an event `problem`, with the same fields as any other answer of the gateway.
+    `is_last`: an event after which nothing comes.
+
+    Raises: what refuses it, before the first part.
+    """
+
+    def text(portion: Portion) -> tuple[str, bool]:
+        wanted = [each for each in portion[0] if shown(each)]
+        written = "".join(_event(each, with_values=with_values) for each in wanted)
+        # The id alone moves a reader on, and keeps the connection alive where nothing is shown.
+        return written or f"id: {portion[1]}\n\n", any(map(is_last, wanted))
+
+    with feed.stream():
+        async with contextlib.aclosing(portions):
+            written, ends = text(await anext(portions))
+            yield f"retry: {RETRY_MS}\n\n{written}".encode()
+            try:
+                while not ends and (portion := await anext(portions, None)) is not None:
+                    written, ends = text(portion)
+                    yield written.encode()
+            except (LedgerError, ProblemError) as error:
+                problem, _ = problem_of(error, request_id)
+                yield f"event: problem\ndata: {msgspec.json.encode(problem).decode()}\n\n".encode()
+
+
+def _event(kept: Kept, *, with_values: bool) -> str:
+    return (
+        f"id: {kept.sequence}\nevent: {name_of(kept.message)}\ndata: {kept.text(with_values=with_values)}\n\n"
+    )

@@ -1,0 +1,166 @@
+"""Events over HTTP: live, from the past, resumed on another gateway, and cut off where a reader is too slow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.support.gateways import Event, events_of, gateway_of, listening
+from tests.support.limits import LIMIT_S
+
+from jobledger.admin.events.choice import chosen_events
+from jobledger.gateway.access.permissions import Principal
+from jobledger.gateway.events.feed import Feed
+from jobledger.gateway.parts import Gateway
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger import Ledger, task
+from jobledger.ledger.subscriptions.filter import Start
+
+pytestmark = pytest.mark.anyio
+
+
+@task(queue="mail")
+async def send(number: int) -> None:
+    """Be enqueued only."""
+
+
+async def _add(ledger: Ledger, count: int, queue: str = "mail") -> None:
+    await ledger.enqueue_many(send.options(queue=queue), ({"number": n} for n in range(count)))
+
+
+async def _take(response: httpx.Response, count: int) -> list[Event]:
+    """Read so many events that have data."""
+    found: list[Event] = []
+    async with asyncio.timeout(LIMIT_S):
+        async for event in events_of(response):
+            if event.data:
+                found.append(event)
+            if len(found) == count:
+                break
+    return found
+
+
+async def test_new_events_are_streamed_with_their_sequence(ledger: Ledger, served: httpx.AsyncClient) -> None:
+    await _add(ledger, 3)
+    async with served.stream("GET", "/v1/events") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        await _add(ledger, 2)
+        found = await _take(response, 2)
+    assert [(event.id, event.kind) for event in found] == [("4", "queued"), ("5", "queued")]
+    assert json.loads(found[0].data)["stream_sequence"] == 4
+
+
+async def test_the_past_comes_first_and_then_what_is_new(ledger: Ledger, served: httpx.AsyncClient) -> None:
+    await _add(ledger, 5)
+    async with served.stream("GET", "/v1/events?from=2&queue=mail") as response:
+        assert [event.id for event in await _take(response, 4)] == ["2", "3", "4", "5"]
+
+
+async def test_another_gateway_goes_on_where_the_first_was_cut_off(
+    ledger: Ledger, gateway: Gateway, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+    async with (
+        gateway_of(ledger, tmp_path) as other,
+        listening(gateway) as first,
+        listening(other) as second,
+        httpx.AsyncClient(timeout=20) as client,
+    ):
+        adding = asyncio.create_task(_add(ledger, 200))
+        headers: dict[str, str] = {"last-event-id": "0"}
+        for turn in range(100):
+            url = (first, second)[turn % 2]
+            async with client.stream("GET", f"{url}/v1/events", headers=headers) as response:
+                for event in await _take(response, 2):
+                    seen.append(event.id)
+                    headers["last-event-id"] = event.id
+        await adding
+    assert seen == [str(number + 1) for number in range(200)]
+
+
+async def test_lines_for_those_who_poll(ledger: Ledger, served: httpx.AsyncClient) -> None:
+    await _add(ledger, 5)
+    lines = {"accept": "application/x-ndjson"}
+    first = await served.get("/v1/events?from=1&limit=3", headers=lines)
+    assert [json.loads(line)["stream_sequence"] for line in first.text.splitlines()] == [1, 2, 3]
+    onward = {**lines, "last-event-id": first.headers["last-event-id"]}
+    rest = await served.get("/v1/events", headers=onward)
+    assert [json.loads(line)["stream_sequence"] for line in rest.text.splitlines()] == [4, 5]
+    onward["last-event-id"] = rest.headers["last-event-id"]
+    assert (await served.get("/v1/events", headers=onward)).text == ""
+    waiting = asyncio.create_task(served.get("/v1/events?wait=20", headers=onward))
+    await _add(ledger, 1)
+    assert json.loads((await waiting).text)["stream_sequence"] == 6
+
+
+@pytest.mark.parametrize(
+    ("headers", "query", "word"),
+    [
+        ({"last-event-id": "x"}, "", "give the id of an event"),
+        ({"last-event-id": "99"}, "", "beyond"),
+        ({}, "?from=0", ">= 1"),
+        ({}, "?from=1&since=2026-01-01T00:00:00Z", "both say where to begin"),
+        ({}, "?type=eaten", "there is no event type 'eaten'"),
+    ],
+)
+async def test_a_stream_that_cannot_begin_is_refused_before_it_begins(
+    served: httpx.AsyncClient, headers: dict[str, str], query: str, word: str
+) -> None:
+    answer = await served.get(f"/v1/events{query}", headers=headers)
+    assert answer.status_code == 400
+    assert word in answer.json()["detail"]
+
+
+async def test_a_key_sees_events_of_its_queues_and_no_values(
+    gateway: Gateway, ledger: Ledger, served: httpx.AsyncClient
+) -> None:
+    class Viewer:
+        def principal(self, connection: object) -> Principal:
+            return Principal(name="eve", permissions=frozenset({"view"}), queues=("mail",))
+
+    gateway.access = Viewer()
+    await _add(ledger, 1, queue="other")
+    await _add(ledger, 1)
+    answer = await served.get("/v1/events?from=1", headers={"accept": "application/x-ndjson"})
+    (line,) = answer.text.splitlines()
+    assert (json.loads(line)["queue"], "input" in json.loads(line)) == ("mail", False)
+
+
+async def test_a_reader_that_is_too_slow_is_cut_off_and_told_so(ledger: Ledger) -> None:
+    await _add(ledger, 1)
+    async with Feed(ledger, kept_max=10) as feed:
+        portions = feed.portions(chosen_events(), Start(live=True))
+        assert await anext(portions) == ([], 1)
+        await _add(ledger, 30)
+        async with asyncio.timeout(LIMIT_S):
+            while feed.head < 31:
+                await asyncio.sleep(0.005)
+        with pytest.raises(ProblemError, match="30 events behind and 10 are kept") as cut:
+            await anext(portions)
+    assert cut.value.code == "READER_TOO_SLOW"
+
+
+async def test_streams_and_readers_of_the_past_have_a_limit(ledger: Ledger) -> None:
+    await _add(ledger, 20)
+    async with Feed(ledger, past_readers_max=1, streams_max=1) as feed:
+        first = feed.portions(chosen_events(), Start(from_sequence=1))
+        await anext(first)
+        with pytest.raises(ProblemError, match="too many readers of the past"):
+            await anext(feed.portions(chosen_events(), Start(from_sequence=1)))
+        await first.aclose()
+        with feed.stream(), pytest.raises(ProblemError, match="1 streams are open"), feed.stream():
+            pass
+        assert feed.open_streams == 0
+
+
+async def test_streams_end_when_the_gateway_stops(
+    ledger: Ledger, gateway: Gateway, served: httpx.AsyncClient
+) -> None:
+    async with served.stream("GET", "/v1/events") as response:
+        gateway.feed.close()
+        async with asyncio.timeout(LIMIT_S):
+            assert "retry: 1000" in (await response.aread()).decode()
+    assert (await served.get("/v1/events")).json()["code"] == "BUSY"
