@@ -17,6 +17,7 @@ BY_PYTHON = {"__main__", "_distutils_hack", "__editables_finder__", "sitecustomi
 PACKAGES = {
     "jobledger.ledger.limits",
     "jobledger.ledger.model",
+    "jobledger.ledger.model.access",
     "jobledger.ledger.model.deciding",
     "jobledger.ledger.model.limits",
     "jobledger.ledger.model.queues",

@@ -265,6 +265,8 @@ class Stage:
         act("timers", "status")
         act("jobs", "cancel", "taken")
         act("queues", "pause", "work")
+        act("keys", "create", "ci", "--role", "viewer")
+        act("keys", "list")
         act("queues", "resume", "work")
         act("dlq", "requeue", "dead")
         act("jobs", "why", "dead")

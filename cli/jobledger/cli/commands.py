@@ -117,6 +117,17 @@ COMMANDS: Final = Group(
                 ),
             },
         ),
+        "keys": Group(
+            groups.KEYS,
+            {
+                "create": "keys",
+                "link": "keys",
+                "list": "keys",
+                "show": "keys",
+                "rotate": "keys",
+                "revoke": "keys",
+            },
+        ),
         "audit": Group(
             groups.AUDIT,
             {

@@ -19,6 +19,7 @@ JOBS: Final = _group("List, show, explain, signal, pause, cancel, retry, resched
 LIMITS: Final = _group("Set, list, show and remove limits: how many jobs may run at once or start in a time.")
 TABLES: Final = _group("List, show, export and remove the tables of runs.")
 UNIQUE: Final = _group("Show the keys of unique jobs, and which job holds each.")
+KEYS: Final = _group("Make, list, rotate and revoke keys for the gateway, and links to log in with.")
 DLQ: Final = _group("List, show, requeue and discard dead letters.")
 EVENTS: Final = _group("Read the ledger's events, their schemas, and who subscribes to them.")
 SUBSCRIPTIONS: Final = _group("See and remove durable subscriptions to events.")

@@ -187,7 +187,7 @@ class Archiver:
         self._progress("carry")(0, len(living))
         await self._carry(living, through)
         late = await self._carry_fenced(through)
-        await restate(self._log, through)
+        await restate(self._log, through, self._deps.clock.now())
         await self._carry_schedules(through)
         await carry_keys(self._log, found.keys, through, self._deps.clock)
         await self._count(export, force=force)

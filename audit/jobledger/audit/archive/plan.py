@@ -103,10 +103,10 @@ async def newest_of(log: Log, aggregate: Aggregate[Any, Any]) -> AsyncGenerator[
             yield message
 
 
-async def restate(log: Log, through: int) -> None:
+async def restate(log: Log, through: int, now: datetime) -> None:
     """Append once more what is in force and would go away: the newest event of chains that are restated.
 
-    Does nothing where that was done before, or somebody said something new meanwhile.
+    Does nothing where that was done before, or somebody said something new meanwhile; nor for what expired before `now`.
 
     Raises: CorruptLedgerError, LedgerFullError, UnreachableError.
     """
@@ -114,7 +114,9 @@ async def restate(log: Log, through: int) -> None:
         if not aggregate.restated:
             continue
         async for message in newest_of(log, aggregate):
-            if message.stream_sequence > through or aggregate.kept(message) is None:
+            kept = aggregate.kept(message)
+            is_over = kept is None or (kept.until is not None and kept.until <= now)
+            if message.stream_sequence > through or is_over:
                 continue
             end = await end_of_chain(log, aggregate.chain(log.names, *aggregate.key_in(message.subject)))
             view = aggregate.view(*end)

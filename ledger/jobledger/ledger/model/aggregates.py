@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Final, NoReturn
 
 from jobledger.ledger.model import codec
+from jobledger.ledger.model.access.key import ACCESS
 from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.envelope import Envelope
@@ -41,7 +42,7 @@ JOB: Final = _Jobs("job", ("queue", "job"), JobEvent, state=Job, evolve=evolve, 
 
 #: By name, the second word of a ledger subject.
 AGGREGATES: Final[dict[str, Aggregate[Any, Any]]] = {
-    each.name: each for each in (JOB, LOCK, REACTOR, UNREADABLE, FLOW, LIMIT, UNIQUE, QUEUE, SCHEDULE)
+    each.name: each for each in (JOB, LOCK, REACTOR, UNREADABLE, FLOW, LIMIT, UNIQUE, QUEUE, SCHEDULE, ACCESS)
 }
 
 

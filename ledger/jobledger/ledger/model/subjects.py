@@ -150,6 +150,11 @@ class Names(msgspec.Struct, frozen=True):
         return self._stream("TASKS")
 
     @property
+    def access_bucket(self) -> str:
+        """The key-value bucket of when each key of the gateway was last used."""
+        return self._stream("ACCESS")
+
+    @property
     def payloads_bucket(self) -> str:
         """The object store of inputs above the inline limit; kept as long as the ledger."""
         return self._stream("PAYLOADS")

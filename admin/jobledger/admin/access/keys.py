@@ -1,0 +1,206 @@
+"""What a person does with keys of the gateway: make, list, rotate and revoke them, and links that serve once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.access.keys import all_keys, change_key, find_key
+from jobledger.ledger.access.secret import NewKey, new_key
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.access.grants import PERMISSIONS, Permission, Role
+from jobledger.ledger.model.access.key import ACCESS, CreateKey, Key, RevokeKey, RotateKey, Standing
+from jobledger.ledger.model.envelope import Moment
+from jobledger.ledger.model.errors import InvalidInputError, NotFoundError
+from jobledger.ledger.nats.books.key_uses import KeyUse, read_uses
+
+#: How long a link can be used, unless its maker says otherwise; and how long what it opens lasts.
+LINK_S: Final = 600.0
+LINK_S_MAX: Final = 7 * 24 * 3600.0
+SESSION_S: Final = 12 * 3600.0
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """What the holder of a key may do, and to which jobs."""
+
+    role: Role | None = None  #: by one word
+    permissions: tuple[Permission, ...] = ()  #: beside that
+    queues: tuple[str, ...] = ()  #: patterns of queues' names; none: every queue
+    tasks: tuple[str, ...] = ()  #: patterns of tasks' names; none: every task
+
+
+class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as it stands; nothing of its secret."""
+
+    key: str  #: its id
+    name: str
+    standing: Standing  #: live, link (to be used once), used (a link), expired or revoked
+    role: Role | None
+    permissions: tuple[Permission, ...]  #: all of them, those of the role too
+    queues: tuple[str, ...]
+    tasks: tuple[str, ...]
+    created_at: Moment
+    created_by: str
+    expires_at: Moment | None
+    grace_until: Moment | None  #: until when the secret before the last rotation is good
+    last_used_at: Moment | None  #: within a minute; none: no gateway saw it
+    last_used_from: str  #: the address
+    changed_at: Moment  #: when its newest event was appended
+    changed_by: str
+    reason: str  #: why, as that person said
+
+
+class KeySaid(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a key's chain."""
+
+    stream_sequence: int
+    at: Moment  #: by the server's clock
+    event: str
+    by: str
+    words: str  #: what it says
+
+
+class ShownKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key, and how it became so."""
+
+    info: KeyInfo
+    history: tuple[KeySaid, ...]  #: the newest first
+
+
+class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key that was made, or has another secret. `secret` is nowhere else: who asked for it keeps it."""
+
+    info: KeyInfo
+    secret: str  #: the whole text, `jl_<id>_<secret>`
+
+
+async def create_key(
+    ledger: Ledger,
+    name: str,
+    grant: Grant,
+    *,
+    expires_at: datetime | None = None,
+    reason: str = "",
+    by: str,
+    made: NewKey | None = None,
+) -> MadeKey:
+    """Make a key. `made`: one that was thought of before, so that doing it again after a failure makes no second one.
+
+    Raises: InvalidInputError, RefusedError, LedgerFullError, ServerUnreachableError.
+    """
+    made = made or new_key()
+    command = CreateKey(
+        name=name, sha256=made.sha256, **msgspec.structs.asdict(grant), expires_at=expires_at, reason=reason
+    )
+    return MadeKey(info=_info(await change_key(ledger, made.key, command, by=by), ledger), secret=made.text)
+
+
+async def create_link(
+    ledger: Ledger,
+    name: str,
+    grant: Grant,
+    *,
+    valid_s: float = LINK_S,
+    session_s: float = SESSION_S,
+    reason: str = "",
+    by: str,
+) -> MadeKey:
+    """Make a link: a key that logs somebody in once within `valid_s` seconds; its session lasts `session_s` at the most.
+
+    Raises: as `create_key`.
+    """
+    if not 0 < valid_s <= LINK_S_MAX:
+        raise InvalidInputError(f"a link can be valid for up to {LINK_S_MAX:,.0f} s, got {valid_s:g}")
+    made, now = new_key(), ledger.clock.now()
+    redeem_by = now + timedelta(seconds=valid_s)
+    command = CreateKey(
+        name=name,
+        sha256=made.sha256,
+        **msgspec.structs.asdict(grant),
+        redeem_by=redeem_by,
+        expires_at=redeem_by + timedelta(seconds=session_s),
+        reason=reason,
+    )
+    return MadeKey(info=_info(await change_key(ledger, made.key, command, by=by), ledger), secret=made.text)
+
+
+async def rotate_key(ledger: Ledger, key: str, *, grace_s: float = 0.0, reason: str = "", by: str) -> MadeKey:
+    """Give a key another secret; the one before is good for `grace_s` seconds more, in which programs can be told.
+
+    Raises: InvalidInputError, InvalidTokenError, NotFoundError, RefusedError, LedgerFullError, ServerUnreachableError.
+    """
+    made = new_key(key)
+    command = RotateKey(sha256=made.sha256, grace_s=grace_s, reason=reason)
+    return MadeKey(info=_info(await change_key(ledger, key, command, by=by), ledger), secret=made.text)
+
+
+async def revoke_key(ledger: Ledger, key: str, *, reason: str = "", by: str) -> KeyInfo:
+    """End a key or a link: every gateway refuses it within a second, and the sessions that were opened with it.
+
+    Raises: InvalidTokenError, NotFoundError, RefusedError for one that has ended, LedgerFullError,
+        ServerUnreachableError.
+    """
+    return _info(await change_key(ledger, key, RevokeKey(reason=reason), by=by), ledger)
+
+
+async def list_keys(ledger: Ledger, *, ended: bool = False) -> list[KeyInfo]:
+    """Return the keys that can be used, by name; with `ended` also those that cannot any more.
+
+    Read from the ledger, so never stale. Raises: CorruptLedgerError, UnreachableError.
+    """
+    keys = await all_keys(ledger.log)
+    uses = await read_uses(ledger.connection, ledger.inbox, ledger.names)
+    infos = [_info(key, ledger, uses.get(key.key)) for key in keys.values()]
+    chosen = (each for each in infos if ended or each.standing not in {"expired", "revoked"})
+    return sorted(chosen, key=lambda each: (each.name, each.created_at))
+
+
+async def show_key(ledger: Ledger, key: str, *, history_max: int = 20) -> ShownKey:
+    """Return a key as its chain says now, and its newest events. Raises: InvalidTokenError, NotFoundError, UnreachableError."""
+    found, messages = await find_key(ledger.log, key)
+    if found is None:
+        raise NotFoundError(f"there is no key {key}: `jobledger keys list --all` shows those that are")
+    uses = await read_uses(ledger.connection, ledger.inbox, ledger.names)
+    said = [
+        KeySaid(
+            stream_sequence=message.stream_sequence,
+            at=message.stored_at,
+            event=ACCESS.type_of(event),
+            by=event.by,
+            words=ACCESS.words(event),
+        )
+        for message in reversed(messages[-history_max:])
+        for event in [ACCESS.decode(message)]
+    ]
+    return ShownKey(info=_info(found, ledger, uses.get(key)), history=tuple(said))
+
+
+def _info(key: Key, ledger: Ledger, use: KeyUse | None = None) -> KeyInfo:
+    now = ledger.clock.now()
+    in_grace = key.previous_until is not None and now < key.previous_until
+    return KeyInfo(
+        key=key.key,
+        name=key.name,
+        standing=key.standing(now),
+        role=key.role,
+        permissions=in_order(key.allowed),
+        queues=key.queues,
+        tasks=key.tasks,
+        created_at=key.made_at,
+        created_by=key.made_by,
+        expires_at=key.expires_at,
+        grace_until=key.previous_until if in_grace else None,
+        last_used_at=None if use is None else use.at,
+        last_used_from="" if use is None else use.client,
+        changed_at=key.at,
+        changed_by=key.by,
+        reason=key.reason,
+    )
+
+
+def in_order(permissions: Collection[Permission]) -> tuple[Permission, ...]:
+    """Return permissions in the order in which they are always told."""
+    return tuple(each for each in PERMISSIONS if each in permissions)

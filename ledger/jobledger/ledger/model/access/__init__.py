@@ -1,0 +1,1 @@
+"""Who may use the gateway: keys, what they allow, and to which jobs. Pure."""

@@ -1,0 +1,1 @@
+"""Buckets that hold what is good to know, and what no decision rests on."""

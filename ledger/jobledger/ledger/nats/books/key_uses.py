@@ -1,0 +1,104 @@
+"""The bucket ACCESS: when each key was last used, as far as a gateway said so. Nothing else is in it.
+
+Whether a key is good is said by the ledger alone. A gateway writes the time of a key at most once a minute, so what is
+read here may be a minute old; and the entry of a key that is not used goes away after a year.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.model.errors import LedgerError, ServerUnreachableError
+from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.nats import api
+from jobledger.ledger.nats.connection import Connection, ConnectionLostError
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.streams import StreamSpec, ensure_streams, find_stream
+
+_TIMEOUT_S: Final = 5.0
+_KEYS_MAX: Final = 100_000
+_ENTRY_BYTES_MAX: Final = 4 << 10
+_LIFE_S: Final = 366 * 24 * 3600
+_NANOSECONDS: Final = 1_000_000_000
+
+
+class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
+    """When a key was used."""
+
+    key: str
+    at: datetime  #: by the clock of the gateway
+    client: str = ""  #: the address that it was used from
+
+
+def uses_specification(names: Names, replicas: int) -> StreamSpec:
+    """Return the bucket; gateways make it, so nobody else needs the right to."""
+    return StreamSpec(
+        name=_stream(names),
+        config={
+            "subjects": [_subject(names, ">")],
+            "retention": "limits",
+            "storage": "file",
+            "discard": "old",
+            "max_msgs": _KEYS_MAX,
+            "max_msgs_per_subject": 1,
+            "max_msg_size": _ENTRY_BYTES_MAX,
+            "max_age": _LIFE_S * _NANOSECONDS,
+            "allow_rollup_hdrs": True,
+            "allow_direct": True,
+            "num_replicas": replicas,
+        },
+        required=("subjects", "max_msgs_per_subject"),
+    )
+
+
+async def ensure_uses(inbox: Inbox, names: Names, replicas: int) -> None:
+    """Make the bucket where it is missing. Raises: as `ensure_streams`."""
+    await ensure_streams(inbox, [uses_specification(names, replicas)])
+
+
+async def write_use(inbox: Inbox, names: Names, use: KeyUse) -> None:
+    """Store when a key was used, over what was stored before.
+
+    Raises: ServerUnreachableError, ReplyTimeoutError, PermissionRefusedError, LedgerError.
+    """
+    try:
+        data, _ = await inbox.ask(_subject(names, use.key), use, timeout_s=_TIMEOUT_S)
+    except ConnectionLostError as error:
+        raise ServerUnreachableError("the connection was lost while the use of a key was stored") from error
+    if b'"error"' in data:
+        raise LedgerError(f"the server refused to store the use of key {use.key}: {data[:200].decode()}")
+
+
+async def read_uses(connection: Connection, inbox: Inbox, names: Names) -> dict[str, KeyUse]:
+    """Return when keys were used last, by their ids; nothing where no gateway ever ran.
+
+    Raises: LedgerError, JetStreamDisabledError, UnreachableError.
+    """
+    if await find_stream(inbox, _stream(names)) is None:
+        return {}
+    request = {"multi_last": [_subject(names, ">")]}
+    try:
+        found = await api.direct_get(connection, inbox, _stream(names), request, batch=True)
+    except ConnectionLostError as error:
+        raise ServerUnreachableError("the bucket of uses of keys gave no answer") from error
+    uses = [_read(data) for data, _ in found if data]
+    return {use.key: use for use in uses if use is not None}
+
+
+def _read(data: bytes) -> KeyUse | None:
+    """Read an entry; None for one that a newer version wrote."""
+    try:
+        return msgspec.json.decode(data, type=KeyUse)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _stream(names: Names) -> str:
+    return f"KV_{names.access_bucket}"
+
+
+def _subject(names: Names, key: str) -> str:
+    return f"$KV.{names.access_bucket}.{key}"
