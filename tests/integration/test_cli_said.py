@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.command_line import Answer, CommandLine
 
+from jobledger.cli.session import operator
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.model.commands import DeadLetter
 
@@ -83,6 +84,8 @@ def test_what_is_said_at_enqueue_is_shown_again(cli: Cli) -> None:
     tail = cli.run("events", "tail", *cli.where).out
     assert "tenant acme, for global, smtp, tenant:acme" in tail, tail
     assert "tenant" not in cli("jobs", "show", "j2").out
+    assert (row["created_by"], shown["created_by"]) == (operator(), operator())
+    assert f"created by   {operator()}\n" in page
 
 
 CHOSEN: list[tuple[tuple[str, ...], list[str]]] = [
@@ -99,15 +102,18 @@ CHOSEN: list[tuple[tuple[str, ...], list[str]]] = [
     (("--limited-by", "ten"), []),
     (("--tenant", "acme", "--limited-by", "tenant:acme", "--queue", "mail"), ["a1"]),
     (("--tenant", "acme' OR '1'='1"), []),
+    (("--created-by", "dana@shop.example"), ["a2", "plain"]),
+    (("--created-by", "dana@shop.example", "--tenant", "acme"), ["a2"]),
+    (("--created-by", ""), []),
 ]
 
 
 def fill(cli: Cli) -> None:
     jobs: dict[str, dict[str, Any]] = {
         "a1": {"tenant": "acme", "correlation": "run-7", "metadata": {"region": "eu"}, "limits": ("global", "tenant:acme")},
-        "a2": {"tenant": "acme", "limits": ("global",)},
+        "a2": {"tenant": "acme", "limits": ("global",), "by": "dana@shop.example"},
         "b1": {"tenant": "bmce", "correlation": "run-7", "metadata": {"region": "eu", "note": "x y"}, "limits": ("tenant:acme-2",)},
-        "plain": {},
+        "plain": {"by": "dana@shop.example"},
         "dead": {"tenant": "acme"},
         "dead-2": {"tenant": "bmce"},
     }  # fmt: skip

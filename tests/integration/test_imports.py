@@ -15,10 +15,12 @@ LIBRARIES = {"anyio", "jobledger", "msgspec", "nats", "typing_extensions", "uuid
 BY_PYTHON = {"__main__", "_distutils_hack", "__editables_finder__", "sitecustomize", "usercustomize"}
 #: Packages of the ledger; its other modules lie beside them.
 PACKAGES = {
+    "jobledger.ledger.connecting",
     "jobledger.ledger.limits",
     "jobledger.ledger.model",
     "jobledger.ledger.model.access",
     "jobledger.ledger.model.deciding",
+    "jobledger.ledger.model.jobs",
     "jobledger.ledger.model.limits",
     "jobledger.ledger.model.queues",
     "jobledger.ledger.model.runs",

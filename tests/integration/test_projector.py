@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.histories import STEPS, SteppedClock, act, memory_history, random_history
 from tests.support.limits import LIMIT_S
 
-from jobledger.ledger.client import connect
+from jobledger.ledger.connecting.connect import connect
 from jobledger.ledger.model.codec import digest
 from jobledger.ledger.model.events import EVENT_TYPES, event_type
 from jobledger.ledger.model.lock import LOCK

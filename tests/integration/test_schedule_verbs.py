@@ -72,7 +72,7 @@ async def test_an_application_declares_looks_and_acts(ledger: Ledger) -> None:
         report.options(run_at=datetime(2090, 1, 1, tzinfo=UTC)),
     ):
         with pytest.raises(
-            ConfigurationError, match="schedule bad: its task has an id, a run_at or a delay_s"
+            ConfigurationError, match="schedule bad: its task has an id, a run_at, a delay_s or a by"
         ):
             await schedules.add("bad", decided, input={"kind": "w"}, every_s=60)
     with pytest.raises(InvalidTokenError):

@@ -26,7 +26,8 @@ from django.core.handlers.wsgi import WSGIHandler
 from flask import Flask
 from tests.support.limits import LIMIT_S
 
-from jobledger.ledger import JobState, Ledger, client, handle, task
+from jobledger.ledger import JobState, Ledger, handle, task
+from jobledger.ledger.connecting import connect as asynchronous
 from jobledger.ledger.loop_thread import LoopThread
 from jobledger.ledger.model.errors import (
     ForeignLoopError,
@@ -295,7 +296,7 @@ async def test_an_asynchronous_ledger_says_where_it_lives(
     def in_another_loop(ledger: Ledger, job: handle.JobHandle[int]) -> set[str]:
         return asyncio.run(each_verb(ledger, job))
 
-    async with client.connect(nats_server.url, **settings) as ledger:
+    async with asynchronous.connect(nats_server.url, **settings) as ledger:
         job = await ledger.enqueue(double, 1)
         (said,) = await anyio.to_thread.run_sync(in_another_loop, ledger, job)
         assert said.startswith(
@@ -310,7 +311,7 @@ def test_an_asynchronous_ledger_says_that_its_loop_has_ended(
 ) -> None:
     async def opened() -> tuple[Ledger, contextlib.AsyncExitStack]:
         stack = contextlib.AsyncExitStack()
-        opening = client.connect(nats_server.url, environment=environment, ledger_bytes_max=1 << 24)
+        opening = asynchronous.connect(nats_server.url, environment=environment, ledger_bytes_max=1 << 24)
         return await stack.enter_async_context(opening), stack
 
     with warnings.catch_warnings():

@@ -230,10 +230,10 @@ async def test_who_took_the_key_and_comes_late_finds_its_job_made(
     begin = unique._begin  # pyright: ignore[reportPrivateUsage]
     between: list[JobHandle[Any]] = []
 
-    async def late(command: Any) -> tuple[int, bool]:
+    async def late(command: Any, by: str) -> tuple[int, bool]:
         monkeypatch.setattr(unique, "_begin", begin)
         between.append(await ledger.enqueue(report, 7, page=2))
-        return await begin(command)
+        return await begin(command, by)
 
     with monkeypatch.context() as patched:
         patched.setattr(unique, "_begin", late)

@@ -49,7 +49,8 @@ from jobledger.ledger.model.events import (
     Queued,
     StateName,
 )
-from jobledger.ledger.model.job import CLOSED_STATES, Attempt, AttemptState, Job, JobState, Progress, evolve
+from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
+from jobledger.ledger.model.jobs.attempts import Attempt, AttemptState, Progress
 from jobledger.ledger.model.lifecycle import references_of
 from jobledger.ledger.model.runs.steps import KeptSignal, Step
 from jobledger.ledger.model.subjects import JobRef

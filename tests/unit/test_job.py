@@ -40,7 +40,8 @@ from jobledger.ledger.model.events import (
     StepFailed,
     StepStarted,
 )
-from jobledger.ledger.model.job import FINAL_STATES, WAITING_STATES, Job, JobState, Progress, evolve
+from jobledger.ledger.model.job import FINAL_STATES, WAITING_STATES, Job, JobState, evolve
+from jobledger.ledger.model.jobs.attempts import Progress
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)

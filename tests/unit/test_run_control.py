@@ -58,7 +58,8 @@ from jobledger.ledger.model.events import (
     Queued,
     event_type,
 )
-from jobledger.ledger.model.job import ATTEMPTS_KEPT, JobState
+from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.jobs.attempts import ATTEMPTS_KEPT
 from jobledger.ledger.model.runs.errors import StepOverError
 from jobledger.ledger.model.runs.orders import bits, bits_of, child_id, items_of, ranges_of
 

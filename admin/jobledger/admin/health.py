@@ -19,8 +19,9 @@ from jobledger.admin.rows import Rows
 from jobledger.admin.schedules import find_late
 from jobledger.audit.trail_words import first_few
 from jobledger.audit.watch import Audited, audited
-from jobledger.ledger.client import Ledger, connect
+from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import LedgerConfig
+from jobledger.ledger.connecting.connect import connect
 from jobledger.ledger.model.errors import (
     ConfigurationError,
     CorruptLedgerError,

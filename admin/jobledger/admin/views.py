@@ -16,7 +16,8 @@ from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import PayloadMissingError, PayloadState
 from jobledger.ledger.model.events import ErrorInfo, Held, PayloadRef, Queued, RerunOf, Scheduled
-from jobledger.ledger.model.job import Attempt, Job, Progress
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.jobs.attempts import Attempt, Progress
 from jobledger.ledger.nats.payloads import Payloads
 from jobledger.ledger.timers import deadline_at
 
@@ -75,6 +76,7 @@ class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress | None
     last_sequence: int  #: stream sequence of its newest event
     trace: str  #: a W3C traceparent, of the enqueuer or of the job's own
+    created_by: str  #: who appended its first event; "": an archive has it, from before jobs kept that
     made_by: str | None  #: the job whose code made it; None: none did, or an archive has its beginning
     rerun_of: RerunOf | None  #: the run whose first steps it copied
     attempts: list[AttemptView]
@@ -118,6 +120,7 @@ async def job_details(
         progress=job.progress,
         last_sequence=job.last_sequence,
         trace=job.trace,
+        created_by=job.created_by,
         made_by=_maker(events),
         rerun_of=job.order.rerun_of,
         attempts=[_attempt(attempt) for attempt in job.attempts],

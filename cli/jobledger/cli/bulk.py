@@ -55,7 +55,7 @@ def check_chosen(choice: Choice, noun: str, conditions: str) -> None:
     if choice.names_nothing:
         raise UsageError(
             f"choose {noun}: by id, by --queue, --task, {conditions}, --since, --older-than, --tenant, --correlation, "
-            "--metadata or --limited-by, or --all of them"
+            "--metadata, --limited-by or --created-by, or --all of them"
         )
 
 

@@ -37,13 +37,14 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "correlation": (options.Correlation, None),
     "metadata": (options.Metadata, None),
     "limited_by": (options.LimitedBy, None),
+    "created_by": (options.CreatedBy, None),
     **{name: (kind, None) for name, kind in options.ACCESS.items()},
 }
 OFFLINE: Final = ("as_json",)  #: of a command that needs no server
 LEDGER: Final = ("url", "environment", "as_json")
 ROWS: Final = ("projection", *LEDGER)  #: of a command that reads the projection, if only to find a job
 #: Of a command that chooses jobs by what their enqueuers said of them: those of `ROWS` too.
-CHOOSES: Final = ("tenant", "correlation", "metadata", "limited_by", *ROWS)
+CHOOSES: Final = ("tenant", "correlation", "metadata", "limited_by", "created_by", *ROWS)
 CREATES: Final = (
     "ledger_bytes_max"  #: of a command that makes a ledger where there is none: no other one does
 )
@@ -65,6 +66,7 @@ class Cli:
         correlation: str | None = None,
         metadata: list[str] | None = None,
         limited_by: str | None = None,
+        created_by: str | None = None,
         **access: str | None,
     ) -> None:
         """Check what was told. Raises: UsageError, ConfigurationError."""
@@ -82,6 +84,7 @@ class Cli:
             correlation=correlation,
             metadata=tuple(pairs(metadata or [], "--metadata").items()),
             limited_by=limited_by,
+            created_by=created_by,
         )
 
     @contextlib.asynccontextmanager

@@ -165,6 +165,10 @@ LimitedBy = Annotated[
         "--limited-by", metavar="LIMIT", help="Only jobs with this limit: name:key, or a name for any key."
     ),
 ]
+CreatedBy = Annotated[
+    str | None,
+    typer.Option("--created-by", metavar="NAME", help="Only jobs that this person or process asked for."),
+]
 State = Annotated[
     JobState | None,
     typer.Option("--state", metavar="STATE", help=f"Only jobs in this state: {', '.join(JobState)}."),

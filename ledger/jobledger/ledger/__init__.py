@@ -6,8 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from jobledger.ledger.backoff import Backoff
-from jobledger.ledger.client import Ledger, connect
+from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import LedgerConfig
+from jobledger.ledger.connecting.connect import connect
 from jobledger.ledger.context import Context
 from jobledger.ledger.decorator import task
 from jobledger.ledger.enqueueing import BulkResult
@@ -71,7 +72,8 @@ from jobledger.ledger.model.errors import (
     UnsupportedServerError,
     WrongSequenceError,
 )
-from jobledger.ledger.model.job import Attempt, Job, JobState, Progress
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.jobs.attempts import Attempt, Progress
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.model.subjects import JobRef

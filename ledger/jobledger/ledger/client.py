@@ -1,17 +1,15 @@
-"""`connect` and `Ledger`: what an application does with jobs, short of running them."""
+"""`Ledger`: what an application does with jobs, short of running them."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import os
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack, overload
 
 from jobledger.ledger.children import Children, Parent
-from jobledger.ledger.config import LedgerConfig, with_variables
+from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.dead_letters import Changes, Requeuing, requeue
 from jobledger.ledger.enqueueing import BulkResult, Enqueuer, unpack
 from jobledger.ledger.event_stream import EventOptions, EventStream, open_events, open_subscription
@@ -19,7 +17,7 @@ from jobledger.ledger.handle import JobHandle, ReadsResults, execute
 from jobledger.ledger.held_lock import HeldLock
 from jobledger.ledger.limits.defining import CodeLimits
 from jobledger.ledger.locks import WAIT_S_DEFAULT, Locks
-from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
+from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Command, Discard, Stamp
 from jobledger.ledger.model.errors import AmbiguousIdError, InvalidInputError, JobNotFoundError
 from jobledger.ledger.model.identity import new_identity
@@ -27,8 +25,7 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.queues.pause import PauseQueue, QueueCommand, QueueState, ResumeQueue
 from jobledger.ledger.model.subjects import JobRef, Names, check_token
-from jobledger.ledger.nats.addresses import shown
-from jobledger.ledger.nats.connection import Connection, open_connection
+from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.hints import Hints
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.jetstream import JetStreamLog
@@ -36,14 +33,6 @@ from jobledger.ledger.nats.leases import JetStreamLeases
 from jobledger.ledger.nats.lock_hints import NatsLockHints
 from jobledger.ledger.nats.pauses import bring_in_line, queue_state
 from jobledger.ledger.nats.payloads import Payloads
-from jobledger.ledger.nats.publisher import Publisher
-from jobledger.ledger.nats.streams import (
-    RESULTS_LIFE_S,
-    check_streams,
-    ensure_streams,
-    require_ledger,
-    specifications,
-)
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.parts import AnyJob, job_name
 from jobledger.ledger.patience import Patience
@@ -186,10 +175,16 @@ class Ledger:
             return await enqueue_batch(self, self._enqueuer, (batch, on_end), task, inputs, ids, on_progress)
         return await self._enqueuer.many(task, inputs, ids=ids, on_progress=on_progress)
 
-    async def run_graph(self, graph: Graph, *, id: str | None = None) -> JobHandle[dict[str, Any]]:  # noqa: A002
+    async def run_graph(
+        self,
+        graph: Graph,
+        *,
+        id: str | None = None,  # noqa: A002 - the public name of the option
+        by: str = "",
+    ) -> JobHandle[dict[str, Any]]:
         """Begin a graph as one job, whose result has those of the nodes by label. Raises: as `enqueue`."""
         task, values = await graph.as_task(self)
-        return await self._enqueuer.one(task.options(id=id), **values)
+        return await self._enqueuer.one(task.options(id=id, by=by), **values)
 
     @overload
     async def job(
@@ -302,7 +297,7 @@ class Ledger:
         """
         if start is None:
             return await give_signal(self, (await self._named(job, queue)).ref, signal, value, id=id, by=by)
-        ref, begin = self._enqueuer.beginning(start, job, queue)
+        ref, begin = self._enqueuer.beginning(start, job, queue, by)
         return await give_signal(self, ref, signal, value, id=id, by=by, begin=begin)
 
     async def rerun(
@@ -404,96 +399,3 @@ class Ledger:
         """Forget a subscription and its position; return it as it was. Raises: SubscriptionNotFoundError."""
         self.connection.require_here()
         return await delete_subscription(self.inbox, self.names, name)
-
-
-@contextlib.asynccontextmanager
-async def connect(
-    url: str | None = None, *, clock: Clock = SYSTEM_CLOCK, **settings: Any
-) -> AsyncGenerator[Ledger, None]:
-    """Open a ledger for the length of the block; `settings` are those of `LedgerConfig`.
-
-    Without `url` it is the server that the environment variable JOBLEDGER_URL names, else the one on this machine;
-    without `environment` the one that JOBLEDGER_ENVIRONMENT names.
-
-    Streams that are missing are made; those that exist are checked and never changed. With `create=False` none is
-    made: for whoever only reads, and must not take an empty ledger that it made itself for the one that was meant.
-    The ledger belongs to the event loop that runs here: its verbs raise `ForeignLoopError` in another one or in a
-    forked child, and `LedgerClosedError` after the block.
-
-    Raises: InvalidInputError for a setting that does not exist, ConfigurationError, ServerUnreachableError,
-    UnsupportedServerError, JetStreamDisabledError, StreamMismatchError, LedgerFullError; with `create=False`
-    LedgerNotFoundError.
-    """
-    try:
-        given = settings if url is None else {"url": url, **settings}
-        config = LedgerConfig(**with_variables(given, os.environ))
-    except TypeError as error:
-        raise InvalidInputError(str(error)) from error
-    names = Names(config.environment)
-    connection = await open_connection(
-        config.url,
-        name=config.name,
-        timeout_s=config.connect_timeout_s,
-        access=config,
-        inbox_prefix=config.inbox_prefix,
-        options=config.nats_options,
-    )
-    publisher: Publisher | None = None
-    try:
-        inbox = Inbox(connection)
-        await inbox.open()
-        publisher = Publisher(connection, inbox)
-        specs = specifications(
-            names,
-            ledger_bytes_max=config.ledger_bytes_max,
-            lease_s=config.lease_s,
-            replicas=config.replicas,
-        )
-        if config.create:
-            await ensure_streams(inbox, specs)
-        else:
-            await require_ledger(inbox, names, shown(config.url))
-            await check_streams(inbox, specs)
-        ledger = await _assemble(connection, inbox, publisher, names, config, clock)
-        try:
-            yield ledger
-        finally:
-            await ledger.locks.close()
-    finally:
-        connection.is_retired = True
-        if publisher is not None:
-            publisher.close()
-        with contextlib.suppress(Exception):  # the block's own error is the one that counts
-            await connection.close()
-
-
-async def _assemble(  # noqa: PLR0917 - the parts of one client
-    connection: Connection,
-    inbox: Inbox,
-    publisher: Publisher,
-    names: Names,
-    config: LedgerConfig,
-    clock: Clock,
-) -> Ledger:
-    log = JetStreamLog(
-        connection,
-        inbox,
-        publisher,
-        names=names,
-        commit=config.commit,
-        append_timeout_s=config.append_timeout_s,
-    )
-    limits = {"inline_bytes_max": config.inline_bytes_max, "payload_bytes_max": config.payload_bytes_max}
-    hints = Hints(connection, names)
-    await hints.open()
-    return Ledger(
-        connection=connection,
-        inbox=inbox,
-        log=log,
-        leases=JetStreamLeases(connection, inbox, publisher, names),
-        hints=hints,
-        inputs=Payloads(connection, names.payloads_bucket, **limits),
-        results=Payloads(connection, names.results_bucket, life_s=RESULTS_LIFE_S, **limits),
-        config=config,
-        clock=clock,
-    )

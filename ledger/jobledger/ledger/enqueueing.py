@@ -97,14 +97,14 @@ class Enqueuer:
             return await self._one_of_its_kind(plain, wish)
         with self._enqueuing(plain, options.queue, job_id):
             sequence, created = await patience.append(
-                lambda: self.begin(command), job_id=job_id, doing="was enqueued"
+                lambda: self.begin(command, options.by), job_id=job_id, doing="was enqueued"
             )
         if not created and options.id is None:
             await patience.read(lambda: self._require_same(plain, command))
         return JobHandle(client, command.ref, created=created, sequence=sequence, reader=plain.signature)
 
     def beginning(
-        self, start: TaskWithInput, job: AnyJob, queue: str | None
+        self, start: TaskWithInput, job: AnyJob, queue: str | None, by: str = ""
     ) -> tuple[JobRef, Callable[[], Awaitable[JobHandle[Any]]]]:
         """Return the name of the job that is to be made where it is missing, and what makes it.
 
@@ -117,7 +117,7 @@ class Enqueuer:
         job_id, queue = job_name(job, queue)
         if queue not in (None, start.queue):
             raise InvalidInputError(f"job {job_id} would be in queue {start.queue}, not in {queue}")
-        task = start.named(job_id)
+        task = start.named(job_id, by)
         ref = JobRef(queue=start.queue, job_id=job_id)
         return ref, lambda: self.one(task, *start.args, **start.kwargs)
 
@@ -142,6 +142,7 @@ class Enqueuer:
             now=self._clock.now(),
             debounce_s=debounce_s,
             max_wait_s=max_wait_s,
+            by=options.by,
         )
 
     async def _one_of_its_kind(self, task: Task[Any, Any], wish: Wish) -> JobHandle[Any]:
@@ -171,7 +172,7 @@ class Enqueuer:
             _refuse_in_bulk(plain, options.unique, ids)
 
         async def begin_again(command: Enqueue) -> tuple[int, bool]:
-            sequence, created = await self._begin_again(command)
+            sequence, created = await self._begin_again(command, options.by)
             if not created and ids is None and options.unique is None and not batch:
                 await self._require_same(plain, command)
             return sequence, created
@@ -186,7 +187,7 @@ class Enqueuer:
                             command = _of_batch(command, batch, number, batch_max)
                         if bulk.is_full:
                             await bulk.make_room()
-                        bulk.add(command, self._log.submit(self._seal_first(command).entries))
+                        bulk.add(command, self._log.submit(self._seal_first(command, by=options.by).entries))
             except InvalidError:  # it says that those before it are enqueued: unless one of them could not be
                 await bulk.drain()
                 raise

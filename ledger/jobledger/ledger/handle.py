@@ -23,7 +23,8 @@ from jobledger.ledger.model.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.model.events import Completed, ErrorInfo
-from jobledger.ledger.model.job import Job, JobState, Progress
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.jobs.attempts import Progress
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.outcome import moment_of
 from jobledger.ledger.parts import Client

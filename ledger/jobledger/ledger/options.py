@@ -46,6 +46,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     unique: Unique | None = None  #: at most one job of its kind; None: as many as are enqueued
     debounce_s: float | None = None  #: seconds between the last call of its kind and the run with its input
     max_wait_s: float | None = None  #: with `debounce_s`: at most this long after the first call
+    by: str = ""  #: who asks for the job, as its first event says; "": the client that enqueues it
 
     def __post_init__(self) -> None:
         """Check every option.
@@ -74,7 +75,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigurationError(f"run_at must be a datetime with a time zone, got {self.run_at!r}")
             keep_utc(self, "run_at")
         # By value: what is empty and of another type must not pass as the default.
-        if (self.tenant, self.correlation, self.metadata, self.limits) != ("", "", {}, ()):
+        if (self.tenant, self.correlation, self.metadata, self.limits, self.by) != ("", "", {}, (), ""):
             self._check_words()
 
     @property
@@ -88,6 +89,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             check_word("tenant", self.tenant)
         if self.correlation != "":
             check_word("correlation", self.correlation)
+        if self.by != "":
+            check_word("by", self.by)
         if self.metadata != {}:
             force_setattr(self, "metadata", checked_metadata(self.metadata))
         if self.limits != ():
@@ -108,17 +111,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: What the options of a job cannot say that a run, a graph or a batch makes.
-_OF_MAKER: Final = ("id", "delay_s", "run_at", "unique", "debounce_s")
+_OF_MAKER: Final = ("id", "delay_s", "run_at", "unique", "debounce_s", "by")
 
 
 def refuse_of_maker(options: Options, what: str, maker: str) -> None:
-    """Refuse options that whoever makes a job decides: its id, and when it begins.
+    """Refuse options that whoever makes a job decides: its id, when it begins, and who asks for it.
 
     `what` names the job and `maker` who makes it, such as "a child of task send" and "its run".
 
     Raises: TaskDefinitionError.
     """
-    wrong = next((name for name in _OF_MAKER if getattr(options, name) is not None), None)
+    wrong = next((name for name in _OF_MAKER if getattr(options, name) not in {None, ""}), None)
     if wrong is not None:
         raise TaskDefinitionError(f"{what} cannot have {wrong}: {maker} gives it its id and begins it")
 

@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
 from jobledger.ledger import client, event_stream, handle
+from jobledger.ledger.connecting.connect import connect as connect_asynchronously
 from jobledger.ledger.dead_letters import Changes
 from jobledger.ledger.enqueueing import BulkResult
 from jobledger.ledger.event_stream import EventOptions
@@ -25,7 +26,8 @@ from jobledger.ledger.locks import WAIT_S_DEFAULT
 from jobledger.ledger.loop_thread import LoopThread, wait_for
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import ForeignLoopError, LedgerClosedError
-from jobledger.ledger.model.job import Job, JobState, Progress
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.jobs.attempts import Progress
 from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.parts import AnyJob
@@ -191,9 +193,16 @@ class Ledger:
             )
         )
 
-    def run_graph(self, graph: Graph, *, id: str | None = None) -> JobHandle[dict[str, Any]]:  # noqa: A002
+    def run_graph(
+        self,
+        graph: Graph,
+        *,
+        id: str | None = None,  # noqa: A002 - the public name of the option
+        by: str = "",
+    ) -> JobHandle[dict[str, Any]]:
         """Begin a graph as one job, whose result has those of the nodes by label. See `client.Ledger.run_graph`."""
-        return JobHandle(self._caller, self._caller.call(lambda ledger: ledger.run_graph(graph, id=id)))
+        made = self._caller.call(lambda ledger: ledger.run_graph(graph, id=id, by=by))
+        return JobHandle(self._caller, made)
 
     def cancel(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
         """End a waiting job at once, ask a running one to end. See `client.Ledger.cancel`."""
@@ -403,8 +412,8 @@ class EventStream:
 def connect(url: str | None = None, **settings: Any) -> Ledger:
     """Open a ledger, for the length of a `with` block or, called plainly, until `close` or the process's end.
 
-    Settings and errors are those of `client.connect`.
+    Settings and errors are those of `connecting.connect`.
     """
-    caller = LoopThread(functools.partial(client.connect, url, **settings))
+    caller = LoopThread(functools.partial(connect_asynchronously, url, **settings))
     caller.open()
     return Ledger(caller)

@@ -106,6 +106,7 @@ class Task(Generic[P, R_co]):
         unique: Unique | None = None,
         debounce_s: float | None = None,
         max_wait_s: float | None = None,
+        by: str | None = None,
     ) -> TaskWithOptions[P, R_co]:
         """Return the task with some options set for the next job; `limits` are added to those of the task.
 
@@ -124,6 +125,7 @@ class Task(Generic[P, R_co]):
             "unique": unique,
             "debounce_s": debounce_s,
             "max_wait_s": max_wait_s,
+            "by": by,
         }
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if queue is not None:
@@ -202,8 +204,8 @@ class TaskWithInput:
         """Where the job would wait."""
         return self._options.queue
 
-    def named(self, job_id: str) -> TaskWithOptions[..., Any]:
-        """Return its task with the options of a job that is called so.
+    def named(self, job_id: str, by: str = "") -> TaskWithOptions[..., Any]:
+        """Return its task with the options of a job that is called so; `by`: who asks for it, unless they say so.
 
         Raises: InvalidInputError where it has another id, and where it is unique: another job may then be in its place.
         """
@@ -217,7 +219,7 @@ class TaskWithInput:
                 f"task {self._task.name} is unique, so another job may be in the place of {job_id}: give it no "
                 "unique= and no debounce_s="
             )
-        return TaskWithOptions(self._task, msgspec.structs.replace(options, id=job_id))
+        return TaskWithOptions(self._task, msgspec.structs.replace(options, id=job_id, by=options.by or by))
 
 
 class TaskRegistry:

@@ -21,6 +21,7 @@ class SaidFilter(msgspec.Struct, frozen=True, kw_only=True):
     correlation: str | None = None
     metadata: tuple[tuple[str, str], ...] = ()  #: every one of these pairs
     limited_by: str | None = None  #: `name:key`, or a name alone for whatever key
+    created_by: str | None = None  #: who asked for the job
 
     def __post_init__(self) -> None:
         """Refuse what is no limit: an empty name, as of a variable that is not set, would choose every job.
@@ -38,7 +39,8 @@ class SaidFilter(msgspec.Struct, frozen=True, kw_only=True):
         """Return conditions on rows of `jobs`, all of which must hold, and their values."""
         terms: list[str] = []
         values: list[str] = []
-        for column, word in (("tenant", self.tenant), ("correlation", self.correlation)):
+        words = (("tenant", self.tenant), ("correlation", self.correlation), ("created_by", self.created_by))
+        for column, word in words:
             if word is not None:
                 terms.append(f"{column} = ? AND {column} <> ''")  # as the index says that it is made of
                 values.append(word)

@@ -85,6 +85,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     correlation: str
     metadata: dict[str, str]
     limits: tuple[str, ...]
+    created_by: str  #: who asked for it; "": that is not known
     trace_id: str
     last_sequence: int
     parent_queue: str | None  #: of the child of a run; None: it is nobody's child

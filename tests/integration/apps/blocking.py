@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from jobledger.ledger import client, sync, task
+from jobledger.ledger import sync, task
+from jobledger.ledger.connecting import connect as asynchronous
 from jobledger.ledger.model.errors import ForeignLoopError, LedgerClosedError, LockLostError
 
 
@@ -163,7 +164,7 @@ def without_hooks() -> None:
 
 
 async def _fork_in_loop() -> None:
-    opening = client.connect(sys.argv[2], environment=sys.argv[3], ledger_bytes_max=1 << 24)
+    opening = asynchronous.connect(sys.argv[2], environment=sys.argv[3], ledger_bytes_max=1 << 24)
     async with opening as ledger:
         job = await ledger.enqueue(double, 1)
         pid = os.fork()

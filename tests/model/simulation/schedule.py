@@ -18,8 +18,9 @@ from tests.model.simulation.server import EPOCH, Server
 from tests.model.simulation.tasks import KINDS, Runs, act, recording, registry
 from tests.model.simulation.wire import SimConnection
 
-from jobledger.ledger.client import Ledger, _assemble
+from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import LedgerConfig
+from jobledger.ledger.connecting.connect import assemble
 from jobledger.ledger.model.commands import Discard, Requeue
 from jobledger.ledger.model.errors import LedgerError, NotFoundError, RefusedError
 from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, JobRef
@@ -153,7 +154,7 @@ class Schedule:
         inbox = Inbox(plain)
         await inbox.open()
         publisher = Publisher(plain, inbox)
-        return await _assemble(plain, inbox, publisher, self.server.names, self._config, SimClock(process))
+        return await assemble(plain, inbox, publisher, self.server.names, self._config, SimClock(process))
 
     def start_worker(self, slot: int) -> None:
         process, connection = self.process("w")

@@ -21,12 +21,12 @@ from jobledger.cli.jobs.input_text import read_object
 from jobledger.cli.jobs.view import progress_text
 from jobledger.cli.output import Output
 from jobledger.cli.pairs import pairs
-from jobledger.cli.session import load_tasks
+from jobledger.cli.session import load_tasks, operator
 from jobledger.cli.text import clock_time
 from jobledger.cli.times import seconds, time_of
 from jobledger.ledger import JobHandle, JobState, Task
 from jobledger.ledger.model.clock import Clock
-from jobledger.ledger.model.job import Progress
+from jobledger.ledger.model.jobs.attempts import Progress
 from jobledger.ledger.outcome import DELAY_S_LIMIT
 from jobledger.ledger.tasks import TaskWithOptions
 
@@ -116,6 +116,7 @@ def enqueue(
         correlation=correlation,
         metadata=pairs(metadata, "--metadata") if metadata else None,
         limits=tuple(limits or ()),
+        by=operator(),
     )
     values = _values(found, words or [], input_text)
     found.signature.encode((), values)

@@ -20,7 +20,7 @@ from jobledger.ledger import Attempt, Job
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import ErrorInfo, RerunOf
-from jobledger.ledger.model.job import Progress
+from jobledger.ledger.model.jobs.attempts import Progress
 
 _VALUE_SHOWN_MAX: Final = 600
 _TRACEBACK_LINES_MAX: Final = 12
@@ -56,6 +56,7 @@ def show_job(
             ("limits", " ".join(job.order.limits) or None),
             ("correlation", job.order.correlation or None),
             ("metadata", _shown(job.order.metadata) if job.order.metadata else None),
+            ("created by", job.created_by or None),
             ("made by", f"job {details.made_by}" if details.made_by is not None else None),
             ("rerun of", _source(job.order.rerun_of)),
             ("input", _shown(details.input)),

@@ -57,7 +57,7 @@ async def enqueue_batch(  # noqa: PLR0917 - what `enqueue_many` was given
     spec = BatchSpec(task=plain.name, queue=options.queue)
     if on_end is not None:
         spec = _with_end(spec, name, on_end)
-    batch = await enqueuer.one(run_batch.options(id=name), batch=spec)
+    batch = await enqueuer.one(run_batch.options(id=name, by=options.by), batch=spec)
     count = None if batch.created else count_of(await _known(client, batch.ref, spec))
     result = await enqueuer.many(task, inputs, ids=None, on_progress=on_progress, batch=name, batch_max=count)
     if count is None:

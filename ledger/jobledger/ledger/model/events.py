@@ -234,6 +234,7 @@ class CarriedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     pause_requested: bool = False  #: whether somebody asked the running attempt to pause
     paused_by_operator: bool = False  #: whether the job waits until a person resumes it
     pause_reason: str = ""  #: why
+    created_by: str = ""  #: who appended its first event; "": that one was gone already
 
 
 class _Order(Event, frozen=True, kw_only=True, gc=False):

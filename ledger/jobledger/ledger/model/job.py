@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from datetime import datetime
-from typing import Any, Final, Literal, assert_never
+from typing import Any, Final, assert_never
 
 import msgspec
 
@@ -46,6 +46,7 @@ from jobledger.ledger.model.events import (
     StepStarted,
     order_of,
 )
+from jobledger.ledger.model.jobs.attempts import ATTEMPTS_KEPT, Attempt, AttemptState, Progress, closed
 from jobledger.ledger.model.runs.carrying import Part, fold_part
 from jobledger.ledger.model.runs.steps import (
     NO_STEPS,
@@ -82,33 +83,7 @@ WAITING_STATES = frozenset(
     {JobState.SCHEDULED, JobState.HELD, JobState.QUEUED, JobState.RETRY_WAIT, JobState.PAUSED},
 )
 
-AttemptState = Literal[
-    "running", "completed", "failed", "lost", "interrupted", "snoozed", "paused", "cancelled", "dead_lettered"
-]
-
-
 OPERATOR: Final = "operator"  #: what `paused` says the job waits for where a person paused it
-ATTEMPTS_KEPT: Final = 50  #: a job keeps at most this many attempts; of older ones it keeps only their number
-
-
-class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One run of a job."""
-
-    number: int  #: from 1
-    worker: str
-    epoch: int  #: stream sequence of its `started`: the claim's fencing number
-    started_at: datetime
-    state: AttemptState = "running"
-    finished_at: datetime | None = None
-    error: ErrorInfo | None = None
-
-
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """What the running attempt last said of itself."""
-
-    done: float
-    total: float | None
-    note: str
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -155,6 +130,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     pause_requested: bool = False  #: whether somebody asked the running attempt to pause
     paused_by_operator: bool = False  #: whether the job waits until a person resumes it
     pause_reason: str = ""
+    created_by: str = ""  #: who appended its first event; "": that one is not known
     is_incomplete: bool = False  #: whether further steps and signals are told by the `carried` that follow
 
     @property
@@ -281,6 +257,7 @@ def _ordered(event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
         created_at=event.at,
         updated_at=event.at,
         last_sequence=stream_sequence,
+        created_by=event.by,
         order=order_of(event),
         dispatches=dispatches,
         dispatch_sequence=dispatch_sequence,
@@ -349,7 +326,7 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
         order |= {"input": event.input, "input_ref": event.input_ref}
     return _replace(
         job,
-        attempts=_closed(job, event, "lost"),
+        attempts=closed(job.attempts, event, "lost"),
         attempts_given_back=job.attempts_given_back + job.advanced,
         state=_WAITING_STATE_OF[type(event)],
         updated_at=event.at,
@@ -406,7 +383,7 @@ def _dispatched_anew(job: Job, event: Queued, stream_sequence: int) -> Job:
 
 def _started(job: Job, event: Started, stream_sequence: int) -> Job:
     attempt = Attempt(number=event.attempt, worker=event.worker, epoch=stream_sequence, started_at=event.at)
-    before = _closed(job, event, "lost")  # a takeover: the older attempt is lost
+    before = closed(job.attempts, event, "lost")  # a takeover: the older attempt is lost
     if job.advanced or len(before) >= ATTEMPTS_KEPT:
         job, before = _older_attempts(job, before)
     return _replace(
@@ -448,7 +425,7 @@ def _end_attempt(
 ) -> Job:
     return _replace(
         job,
-        attempts=_closed(job, event, attempt_state, error=error),
+        attempts=closed(job.attempts, event, attempt_state, error=error),
         state=state,
         updated_at=event.at,
         last_sequence=stream_sequence,
@@ -476,7 +453,7 @@ def _completed(job: Job, event: Completed, stream_sequence: int) -> Job:
     """End a job well; like `_end_attempt`, but in one step, since nearly every job has it."""
     return _replace(
         job,
-        attempts=_closed(job, event, "completed"),
+        attempts=closed(job.attempts, event, "completed"),
         state=_COMPLETED,
         updated_at=event.at,
         last_sequence=stream_sequence,
@@ -488,13 +465,3 @@ def _completed(job: Job, event: Completed, stream_sequence: int) -> Job:
         result_ref=event.result_ref,
         error=None,
     )
-
-
-def _closed(
-    job: Job, event: Event, attempt_state: AttemptState, *, error: ErrorInfo | None = None
-) -> tuple[Attempt, ...]:
-    """Return the attempts, of which none is open any more."""
-    attempts = job.attempts
-    if not attempts or attempts[-1].state != "running":
-        return attempts
-    return (*attempts[:-1], _replace(attempts[-1], state=attempt_state, finished_at=event.at, error=error))

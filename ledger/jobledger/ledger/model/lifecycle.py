@@ -68,7 +68,8 @@ from jobledger.ledger.model.events import (
     StepFailed,
     StepStarted,
 )
-from jobledger.ledger.model.job import CLOSED_STATES, WAITING_STATES, AttemptState, JobState
+from jobledger.ledger.model.job import CLOSED_STATES, WAITING_STATES, JobState
+from jobledger.ledger.model.jobs.attempts import AttemptState
 
 #: Where a large value lies: inputs and checkpoints as long as the ledger, results for a week.
 StoreName = Literal["inputs", "results"]

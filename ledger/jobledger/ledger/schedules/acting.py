@@ -25,14 +25,14 @@ from jobledger.ledger.model.limits.names import split
 from jobledger.ledger.model.log import end_of_chain
 from jobledger.ledger.model.schedules.decisions import ScheduleCommand, Tick, decide
 from jobledger.ledger.model.schedules.definition import OVERLAP_MODES, Overlap, overlap_limit
-from jobledger.ledger.model.schedules.events import Backfilled, Declared, Schedule, ScheduleEvent
+from jobledger.ledger.model.schedules.events import Backfilled, Declared, Schedule, ScheduleEvent, Ticked
 from jobledger.ledger.model.schedules.jobs import hooks_job_id, jobs_of, own_ids, tick_job_id
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import JobRef, first_leaf
 from jobledger.ledger.parts import Client
 
 #: Appends a job's first event; returns its stream sequence, and whether it is new: one that exists stays as it is.
-Begin = Callable[[Enqueue], Awaitable[tuple[int, bool]]]
+Begin = Callable[[Enqueue, str], Awaitable[tuple[int, bool]]]
 #: Returns which subjects are in use; see `Log.present`.
 Present = Callable[[Sequence[str]], Awaitable[set[str]]]
 
@@ -161,7 +161,8 @@ class Schedules:
         if isinstance(event, Backfilled):  # the schedule may have had another queue when these ticks came
             found = await self.places(event, jobs)
             jobs = [job for job, place in zip(jobs, found, strict=True) if place is None]
-        await _few_at_once(self._begin, jobs)
+        by = "" if isinstance(event, Ticked) else event.by  # a person who asked, whoever makes the jobs
+        await _few_at_once(lambda job: self._begin(job, by), jobs)
 
     async def places(self, event: Backfilled, jobs: Sequence[Enqueue]) -> list[JobRef | None]:
         """Return where the jobs of past ticks are, whatever queue the schedule had then; None for those not made.

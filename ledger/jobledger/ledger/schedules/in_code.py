@@ -61,9 +61,9 @@ class AnyTask(Protocol):
 
 def check_options(schedule: str, options: Options) -> None:
     """Refuse what a schedule's task cannot have, because each tick decides it. Raises: ConfigurationError."""
-    if options.id is not None or options.run_at is not None or options.delay_s is not None:
+    if options.id is not None or options.run_at is not None or options.delay_s is not None or options.by:
         raise ConfigurationError(
-            f"schedule {schedule}: its task has an id, a run_at or a delay_s, which every tick decides: leave it out"
+            f"schedule {schedule}: its task has an id, a run_at, a delay_s or a by, which every tick decides: leave it out"
         )
 
 

@@ -64,7 +64,7 @@ class Enqueues(Protocol):
         """Return what would enqueue a job of this input now."""
         ...
 
-    async def begin(self, command: Enqueue) -> tuple[int, bool]:
+    async def begin(self, command: Enqueue, by: str = "") -> tuple[int, bool]:
         """Append the first event of a job."""
         ...
 

@@ -44,9 +44,12 @@ class UniqueJobs:
     """Adds unique jobs for one client."""
 
     def __init__(
-        self, log: Log, stamp: Callable[[], Stamp], begin: Callable[[Enqueue], Awaitable[tuple[int, bool]]]
+        self,
+        log: Log,
+        stamp: Callable[[str], Stamp],
+        begin: Callable[[Enqueue, str], Awaitable[tuple[int, bool]]],
     ) -> None:
-        """`begin`: appends a job's first event; returns its sequence, and whether it is new."""
+        """`stamp` and `begin` are told by whom; `begin` appends a job's first event; returns its sequence, and whether it is new."""
         self._log = log
         self._stamp = stamp
         self._begin = begin
@@ -84,7 +87,7 @@ class UniqueJobs:
         return holder
 
     async def _attempt(self, wish: Wish, holder: Holder) -> Begun:
-        key, job, stamp = holder.key.state, holder.chain.job, self._stamp()
+        key, job, stamp = holder.key.state, holder.chain.job, self._stamp(wish.by)
         if key is not None and job is not None:
             if key.owner == wish.command.ref:
                 return Begun(key.owner, holder.first_sequence, created=False)  # the same call once more
@@ -99,7 +102,7 @@ class UniqueJobs:
 
     async def _make(self, wish: Wish) -> Begun:
         """Make the job that has the key."""
-        sequence, created = await self._begin(wish.command)
+        sequence, created = await self._begin(wish.command, wish.by)
         ref = wish.command.ref
         if not created and wish.rule.on_conflict == "reject" and not await self._made_by_this_job(ref):
             raise UniqueKeyTakenError(wish.key.task, wish.key.key, ref.queue, ref.job_id)
@@ -107,7 +110,7 @@ class UniqueJobs:
 
     async def _made_by_this_job(self, ref: JobRef) -> bool:
         """Return whether the job that enqueues made that one before, as in an attempt that did not end."""
-        parent = self._stamp().causation
+        parent = self._stamp("").causation
         if not parent:
             return False
         made = await self._log.read_chain(self._log.names.chain(ref))
@@ -119,7 +122,7 @@ class UniqueJobs:
         assert key is not None, "somebody holds it"
         if job is None and not key.made:
             command = msgspec.structs.replace(wish.command, ref=key.owner)
-            sequence, created = await self._begin(command)
+            sequence, created = await self._begin(command, wish.by)
             if created:
                 return Begun(key.owner, sequence, created=True)
             raise WrongSequenceError(self._log.names.chain(key.owner), 0)  # who took it was there first
@@ -131,13 +134,13 @@ class UniqueJobs:
 
     async def _replace(self, wish: Wish, holder: Holder, job: Job) -> Begun:
         """Cancel the job that waits, take its key and make the new job: all in one append, or nothing."""
-        command, stamp = wish.command, self._stamp()
+        command, stamp = wish.command, self._stamp(wish.by)
         cancel = CancelJob(reason=f"superseded by job {command.ref.job_id}")
         take = msgspec.structs.replace(wish.take(command.ref, stamp.at), replaces=True)
         additions: list[Addition] = [
             (holder.chain, decide(job, cancel, stamp)),
             (holder.key, [decide_key(wish.key, holder.key.state, job, take, stamp)]),
-            (EMPTY_CHAIN, decide(None, command, self._stamp())),
+            (EMPTY_CHAIN, decide(None, command, self._stamp(wish.by))),
         ]
         try:
             sequence = await commit_all(self._log, additions)

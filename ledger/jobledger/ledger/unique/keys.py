@@ -32,6 +32,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     arguments: msgspec.Raw  #: JSON object of those that make the key; absent where it is too large
     debounce: timedelta | None
     max_wait: timedelta | None
+    by: str = ""  #: who enqueues it; "": the client
 
     def take(self, owner: JobRef, now: datetime) -> Take:
         """Return the command that gives the key to a job."""
@@ -55,6 +56,7 @@ def wish_for(
     now: datetime,
     debounce_s: float | None = None,
     max_wait_s: float | None = None,
+    by: str = "",
 ) -> Wish:
     """Return what an enqueue wishes; `text` is the input's JSON text, `now` decides in which period it is.
 
@@ -80,6 +82,7 @@ def wish_for(
         arguments=msgspec.Raw(chosen) if len(chosen) <= _ARGUMENTS_BYTES_MAX else NO_VALUE,
         debounce=_span(debounce_s),
         max_wait=_span(max_wait_s),
+        by=by,
     )
 
 

@@ -26,6 +26,9 @@ _FIXED: Final = {
     "correlation": text("the first cause the job belongs to, or empty"),
     "metadata": text("pairs of words that its enqueuer said of it, as a JSON object"),
     "limits": text("the names of its limits, separated by spaces; empty without any"),
+    "created_by": text(
+        "who asked for it: a person, or the process that enqueued it; empty where that is not known"
+    ),
     "trace_id": text("the id of its trace: its caller's, or one of its own; empty for older jobs"),
     "data": text("the input, as JSON; NULL without any"),
     "first_us": integer("the server's time of its first event, in microseconds since 1970", is_internal=True),
@@ -88,6 +91,7 @@ JOBS: Final = Table(
         Index(("trace_id",), where="trace_id <> ''"),
         Index(("tenant", "created_at"), where="tenant <> ''"),
         Index(("correlation", "created_at"), where="correlation <> ''"),
+        Index(("created_by", "created_at"), where="created_by <> ''"),
         Index(("completed_at",), where="completed_at IS NOT NULL"),
         Index(("queue", "priority", "status", "since_us"), where=OF_INTEREST),
         Index(("limits", "since_us", "status"), where=IS_HELD),

@@ -14,7 +14,8 @@ import msgspec
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.fingerprint import job_fingerprint
-from jobledger.ledger.model.job import Attempt, Job, JobState
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.jobs.attempts import Attempt
 from jobledger.ledger.model.runs.awaiting import all_awaited
 from jobledger.ledger.model.times import as_utc, time_text
 from jobledger.ledger.model.trace import trace_id
@@ -106,6 +107,7 @@ def job_fixed(job: Job, first_us: int) -> Row:
         job.order.correlation,
         _encode(job.order.metadata).decode() if job.order.metadata else "{}",
         " ".join(job.order.limits),
+        job.created_by,
         trace_id(job.trace),
         data_text(job),
         first_us,

@@ -241,7 +241,7 @@ class JobRows(Rows):
 
 JOB_TABLES: Final = AggregateTables(
     aggregate=JOB.name,
-    version=12,
+    version=13,
     tables=(
         schema.JOBS,
         schema.ATTEMPTS,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from jobledger.ledger import client, sync
 from jobledger.ledger.children import Parent
+from jobledger.ledger.connecting.connect import connect
 from jobledger.ledger.loop_thread import LoopThread
 from jobledger.ledger.model.errors import RefusedError
 
@@ -34,7 +35,7 @@ class OwnLedger:
                 "the worker's nats_options cannot be handed to this process: connect here with jobledger.ledger.sync"
             )
         if self._thread is None:
-            self._thread = LoopThread(functools.partial(client.connect, **self._connection))
+            self._thread = LoopThread(functools.partial(connect, **self._connection))
         self._thread.open()
         return sync.Ledger(_Behalf(self._thread, parent))
 

@@ -13,7 +13,8 @@ from jobledger.ledger.model.events import (
     CarriedJob,
     CarriedProgress,
 )
-from jobledger.ledger.model.job import Attempt, Job
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.jobs.attempts import Attempt
 from jobledger.ledger.model.lifecycle import lean
 from jobledger.ledger.model.runs.carrying import CarriedStep, carried_signals, carried_steps
 

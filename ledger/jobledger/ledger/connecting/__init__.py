@@ -1,0 +1,1 @@
+"""Making a `Ledger` out of settings and a connection."""

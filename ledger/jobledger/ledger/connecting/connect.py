@@ -1,0 +1,123 @@
+"""`connect`: open a ledger for the length of a block."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.config import LedgerConfig, with_variables
+from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.nats.addresses import shown
+from jobledger.ledger.nats.connection import Connection, open_connection
+from jobledger.ledger.nats.hints import Hints
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.jetstream import JetStreamLog
+from jobledger.ledger.nats.leases import JetStreamLeases
+from jobledger.ledger.nats.payloads import Payloads
+from jobledger.ledger.nats.publisher import Publisher
+from jobledger.ledger.nats.streams import (
+    RESULTS_LIFE_S,
+    check_streams,
+    ensure_streams,
+    require_ledger,
+    specifications,
+)
+
+
+@contextlib.asynccontextmanager
+async def connect(
+    url: str | None = None, *, clock: Clock = SYSTEM_CLOCK, **settings: Any
+) -> AsyncGenerator[Ledger, None]:
+    """Open a ledger for the length of the block; `settings` are those of `LedgerConfig`.
+
+    Without `url` it is the server that the environment variable JOBLEDGER_URL names, else the one on this machine;
+    without `environment` the one that JOBLEDGER_ENVIRONMENT names.
+
+    Streams that are missing are made; those that exist are checked and never changed. With `create=False` none is
+    made: for whoever only reads, and must not take an empty ledger that it made itself for the one that was meant.
+    The ledger belongs to the event loop that runs here: its verbs raise `ForeignLoopError` in another one or in a
+    forked child, and `LedgerClosedError` after the block.
+
+    Raises: InvalidInputError for a setting that does not exist, ConfigurationError, ServerUnreachableError,
+    UnsupportedServerError, JetStreamDisabledError, StreamMismatchError, LedgerFullError; with `create=False`
+    LedgerNotFoundError.
+    """
+    try:
+        given = settings if url is None else {"url": url, **settings}
+        config = LedgerConfig(**with_variables(given, os.environ))
+    except TypeError as error:
+        raise InvalidInputError(str(error)) from error
+    names = Names(config.environment)
+    connection = await open_connection(
+        config.url,
+        name=config.name,
+        timeout_s=config.connect_timeout_s,
+        access=config,
+        inbox_prefix=config.inbox_prefix,
+        options=config.nats_options,
+    )
+    publisher: Publisher | None = None
+    try:
+        inbox = Inbox(connection)
+        await inbox.open()
+        publisher = Publisher(connection, inbox)
+        specs = specifications(
+            names,
+            ledger_bytes_max=config.ledger_bytes_max,
+            lease_s=config.lease_s,
+            replicas=config.replicas,
+        )
+        if config.create:
+            await ensure_streams(inbox, specs)
+        else:
+            await require_ledger(inbox, names, shown(config.url))
+            await check_streams(inbox, specs)
+        ledger = await assemble(connection, inbox, publisher, names, config, clock)
+        try:
+            yield ledger
+        finally:
+            await ledger.locks.close()
+    finally:
+        connection.is_retired = True
+        if publisher is not None:
+            publisher.close()
+        with contextlib.suppress(Exception):  # the block's own error is the one that counts
+            await connection.close()
+
+
+async def assemble(  # noqa: PLR0917 - the parts of one client
+    connection: Connection,
+    inbox: Inbox,
+    publisher: Publisher,
+    names: Names,
+    config: LedgerConfig,
+    clock: Clock,
+) -> Ledger:
+    """Return a ledger on a connection, without a look at its streams."""
+    log = JetStreamLog(
+        connection,
+        inbox,
+        publisher,
+        names=names,
+        commit=config.commit,
+        append_timeout_s=config.append_timeout_s,
+    )
+    limits = {"inline_bytes_max": config.inline_bytes_max, "payload_bytes_max": config.payload_bytes_max}
+    hints = Hints(connection, names)
+    await hints.open()
+    return Ledger(
+        connection=connection,
+        inbox=inbox,
+        log=log,
+        leases=JetStreamLeases(connection, inbox, publisher, names),
+        hints=hints,
+        inputs=Payloads(connection, names.payloads_bucket, **limits),
+        results=Payloads(connection, names.results_bucket, life_s=RESULTS_LIFE_S, **limits),
+        config=config,
+        clock=clock,
+    )

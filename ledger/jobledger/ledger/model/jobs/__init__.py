@@ -1,0 +1,1 @@
+"""What a folded job is made of. Pure."""
