@@ -6,13 +6,14 @@ from typing import Any, NamedTuple, Unpack
 
 from jobledger.admin.find import find_job
 from jobledger.admin.rows import Rows
+from jobledger.ledger.client import Ledger
 from jobledger.ledger.handle import JobHandle, would_accept
 from jobledger.ledger.model.commands import RequestPause, ResumeJob
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.json_text import check_text
 from jobledger.ledger.model.runs.awaiting import awaited_of
 from jobledger.ledger.model.runs.steps import open_children
-from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.reruns.beginning import Rerun, RerunPlan, plan_rerun
 from jobledger.ledger.signalling.giving import give_signal
 
@@ -63,34 +64,43 @@ def _signals_awaited(job: Job) -> tuple[str, ...]:
 
 
 async def pause(rows: Rows, job_id: str, queue: str | None = None, *, reason: str = "", by: str) -> Job:
+    """Pause a job that is found by its id or a prefix of it. Raises: as `find_job` and `pause_ref`."""
+    return await pause_ref(rows.ledger, (await find_job(rows, job_id, queue)).ref, reason=reason, by=by)
+
+
+async def pause_ref(ledger: Ledger, ref: JobRef, *, reason: str = "", by: str) -> Job:
     """Let a waiting job wait until a person resumes it, ask a running one to pause; return the job as it is after that.
 
     The children of a run follow it, those that are open.
 
-    Raises: as `find_job`; IllegalTransitionError for a job that has ended, or was paused or asked already.
+    Raises: JobNotFoundError; IllegalTransitionError for a job that has ended, or was paused or asked already;
+        UnreachableError.
     """
-    handle = await find_job(rows, job_id, queue)
-    job = await rows.ledger.execute(handle.ref, RequestPause(reason=reason), by=by)
+    job = await ledger.execute(ref, RequestPause(reason=reason), by=by)
     if job.state is JobState.RUNNING:
-        rows.ledger.hints.tell_resume(handle.ref)
+        ledger.hints.tell_resume(ref)
     return job
 
 
 async def resume(rows: Rows, job_id: str, queue: str | None = None, *, reason: str = "", by: str) -> Job:
+    """Let a job go on that is found by its id or a prefix of it. Raises: as `find_job` and `resume_ref`."""
+    return await resume_ref(rows.ledger, (await find_job(rows, job_id, queue)).ref, reason=reason, by=by)
+
+
+async def resume_ref(ledger: Ledger, ref: JobRef, *, reason: str = "", by: str) -> Job:
     """Let a job go on that a person paused, and its children that were paused with it; return it as it is after that.
 
-    Raises: as `find_job`; IllegalTransitionError for a job that no person paused.
+    Raises: JobNotFoundError; IllegalTransitionError for a job that no person paused; UnreachableError.
     """
-    handle = await find_job(rows, job_id, queue)
     command = ResumeJob(reason=reason)
-    job = await would_accept(rows.ledger, handle.ref, command)
+    job = await would_accept(ledger, ref, command)
     if open_children(job.steps):
         # Imported here: nothing else that a person does needs what children follow.
         from jobledger.workers.reactors.children.reaching import Reaching  # noqa: PLC0415
 
         # Before the run itself: who dies in between leaves one that can be resumed again.
-        await Reaching(rows.ledger).resume(handle.ref, job)
-    return await rows.ledger.execute(handle.ref, command, by=by)
+        await Reaching(ledger).resume(ref, job)
+    return await ledger.execute(ref, command, by=by)
 
 
 async def rerun_planned(

@@ -123,8 +123,8 @@ async def job_details(
         created_by=job.created_by,
         made_by=_maker(events),
         rerun_of=job.order.rerun_of,
-        attempts=[_attempt(attempt) for attempt in job.attempts],
-        events=[_event(stored) for stored in events],
+        attempts=attempt_views(job),
+        events=list(map(event_fields, events)),
     )
 
 
@@ -150,10 +150,15 @@ async def _value(
     return Absent(sha256=ref.sha256, size_bytes=ref.size_bytes, state=state)
 
 
-def _event(stored: StoredEvent) -> dict[str, Any]:
+def event_fields(stored: StoredEvent) -> dict[str, Any]:
     """Return an event with the fields that it was stored with, but for values: the job's own stand beside it."""
     fields: dict[str, Any] = without_values(msgspec.json.decode(stored.data))
     return {"stream_sequence": stored.stream_sequence, "stored_at": stored.stored_at, **fields}
+
+
+def attempt_views(job: Job) -> list[AttemptView]:
+    """Return the attempts of a job, the first one first."""
+    return [_attempt(attempt) for attempt in job.attempts]
 
 
 def _attempt(attempt: Attempt) -> AttemptView:

@@ -11,7 +11,7 @@ from jobledger.admin.past import AsOf
 from jobledger.admin.rows import Rows, View
 from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.events.feed import Feed
-from jobledger.ledger import Ledger
+from jobledger.ledger import Ledger, TaskRegistry
 
 
 class Access(Protocol):
@@ -39,11 +39,22 @@ class Gateway:
     """What the handlers of one gateway share."""
 
     def __init__(
-        self, ledger: Ledger, rows: Rows, projection: Projection, access: Access, feed: Feed
+        self,
+        ledger: Ledger,
+        rows: Rows,
+        projection: Projection,
+        access: Access,
+        feed: Feed,
+        *,
+        tasks: TaskRegistry | None = None,
     ) -> None:
-        """`rows` finds jobs by the beginning of their id, as commands do; `projection` is what lists are read from."""
+        """`rows` finds jobs by the beginning of their id, as commands do; `projection` is what lists are read from.
+
+        `tasks`: the user's code, which runs jobs inside requests; None: this gateway runs none.
+        """
         self.ledger = ledger
         self.rows = rows
         self.projection = projection
         self.access = access
         self.feed = feed
+        self.tasks = tasks

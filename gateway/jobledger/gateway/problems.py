@@ -54,6 +54,7 @@ KINDS: Final[dict[str, Kind]] = {
     "LEDGER_REFUSED": Kind(500, "The ledger refused"),
     "LEDGER_UNREACHABLE": Kind(503, "The ledger does not answer", retry=True),
     "METHOD_NOT_ALLOWED": Kind(405, "Not this method"),
+    "NO_APP": Kind(501, "This gateway runs no jobs"),
     "NO_PAST": Kind(400, "This has no past"),
     "NOT_FOUND": Kind(404, "There is no such thing"),
     "PAYLOAD_GONE": Kind(410, "The value is gone"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Literal
 
 import msgspec
@@ -37,6 +38,16 @@ class JobName(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     queue: str
     status: str
+
+
+class JobNow(JobName, frozen=True, kw_only=True):
+    """A job after an act, in few words."""
+
+    last_sequence: int  #: stream sequence of its newest event
+    attempts_left: int
+    due_at: datetime | None  #: when it moves on by itself
+    cancel_requested: bool  #: it runs, and its worker was asked to end it
+    pause_requested: bool  #: it runs, and its worker was asked to pause it
 
 
 class JobShown(JobDetails, frozen=True, kw_only=True):
@@ -119,6 +130,20 @@ def checked(check: ChainCheck) -> CheckedChain:
         problem=check.problem,
         archived_before=check.archived_before,
         text=check.text(),
+    )
+
+
+def job_now(job: Job) -> JobNow:
+    """Return a job after an act."""
+    return JobNow(
+        id=job.id,
+        queue=job.queue,
+        status=job.state.value,
+        last_sequence=job.last_sequence,
+        attempts_left=job.attempts_left,
+        due_at=job.due_at,
+        cancel_requested=job.cancel_requested,
+        pause_requested=job.pause_requested,
     )
 
 

@@ -1,20 +1,27 @@
-"""What several endpoints take in the same form: a moment of the past, and a reason."""
+"""What several endpoints take in the same form: a moment of the past, a page of a list, a reason."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated, Final
 
 import msgspec
 
 from jobledger.admin.past import AsOf
 from jobledger.gateway.problems import ProblemError
 
+PAGE_MAX: Final = 500
+_SEQUENCE = Annotated[int, msgspec.Meta(ge=0)]
+Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
+#: What a person says of an act.
+Text = Annotated[str, msgspec.Meta(max_length=2_000)]
+
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
     """A moment of the past; the present where neither is given."""
 
     at: datetime | None = None  #: by the clock of the server, RFC 3339
-    sequence: int | None = None  #: after this event of the ledger
+    sequence: _SEQUENCE | None = None  #: after this event of the ledger
 
     def as_of(self) -> AsOf | None:
         """Return the moment, None for the present. Raises: ProblemError."""
@@ -27,7 +34,20 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
         return AsOf(at=self.at, stream_sequence=self.sequence)
 
 
+class Looked(Past, frozen=True, kw_only=True):
+    """When a list is looked at."""
+
+    min_sequence: _SEQUENCE = 0  #: wait until the list has this event: that is how one reads what one wrote
+
+
 class Reasoned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Why a person acts."""
 
-    reason: str = ""  #: kept in the ledger with who acted
+    reason: Text = ""  #: kept in the ledger with who acted
+
+
+def aware(name: str, at: datetime | None) -> datetime | None:
+    """Return a time that was given. Raises: ProblemError for one without a zone."""
+    if at is not None and at.tzinfo is None:
+        raise ProblemError("BAD_REQUEST", f"{name} has no time zone: end it with Z or +02:00")
+    return at

@@ -1,70 +1,190 @@
-"""One job: what it is now, or was at a moment of the past."""
+"""One job: what it is now or was at a past moment, its events, its trail, what it waits for, its input and result."""
 
 from __future__ import annotations
 
-from typing import Final
+import contextlib
+from typing import Any, Final
 
 import msgspec
 
-from jobledger.admin.find import find_job
-from jobledger.admin.past import events_until
-from jobledger.admin.views import JobDetails, job_details
+from jobledger.admin import acts
+from jobledger.admin.archived import payload_places
+from jobledger.admin.objects.jobs import (
+    CheckedChain,
+    JobName,
+    JobShown,
+    TrailShown,
+    WhyShown,
+    checked,
+    trail_shown,
+    why_shown,
+)
+from jobledger.admin.views import AttemptView, attempt_views, event_fields
+from jobledger.audit.trail import trail_of
+from jobledger.audit.verify.links import check_history
+from jobledger.audit.verify.payloads import states_of
 from jobledger.gateway.api.asking import Past
+from jobledger.gateway.api.one_job import PROBLEMS, Held, read_job, shown
 from jobledger.gateway.http.asked import Asked
-from jobledger.gateway.http.endpoint import Answer, Endpoint
-from jobledger.ledger.model.chain import fold
+from jobledger.gateway.http.endpoint import Answer, Endpoint, Raw
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.errors import ResultTimeoutError
+from jobledger.ledger.model.events import Completed, PayloadRef
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.nats.payloads import Payloads
 
-_HIDDEN: Final = "hidden: this key lacks the permission 'payloads'"
+_FRESH: Final = {"cache-control": "private, no-cache"}
+_SUCCESSORS_MAX: Final = 1_000
+
+
+class JobEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """The events of a job, the oldest first, without inputs, results and checkpoints."""
+
+    items: list[dict[str, Any]]
+    chain: CheckedChain  #: whether their hash links hold
+
+
+class JobAttempts(msgspec.Struct, frozen=True, kw_only=True):
+    """The attempts of a job, the first one first."""
+
+    items: list[AttemptView]
 
 
 async def show_job(asked: Asked, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002 - as in the address
     """Show a job with its attempts and every event, read from its chain and so never stale."""
-    return await _shown(asked, id, queue, query)
+    return await _shown(asked, queue, id, query)
 
 
 async def show_job_by_id(asked: Asked, id: str, *, query: Past) -> Answer:  # noqa: A002 - as in the address
     """Show the only job of this id."""
-    return await _shown(asked, id, None, query)
+    return await _shown(asked, None, id, query)
 
 
-async def _shown(asked: Asked, job_id: str, queue: str | None, query: Past) -> Answer:
-    gateway, past = asked.gateway, query.as_of()
-    ledger = gateway.ledger
-    history = await (await find_job(gateway.rows, job_id, queue)).history()
-    if past is not None:
-        history = events_until(history, await past.moment(ledger.log, ledger.clock))
-    job = fold(history).job
-    assert job is not None, "a history is not empty"
-    asked.principal.require("view", job.queue, job.task)
-    details = await job_details(ledger, job, history)
-    if not asked.principal.may("payloads"):
-        details = msgspec.structs.replace(details, input=_HIDDEN, result=_HIDDEN)
-    return Answer(value=details, etag=str(details.last_sequence))
+async def _shown(asked: Asked, queue: str | None, job_id: str, query: Past) -> Answer:
+    held = await _ended(asked, await read_job(asked, queue, job_id, query), query)
+    etag = str(held.job.last_sequence)
+    if asked.has(etag):
+        return Answer(etag=etag, headers=_FRESH)
+    return Answer(value=await shown(asked, held), etag=etag, headers=_FRESH)
 
 
-_PROBLEMS: Final = ("JOB_NOT_FOUND", "AMBIGUOUS_ID", "ARCHIVED")
+async def _ended(asked: Asked, held: Held, query: Past) -> Held:
+    """Wait for the end of a job where that was asked for; return it as it is then."""
+    if asked.wait_s is None or held.then is not None or held.job.is_final:
+        return held
+    handle = asked.gateway.ledger.handle_of(held.ref)
+    with contextlib.suppress(ResultTimeoutError):  # it is told as it is
+        await handle.wait(timeout_s=asked.wait_s)
+    return await read_job(asked, held.job.queue, held.job.id, query)
+
+
+async def list_job_events(asked: Asked, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002
+    """List the events of a job."""
+    held = await read_job(asked, queue, id, query)
+    check = await check_history(asked.gateway.ledger.log, held.history)
+    value = JobEvents(items=list(map(event_fields, held.history)), chain=checked(check))
+    return Answer(value=value, etag=str(held.job.last_sequence), headers=_FRESH)
+
+
+async def list_attempts(asked: Asked, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002
+    """List the attempts of a job."""
+    held = await read_job(asked, queue, id, query)
+    value = JobAttempts(items=attempt_views(held.job))
+    return Answer(value=value, etag=str(held.job.last_sequence), headers=_FRESH)
+
+
+async def tell_trail(asked: Asked, queue: str, id: str, *, query: Past) -> TrailShown:  # noqa: A002
+    """Tell what happened to a job: who did what and when, what it waited for and how long."""
+    ledger, held = asked.gateway.ledger, await read_job(asked, queue, id, query)
+    check = await check_history(ledger.log, held.history)
+    states = await states_of(payload_places(ledger, ledger.log), held.history)
+    now = ledger.clock.now() if held.then is None else held.then.at or held.history[-1].stored_at
+    return trail_shown(held.history, trail_of(held.history, now=now, states=states), check)
+
+
+async def tell_why(asked: Asked, queue: str, id: str, *, query: Past) -> WhyShown:  # noqa: A002
+    """Say what a job waits for, since when, and which event says so."""
+    await read_job(asked, queue, id, query)
+    found = await acts.why(asked.gateway.rows, id, queue, past=query.as_of())
+    return why_shown(found.job, found.why)
+
+
+async def get_input(asked: Asked, queue: str, id: str, *, query: Past) -> Raw:  # noqa: A002
+    """Return the input of a job as JSON."""
+    job = (await read_job(asked, queue, id, query, "payloads")).job
+    return await _value(asked, asked.gateway.ledger.inputs, job.order.input, job.order.input_ref)
+
+
+async def get_result(asked: Asked, queue: str, id: str, *, query: Past) -> Raw | Answer:  # noqa: A002
+    """Return what a job's task returned, as JSON; of a run that went on in others, that of the last one."""
+    ledger = asked.gateway.ledger
+    held = await _ended(asked, await read_job(asked, queue, id, query, "payloads"), query)
+    for _ in range(_SUCCESSORS_MAX):
+        ended = held.history[-1].event
+        if not isinstance(ended, Completed) or not ended.successor:
+            break
+        held = await read_job(asked, queue, ended.successor, query, "payloads")
+        held = await _ended(asked, held, query)
+    job = held.job
+    if not job.is_final:
+        waits = JobName(id=job.id, queue=job.queue, status=job.state.value)
+        return Answer(value=waits, status=202, headers={"retry-after": "1"})
+    if job.state is not JobState.COMPLETED:
+        raise _no_result(job)
+    results = ledger.results if job.order.member is None else ledger.inputs
+    return await _value(asked, results, job.result, job.result_ref)
+
+
+async def _value(asked: Asked, store: Payloads, value: msgspec.Raw, ref: PayloadRef | None) -> Raw:
+    text = await asked.gateway.ledger.patience.read(lambda: store.get(value, ref))
+    return Raw(data=text or b"null", headers=_FRESH)
+
+
+def _no_result(job: Job) -> ProblemError:
+    if job.state is not JobState.DEAD_LETTERED:
+        why = f": {job.cancel_reason}" if job.cancel_reason else ""
+        return ProblemError("JOB_CANCELLED", f"job {job.id} was {job.state.value}{why}")
+    error = job.error
+    said = "no reason is recorded" if error is None else f"{error.type}: {error.message}"
+    return ProblemError(
+        "JOB_EXECUTION_ERROR",
+        f"job {job.id} failed: {said}",
+        type=None if error is None else error.type,
+        message=None if error is None else error.message,
+        attempt=job.attempts[-1].number if job.attempts else 0,
+    )
+
+
+_JOB: Final = "/v1/jobs/{queue}/{id}"
+
+
+def _read(path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:
+    given: dict[str, Any] = {"permission": "view", "query": Past, "problems": PROBLEMS, **more}
+    return Endpoint(
+        method="GET", path=path, handler=handler, summary=summary, tag="jobs", returns=returns, **given
+    )
+
+
+_VALUE: Final = {"permission": "payloads", "problems": (*PROBLEMS, "PAYLOAD_GONE")}
+_RESULT: Final = {
+    "permission": "payloads",
+    "also": (202,),
+    "problems": (*PROBLEMS, "PAYLOAD_GONE", "JOB_CANCELLED", "JOB_EXECUTION_ERROR"),
+}
 
 ENDPOINTS: Final = (
-    Endpoint(
-        method="GET",
-        path="/v1/jobs/{queue}/{id}",
-        permission="view",
-        handler=show_job,
-        summary="Show a job with its attempts and every event",
-        tag="jobs",
-        query=Past,
-        returns=JobDetails,
-        problems=_PROBLEMS,
+    _read(_JOB, show_job, "Show a job with its attempts and every event", JobShown),
+    _read(
+        "/v1/jobs/{id}",
+        show_job_by_id,
+        "Show the only job of an id",
+        JobShown,
+        problems=(*PROBLEMS, "AMBIGUOUS_ID"),
     ),
-    Endpoint(
-        method="GET",
-        path="/v1/jobs/{id}",
-        permission="view",
-        handler=show_job_by_id,
-        summary="Show the only job of an id",
-        tag="jobs",
-        query=Past,
-        returns=JobDetails,
-        problems=_PROBLEMS,
-    ),
+    _read(f"{_JOB}/events", list_job_events, "List the events of a job", JobEvents),
+    _read(f"{_JOB}/attempts", list_attempts, "List the attempts of a job", JobAttempts),
+    _read(f"{_JOB}/trail", tell_trail, "Tell what happened to a job", TrailShown),
+    _read(f"{_JOB}/why", tell_why, "Say what a job waits for", WhyShown),
+    _read(f"{_JOB}/input", get_input, "Return the input of a job", Any, **_VALUE),
+    _read(f"{_JOB}/result", get_result, "Return the result of a job", Any, **_RESULT),
 )

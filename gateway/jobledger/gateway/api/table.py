@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from jobledger.gateway.api import events, jobs
+from jobledger.gateway.api import events, job_acts, jobs
 from jobledger.gateway.http.endpoint import Endpoint
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *jobs.ENDPOINTS,
+    *job_acts.ENDPOINTS,
     *events.ENDPOINTS,
 )

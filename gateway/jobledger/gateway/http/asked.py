@@ -56,6 +56,11 @@ class Asked:
             raise ProblemError("BAD_REQUEST", f"If-Match is {given[:80]!r}: give the ETag of an answer")
         return int(words)
 
+    def has(self, etag: str) -> bool:
+        """Return whether the asker says that it has this answer already."""
+        given = [each.strip().removeprefix("W/") for each in self.header("if-none-match").split(",")]
+        return f'"{etag}"' in given or "*" in given
+
     @property
     def wait_s(self) -> float | None:
         """How long to wait for the end, by `Prefer: wait=N`; None: not at all. Raises: ProblemError."""

@@ -1,0 +1,135 @@
+"""Finding one job for a request: read from its own chain, within what the asker may see."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import msgspec
+
+from jobledger.admin.errors import JobNotHeldError
+from jobledger.admin.objects.jobs import JobShown, job_now, job_shown
+from jobledger.admin.past import events_until
+from jobledger.admin.views import job_details
+from jobledger.audit.verify.links import check_history
+from jobledger.gateway.access.permissions import Permission, Principal
+from jobledger.gateway.api.asking import Past
+from jobledger.gateway.conditions import acting_on, require_at
+from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.endpoint import Answer
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.chain import fold
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.errors import AmbiguousIdError, JobNotFoundError
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.subjects import JobRef, check_token
+from jobledger.projections import Moment
+
+#: Of every endpoint about one job.
+PROBLEMS = ("JOB_NOT_FOUND", "ARCHIVED", "LEDGER_DAMAGED")
+HIDDEN = "hidden: who asks lacks the permission 'payloads'"
+NOW = Past()
+
+
+class Held(NamedTuple):
+    """A job, and the events that it is made of."""
+
+    job: Job
+    history: list[StoredEvent]
+    then: Moment | None  #: the past moment that was asked for
+
+    @property
+    def ref(self) -> JobRef:
+        """Its name."""
+        return JobRef(queue=self.job.queue, job_id=self.job.id)
+
+
+async def read_job(
+    asked: Asked, queue: str | None, job_id: str, query: Past = NOW, permission: Permission = "view"
+) -> Held:
+    """Read a job, as it is or was.
+
+    Raises: JobNotFoundError, AmbiguousIdError; ProblemError for one that is archived or that the asker may not see;
+        MomentAheadError, MomentArchivedError, UnreachableError.
+    """
+    ledger = asked.gateway.ledger
+    check_token("job id", job_id)
+    if queue is not None:
+        asked.principal.require(permission, check_token("queue", queue))
+    past, names = query.as_of(), ledger.names
+    history: list[StoredEvent] = await ledger.patience.read(
+        lambda: ledger.log.read_chain(names.chains(job_id, queue))
+    )
+    if not history:
+        raise await _missing(asked, queue, job_id)
+    queues = {stored.event.queue for stored in history}
+    if len(queues) > 1:
+        raise AmbiguousIdError(job_id, sorted(f"{each}/{job_id}" for each in queues))
+    then = None if past is None else await past.moment(ledger.log, ledger.clock)
+    if then is not None:
+        history = events_until(history, then)
+    job = fold(history).job
+    assert job is not None, "a history is not empty"
+    asked.principal.require(permission, job.queue, job.task)
+    return Held(job, history, then)
+
+
+async def _missing(asked: Asked, queue: str | None, job_id: str) -> Exception:
+    """Return why there is no such job: it never was, or its events are in an archive."""
+    first = (await asked.gateway.ledger.log.head()).first_sequence
+    if first > 1:
+        async with asked.gateway.projection.opened() as view:
+            known = [ref for ref in view.store.find(job_id, queue=queue) if ref.job_id == job_id]
+        if known:
+            return ProblemError(
+                "ARCHIVED",
+                f"the events of job {known[0].queue}/{job_id} were moved into an archive, and the ledger begins at "
+                f"sequence {first:,}: GET /v1/jobs?id={job_id} tells how it ended",
+            )
+    return JobNotFoundError(job_id)
+
+
+async def shown(asked: Asked, held: Held) -> JobShown:
+    """Return a job whole; what its asker may not see is hidden."""
+    ledger = asked.gateway.ledger
+    details = await job_details(ledger, held.job, held.history)
+    if not asked.principal.may("payloads"):
+        details = msgspec.structs.replace(details, input=HIDDEN, result=HIDDEN)
+    return job_shown(details, await check_history(ledger.log, held.history), held.then)
+
+
+async def act(
+    asked: Asked,
+    queue: str,
+    job_id: str,
+    permission: Permission,
+    do: Callable[[Ledger, JobRef], Awaitable[Job]],
+    *,
+    asked_status: int = 200,
+) -> Answer:
+    """Do something to a job, and return it as it is then; its events are stored only where `If-Match` allows it.
+
+    `asked_status`: what is answered for a job that runs, and that its worker was asked about.
+
+    Raises: ProblemError for who may not act on it, and for a job that is archived; JobNotFoundError, what `do` raises.
+    """
+    ledger, principal = asked.gateway.ledger, asked.principal
+    principal.require(permission, check_token("queue", queue))
+    ref = JobRef(queue=queue, job_id=check_token("job id", job_id))
+    if not _acts_on_every_task(principal):
+        await read_job(asked, queue, job_id, permission=permission)
+    if asked.if_match is not None:  # here, for what an act does before it changes the job; and at each append
+        newest = await ledger.log.newest_sequence(ledger.names.chain(ref))
+        if newest:
+            require_at(asked.if_match, newest)
+    try:
+        job = await do(acting_on(ledger, ref, asked.if_match), ref)
+    except (JobNotFoundError, JobNotHeldError):
+        raise await _missing(asked, queue, job_id) from None
+    status = asked_status if job.state is JobState.RUNNING else 200
+    return Answer(value=job_now(job), status=status, etag=str(job.last_sequence))
+
+
+def _acts_on_every_task(principal: Principal) -> bool:
+    return "*" in principal.tasks

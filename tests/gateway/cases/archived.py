@@ -1,0 +1,36 @@
+"""What is told of a job whose events were moved into an archive. It moves all that the other cases left: it comes last."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+from tests.gateway.cases.job_acts import VERBS
+from tests.support.gateway import Asker, send
+
+from jobledger.audit.archive import Archiver, archive_deps
+from jobledger.ledger import TaskRegistry
+
+_READ: Final = ("", "/events", "/attempts", "/trail", "/why", "/input", "/result")
+
+
+async def archived(asker: Asker) -> None:
+    job = await asker.completed()
+    ledger, first = asker.ledger, (await job.history())[0].stream_sequence
+    await asker.gateway.rows.catch_up()
+    deps = archive_deps(ledger, by="ann", on_progress=lambda _step, _done, _total: None)
+    await Archiver(ledger.log, asker.folder / "archive", deps).run(datetime.now(UTC))
+    path, then = f"/v1/jobs/mail/{job.id}", {"sequence": first}
+    for what in _READ:
+        answer = await asker.sees("GET", f"{path}{what}", "ARCHIVED")
+        assert "jobledger" not in answer.json()["detail"]
+    asker.gateway.tasks = TaskRegistry([send])
+    for verb in VERBS:
+        body = {"delay_s": 60} if verb == "reschedule" else {}
+        await asker.post(f"{path}/{verb}", body, "ARCHIVED")
+    other = await asker.job()
+    await asker.sees("GET", f"/v1/jobs/mail/{other.id}", "ARCHIVED", params=then)
+    await asker.sees("GET", f"/v1/jobs/{job.id}", "ARCHIVED")
+
+
+CASES: Final = (archived,)

@@ -1,0 +1,152 @@
+"""A gateway that tests ask in this process, and what they asked: every call is noted with the code that it got."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+from starlette.requests import HTTPConnection
+
+from jobledger.gateway.access.permissions import ROLES, Permission, Principal
+from jobledger.gateway.app import app
+from jobledger.gateway.http.endpoint import Endpoint
+from jobledger.gateway.parts import Gateway
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger import JobHandle, Ledger, Task, Unique, task
+from jobledger.ledger.model.commands import Claim, Complete, Fail
+from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.job import Job
+
+ADMIN = Principal(name="ann", permissions=ROLES["admin"])
+BASE = "http://127.0.0.1:8080"
+
+
+@task(queue="mail", max_attempts=1)
+async def send(to: str = "ann", cents: int = 1) -> str:
+    """Send a letter."""
+    return f"sent to {to}, {cents}"
+
+
+@task(queue="mail", max_attempts=1, unique=Unique(args=("to",)))
+async def greet(to: str) -> None:
+    """Greet somebody, one greeting at a time."""
+
+
+def someone(
+    *permissions: Permission, queues: tuple[str, ...] = ("*",), tasks: tuple[str, ...] = ("*",)
+) -> Principal:
+    """Return who may do only this."""
+    return Principal(name="eve", permissions=frozenset(permissions), queues=queues, tasks=tasks)
+
+
+class Doorman:
+    """Lets everybody in as whom a test names, or refuses as it says."""
+
+    def __init__(self) -> None:
+        self.who: Principal | Exception = ADMIN
+
+    def principal(self, connection: HTTPConnection) -> Principal:
+        """Return who asks."""
+        del connection
+        if isinstance(self.who, Exception):
+            raise self.who
+        return self.who
+
+
+class Failing:
+    """Stands where a ledger or a projection was, and fails at whatever is asked of it."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._error
+
+
+class Asker:
+    """Asks one gateway, and notes what was answered by which endpoint."""
+
+    def __init__(
+        self, gateway: Gateway, endpoints: tuple[Endpoint, ...], door: Doorman, folder: Path
+    ) -> None:
+        self.folder = folder  #: for what a test writes
+        self.gateway = gateway
+        self.ledger: Ledger = gateway.ledger
+        self.door = door
+        self.seen: set[tuple[str, str, str]] = set()  #: method, path of the table, status or code
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app(gateway)), base_url=BASE)
+        self._endpoints = [(_pattern(each.path), each) for each in endpoints]
+
+    def endpoint(self, method: str, path: str) -> Endpoint:
+        """Return the endpoint that answers."""
+        method = "GET" if method == "HEAD" else method
+        return next(each for fits, each in self._endpoints if each.method == method and fits(path))
+
+    async def sees(
+        self,
+        method: str,
+        path: str,
+        expected: int | str,
+        *,
+        who: Principal | Exception = ADMIN,
+        **request: Any,
+    ) -> httpx.Response:
+        """Ask, and fail where the answer is not the status or the code that is expected."""
+        self.door.who = who
+        try:
+            answer = await self.http.request(method, path, **request)
+        finally:
+            self.door.who = ADMIN
+        found: int | str = answer.status_code
+        if answer.headers.get("content-type") == "application/problem+json":
+            found = cast("str", answer.json()["code"])
+        assert found == expected, f"{method} {path}: {found} instead of {expected}: {answer.text[:500]}"
+        endpoint = self.endpoint(method, path.partition("?")[0])
+        self.seen.add((endpoint.method, endpoint.path, str(found)))
+        return answer
+
+    async def get(self, path: str, **request: Any) -> Any:
+        """Return what a GET answers."""
+        return (await self.sees("GET", path, 200, **request)).json()
+
+    async def post(self, path: str, body: Any, expected: int | str = 200, **request: Any) -> Any:
+        """Return what a POST answers."""
+        return (await self.sees("POST", path, expected, json=body, **request)).json()
+
+    async def job(
+        self, of: Task[..., Any] = send, /, *, queue: str = "mail", **values: Any
+    ) -> JobHandle[Any]:
+        """Return a new job."""
+        return await self.ledger.enqueue(of.options(queue=queue), **values)
+
+    async def running(self, job: JobHandle[Any]) -> Job:
+        """Let somebody claim a job."""
+        return await self.ledger.execute(job.ref, Claim(worker="web-1-0a", lease_s=15))
+
+    async def dead(self, **values: Any) -> JobHandle[Any]:
+        """Return a dead letter."""
+        job = await self.job(**values)
+        claimed = await self.running(job)
+        error = ErrorInfo(kind="exception", type="ValueError", message="no such house")
+        await self.ledger.execute(job.ref, Fail(epoch=claimed.claim_epoch, error=error))
+        return job
+
+    async def completed(self, **values: Any) -> JobHandle[Any]:
+        """Return a job that ended well."""
+        job = await self.job(**values)
+        claimed = await self.running(job)
+        result, ref = await self.ledger.results.put(b'"sent"', what="result")
+        await self.ledger.execute(job.ref, Complete(epoch=claimed.claim_epoch, result=result, result_ref=ref))
+        return job
+
+
+def refusing(code: str) -> ProblemError:
+    """Return what refuses with a code."""
+    return ProblemError(code, "as the test says")
+
+
+def _pattern(path: str) -> Callable[[str], object]:
+    return re.compile(re.sub(r"\{\w+\}", "[^/]+", path)).fullmatch
