@@ -21,6 +21,7 @@ PACKAGES = {
     "jobledger.ledger.model.access",
     "jobledger.ledger.model.deciding",
     "jobledger.ledger.model.jobs",
+    "jobledger.ledger.model.hooks",
     "jobledger.ledger.model.limits",
     "jobledger.ledger.model.queues",
     "jobledger.ledger.model.runs",

@@ -27,9 +27,10 @@ from jobledger.ledger.model.errors import (
     UnknownTaskError,
     WrongSequenceError,
 )
+from jobledger.ledger.model.hooks import errors as hook_errors
 from jobledger.ledger.subscriptions import errors as subscription_errors
 
-MODULES = (errors, audit_errors, subscription_errors)
+MODULES = (errors, audit_errors, hook_errors, subscription_errors)
 
 
 def _classes(module: ModuleType) -> list[type[LedgerError]]:
@@ -71,7 +72,9 @@ def test_every_error_has_one_parent_and_a_docstring(cls: type[LedgerError]) -> N
 
 
 def test_applications_import_every_error_of_the_ledger_from_one_place() -> None:
-    names = {cls.__name__ for module in (errors, subscription_errors) for cls in _classes(module)}
+    names = {
+        cls.__name__ for module in (errors, hook_errors, subscription_errors) for cls in _classes(module)
+    }
     assert {name for name in names if not hasattr(jobledger.ledger, name)} == set()
     assert names - set(jobledger.ledger.__all__) == set()
     exported = jobledger.ledger.__all__

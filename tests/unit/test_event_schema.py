@@ -40,7 +40,11 @@ ANY = all_events_schema()
 
 def owner_of(path: Path) -> str:
     folder = path.parent.name
-    return "job" if folder == "golden" else next(name for name in AGGREGATES if folder in (name, f"{name}s"))
+    return (
+        "job"
+        if folder == "golden"
+        else next(name for name in AGGREGATES if folder in (name, f"{name}s", f"{name}es"))
+    )
 
 
 EVENTS = [

@@ -16,7 +16,7 @@ from jobledger.ledger.model.errors import ScheduleNotFoundError
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.schedules.definition import LATE
-from jobledger.ledger.model.subjects import JobRef, check_token
+from jobledger.ledger.model.subjects import JobRef, check_token, check_users_queue
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.nats.task_book import find_task
 from jobledger.ledger.options import Options
@@ -151,8 +151,10 @@ async def like_unloaded(
     check_token("task name", task)
     known = await find_task(ledger.inbox, ledger.names, task)
     chosen = {name: value for name, value in given.items() if value is not None}
-    if known is not None:
-        chosen.setdefault("queue", known.queue)
+    if "queue" in chosen:
+        check_users_queue(chosen["queue"])
+    elif known is not None:
+        chosen["queue"] = known.queue
     options = Options(**chosen)
     what = f"input of task {task}"
     value, reference = await ledger.inputs.put(encode_value(dict(values), what=what), what=what)

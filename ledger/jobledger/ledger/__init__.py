@@ -72,6 +72,11 @@ from jobledger.ledger.model.errors import (
     UnsupportedServerError,
     WrongSequenceError,
 )
+from jobledger.ledger.model.hooks.errors import (
+    SecretUnavailableError,
+    WatchNotFoundError,
+    WebhookNotFoundError,
+)
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.jobs.attempts import Attempt, Progress
 from jobledger.ledger.model.memory import MemoryLog
@@ -209,6 +214,7 @@ __all__ = [
     "Schedule",
     "ScheduleExistsError",
     "ScheduleNotFoundError",
+    "SecretUnavailableError",
     "SequenceGapError",
     "ServerBinaryMissingError",
     "ServerStartError",
@@ -240,6 +246,8 @@ __all__ = [
     "UnreachableError",
     "UnsafeFolderError",
     "UnsupportedServerError",
+    "WatchNotFoundError",
+    "WebhookNotFoundError",
     "WrongSequenceError",
     "connect",
     "step",

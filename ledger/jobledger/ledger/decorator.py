@@ -13,6 +13,7 @@ from jobledger.ledger.hooks import Hooks
 from jobledger.ledger.limits.declared import Limit, Queue, divided, queue_of
 from jobledger.ledger.model.errors import TaskDefinitionError
 from jobledger.ledger.model.events import Priority
+from jobledger.ledger.model.subjects import check_users_queue
 from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT, ExceptionTypes, Options, Rules, RunIn
 from jobledger.ledger.schedules.in_code import Schedule
 from jobledger.ledger.tasks import TaskFunction
@@ -110,6 +111,8 @@ def task(
 
     def decorate(decorated: Callable[..., Any]) -> TaskFunction[Any, Any, Any, Any]:
         _refuse_unfit(decorated)
+        if not (getattr(decorated, "__module__", None) or "").startswith("jobledger."):
+            check_users_queue(name_of_queue)
         return TaskFunction(decorated, name or decorated.__name__, options, rules, schedule=schedule)
 
     return decorate if function is None else decorate(function)

@@ -27,7 +27,7 @@ from jobledger.ledger.model.errors import (
     UnknownTaskError,
 )
 from jobledger.ledger.model.events import Priority
-from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.model.subjects import check_token, check_users_queue
 from jobledger.ledger.options import Options, Rules
 from jobledger.ledger.schedules.in_code import Schedule
 from jobledger.ledger.signature import TaskSignature
@@ -130,6 +130,8 @@ class Task(Generic[P, R_co]):
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if queue is not None:
             changes["queue"], changes["declared_queue"] = self._queue(queue)
+            if changes["queue"] != self.defaults.queue:
+                check_users_queue(changes["queue"])
         if limits != ():
             names, declared = divided(limits)
             changes["limits"] = (*self.defaults.limits, *names)

@@ -16,11 +16,20 @@ from typing import Final
 import msgspec
 from msgspec.structs import force_setattr
 
-from jobledger.ledger.model.errors import ConfigurationError, InvalidTokenError, MalformedEventError
+from jobledger.ledger.model.errors import (
+    ConfigurationError,
+    InvalidInputError,
+    InvalidTokenError,
+    MalformedEventError,
+)
 from jobledger.ledger.model.events import PRIORITIES, Completed, JobEvent, Priority, Queued, event_type
 from jobledger.ledger.model.lifecycle import TIMED_WAITS
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", flags=re.ASCII)
+
+#: The queue of deliveries of webhooks. No event of it is ever delivered.
+DELIVERIES_QUEUE: Final = "webhooks-out"
+_OWN_QUEUES: Final = ("jobledger", DELIVERIES_QUEUE)
 
 TIMERS_CONSUMER_PREFIX: Final = "timers_"
 SUBSCRIPTION_CONSUMER_PREFIX: Final = "events_"
@@ -47,6 +56,20 @@ def check_token(field: str, value: object) -> str:
     if not isinstance(value, str) or _TOKEN.fullmatch(value) is None:
         raise InvalidTokenError(field, value)
     return value
+
+
+def check_users_queue(queue: object) -> str:
+    """Return the name of a queue if jobs of an application may wait there.
+
+    Raises: InvalidTokenError; InvalidInputError for a queue of the ledger's own jobs.
+    """
+    name = check_token("queue", queue)
+    if name.startswith(_OWN_QUEUES):
+        raise InvalidInputError(
+            f"queue {name!r} is for the ledger's own jobs: choose a name that does not begin with "
+            f"{' or '.join(_OWN_QUEUES)}"
+        )
+    return name
 
 
 def aggregate_of(subject: str) -> str:

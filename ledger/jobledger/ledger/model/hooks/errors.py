@@ -1,0 +1,32 @@
+"""What can go wrong with routes, webhooks and watches.
+
+NotFoundError
+├── WebhookNotFoundError
+└── WatchNotFoundError
+InvalidError
+└── SecretUnavailableError
+"""
+
+from __future__ import annotations
+
+from jobledger.ledger.model.errors import InvalidError, NotFoundError
+
+
+class WebhookNotFoundError(NotFoundError):
+    """There is no webhook of that name, or it was removed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"there is no webhook {name!r}; `jobledger webhooks list` shows those that are")
+
+
+class WatchNotFoundError(NotFoundError):
+    """There is no watch of that name, or it was removed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"there is no watch {name!r}; `jobledger watches list` shows those that are")
+
+
+class SecretUnavailableError(InvalidError):
+    """What a reference to a secret names is not there, or cannot be read; the sentence never holds the secret."""
