@@ -22,7 +22,6 @@ PACKAGES = {
     "jobledger.ledger.model.deciding",
     "jobledger.ledger.model.hooks",
     "jobledger.ledger.model.jobs",
-    "jobledger.ledger.model.hooks",
     "jobledger.ledger.model.limits",
     "jobledger.ledger.model.queues",
     "jobledger.ledger.model.runs",
