@@ -253,6 +253,13 @@ def test_what_a_webhook_cannot_have_been_is_found() -> None:
     ]
 
 
+def test_an_archive_run_says_once_more_what_holds_in_the_same_term() -> None:
+    for line in LINES:
+        before = WEBHOOK.evolve(None, WEBHOOK.decode(stored(line)), 9)
+        after = WEBHOOK.evolve(None, WEBHOOK.said_again(stored(line)), 77)
+        assert after == msgspec.structs.replace(before, sequence=77)
+
+
 def test_a_webhook_stays_until_it_is_removed() -> None:
     kept = [WEBHOOK.kept(stored(line)) for line in LINES]
     assert [each is not None for each in kept] == [b'"type":"removed"' not in line for line in LINES]

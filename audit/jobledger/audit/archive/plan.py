@@ -120,7 +120,7 @@ async def restate(log: Log, through: int, now: datetime) -> None:
                 continue
             end = await end_of_chain(log, aggregate.chain(log.names, *aggregate.key_in(message.subject)))
             view = aggregate.view(*end)
-            again = msgspec.structs.replace(aggregate.decode(message), prev="")
+            again = aggregate.said_again(message)
             if end.event is not None and end.event.stream_sequence == message.stream_sequence:
                 with contextlib.suppress(WrongSequenceError):
                     await log.append(aggregate.link(log.names, [again], view))

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, get_args
 
 import msgspec
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from jobledger.ledger.model.codec import Message, Unreadable, check_message, decode_message, digest
 from jobledger.ledger.model.envelope import Envelope
@@ -119,6 +119,7 @@ class Aggregate(Generic[E, S]):
         keeps: Callable[[E, int], Kept | None] | None = None,
         keeps_of: tuple[str, ...] = (),
         restated: bool = False,
+        again: Callable[[E, int], E] | None = None,
         leaf: Callable[[E], str] | None = None,
     ) -> None:
         """Declare it.
@@ -134,6 +135,7 @@ class Aggregate(Generic[E, S]):
         `keeps_of`: the types of event that `keeps` is asked about, the newest of each; none: the newest, whatever it is.
         `restated`: an archive run appends the newest event again instead of keeping it where it is: it says the whole state,
             and may follow on itself.
+        `again`: the newest event and its sequence -> that event as it is then appended; without it as it is.
         `leaf`: the last words of an event's subject, where those are more than its type.
         """
         self.name = name
@@ -147,6 +149,7 @@ class Aggregate(Generic[E, S]):
         self._tags = {cls: tag for tag, cls in self.types.items()}
         self.keeps_of = keeps_of
         self.restated = restated
+        self._again = again
         self._keeps = keeps
         self._leaf = leaf
         self._decoder: msgspec.json.Decoder[E] = msgspec.json.Decoder(union)
@@ -249,6 +252,12 @@ class Aggregate(Generic[E, S]):
     def advance(self, entry: Entry, event: E, stream_sequence: int, before: S | None = None) -> View[S]:
         """Return the view after a linked event was accepted; `before` is the state that it was decided on."""
         return View(self.evolve(before, event, stream_sequence), stream_sequence, entry.data)
+
+    def said_again(self, newest: Message) -> E:
+        """Return the newest event of a chain as an archive run appends it once more."""
+        event = self.decode(newest)
+        event = event if self._again is None else self._again(event, newest.stream_sequence)
+        return replace(event, prev="")
 
     def kept(self, newest: Message) -> Kept | None:
         """Return what an archive run must leave because of a chain whose newest message this is."""

@@ -10,7 +10,7 @@ import abc
 import asyncio
 import functools
 import logging
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -106,6 +106,10 @@ class ConsumerReactor(abc.ABC):
         """
         return delivery
 
+    def settings(self, source: Source) -> dict[str, Any]:
+        """Return the settings of the consumer, which is made with them where it is missing."""
+        return reactor_consumer(source.filters, ack_wait_s=self._ack_wait_s)
+
     def look_again(self) -> None:
         """Make the reactor call `find` now: something it reads from was replaced."""
         self._taking.lose()
@@ -126,8 +130,7 @@ class ConsumerReactor(abc.ABC):
             await self._give_back()
 
     async def _ensure(self, source: Source) -> None:
-        config = reactor_consumer(source.filters, ack_wait_s=self._ack_wait_s)
-        await ensure_consumer(self.ledger.inbox, source.stream, source.consumer, config)
+        await ensure_consumer(self.ledger.inbox, source.stream, source.consumer, self.settings(source))
 
     def _on_delivery(self, delivery: Delivery) -> None:
         problem: LedgerError | None = None

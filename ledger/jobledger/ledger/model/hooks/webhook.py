@@ -332,6 +332,11 @@ def _keeps(event: WebhookEvent, stream_sequence: int) -> Kept | None:
     )
 
 
+def _again(event: WebhookEvent, stream_sequence: int) -> WebhookEvent:
+    """Say once more what holds, in the same term."""
+    return replace(event, since=evolve(None, event, stream_sequence).since)
+
+
 WEBHOOK: Aggregate[WebhookEvent, Webhook] = Aggregate(
     "webhook",
     ("webhook",),
@@ -342,4 +347,5 @@ WEBHOOK: Aggregate[WebhookEvent, Webhook] = Aggregate(
     check=_check,
     keeps=_keeps,
     restated=True,
+    again=_again,
 )
