@@ -15,6 +15,7 @@ from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.http.endpoint import JSON
 from jobledger.gateway.http.openapi import openapi
 from jobledger.gateway.http.routing import refusal, request_id_of, routes
+from jobledger.gateway.pages.serving import Dashboard
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
 
@@ -23,7 +24,7 @@ DOCUMENT: Final = "/openapi.json"
 
 def app(gateway: Gateway) -> Starlette:
     """Return what answers the requests of a gateway."""
-    made = [*routes(gateway, ENDPOINTS), Route(DOCUMENT, _document)]
+    made = [*routes(gateway, ENDPOINTS), Route(DOCUMENT, _document), *Dashboard(gateway).routes()]
     return Starlette(routes=made, exception_handlers={404: _not_found})
 
 

@@ -1,0 +1,1 @@
+"""The dashboard: pages that the gateway renders, of the same objects that the HTTP API and the command line show."""

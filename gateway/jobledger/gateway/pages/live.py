@@ -1,0 +1,79 @@
+"""Live pages: one look at the position for all who listen, and what is sent to each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Final
+
+from jobledger.gateway.parts import Gateway
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.errors import LedgerError
+from jobledger.projections import ProjectionError
+
+LOOK_S: Final = 0.75  #: between two looks
+BEAT_S: Final = 15.0  #: a line that says nothing, so that proxies keep the stream
+LISTENERS_MAX: Final = 200
+RETRY_MS: Final = 2000  #: after which a browser connects again
+
+
+class Pulse:
+    """Follows the position of the rows for as long as somebody listens."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._listeners: set[asyncio.Queue[int]] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._position = 0
+
+    async def beats(self) -> AsyncIterator[bytes]:
+        """Give server-sent events, one for each new position.
+
+        Raises: ProblemError when too many listen already.
+        """
+        if len(self._listeners) >= LISTENERS_MAX:
+            raise ProblemError(
+                "BUSY", f"{LISTENERS_MAX} pages are open here: this one does not follow by itself"
+            )
+        return self._beats()
+
+    async def _beats(self) -> AsyncIterator[bytes]:
+        heard: asyncio.Queue[int] = asyncio.Queue(maxsize=1)
+        self._listeners.add(heard)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        try:
+            yield f"retry: {RETRY_MS}\n\n".encode()
+            if self._position:
+                yield _event(self._position)
+            while True:
+                try:
+                    async with asyncio.timeout(BEAT_S):
+                        yield _event(await heard.get())
+                except TimeoutError:
+                    yield b": here\n\n"
+        finally:
+            self._listeners.discard(heard)
+
+    async def _look(self) -> None:
+        """Tell every listener of each new position; who has not taken the last one gets the newest in its place."""
+        while self._listeners:
+            with contextlib.suppress(LedgerError, ProjectionError):
+                async with self._gateway.projection.opened() as view:
+                    position = view.store.position().stream_sequence
+                if position != self._position:
+                    self._position = position
+                    for each in self._listeners:
+                        _put_newest(each, position)
+            await asyncio.sleep(LOOK_S)
+
+
+def _put_newest(queue: asyncio.Queue[int], position: int) -> None:
+    with contextlib.suppress(asyncio.QueueEmpty):
+        queue.get_nowait()
+    queue.put_nowait(position)
+
+
+def _event(position: int) -> bytes:
+    return f"id: {position}\nevent: advanced\ndata: {position}\n\n".encode()

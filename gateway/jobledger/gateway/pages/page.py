@@ -1,0 +1,97 @@
+"""What a page is: its address, who may see it, what computes its facts, and the template that shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from jobledger.admin.past import AsOf
+from jobledger.gateway.access.permissions import Permission, Principal
+from jobledger.gateway.parts import Gateway
+from jobledger.gateway.problems import ProblemError
+
+
+class When(msgspec.Struct, frozen=True, kw_only=True):
+    """The moment that a page shows; the present where neither is given."""
+
+    at: str = (
+        ""  #: by the clock of the server, ISO-8601; UTC where it names no zone, as a browser's field sends it
+    )
+    sequence: int | None = None  #: after this event of the ledger
+
+    def as_of(self) -> AsOf | None:
+        """Return the moment, None for the present. Raises: ProblemError."""
+        if self.at and self.sequence is not None:
+            raise ProblemError("BAD_REQUEST", "at and sequence both name a moment: give one of them")
+        if self.at:
+            return AsOf(at=_moment(self.at))
+        return None if self.sequence is None else AsOf(stream_sequence=self.sequence)
+
+
+def _moment(text: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        sentence = f"at is {text[:60]!r}: write a moment as 2026-01-31T08:00:00Z"
+        raise ProblemError("BAD_REQUEST", sentence) from error
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+
+
+class Looked(NamedTuple):
+    """Who looks at a page; the same for all who may see the same, so no page is made of a name."""
+
+    gateway: Gateway
+    principal: Principal
+    path: str  #: of the address, without what stands behind the `?`
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """One page."""
+
+    path: str
+    template: str
+    #: async (looked, path words..., query=) -> a Struct with what it shows; it has a `shell`
+    facts: Callable[..., Awaitable[Any]]
+    permission: Permission | None = "view"
+    query: type[msgspec.Struct] = When  #: parameters behind the `?`; others are ignored
+
+
+class Fields:
+    """What a form sent: each name with its values."""
+
+    def __init__(self, values: Mapping[str, list[str]]) -> None:
+        self._values = values
+
+    def one(self, name: str) -> str:
+        """Return a field's text without spaces around it, "" without it."""
+        return self._values.get(name, [""])[0].strip()
+
+    def text(self, name: str) -> str:
+        """Return a field's text as it was written."""
+        return self._values.get(name, [""])[0].replace("\r\n", "\n")
+
+    def many(self, name: str) -> list[str]:
+        """Return all values of a field."""
+        return self._values.get(name, [])
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+
+class Sent(NamedTuple):
+    """A form that somebody sent."""
+
+    gateway: Gateway
+    principal: Principal
+    fields: Fields
+
+
+class Form(msgspec.Struct, frozen=True, kw_only=True):
+    """What a form of a page does; it answers with the address to go to."""
+
+    path: str
+    permission: Permission | None
+    act: Callable[..., Awaitable[str]]  #: async (sent, path words...) -> address

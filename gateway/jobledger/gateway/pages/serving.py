@@ -1,0 +1,194 @@
+"""Pages as routes: who looks, one rendering for all of them, forms with a token, and refusals as a page."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+from urllib.parse import parse_qs, quote
+
+import msgspec
+from markupsafe import escape
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from jobledger.gateway.access.permissions import Principal
+from jobledger.gateway.http.routing import request_id_of
+from jobledger.gateway.pages.live import Pulse
+from jobledger.gateway.pages.page import Fields, Form, Looked, Page, Sent
+from jobledger.gateway.pages.rendering import STATIC, rendered
+from jobledger.gateway.pages.shared import Shared
+from jobledger.gateway.pages.table import FORMS, PAGES
+from jobledger.gateway.parts import Gateway
+from jobledger.gateway.problems import ProblemError, problem_of
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+HEADERS: Final = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+FORM_BYTES_MAX: Final = 2 << 20
+_FIELDS_MAX: Final = 2_000
+_STREAM: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
+_HTML: Final = "text/html; charset=utf-8"
+_LOGIN: Final = "/login"
+_log = logging.getLogger("jobledger.gateway")
+
+
+def _assets() -> dict[str, str]:
+    """Return the addresses of our files, which change with what is in them."""
+    return {
+        path.name: f"/static/{path.name}?v={hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
+        for path in sorted(STATIC.iterdir())
+    }
+
+
+ASSETS: Final = _assets()
+
+
+class Dashboard:
+    """The pages of one gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        """Nothing is read until somebody looks."""
+        self._gateway = gateway
+        self._shared = Shared(gateway.ledger.clock)
+        self._pulse = Pulse(gateway)
+        self._secret = secrets.token_bytes(32)
+        # Renderings are shared by all who may see the same, so what is of one person is put in when they are sent.
+        self._name_mark, self._token_mark = (f"~{secrets.token_hex(16)}~" for _ in range(2))
+
+    def routes(self) -> list[BaseRoute]:
+        """Return a route for each page and form."""
+        pages = [Route(page.path, self._answered(self._page, page), methods=["GET"]) for page in PAGES]
+        forms = [Route(form.path, self._answered(self._form, form), methods=["POST"]) for form in FORMS]
+        live = Route("/live", self._answered(self._live, None), methods=["GET"])
+        return [*pages, *forms, live, Mount("/static", StaticFiles(directory=STATIC))]
+
+    def _answered(
+        self, answer: Callable[[Request, Any], Awaitable[Response]], about: Page | Form | None
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def answered(request: Request) -> Response:
+            try:
+                response = await answer(request, about)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the page says what happened and the server goes on
+                response = self._refusal(request, error)
+            response.headers.update(HEADERS)
+            return response
+
+        return answered
+
+    async def _page(self, request: Request, page: Page) -> Response:
+        principal = self._gateway.access.principal(request)
+        if page.permission is not None:
+            principal.require(page.permission)
+        query = _query(page.query, request)
+        looked = Looked(self._gateway, principal, request.url.path)
+        scope = (principal.permissions, principal.queues, principal.tasks)
+
+        async def make() -> bytes:
+            facts = await page.facts(looked, **request.path_params, query=query)
+            return self._rendered(page.template, facts.shell, facts)
+
+        made = await self._shared.get((request.url.path, query, scope), make)
+        return Response(self._personal(made, principal), media_type=_HTML)
+
+    def _rendered(self, template: str, shell: Any, facts: Any) -> bytes:
+        marks = {"name": self._name_mark, "token": self._token_mark}
+        return rendered(template, {"shell": shell, "page": facts, "marks": marks, "assets": ASSETS})
+
+    def _personal(self, made: bytes, principal: Principal) -> bytes:
+        name, token = str(escape(principal.name)), self._token(principal)
+        return made.replace(self._name_mark.encode(), name.encode()).replace(
+            self._token_mark.encode(), token.encode()
+        )
+
+    def _token(self, principal: Principal) -> str:
+        return hmac.new(self._secret, principal.name.encode(), hashlib.sha256).hexdigest()
+
+    async def _form(self, request: Request, form: Form) -> Response:
+        principal = self._gateway.access.principal(request)
+        _check_origin(request)
+        fields = Fields(await _fields(request))
+        if not hmac.compare_digest(fields.one("token"), self._token(principal)):
+            raise ProblemError(
+                "JOB_ACCESS_DENIED",
+                "the form is from another session: load the page again and send it once more",
+            )
+        if form.permission is not None:
+            principal.require(form.permission)
+        address = await form.act(Sent(self._gateway, principal, fields), **request.path_params)
+        self._shared.forget()
+        return RedirectResponse(address, 303)
+
+    async def _live(self, request: Request, _about: None) -> Response:
+        self._gateway.access.principal(request).require("view")
+        return StreamingResponse(await self._pulse.beats(), media_type="text/event-stream", headers=_STREAM)
+
+    def _refusal(self, request: Request, error: Exception) -> Response:
+        request_id = request_id_of(request)
+        problem, headers = problem_of(error, request_id)
+        if problem.code == "UNAUTHENTICATED" and request.url.path != "/live":
+            after = quote(request.url.path + (f"?{request.url.query}" if request.url.query else ""))
+            return RedirectResponse(f"{_LOGIN}?after={after}", 303)
+        if problem.code == "INTERNAL":
+            _log.error("request %s failed", request_id, exc_info=error)
+        facts = {"problem": problem, "back": _back(request), "assets": ASSETS}
+        return Response(rendered("problem.html", facts), problem.status, headers, _HTML)
+
+
+def _query(kind: type[msgspec.Struct], request: Request) -> msgspec.Struct:
+    """Return what stands behind the `?`. Raises: ProblemError."""
+    fields = {each.encode_name: each.type for each in msgspec.structs.fields(kind)}
+    given: dict[str, Any] = {}
+    for name, value in request.query_params.multi_items():
+        if value and name in fields:
+            many = getattr(fields[name], "__origin__", None) is tuple
+            given[name] = [*given.get(name, []), value] if many else value
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ProblemError("BAD_REQUEST", f"the address is not as it must be: {error}") from error
+
+
+def _check_origin(request: Request) -> None:
+    """Refuse a form of another site. Raises: ProblemError."""
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    origin = request.headers.get("origin")
+    own = origin is None or origin.partition("://")[2] == request.headers.get("host", "")
+    if site not in {"same-origin", "none"} or not own:
+        raise ProblemError("JOB_ACCESS_DENIED", "the form was sent from another site: open the page itself")
+
+
+async def _fields(request: Request) -> Mapping[str, list[str]]:
+    """Return the fields of a form. Raises: ProblemError."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip()
+    if kind != "application/x-www-form-urlencoded":
+        raise ProblemError("BAD_REQUEST", "send the form as application/x-www-form-urlencoded")
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > FORM_BYTES_MAX:
+            raise ProblemError("PAYLOAD_TOO_LARGE", f"the form is larger than {FORM_BYTES_MAX:,} bytes")
+    try:
+        return parse_qs(data.decode(), keep_blank_values=True, max_num_fields=_FIELDS_MAX)
+    except ValueError as error:
+        raise ProblemError("BAD_REQUEST", f"the form cannot be read: {error}") from error
+
+
+def _back(request: Request) -> str:
+    """Return the page of ours that somebody came from."""
+    came = request.headers.get("referer", "").partition("://")[2]
+    host, _, path = came.partition("/")
+    return f"/{path}" if host and host == request.headers.get("host") and not path.startswith("/") else "/"

@@ -1,0 +1,79 @@
+"""A job's events as the spans and marks of its waterfall. Pure: the states are `evolve`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from jobledger.gateway.pages.charts.waterfall import Bar, Drawn, Mark
+from jobledger.gateway.pages.words import clock, state_word, style_of, took
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.events import event_type
+from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
+
+#: Shorter waits are not drawn: events of one batch are some microseconds apart, and nobody waited between them.
+_SEEN: Final = timedelta(milliseconds=1)
+
+
+def drawn(
+    events: Sequence[StoredEvent], times: Sequence[datetime], *, now: datetime, shown: int | None
+) -> Drawn:
+    """Return what a waterfall shows of one job's events, at least one, with the time of each.
+
+    `shown`: stream sequence of the newest event of the past that is looked at; None: the present.
+    """
+    jobs: list[Job] = []
+    for stored in events:
+        jobs.append(evolve(jobs[-1] if jobs else None, stored.event, stored.stream_sequence))
+    last = jobs[-1]
+    end = times[-1] if last.is_final else max(now, times[-1])
+    bars: list[Bar] = []
+    began = 0
+    for index, job in enumerate(jobs):
+        after = jobs[index + 1] if index + 1 < len(jobs) else None
+        if after is not None and _place(after) == _place(job):
+            continue  # progress, checkpoints, steps: the same span goes on
+        until = end if after is None else times[index + 1]
+        if job.state not in CLOSED_STATES and (
+            job.state is JobState.RUNNING or until - times[began] >= _SEEN
+        ):
+            late = shown is not None and events[began].stream_sequence > shown
+            bars.append(_bar(job, last, times[began], until, late=late))
+        began = index + 1
+    marks = [
+        Mark(
+            at=at,
+            style=style_of(event_type(stored.event)),
+            words=f"#{stored.stream_sequence:,} {event_type(stored.event).replace('_', ' ')}\n{clock(at)}",
+            after=shown is not None and stored.stream_sequence > shown,
+        )
+        for stored, at in zip(events, times, strict=True)
+    ]
+    cut = next(
+        (at for stored, at in zip(events, times, strict=True) if stored.stream_sequence == shown), None
+    )
+    return Drawn(bars=bars, marks=marks, cut=cut, end=end)
+
+
+def _place(job: Job) -> tuple[JobState, int]:
+    return job.state, job.attempts_count
+
+
+def _bar(job: Job, last: Job, begin: datetime, end: datetime, *, late: bool) -> Bar:
+    """Return one span; what runs has the colour of how it ended."""
+    runs = job.state is JobState.RUNNING
+    attempt = last.attempt(job.attempts_count) if runs else None
+    ended = "running" if attempt is None else attempt.state
+    words = f"attempt {job.attempts_count}: {ended}" if runs else state_word(job.state.value)
+    # A job that waits does so for its next attempt; a dead letter has none, so it stays in the lane of the last.
+    ahead = not runs and job.state is not JobState.DEAD_LETTERED
+    return Bar(
+        begin=begin,
+        end=end,
+        lane=max(1, job.attempts_count + ahead),
+        runs=runs,
+        style=style_of(ended if runs else job.state.value),
+        words=f"{words}\n{took((end - begin).total_seconds())}",
+        after=late,
+    )

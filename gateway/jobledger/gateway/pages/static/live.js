@@ -1,0 +1,230 @@
+// What the dashboard does beside htmx: follow the ledger, hold still under the reader, sliders, keys, texts of charts.
+// Every page works without it.
+"use strict";
+const $ = (what, within = document) => within.querySelector(what);
+const $$ = (what, within = document) => [...within.querySelectorAll(what)];
+const root = document.documentElement;
+const number = new Intl.NumberFormat("en");
+
+// --- Light and dark.
+document.addEventListener("click", (event) => {
+  if (!event.target.closest("[data-theme-switch]")) return;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  localStorage.setItem("theme", root.dataset.theme);
+});
+
+// --- Following the ledger: one stream for each tab that is seen. A browser opens six to a host, so hidden tabs let go.
+let stream;
+let asked = 0; // when this page was asked for again last
+let waiting; // the timer of the next time
+let refreshing = false;
+
+const busy = (region) =>
+  $("details.act[open]", region) !== null ||
+  (region.contains(document.activeElement) && document.activeElement.matches("input:not([type=checkbox]), textarea, select"));
+
+async function refresh(region) {
+  if (refreshing) return;
+  refreshing = true;
+  asked = Date.now();
+  try {
+    if (region.dataset.top) await refreshList(region);
+    else await refreshWhole(region);
+  } finally {
+    refreshing = false;
+  }
+}
+
+async function refreshWhole(region) {
+  const open = $$("details[id][open]", region).map((each) => each.id);
+  await htmx.ajax("GET", location.pathname + location.search, { target: region, select: "#region", swap: "outerMorph" });
+  for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+}
+
+// A list holds still: its rows change where they stand, one that no longer fits is greyed, and newer ones are announced.
+async function refreshList(region) {
+  const given = new URLSearchParams(location.search);
+  given.set("top", region.dataset.top);
+  const answer = await fetch(location.pathname + "?" + given);
+  if (!answer.ok) return;
+  const made = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const id of ["newer", "listhead", "facets"]) {
+    const here = document.getElementById(id), there = made.getElementById(id);
+    if (here && there && here.innerHTML !== there.innerHTML) here.replaceChildren(...there.childNodes);
+  }
+  for (const row of $$("tbody tr[id]", region)) {
+    const other = made.getElementById(row.id);
+    row.classList.toggle("gone", !other);
+    $$("td:not(.pick)", row).forEach((cell, place) => {
+      const next = other && $$("td:not(.pick)", other)[place];
+      if (next && next.innerHTML !== cell.innerHTML) cell.replaceChildren(...next.childNodes);
+    });
+  }
+}
+
+function advanced(position) {
+  const live = $("#live");
+  if (live) {
+    live.classList.add("on");
+    if (!live.classList.contains("behind")) $("span", live).textContent = "#" + number.format(position);
+  }
+  const region = $("#region[data-live]");
+  if (!region || waiting) return;
+  waiting = setTimeout(() => {
+    waiting = undefined;
+    if (!busy(region)) refresh(region);
+  }, Math.max(0, 1500 - (Date.now() - asked)));
+}
+
+function follow() {
+  if (document.hidden || stream || !$("#live")) return;
+  stream = new EventSource("/live");
+  stream.addEventListener("advanced", (event) => advanced(Number(event.data)));
+  stream.addEventListener("error", () => $("#live")?.classList.remove("on"));
+}
+function letGo() {
+  stream?.close();
+  stream = undefined;
+}
+document.addEventListener("visibilitychange", () => (document.hidden ? letGo() : follow()));
+addEventListener("pagehide", letGo);
+addEventListener("pageshow", follow);
+// --- Time: of the fleet by the clock, of a job by its events.
+const instant = (at) => new Date(at).toISOString().replace(/\.\d+Z$/, "Z");
+const momentOf = (form, input) => {
+  const begin = Date.parse(form.dataset.begin), end = Date.parse(form.dataset.end);
+  return Number(input.value) >= 1000 ? null : begin + ((end - begin) * input.value) / 1000;
+};
+function addressOf(form, name, value) {
+  const given = new URLSearchParams();
+  for (const each of $$("input[type=hidden]", form)) given.append(each.name, each.value);
+  if (value !== null) given.append(name, value);
+  const text = given.toString();
+  return form.getAttribute("action") + (text ? "?" + text : "");
+}
+
+// While the slider moves, the counts of that minute come from a small table; letting go shows the exact rows.
+let levels;
+let shown = 0;
+async function showLevels(form, at) {
+  const turn = ++shown;
+  if (!levels) levels = fetch("/levels").then((answer) => (answer.ok ? answer.json() : null));
+  const table = await levels;
+  if (!table || turn !== shown || !table.minutes.length) return;
+  const minute = Math.floor(at / 60000);
+  let low = 0, high = table.minutes.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (table.minutes[middle] <= minute) low = middle + 1;
+    else high = middle;
+  }
+  for (const cell of $$("[data-level]")) {
+    const row = table.states[cell.dataset.level];
+    if (row) cell.textContent = low ? number.format(row[low - 1]) : "0";
+  }
+}
+document.addEventListener("input", (event) => {
+  const form = event.target.closest(".slider");
+  if (!form || event.target.type !== "range") return;
+  if (form.matches("[data-fleet]")) {
+    const at = momentOf(form, event.target);
+    const said = at === null ? "now" : instant(at).replace("T", " ").replace("Z", " UTC");
+    $("output", form).textContent = said;
+    event.target.setAttribute("aria-valuetext", said);
+    if (at !== null) showLevels(form, at);
+  } else {
+    const stop = form.dataset.stops.split(",")[event.target.value];
+    $("output", form).textContent = "event #" + number.format(stop);
+  }
+});
+document.addEventListener("change", async (event) => {
+  const form = event.target.closest(".slider");
+  if (!form || event.target.type !== "range") return;
+  if (form.matches("[data-fleet]")) {
+    const at = momentOf(form, event.target);
+    location.assign(addressOf(form, "at", at === null ? null : instant(at)));
+    return;
+  }
+  const stops = form.dataset.stops.split(","), last = Number(event.target.value) === stops.length - 1;
+  const address = addressOf(form, "sequence", last ? null : stops[event.target.value]);
+  await htmx.ajax("GET", address, { target: "#region", select: "#region", swap: "outerMorph" });
+  history.replaceState(null, "", address);
+  $(".slider input[type=range]")?.focus({ preventScroll: true });
+});
+document.addEventListener("click", (event) => {
+  const at = event.target.dataset?.at;
+  const form = $(".slider[data-fleet]");
+  if (at && form) location.assign(Date.parse(at) > Date.now() ? addressOf(form, "at", null) : addressOf(form, "at", at));
+});
+
+// --- Choosing rows.
+document.addEventListener("change", (event) => {
+  if (event.target.matches("[data-all]")) for (const box of $$("[name=job]")) box.checked = event.target.checked;
+  else if (!event.target.matches("[name=job]")) return;
+  const chosen = $$("[name=job]:checked").length;
+  const count = $("[data-count]");
+  if (count) count.textContent = chosen ? number.format(chosen) + " chosen" : "choose";
+});
+
+// --- What a mark of a chart says. The title is taken away meanwhile, so that the browser does not say it twice.
+const tip = $("#tip");
+let told;
+function tell(mark, event) {
+  if (told && told.mark !== mark) {
+    told.mark.prepend(told.title);
+    told = undefined;
+  }
+  if (mark && !told) {
+    told = { mark, title: $(":scope > title", mark) };
+    tip.textContent = told.title.textContent;
+    told.title.remove();
+  }
+  tip.hidden = !told;
+  if (!told) return;
+  tip.style.left = Math.max(6, Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8)) + "px";
+  tip.style.top = Math.max(6, Math.min(event.clientY + 16, innerHeight - tip.offsetHeight - 8)) + "px";
+}
+document.addEventListener("pointermove", (event) => {
+  const mark = event.target.closest?.(".plot *, .graph .node, .share *");
+  tell(mark && (mark === told?.mark || $(":scope > title", mark)) ? mark : null, event);
+});
+
+// --- Keys.
+const places = { o: "/", j: "/jobs", r: "/runs", d: "/dead-letters", q: "/queues", s: "/schedules", w: "/workers" };
+let going = false;
+function move(step) {
+  const rows = $$("tbody tr[tabindex]");
+  const here = rows.findIndex((row) => row.classList.contains("here"));
+  const row = rows[Math.min(rows.length - 1, Math.max(0, here + step))];
+  if (!row) return;
+  rows[here]?.classList.remove("here");
+  row.classList.add("here");
+  row.focus({ preventScroll: true });
+  row.scrollIntoView({ block: "nearest" });
+}
+const keys = {
+  "/": () => $(".find input")?.focus(),
+  "?": () => $("#keys").showModal(),
+  g: () => (going = true),
+  j: () => move(1),
+  k: () => move(-1),
+  x: () => $("tr.here input[type=checkbox]")?.click(),
+  n: () => $("[data-newer]")?.click(),
+  Enter: (event) => event.target.matches("tr") && $("a", event.target)?.click(),
+  Escape: () => $("tr.here")?.classList.remove("here"),
+};
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.matches("input:not([type=checkbox]):not([type=range]), textarea, select");
+  if (event.metaKey || event.ctrlKey || event.altKey || typing || $("dialog[open]")) return;
+  if (going) {
+    going = false;
+    if (places[event.key]) location.assign(places[event.key]);
+    return;
+  }
+  if (!keys[event.key]) return;
+  if (event.key === "/" || event.key === "?") event.preventDefault();
+  keys[event.key](event);
+});
+
+follow();

@@ -1,0 +1,1 @@
+"""The facts of each page, as Structs; templates get nothing else."""

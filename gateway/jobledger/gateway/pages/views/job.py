@@ -1,0 +1,157 @@
+"""One job: its attempts over time, every event with its hash, its values, what it waits for, what can be done to it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import msgspec
+from markupsafe import Markup
+
+from jobledger.admin.acts import why as why_of
+from jobledger.admin.find import find_history, newest_life
+from jobledger.admin.past import AsOf, events_until
+from jobledger.admin.views import JobDetails, job_details
+from jobledger.audit.trail import Line, trail_of
+from jobledger.audit.verify.links import ChainCheck
+from jobledger.audit.why import Why
+from jobledger.gateway.pages.charts.waterfall import waterfall
+from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.spans import drawn
+from jobledger.gateway.pages.words import took
+from jobledger.ledger.model.chain import fold
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.events import event_type
+from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
+
+Act = Literal["cancel", "retry", "requeue", "discard", "pause", "resume", "signal", "note"]
+
+EVENTS_SHOWN_MAX: Final = 300
+_HIDDEN: Final = "hidden: this needs the permission 'payloads'"
+
+
+class EventLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One event."""
+
+    line: Line
+    hash: str  #: sha256 of its stored bytes, hex
+    fields: Any  #: as it is stored, without values
+    after: bool  #: later than the moment shown
+
+
+class JobPage(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    shell: Shell
+    details: JobDetails
+    job: Job
+    why: Why
+    hidden: bool  #: whether values are not shown to who looks
+    chain: ChainCheck
+    hash: str  #: of the newest event
+    waterfall: Markup
+    summary: str
+    events: list[EventLine]
+    events_more: int
+    stops: list[int]  #: stream sequences of all events
+    kinds: list[str]  #: of the events, where there are few enough to see
+    shown: int  #: how many events the moment has
+    moment: datetime  #: of the newest of them
+    acts: list[Act]
+
+
+async def job_page(looked: Looked, queue: str, id: str, *, query: When) -> JobPage:  # noqa: A002 - as in the address
+    """Return a job as it is, or as of a past moment."""
+    gateway, past = looked.gateway, query.as_of()
+    found = await find_history(gateway.rows, id, queue)
+    history, _ = newest_life(found.history)
+    looked.principal.require("view", history[0].event.queue, history[0].event.task)
+    seen = history if past is None else await _until(looked, history, past)
+    is_past = past is not None and len(seen) < len(history)
+    job = fold(seen).job
+    assert job is not None, "a history is not empty"
+    asked = AsOf(stream_sequence=seen[-1].stream_sequence) if is_past else None
+    explained = await why_of(gateway.rows, job.id, job.queue, past=asked)
+    async with gateway.projection.opened() as view:
+        shell = await surround(looked, view, asked)
+    hidden = not looked.principal.may("payloads")
+    details = await job_details(gateway.ledger, job, history)
+    return _page(shell, job, explained.why, history, seen, found.chain, details, hidden=hidden)
+
+
+async def _until(looked: Looked, history: list[StoredEvent], past: AsOf) -> list[StoredEvent]:
+    ledger = looked.gateway.ledger
+    return events_until(history, await past.moment(ledger.log, ledger.clock))
+
+
+def _page(  # noqa: PLR0917 - everything that was read, once
+    shell: Shell,
+    job: Job,
+    why: Why,
+    history: list[StoredEvent],
+    seen: list[StoredEvent],
+    chain: ChainCheck,
+    details: JobDetails,
+    *,
+    hidden: bool,
+) -> JobPage:
+    trail = trail_of(history, now=shell.today)
+    is_past = len(seen) < len(history)
+    picture = drawn(
+        history, trail.clocks.times, now=shell.today, shown=seen[-1].stream_sequence if is_past else None
+    )
+    if hidden:
+        details = msgspec.structs.replace(details, input=_HIDDEN, result=_HIDDEN)
+    last = seen[-1].stream_sequence
+    told = zip(history, trail.lines, details.events, strict=True)
+    lines = [_line(stored, line, fields, last) for stored, line, fields in told]
+    return JobPage(
+        shell=shell,
+        details=details,
+        job=job,
+        why=why,
+        hidden=hidden,
+        chain=chain,
+        hash=hashlib.sha256(history[-1].data).hexdigest(),
+        waterfall=waterfall(picture, label=f"Attempts over time: {trail.summary.text()}", said=took),
+        summary=trail.summary.text(),
+        events=_newest(lines, seen),
+        events_more=max(0, len(lines) - EVENTS_SHOWN_MAX),
+        stops=[stored.stream_sequence for stored in history],
+        kinds=[event_type(stored.event) for stored in history] if len(history) <= 60 else [],  # noqa: PLR2004
+        shown=len(seen),
+        moment=trail.clocks.times[len(seen) - 1],
+        acts=[] if is_past else _acts(job, shell),
+    )
+
+
+def _newest(lines: list[EventLine], seen: Sequence[StoredEvent]) -> list[EventLine]:
+    """Return as many events as a page shows, around the moment that is looked at."""
+    begin = max(0, min(len(seen) - EVENTS_SHOWN_MAX // 2, len(lines) - EVENTS_SHOWN_MAX))
+    return lines[begin : begin + EVENTS_SHOWN_MAX]
+
+
+def _line(stored: StoredEvent, line: Line, fields: dict[str, Any], last: int) -> EventLine:
+    return EventLine(
+        line=line,
+        hash=hashlib.sha256(stored.data).hexdigest(),
+        fields=fields,
+        after=stored.stream_sequence > last,
+    )
+
+
+def _acts(job: Job, shell: Shell) -> list[Act]:
+    """Return what whoever looks can do to a job in its state."""
+    found: list[Act] = []
+    waits = job.state in WAITING_STATES
+    if "review" in shell.may and job.state is JobState.DEAD_LETTERED:
+        found.extend(("requeue", "discard"))
+    if "cancel" in shell.may:
+        if job.state in {JobState.SCHEDULED, JobState.RETRY_WAIT}:
+            found.append("retry")
+        if (waits or job.state is JobState.RUNNING) and not job.cancel_requested:
+            found.append("cancel")
+    return found

@@ -1,0 +1,172 @@
+"""Values as a page writes them: numbers, spans, moments, states, JSON in colours. Pure."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any, Final, cast
+
+import msgspec
+from markupsafe import Markup, escape
+
+from jobledger.admin.amounts import duration
+from jobledger.ledger.model.times import as_utc
+
+#: A state as a person reads it.
+STATE_WORDS: Final = {
+    "scheduled": "Scheduled",
+    "held": "Held",
+    "queued": "Queued",
+    "running": "Running",
+    "retry_wait": "Retrying",
+    "paused": "Paused",
+    "completed": "Completed",
+    "cancelled": "Cancelled",
+    "dead_lettered": "Dead letter",
+    "discarded": "Discarded",
+}
+#: The class that carries the colour of a state, of an attempt's end, of a step or of an event.
+STYLES: Final = {
+    "scheduled": "t-scheduled",
+    "held": "t-scheduled",
+    "queued": "t-queued",
+    "granted": "t-queued",
+    "waiting": "t-queued",
+    "running": "t-running",
+    "started": "t-running",
+    "open": "t-running",
+    "step_started": "t-running",
+    "retry_wait": "t-waiting",
+    "paused": "t-waiting",
+    "snoozed": "t-waiting",
+    "interrupted": "t-waiting",
+    "completed": "t-completed",
+    "step_completed": "t-completed",
+    "failed": "t-dead",
+    "step_failed": "t-dead",
+    "dead_lettered": "t-dead",
+    "cancel_requested": "t-dead",
+    "diverged": "t-dead",
+    "lost": "t-lost",
+    "fenced": "t-lost",
+}
+_OTHER: Final = "t-ended"
+
+UNKNOWN: Final = "\N{EN DASH}"
+JSON_SHOWN_MAX: Final = 20_000  #: characters of a value that a page shows
+_TOKEN: Final = re.compile(
+    r'("(?:[^"\\]|\\.)*")(\s*:)?|\b(true|false|null)\b|(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)'
+)
+_ID_SHOWN: Final = 18
+_UNITS_S: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
+
+
+def style_of(state: str) -> str:
+    """Return the class that carries a state's colour."""
+    return STYLES.get(state, _OTHER)
+
+
+def said(what: str, event: str) -> str:
+    """Return what an event says, without its name, which stands beside it."""
+    rest = what.removeprefix(event.replace("_", " "))
+    return rest.removeprefix(":").strip() or what
+
+
+def state_word(state: str) -> str:
+    """Return a state as a person reads it."""
+    return STATE_WORDS.get(state, state.replace("_", " "))
+
+
+def count(value: float) -> str:
+    """Return a number with thousands apart; a fraction only where it is small."""
+    return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:,.1f}"  # noqa: PLR2004
+
+
+def took(seconds: float | None) -> str:
+    """Return a span, or a dash where it is not known."""
+    return UNKNOWN if seconds is None else duration(seconds)
+
+
+def percent(share: float | None) -> str:
+    """Return a share of 1 as percent."""
+    if share is None:
+        return UNKNOWN
+    return f"{100 * share:.1f} %" if 0 < share < 0.995 else f"{100 * share:.0f} %"  # noqa: PLR2004
+
+
+def moment(at: datetime | str) -> datetime:
+    """Return a time that rows have as text."""
+    return as_utc(at if isinstance(at, datetime) else datetime.fromisoformat(at))
+
+
+def ago(at: datetime | str | None, now: datetime) -> str:
+    """Return how long ago something was, or in how long it will be."""
+    if at is None:
+        return UNKNOWN
+    seconds = (now - moment(at)).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    unit_s, unit = next((each for each in _UNITS_S if abs(seconds) >= each[0]), (1, "s"))
+    amount = f"{abs(seconds) // unit_s:.0f} {unit}"
+    return f"{amount} ago" if seconds > 0 else f"in {amount}"
+
+
+def day(at: datetime | str | None) -> str:
+    """Return a moment to the second: `2026-11-22 19:00:00`."""
+    return UNKNOWN if at is None else f"{moment(at):%Y-%m-%d %H:%M:%S}"
+
+
+def clock(at: datetime | str) -> str:
+    """Return the time of day to the millisecond."""
+    return f"{moment(at):%H:%M:%S.%f}"[:-3]
+
+
+def instant(at: datetime | str) -> str:
+    """Return a moment as addresses have it: `2026-11-22T19:00:00Z`."""
+    return f"{moment(at).astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def short(name: str) -> str:
+    """Return an id that is short enough for a column: its beginning and its end."""
+    return name if len(name) <= _ID_SHOWN else f"{name[:8]}…{name[-6:]}"
+
+
+def cut(text: str | None, characters: int) -> str:
+    """Return a text in one line of at most so many characters."""
+    line = " ".join((text or "")[: characters + 1].split())
+    return line if len(line) <= characters else line[: characters - 1] + "…"
+
+
+def json_text(value: Any) -> str:
+    """Return a value as indented JSON; `Raw` is formatted as it is."""
+    data = bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value)
+    return msgspec.json.format(data, indent=2).decode()
+
+
+def json_line(value: Any) -> str:
+    """Return the beginning of a value as JSON in one line."""
+    data = bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value)
+    return cut(data[:400].decode(errors="replace"), 160)
+
+
+def json_colours(value: Any) -> Markup:
+    """Return a value as indented JSON in colours; of a very long one the beginning."""
+    text = json_text(value)
+    shown = text[:JSON_SHOWN_MAX]
+    parts: list[str] = []
+    at = 0
+    for found in _TOKEN.finditer(shown):
+        parts.extend((str(escape(shown[at : found.start()])), _coloured(found)))
+        at = found.end()
+    parts.append(str(escape(shown[at:])))
+    if len(text) > len(shown):
+        parts.append(f"\n… {len(text) - len(shown):,} more characters")
+    return Markup("".join(parts))  # noqa: S704 - every part was escaped
+
+
+def _coloured(found: re.Match[str]) -> str:
+    string, colon, word, _ = cast("tuple[str | None, ...]", found.groups())
+    if string is not None and colon is not None:
+        return f'<span class="jk">{escape(string)}</span>:'
+    kind = "js" if string is not None else "jb" if word is not None else "jn"
+    return f'<span class="{kind}">{escape(found.group(0))}</span>'

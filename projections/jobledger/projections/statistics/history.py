@@ -1,0 +1,112 @@
+"""What happened over time, in as few rows as a chart needs: by span and queue, however many tasks there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.projections.statistics.answers import Histogram, bucket_values
+from jobledger.projections.statistics.tally import HISTOGRAM_BOUNDS_S, MINUTE_US, histogram_columns, moment
+
+Select = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
+
+_HAPPENED: Final = ("enqueued", "completed", "failed", "dead_lettered")
+_WAIT: Final = ", ".join(f"sum({name})" for name in histogram_columns("wait"))
+_RUN: Final = ", ".join(f"sum({name})" for name in histogram_columns("run"))
+_SUMS: Final = ", ".join(f"sum({name})" for name in _HAPPENED)
+_SPANS: Final = (
+    f"SELECT minute / ? AS span, queue, {_SUMS} FROM buckets "  # noqa: S608 - columns, here and below
+    "WHERE minute >= ? AND minute < ? GROUP BY span, queue ORDER BY span, queue"
+)
+_WAITS: Final = (
+    f"SELECT minute / ? AS span, {_WAIT} FROM buckets "  # noqa: S608
+    "WHERE minute >= ? AND minute < ? GROUP BY span ORDER BY span"
+)
+_QUEUES: Final = (
+    f"SELECT queue, {_SUMS}, {_WAIT}, {_RUN} FROM buckets "  # noqa: S608
+    "WHERE minute >= ? AND minute < ? GROUP BY queue ORDER BY queue"
+)
+
+
+class Happened(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to the jobs of a queue in a span of time."""
+
+    begins_at: datetime  #: of the span, a multiple of its length since 1970
+    queue: str
+    enqueued: int
+    completed: int
+    failed: int  #: attempts
+    dead_lettered: int
+
+
+class Waited(msgspec.Struct, frozen=True, kw_only=True):
+    """How long jobs waited for a worker in a span of time."""
+
+    begins_at: datetime
+    wait: Histogram
+
+
+class QueueHappened(Happened, frozen=True, kw_only=True):
+    """What happened in a queue since a moment, and how long it took."""
+
+    wait: Histogram  #: from becoming queued to the start of an attempt
+    run: Histogram  #: from the start of an attempt to its outcome
+
+
+def happened(select: Select, since: datetime, until: datetime, *, step_s: int) -> list[Happened]:
+    """Return what happened by span and queue, spans without anything left out. Raises: ProjectionConfigError."""
+    rows = select(_SPANS, _values(since, until, step_s))
+    return [
+        Happened(begins_at=_begin(span, step_s), queue=queue, **dict(zip(_HAPPENED, sums, strict=True)))
+        for span, queue, *sums in rows
+    ]
+
+
+def waited(select: Select, since: datetime, until: datetime, *, step_s: int) -> list[Waited]:
+    """Return how long jobs of all queues waited, by span. Raises: ProjectionConfigError."""
+    rows = select(_WAITS, _values(since, until, step_s))
+    return [Waited(begins_at=_begin(span, step_s), wait=_histogram(values)) for span, *values in rows]
+
+
+def by_queue(select: Select, since: datetime, until: datetime) -> list[QueueHappened]:
+    """Return what happened in each queue between two moments, in whole minutes. Raises: ProjectionConfigError."""
+    width = len(histogram_columns("wait"))
+    found: list[QueueHappened] = []
+    for queue, *values in select(_QUEUES, _values(since, until, 60)[1:]):
+        sums, histograms = values[: len(_HAPPENED)], values[len(_HAPPENED) :]
+        found.append(
+            QueueHappened(
+                begins_at=since,
+                queue=queue,
+                wait=_histogram(histograms[:width]),
+                run=_histogram(histograms[width:]),
+                **dict(zip(_HAPPENED, sums, strict=True)),
+            )
+        )
+    return found
+
+
+def merged(histograms: Iterable[Histogram]) -> Histogram:
+    """Return several histograms as one."""
+    count, sum_s, counts = 0, 0.0, [0] * len(HISTOGRAM_BOUNDS_S)
+    for each in histograms:
+        count, sum_s = count + each.count, sum_s + each.sum_s
+        counts = [mine + its for mine, its in zip(counts, each.counts, strict=True)]
+    return Histogram(count=count, sum_s=sum_s, counts=tuple(counts))
+
+
+def _values(since: datetime, until: datetime, step_s: int) -> tuple[int, int, int]:
+    found = bucket_values(since, until, step_s)
+    return found["minutes"], found["since"], found["until"]
+
+
+def _begin(span: int, step_s: int) -> datetime:
+    return moment(span * step_s * MINUTE_US // 60)
+
+
+def _histogram(values: Sequence[int]) -> Histogram:
+    *counts, count, sum_us = values
+    return Histogram(count=count, sum_s=sum_us / 1e6, counts=tuple(counts))
