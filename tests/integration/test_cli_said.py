@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +34,12 @@ class Cli(CommandLine):
 
     def __init__(self, url: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         super().__init__(url, capsys)
-        self._folder = folder
+        self.file = str(folder / "projection.db")
         self.app = folder / "tasks_of_test_cli_said.py"
         self.app.write_text(TASKS, encoding="utf-8")
 
     def __call__(self, *words: str) -> Answer:
-        return self.run(*words, *self.where, "--projection", str(self._folder / "projection.db"))
+        return self.run(*words, *self.where, "--projection", self.file)
 
     def enqueue(self, *words: str) -> Answer:
         return self.run("enqueue", "send", "number=1", "--app", str(self.app), *words, *self.where)
@@ -132,6 +133,49 @@ def test_lists_choose_by_what_was_said(cli: Cli) -> None:
     for words, expected in CHOSEN:
         assert cli.listed(*words) == expected, words
     assert [line["job_id"] for line in cli("dlq", "list", "--tenant", "bmce", "--json").lines] == ["dead-2"]
+
+
+def test_the_next_page_is_a_command_that_is_told(cli: Cli) -> None:
+    fill(cli)
+    found: list[str] = []
+    words = [
+        "jobs",
+        "list",
+        "--state",
+        "queued",
+        "--state",
+        "held",
+        "--limit",
+        "2",
+        "--input",
+        "number=1",
+        *cli.where,
+    ]
+    words += ["--projection", cli.file]
+    for _ in range(4):
+        shown = cli.run(*words)
+        assert shown.code == 0, shown.err
+        found += [line.split()[0] for line in shown.out.splitlines()[2:]]
+        if "the next page" not in shown.err:
+            break
+        _, *words = shlex.split(shown.err.split("`")[1])
+    assert found == ["plain", "b1", "a2", "a1"]
+    refused = cli("jobs", "list", "--after", words[-1], "--tenant", "acme")
+    assert (refused.code, "other filters" in refused.err) == (2, True)
+
+
+def test_counts_are_of_every_state_of_what_was_chosen(cli: Cli) -> None:
+    fill(cli)
+    (counts,) = cli("jobs", "list", "--counts", "--state", "queued", "--tenant", "acme", "--json").lines
+    assert {state: count for state, count in counts["by_state"].items() if count} == {
+        "held": 2,
+        "dead_lettered": 1,
+    }
+    assert (counts["searched_back_to"], counts["position"]["behind_events"]) == (None, 0)
+    shown = cli("jobs", "list", "--counts").out.splitlines()
+    assert [line.split() for line in shown[2:]] == [["held", "3"], ["queued", "1"], ["dead", "lettered", "2"]]
+    assert cli("jobs", "list", "--counts", "--text", "nobody wrote this").out == "no jobs\n"
+    assert cli("jobs", "list", "--text", "", "--json").code == 2
 
 
 def test_bulk_acts_choose_by_what_was_said(cli: Cli) -> None:

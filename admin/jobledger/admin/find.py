@@ -19,7 +19,7 @@ from jobledger.ledger.model.errors import AmbiguousIdError, InvalidInputError, J
 from jobledger.ledger.model.log import Log, events_among
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.projections import JobRow, Store
-from jobledger.projections.queries import FIND_MATCHES_MAX
+from jobledger.projections.queries.store import FIND_MATCHES_MAX
 
 
 class Found(NamedTuple):

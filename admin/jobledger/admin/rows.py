@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
+import msgspec
+
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.nats.streams import find_stream
 from jobledger.projections import Moment, Position, Projector, Snapshots, Store, as_of
@@ -29,12 +31,43 @@ def unwatched(_what: str) -> Generator[Callable[[int, int], None], None, None]:
     yield lambda _done, _total: None
 
 
+class Lag(NamedTuple):
+    """The ledger beside some rows, as it was when they were opened."""
+
+    head: int = 0  #: the ledger's last stream sequence
+    unread_since: datetime | None = (
+        None  #: when the oldest event that the rows lack was stored; None: they lack none
+    )
+
+
+class AnswerPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """Which moment an answer is of."""
+
+    sequence: int  #: of the newest event in it; 0 before the first
+    at: str | None  #: when those rows were written, ISO-8601 text in UTC; None before the first event
+    behind_events: int  #: how many events the ledger had beyond
+    behind_s: float  #: for how long the oldest of these was there; 0 where there is none
+
+
 class View(NamedTuple):
-    """Rows at one moment."""
+    """Rows at one moment, or as of a past one."""
 
     store: Store
     now: datetime  #: the time that is now there
     begins_at: int  #: the first stream sequence that the rows know of; above 1: an archive holds the rest
+    lag: Lag = Lag()  #: of rows that others bring up to date; those of a past moment are not behind it
+
+    def position(self) -> AnswerPosition:
+        """Return where the rows are, for an answer that is read in the same transaction."""
+        found, lag = self.store.position(), self.lag
+        behind = max(0, lag.head - max(found.stream_sequence, self.begins_at - 1))
+        since = lag.unread_since if behind else None
+        return AnswerPosition(
+            sequence=found.stream_sequence,
+            at=found.updated_at,
+            behind_events=behind,
+            behind_s=0.0 if since is None else max(0.0, (self.now - since).total_seconds()),
+        )
 
 
 class Rows:
@@ -95,6 +128,33 @@ class Rows:
             ) as store:
                 watched.close()
                 yield View(store, then.at or clock.now(), store.position().begins_at)
+
+    @contextlib.asynccontextmanager
+    async def followed(self, *, min_sequence: int = 0, timeout_s: float = 5.0) -> AsyncGenerator[View, None]:
+        """Open the rows as whoever follows the ledger left them, for the length of the block; nothing is written.
+
+        `min_sequence`: wait, at most `timeout_s`, until they have this event: who wrote it finds it in the rows.
+
+        Raises: ProjectionBehindError where they do not have it in time; ProjectionError, UnreachableError.
+        """
+        with Store.open(await self.path()) as store:
+            if min_sequence:
+                await store.wait_for(min_sequence, timeout_s=timeout_s)
+            position = store.position()
+            lag = await lag_of(self.ledger, position.stream_sequence)
+            yield View(store, self.ledger.clock.now(), position.begins_at, lag)
+
+
+async def lag_of(ledger: Ledger, stream_sequence: int) -> Lag:
+    """Return how the ledger is beside rows that have its events up to a stream sequence.
+
+    Raises: UnreachableError.
+    """
+    head = await ledger.log.head()  # after the position, so that a sound ledger is never shorter
+    unread = None
+    if stream_sequence < head.last_sequence:
+        unread = await ledger.log.get(max(stream_sequence + 1, head.first_sequence))
+    return Lag(head.last_sequence, None if unread is None else unread.stored_at)
 
 
 async def file_name(ledger: Ledger) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+import shlex
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_type_hints
 
@@ -22,6 +23,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.model.errors import LedgerNotFoundError
 from jobledger.ledger.nats.access import Access
+from jobledger.ledger.nats.addresses import holds_secret
 from jobledger.projections import SaidFilter
 
 F = TypeVar("F", bound=Callable[..., Awaitable[int | None] | int | None])
@@ -86,6 +88,16 @@ class Cli:
             limited_by=limited_by,
             created_by=created_by,
         )
+
+    def place_words(self) -> Iterator[str]:
+        """Yield the options that name the ledger and its projection, for a command that somebody may type next."""
+        target = self.target
+        if target.url != DEFAULT_URL and not holds_secret(target.url):
+            yield f"--url {shlex.quote(target.url)}"
+        if target.environment:
+            yield f"--environment {shlex.quote(target.environment)}"
+        if self.projection is not None:
+            yield f"--projection {shlex.quote(str(self.projection))}"
 
     @contextlib.asynccontextmanager
     async def ledger(self, *, known: str | None = None) -> AsyncGenerator[Ledger, None]:

@@ -7,6 +7,7 @@ from jobledger.projections.as_of import Moment, as_of, moment_of, refuse_archive
 from jobledger.projections.compare import Difference, difference, verify
 from jobledger.projections.counting import counting
 from jobledger.projections.errors import (
+    CursorMismatchError,
     DamagedProjectionError,
     EventGapError,
     MomentAheadError,
@@ -17,6 +18,7 @@ from jobledger.projections.errors import (
     OlderSchemaError,
     PositionArchivedError,
     PositionMismatchError,
+    ProjectionBehindError,
     ProjectionBusyError,
     ProjectionConfigError,
     ProjectionError,
@@ -31,14 +33,16 @@ from jobledger.projections.filters import DeadLetterFilter, JobFilter, SaidFilte
 from jobledger.projections.layout import SCHEMA_VERSION
 from jobledger.projections.parquet import write_tables
 from jobledger.projections.projector import Position, Projector, ProjectorConfig
-from jobledger.projections.queries import (
+from jobledger.projections.queries.jobs import FoundJobs, JobCounts, SearchLimits, cursor_at
+from jobledger.projections.queries.lanes import Order
+from jobledger.projections.queries.rows import (
     AttemptRow,
     DeadLetterGroup,
     DeadLetterRow,
     JobRow,
     SlowAttempt,
-    Store,
 )
+from jobledger.projections.queries.store import Store
 from jobledger.projections.read_model import ReadModel, ReadModelLayout
 from jobledger.projections.rebuild import rebuild
 from jobledger.projections.snapshots import SnapshotConfig, Snapshots
@@ -60,6 +64,7 @@ __all__ = [
     "ActRow",
     "AttemptRow",
     "BucketRow",
+    "CursorMismatchError",
     "DamagedProjectionError",
     "DeadLetterFilter",
     "DeadLetterGroup",
@@ -67,7 +72,9 @@ __all__ = [
     "Difference",
     "EventGapError",
     "FailureRow",
+    "FoundJobs",
     "Histogram",
+    "JobCounts",
     "JobFilter",
     "JobRow",
     "Moment",
@@ -77,9 +84,11 @@ __all__ = [
     "NewerSchemaError",
     "NotAProjectionError",
     "OlderSchemaError",
+    "Order",
     "Position",
     "PositionArchivedError",
     "PositionMismatchError",
+    "ProjectionBehindError",
     "ProjectionBusyError",
     "ProjectionConfigError",
     "ProjectionError",
@@ -95,6 +104,7 @@ __all__ = [
     "ReadModelFailedError",
     "ReadModelLayout",
     "SaidFilter",
+    "SearchLimits",
     "SlowAttempt",
     "SnapshotConfig",
     "Snapshots",
@@ -103,6 +113,7 @@ __all__ = [
     "WorkerRow",
     "as_of",
     "counting",
+    "cursor_at",
     "difference",
     "moment_of",
     "rebuild",

@@ -33,7 +33,7 @@ from jobledger.projections.errors import (
     ProjectionFileError,
 )
 from jobledger.projections.projector import ProgressCallback, Projector, ProjectorConfig
-from jobledger.projections.queries import Store
+from jobledger.projections.queries.store import Store
 from jobledger.projections.snapshots import Snapshot, SnapshotConfig, Snapshots, copy_projection
 
 _BUSY_TIMEOUT_S: Final = 5.0

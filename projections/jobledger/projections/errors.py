@@ -2,6 +2,7 @@
 
     ProjectionError
     ├── ProjectionConfigError       an option cannot work
+    │   ├── CursorMismatchError     a cursor is that of another list, or none
     │   ├── MomentAheadError        a past moment was asked for that is still to come
     │   └── ReadModelDefinitionError  a class cannot be a read model
     ├── ReadModelFailedError        a user's read model raised; nothing of that batch was kept
@@ -17,6 +18,7 @@
     ├── ProjectionStorageError      the disk refused
     ├── MomentArchivedError         a past moment was asked for whose events are no longer in the ledger
     ├── ProjectionTimeoutError      an awaited position was not reached in time
+    │   └── ProjectionBehindError   the same, told by a file that others bring up to date
     ├── PositionArchivedError       events were archived that the projection has not read, or cannot be compared with
     ├── PositionMismatchError       file and ledger do not have the same past
     └── EventGapError               an event is missing between the position and what was read
@@ -146,6 +148,23 @@ class ProjectionStorageError(ProjectionError):
 
 class ProjectionTimeoutError(ProjectionError):
     """The projection did not reach a stream sequence within the time given."""
+
+
+class ProjectionBehindError(ProjectionTimeoutError):
+    """The rows do not have an awaited event yet: try again, and see whether a projector follows the ledger."""
+
+    def __init__(self, path: Path, wanted: int, reached: int, waited_s: float) -> None:
+        self.path = path
+        self.wanted = wanted  #: stream sequence
+        self.reached = reached  #: stream sequence of the newest event in the rows
+        super().__init__(
+            f"the projection {path} did not reach stream sequence {wanted} within {waited_s:g} s, it has {reached}: "
+            "see whether a projector runs, with `jobledger projection status`",
+        )
+
+
+class CursorMismatchError(ProjectionConfigError):
+    """A cursor belongs to a list with other filters or another order, or is none: ask for the first page again."""
 
 
 class MomentAheadError(ProjectionConfigError):

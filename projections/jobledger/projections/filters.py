@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
 from jobledger.ledger.model.inputs import checked_limits
+from jobledger.projections.errors import ProjectionConfigError
+from jobledger.projections.json_terms import field_condition
+
+_TEXT_LENGTH_MAX: Final = 200
+#: What `JobFilter.text` is looked for in.
+_WORDS_OF: Final = ("data", "result", "error", "metadata")
 
 
-def _given(terms: Mapping[str, str | None]) -> dict[str, str]:
-    return {term: value for term, value in terms.items() if value is not None}
+class Term(NamedTuple):
+    """A condition on rows of `jobs`."""
+
+    field: str  #: of `JobFilter`, or of its `said`
+    sql: str
+    values: tuple[object, ...] = ()
 
 
 class SaidFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,26 +45,21 @@ class SaidFilter(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether there is a condition."""
         return self != NOTHING_SAID
 
-    def terms(self) -> tuple[list[str], list[str]]:
-        """Return conditions on rows of `jobs`, all of which must hold, and their values."""
-        terms: list[str] = []
-        values: list[str] = []
+    def terms(self) -> list[Term]:
+        """Return conditions on rows of `jobs`, all of which must hold."""
+        terms: list[Term] = []
         words = (("tenant", self.tenant), ("correlation", self.correlation), ("created_by", self.created_by))
         for column, word in words:
-            if word is not None:
-                terms.append(f"{column} = ? AND {column} <> ''")  # as the index says that it is made of
-                values.append(word)
-        for pair in self.metadata:
-            terms.append(
-                "EXISTS (SELECT 1 FROM json_each(metadata) AS said WHERE said.key = ? AND said.value = ?)"
-            )
-            values += pair
+            if word is not None:  # as the index says that it is made of
+                terms.append(Term(column, f"{column} = ? AND {column} <> ''", (word,)))
+        pair = "EXISTS (SELECT 1 FROM json_each(metadata) AS said WHERE said.key = ? AND said.value = ?)"
+        terms += [Term("metadata", pair, each) for each in self.metadata]
         if self.limited_by is not None:
             found = "instr(' ' || limits || ' ', ?)"  # no name has a space in it
-            terms.append(f"({found} OR {found})")
             exact = f" {self.limited_by} "
-            values += [exact, exact if ":" in self.limited_by else f" {self.limited_by}:"]
-        return terms, values
+            begun = exact if ":" in self.limited_by else f" {self.limited_by}:"
+            terms.append(Term("limited_by", f"({found} OR {found})", (exact, begun)))
+        return terms
 
 
 NOTHING_SAID: Final = SaidFilter()
@@ -70,8 +75,11 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     since: str | None = None  #: at this time or later
     until: str | None = None  #: before this time
     said: SaidFilter = NOTHING_SAID
+    #: Only queues and tasks with such names; see `JobFilter`.
+    visible_queues: tuple[str, ...] = ()
+    visible_tasks: tuple[str, ...] = ()
 
-    def where(self) -> tuple[str, list[str]]:
+    def where(self) -> tuple[str, list[object]]:
         """Return the condition in SQL, and its values."""
         terms = {
             "queue = ?": self.queue,
@@ -81,34 +89,113 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
             "dead_at < ?": self.until,
         }
         if self.fingerprint is not None:
-            # Hex digits are all below the tilde.
-            terms |= {"fingerprint >= ?": self.fingerprint, "fingerprint < ?": f"{self.fingerprint}~"}
-        given = _given(terms)
-        said, values = self.said.terms()
-        jobs = [f"(job_id, queue) IN (SELECT id, queue FROM jobs WHERE {' AND '.join(said)})"] if said else []  # noqa: S608
-        return " AND ".join((*given, *jobs)) or "1", [*given.values(), *values]
+            low, high = _of_prefix(self.fingerprint)
+            terms |= {"fingerprint >= ?": low, "fingerprint < ?": high}
+        found = [Term("", sql, (value,)) for sql, value in terms.items() if value is not None]
+        said = self.said.terms()
+        if said:
+            where, values = joined(said)
+            found.append(
+                Term("", f"(job_id, queue) IN (SELECT id, queue FROM jobs WHERE {where})", tuple(values))  # noqa: S608
+            )
+        for column, patterns in (("queue", self.visible_queues), ("task", self.visible_tasks)):
+            if patterns and "*" not in patterns:
+                found.append(Term("", *glob(column, patterns)))
+        return joined(found)
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs; None is no condition. Times are ISO-8601 text in UTC and mean when they were enqueued."""
+    """Which jobs; None, and what is empty, is no condition. Times are ISO-8601 text in UTC: when jobs were enqueued.
 
-    states: tuple[str, ...]  #: any of these
+    Raises: ProjectionConfigError for a text or an input field that cannot be looked for.
+    """
+
+    states: tuple[str, ...] = ()  #: any of these
     queue: str | None = None
     task: str | None = None
     since: str | None = None  #: at this time or later
     until: str | None = None  #: before this time
     said: SaidFilter = NOTHING_SAID
+    trace_id: str | None = None
+    batch: str | None = None
+    id_prefix: str | None = None  #: what the job's id begins with
+    error_type: str | None = None  #: of the newest failure
+    fingerprint: str | None = None  #: or a prefix of it; only dead letters have one
+    #: Fields of the input and their values: a name of the outermost object or a JSON pointer, and a string, or a number,
+    #: `true`, `false` or `null` as JSON has it. An input in the object store is not looked into.
+    input: tuple[tuple[str, str], ...] = ()
+    text: str | None = None  #: somewhere in input, result, error message or metadata; a-z as A-Z
+    members: bool = True  #: children of runs, too
+    #: Only queues and tasks with such names, as in a shell (`*`, `?`, `[a-f]`): what somebody may see. Empty: all.
+    visible_queues: tuple[str, ...] = ()
+    visible_tasks: tuple[str, ...] = ()
 
-    def where(self) -> tuple[str, list[str]]:
+    def __post_init__(self) -> None:
+        """Refuse what cannot be looked for."""
+        if self.text is not None and not 0 < len(self.text) <= _TEXT_LENGTH_MAX:
+            raise ProjectionConfigError(
+                f"a text to look for has 1 to {_TEXT_LENGTH_MAX} characters, got {len(self.text)}"
+            )
+        _ = self.terms()
+
+    @property
+    def reads_payloads(self) -> bool:
+        """Whether its answer tells of inputs and results: who may not see those must not ask so."""
+        return bool(self.input) or self.text is not None
+
+    def terms(self) -> list[Term]:
+        """Return every condition."""
+        exact = {name: getattr(self, name) for name in ("queue", "task", "trace_id", "batch", "error_type")}
+        terms = [Term(name, f"{name} = ?", (value,)) for name, value in exact.items() if value is not None]
+        if self.states:
+            terms.append(Term("states", f"status IN ({', '.join('?' * len(self.states))})", self.states))
+        if self.trace_id is not None:
+            terms.append(Term("trace_id", "trace_id <> ''"))  # as the index says that it is made of
+        if self.id_prefix is not None:  # every character that an id can have is below the tilde
+            terms.append(Term("id_prefix", "id >= ? AND id < ?", (self.id_prefix, f"{self.id_prefix}~")))
+        if self.fingerprint is not None:
+            terms.append(
+                Term("fingerprint", f"(id, queue) IN ({OF_FINGERPRINT})", _of_prefix(self.fingerprint))
+            )
+        return [*terms, *self._times(), *self.said.terms(), *self._looked_for(), *self._visible()]
+
+    def _times(self) -> list[Term]:
+        given = {"created_at >= ?": self.since, "created_at < ?": self.until}
+        return [Term("created_at", sql, (at,)) for sql, at in given.items() if at is not None]
+
+    def _looked_for(self) -> list[Term]:
+        terms = [Term("input", *field_condition("data", field, value)) for field, value in self.input]
+        if self.text is not None:
+            escaped = self.text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+            said = " OR ".join(f"{column} LIKE ? ESCAPE '\\'" for column in _WORDS_OF)
+            terms.append(Term("text", f"({said})", (f"%{escaped}%",) * len(_WORDS_OF)))
+        return terms
+
+    def _visible(self) -> list[Term]:
+        terms = [] if self.members else [Term("members", "parent_id IS NULL")]
+        for column, patterns in (("queue", self.visible_queues), ("task", self.visible_tasks)):
+            if patterns and "*" not in patterns:
+                terms.append(Term(f"visible_{column}s", *glob(column, patterns)))
+        return terms
+
+    def where(self) -> tuple[str, list[object]]:
         """Return the condition in SQL, and its values."""
-        given = _given(
-            {
-                "queue = ?": self.queue,
-                "task = ?": self.task,
-                "created_at >= ?": self.since,
-                "created_at < ?": self.until,
-            }
-        )
-        states = f"status IN ({', '.join('?' * len(self.states))})"
-        said, values = self.said.terms()
-        return " AND ".join((states, *given, *said)), [*self.states, *given.values(), *values]
+        return joined(self.terms())
+
+
+OF_FINGERPRINT: Final = "SELECT job_id, queue FROM dead_letters WHERE fingerprint >= ? AND fingerprint < ?"
+
+
+def joined(terms: Sequence[Term]) -> tuple[str, list[object]]:
+    """Return the condition that all of them hold, and its values."""
+    return " AND ".join(each.sql for each in terms) or "1", [value for each in terms for value in each.values]
+
+
+def glob(column: str, patterns: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Return the condition that a column fits one of several name patterns, as a shell reads them."""
+    said = " OR ".join([f"{column} GLOB ?"] * len(patterns))
+    return f"({said})", tuple(each.replace("[!", "[^") for each in patterns)
+
+
+def _of_prefix(fingerprint: str) -> tuple[str, str]:
+    return fingerprint, f"{fingerprint}~"  # hex digits are all below the tilde

@@ -17,7 +17,7 @@ from jobledger.ledger.model.log import Log
 from jobledger.projections.compare import verify
 from jobledger.projections.errors import DamagedProjectionError, ProjectionError, ProjectionMissingError
 from jobledger.projections.position import Position
-from jobledger.projections.queries import Store
+from jobledger.projections.queries.store import Store
 
 WHAT: Final = "projection"
 

@@ -42,7 +42,7 @@ from jobledger.projections.metrics.metrics import (
     place_metrics,
 )
 from jobledger.projections.projector import Position, Projector
-from jobledger.projections.queries import Store
+from jobledger.projections.queries.store import Store
 from jobledger.projections.snapshots import Snapshots
 
 logger = logging.getLogger("jobledger.exporter")

@@ -19,7 +19,7 @@ from jobledger.projections.metrics.running import Running, read_running
 from jobledger.projections.metrics.shown import Labels, shown
 from jobledger.projections.metrics.ticking import TickingRow, read_ticking
 from jobledger.projections.position import Position
-from jobledger.projections.queries import Store
+from jobledger.projections.queries.store import Store
 from jobledger.projections.statistics.answers import (
     QUEUES_OTHER_SQL,
     QUEUES_SHOWN_SQL,

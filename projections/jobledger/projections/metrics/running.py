@@ -12,7 +12,7 @@ from jobledger.ledger.metrics.exposition import histograms, values
 from jobledger.ledger.model.runs.awaiting import AWAITED
 from jobledger.projections.metrics import names
 from jobledger.projections.metrics.shown import Labels, distribution, shown
-from jobledger.projections.queries import Store
+from jobledger.projections.queries.store import Store
 from jobledger.projections.statistics.runs import (
     RUN_COUNTERS,
     RUN_STATISTICS,

@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 
 from jobledger.ledger.metrics.exposition import OTHER, values
 from jobledger.projections.metrics import names
-from jobledger.projections.queries import Store
+from jobledger.projections.queries.store import Store
 
 _SHOWN: Final = (
     "SELECT name, tick_count, run_count, missed_count, skipped_count, CASE WHEN status = 'active' THEN next_run_at END, "

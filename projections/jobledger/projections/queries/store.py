@@ -1,6 +1,6 @@
-"""What a projection can be asked: lists, counts and rankings, as frozen Structs ready for JSON.
+"""`Store`: a projection open for reading.
 
-Every answer is read in one statement, so it is one moment's truth. Which moment, `position` tells.
+Every answer is read in one statement or transaction, so it is one moment's truth. Which moment, `position` tells.
 """
 
 from __future__ import annotations
@@ -11,17 +11,34 @@ from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Final, Self
 
 import anyio
-import msgspec
 
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import files
-from jobledger.projections.errors import ProjectionConfigError, ProjectionTimeoutError
-from jobledger.projections.filters import NOTHING_SAID, DeadLetterFilter, JobFilter, SaidFilter
+from jobledger.projections.errors import ProjectionBehindError, ProjectionConfigError
+from jobledger.projections.filters import DeadLetterFilter, JobFilter
 from jobledger.projections.projector import Position, read_position
+from jobledger.projections.queries.jobs import FoundJobs, JobCounts, SearchLimits, count_jobs, find_jobs
+from jobledger.projections.queries.lanes import Order
+from jobledger.projections.queries.rows import (
+    ACT_COLUMNS,
+    ATTEMPT_COLUMNS,
+    DEAD_LETTER_COLUMNS,
+    JOB_COLUMNS,
+    AttemptRow,
+    ChosenJob,
+    DeadLetterGroup,
+    DeadLetterRow,
+    JobRow,
+    SlowAttempt,
+    act_row,
+    job_row,
+    raw,
+    struct,
+)
 from jobledger.projections.statistics.answers import (
     BUCKETS_SQL,
     FAILURES_SQL,
@@ -42,132 +59,12 @@ from jobledger.projections.statistics.tally import QUEUE_COUNTS
 from jobledger.projections.tables import job_values
 from jobledger.projections.tables.acts import ActFilter, ActRow
 
-Order = Literal["newest", "oldest"]
-
 #: Matches that `find` returns at most: enough to say that a prefix is ambiguous.
 FIND_MATCHES_MAX = 20
 #: Pauses between two looks at a file that another process may be writing.
 _LOOK_AGAIN_FIRST_S = 0.002
 _LOOK_AGAIN_MAX_S = 0.05
-
-
-class JobRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One job. Times are ISO-8601 text in UTC; `input` and `result` are JSON, or a reference to the object store."""
-
-    id: str
-    queue: str
-    task: str
-    status: str
-    priority: str
-    input: msgspec.Raw | None
-    result: msgspec.Raw | None
-    error: str | None  #: message of the newest failure or of the dead letter
-    error_type: str | None
-    created_at: str
-    updated_at: str
-    due_at: str | None  #: when a waiting job moves on by itself
-    started_at: str | None  #: of the first attempt
-    completed_at: str | None  #: when the present final state was entered
-    attempt_count: int
-    max_attempts: int
-    retry_count: int  #: attempts after the first, without those given back
-    max_retries: int
-    dead_reason: str | None
-    cancel_requested: bool
-    worker: str | None  #: of the running attempt
-    progress_done: float | None
-    progress_total: float | None
-    progress_note: str | None
-    timeout_s: float | None
-    tenant: str
-    batch: str
-    tick: str
-    correlation: str
-    metadata: dict[str, str]
-    limits: tuple[str, ...]
-    created_by: str  #: who asked for it; "": that is not known
-    trace_id: str
-    last_sequence: int
-    parent_queue: str | None  #: of the child of a run; None: it is nobody's child
-    parent_id: str | None
-    parent_step: str | None  #: key of the step that asked for it
-    parent_item: int | None
-    version: str | None  #: of the workflow's code that a run is bound to
-    awaiting: str | None  #: what a paused run waits for
-
-
-class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a job."""
-
-    id: str  #: `<queue>/<job id>/<attempt>`
-    queue: str
-    job_id: str
-    attempt_number: int  #: from 1
-    status: str
-    error: str | None
-    error_type: str | None
-    started_at: str
-    finished_at: str | None
-    duration_ms: float | None  #: by the clocks of those who appended both ends; None while running
-    worker: str
-    epoch: int
-
-
-class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that waits for a person."""
-
-    queue: str
-    job_id: str
-    task: str
-    reason: str
-    error_type: str | None
-    error: str | None
-    traceback: str | None
-    fingerprint: str  #: equal for what is most likely one cause
-    attempts: int
-    dead_at: str
-    last_sequence: int
-
-
-class DeadLetterGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Dead letters that share a fingerprint, with the newest of them as the example."""
-
-    fingerprint: str
-    count: int
-    task: str
-    reason: str
-    error_type: str | None
-    error: str | None
-    queue: str
-    job_id: str
-    newest: str
-    oldest: str
-
-
-class ChosenJob(NamedTuple):
-    """One job in a list of those that an act is about."""
-
-    queue: str
-    job_id: str
-    task: str
-    status: str
-
-
-class SlowAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished attempt, in the list of the longest ones."""
-
-    queue: str
-    job_id: str
-    task: str
-    attempt_number: int
-    status: str
-    worker: str
-    started_at: str
-    duration_ms: float
-    input: msgspec.Raw | None
-
-
-_Row = TypeVar("_Row", bound=msgspec.Struct)
+_LIMITS: Final = SearchLimits()
 
 
 class Store:
@@ -218,39 +115,42 @@ class Store:
         limit: int = 50,
         *,
         state: JobState | str | None = None,
-        queue: str | None = None,
-        task: str | None = None,
-        since: str | None = None,
-        trace_id: str | None = None,
-        said: SaidFilter = NOTHING_SAID,
         order: Order = "newest",
-        members: bool = True,
+        chosen: JobFilter | None = None,
+        **conditions: Any,
     ) -> list[JobRow]:
-        """Return at most `limit` jobs by creation, those that fit every filter; `since` is ISO-8601 text in UTC.
+        """Return the first page of `job_page` alone; the conditions are those of `JobFilter`, given as one or by name."""
+        if state is not None:
+            conditions["states"] = (str(state),)
+        return self.job_page(chosen or JobFilter(**conditions), limit=limit, order=order).items
 
-        Without `members`, children of runs are left out.
+    def job_page(
+        self,
+        chosen: JobFilter,
+        *,
+        cursor: str | None = None,
+        limit: int = 50,
+        order: Order = "newest",
+        limits: SearchLimits = _LIMITS,
+    ) -> FoundJobs:
+        """Return at most `limit` jobs that fit, by creation; with the `cursor` of a page those that follow it.
+
+        Pages follow each other without gap or repeat while jobs come and change: a job keeps its place. Where no index
+        serves the whole filter, one answer looks at no more rows than `limits` allow, and says how far that went.
+
+        Raises: CursorMismatchError for a cursor of another filter or order.
         """
         _check_limit(limit)
-        filters = {"queue = ?": queue, "task = ?": task, "created_at >= ?": since, "trace_id = ?": trace_id}
-        said_terms, said_values = said.terms()
-        terms = [*(term for term, value in filters.items() if value is not None), *said_terms]
-        terms += [] if members else ["parent_id IS NULL"]
-        values: list[object] = [*(value for value in filters.values() if value is not None), *said_values]
-        direction = "DESC" if order == "newest" else "ASC"
-        tail = f"ORDER BY created_at {direction}, rowid {direction} LIMIT ?"
-        states: list[str | None] = [str(state)] if state is not None else [None]
-        if queue is not None and task is None and state is None:
-            states = [
-                each.value for each in JobState
-            ]  # one short walk each along (queue, status, created_at)
-        found: list[tuple[Any, ...]] = []
-        for each in states:
-            where = " AND ".join(terms + ([] if each is None else ["status = ?"])) or "1"
-            bound = [*values, *([] if each is None else [each]), limit]
-            found += self._query(f"SELECT {_JOB_COLUMNS}, rowid FROM jobs WHERE {where} {tail}", bound)  # noqa: S608
-        created = JobRow.__struct_fields__.index("created_at")
-        found.sort(key=lambda row: (row[created], row[-1]), reverse=order == "newest")
-        return [_job_row(row[:-1]) for row in found[:limit]]
+        with self._one_answer():
+            return find_jobs(self._query, chosen, cursor=cursor, limit=limit, order=order, limits=limits)
+
+    def job_counts(self, chosen: JobFilter, *, limits: SearchLimits = _LIMITS) -> JobCounts:
+        """Return how many jobs fit, by state; the states that the filter names are left out of it, so that each is counted.
+
+        Of all jobs and of a queue the projector keeps the counts. Else no more is looked at than `limits` allow.
+        """
+        with self._one_answer():
+            return count_jobs(self._query, chosen, limits=limits)
 
     def chosen_jobs(self, chosen: JobFilter, limit: int | None = None) -> list[ChosenJob]:
         """Return the jobs that fit, the oldest first; all of them without a limit."""
@@ -260,8 +160,8 @@ class Store:
 
     def job(self, queue: str, job_id: str) -> JobRow | None:
         """Return one job, None when there is none."""
-        found = self._query(f"SELECT {_JOB_COLUMNS} FROM jobs WHERE id = ? AND queue = ?", (job_id, queue))  # noqa: S608
-        return _job_row(found[0]) if found else None
+        found = self._query(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id = ? AND queue = ?", (job_id, queue))  # noqa: S608
+        return job_row(found[0]) if found else None
 
     def folded(self, queue: str, job_id: str) -> Job | None:
         """Return one job as `evolve` computed it from its events, its steps without values; None when there is none."""
@@ -271,8 +171,8 @@ class Store:
     def attempts(self, queue: str, job_id: str) -> list[AttemptRow]:
         """Return a job's attempts, the first one first."""
         first, beyond = f"{queue}/{job_id}/", f"{queue}/{job_id}0"  # "0" is the character after "/"
-        sql = f"SELECT {_ATTEMPT_COLUMNS} FROM attempts WHERE id >= ? AND id < ? ORDER BY attempt_number"  # noqa: S608
-        return [_struct(AttemptRow, row) for row in self._query(sql, (first, beyond))]
+        sql = f"SELECT {ATTEMPT_COLUMNS} FROM attempts WHERE id >= ? AND id < ? ORDER BY attempt_number"  # noqa: S608
+        return [struct(AttemptRow, row) for row in self._query(sql, (first, beyond))]
 
     def find(self, prefix: str, *, queue: str | None = None) -> list[JobRef]:
         """Return up to FIND_MATCHES_MAX jobs whose id begins with `prefix`, in the order of their ids.
@@ -305,10 +205,10 @@ class Store:
         where, values = (chosen or DeadLetterFilter(**conditions)).where()
         direction = "DESC" if order == "newest" else "ASC"
         sql = (
-            f"SELECT {_DEAD_LETTER_COLUMNS} FROM dead_letters WHERE {where} "  # noqa: S608 - our own columns
+            f"SELECT {DEAD_LETTER_COLUMNS} FROM dead_letters WHERE {where} "  # noqa: S608 - our own columns
             f"ORDER BY dead_at {direction}, last_sequence {direction} LIMIT ?"
         )
-        return [_struct(DeadLetterRow, row) for row in self._query(sql, [*values, limit])]
+        return [struct(DeadLetterRow, row) for row in self._query(sql, [*values, limit])]
 
     def dead_letter_count(self, chosen: DeadLetterFilter) -> int:
         """Return how many dead letters fit."""
@@ -326,14 +226,14 @@ class Store:
         )
         oldest = f"SELECT min(dead_at) FROM dead_letters WHERE fingerprint = g.fingerprint AND {where}"  # noqa: S608
         sql = f"SELECT g.*, ({oldest}) FROM ({newest}) AS g ORDER BY n DESC, fingerprint"  # noqa: S608
-        return [_struct(DeadLetterGroup, row) for row in self._query(sql, [*values, *values, limit])]
+        return [struct(DeadLetterGroup, row) for row in self._query(sql, [*values, *values, limit])]
 
     def acts(self, limit: int = 50, *, chosen: ActFilter | None = None) -> list[ActRow]:
         """Return at most `limit` acts of people that fit, the newest first."""
         _check_limit(limit)
         where, values = (chosen or ActFilter()).where()
-        sql = f"SELECT {_ACT_COLUMNS} FROM acts WHERE {where} ORDER BY stream_sequence DESC LIMIT ?"  # noqa: S608
-        return [_act_row(row) for row in self._query(sql, [*values, limit])]
+        sql = f"SELECT {ACT_COLUMNS} FROM acts WHERE {where} ORDER BY stream_sequence DESC LIMIT ?"  # noqa: S608
+        return [act_row(row) for row in self._query(sql, [*values, limit])]
 
     def act_count(self, chosen: ActFilter) -> int:
         """Return how many acts fit."""
@@ -376,12 +276,12 @@ class Store:
     def failures(self, *, queue: str | None = None, task: str | None = None) -> list[FailureRow]:
         """Return failed attempts and dead letters by type of error, the most frequent of each task first."""
         found = self._query(FAILURES_SQL, (queue, queue, task, task))
-        return [_struct(FailureRow, row) for row in found]
+        return [struct(FailureRow, row) for row in found]
 
     def workers(self, limit: int = 1_000) -> list[WorkerRow]:
         """Return the workers that ever appended something, the one that did so last first."""
         _check_limit(limit)
-        return [_struct(WorkerRow, row) for row in self._query(WORKERS_SQL, (limit,))]
+        return [struct(WorkerRow, row) for row in self._query(WORKERS_SQL, (limit,))]
 
     def slowest(self, limit: int = 10, *, queue: str | None = None) -> list[SlowAttempt]:
         """Return the finished attempts that took longest, the longest first."""
@@ -392,7 +292,7 @@ class Store:
             "WHERE a.duration_ms IS NOT NULL AND (? IS NULL OR a.queue = ?) ORDER BY a.duration_ms DESC LIMIT ?"
         )
         found = self._query(sql, (queue, queue, limit))
-        return [_struct(SlowAttempt, (*row[:-1], _raw(row[-1]))) for row in found]
+        return [struct(SlowAttempt, (*row[:-1], raw(row[-1]))) for row in found]
 
     @contextlib.contextmanager
     def one_moment(self) -> Generator[None, None, None]:
@@ -403,6 +303,10 @@ class Store:
             yield
         finally:
             self._connection.execute("ROLLBACK")
+
+    def _one_answer(self) -> contextlib.AbstractContextManager[None]:
+        """Answer what takes several statements as of one moment, also inside `one_moment`."""
+        return contextlib.nullcontext() if self._connection.in_transaction else self.one_moment()
 
     def timers_pending(self) -> int:
         """Return how many jobs wait for a moment."""
@@ -420,9 +324,9 @@ class Store:
 
         A projector follows the ledger, here or in another process. Goes on in the new file after a rebuild.
 
-        Raises: ProjectionTimeoutError, and the errors of the file.
+        Raises: ProjectionBehindError, and the errors of the file.
         """
-        pause_s = _LOOK_AGAIN_FIRST_S
+        pause_s, reached = _LOOK_AGAIN_FIRST_S, 0
         with anyio.move_on_after(timeout_s):
             while True:
                 identity = files.identity(self.path)
@@ -431,14 +335,12 @@ class Store:
                     self._connection.close()
                     self._connection, self._identity = renewed, identity
                 position = self.position()
-                if position.stream_sequence >= stream_sequence:
+                reached = position.stream_sequence
+                if reached >= stream_sequence:
                     return position
                 await anyio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LOOK_AGAIN_MAX_S)
-        raise ProjectionTimeoutError(
-            f"the projection {self.path} did not reach stream sequence {stream_sequence} within {timeout_s:g} s: "
-            "see whether a projector runs, with `jobledger projection status`",
-        )
+        raise ProjectionBehindError(self.path, stream_sequence, reached, timeout_s)
 
     def select(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a SELECT over the tables of docs/projections.md, which may change with the schema."""
@@ -454,37 +356,6 @@ class Store:
     def _query(self, sql: str, values: Sequence[object] | Mapping[str, object]) -> list[tuple[Any, ...]]:
         with files.translated(self.path, self._busy_timeout_s):
             return self._connection.execute(sql, values).fetchall()
-
-
-def _columns(row: type[msgspec.Struct]) -> str:
-    return ", ".join("data" if name == "input" else name for name in row.__struct_fields__)
-
-
-_JOB_COLUMNS = _columns(JobRow)
-_ATTEMPT_COLUMNS = _columns(AttemptRow)
-_DEAD_LETTER_COLUMNS = _columns(DeadLetterRow)
-_ACT_COLUMNS = _columns(ActRow)
-
-
-def _struct(kind: type[_Row], row: Sequence[Any]) -> _Row:
-    return kind(**dict(zip(kind.__struct_fields__, row, strict=True)))
-
-
-def _job_row(row: Sequence[Any]) -> JobRow:
-    values = dict(zip(JobRow.__struct_fields__, row, strict=True))
-    values["input"], values["result"] = _raw(values["input"]), _raw(values["result"])
-    values["cancel_requested"] = bool(values["cancel_requested"])
-    values["metadata"] = msgspec.json.decode(values["metadata"], type=dict[str, str])
-    values["limits"] = tuple(values["limits"].split())
-    return JobRow(**values)
-
-
-def _act_row(row: Sequence[Any]) -> ActRow:
-    return _struct(ActRow, (*row[:-1], bool(row[-1])))
-
-
-def _raw(text: str | None) -> msgspec.Raw | None:
-    return None if text is None else msgspec.Raw(text.encode())
 
 
 def _check_limit(limit: int) -> None:

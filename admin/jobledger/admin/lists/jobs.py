@@ -1,0 +1,70 @@
+"""Jobs by filter: a page of them with the place where the next one begins, and how many are in each state."""
+
+from __future__ import annotations
+
+import anyio.to_thread
+import msgspec
+
+from jobledger.admin.rows import AnswerPosition, View
+from jobledger.projections import JobFilter, JobRow, Order
+
+
+class JobPage(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of a list of jobs."""
+
+    items: list[JobRow]
+    next: str | None  #: hand it back as `cursor` for the page behind; None: there is none
+    position: AnswerPosition
+    #: Not None: the search ended at jobs of this time, before the page was full; `next` goes on from there. ISO-8601, UTC.
+    searched_back_to: str | None
+
+
+class CountedJobs(msgspec.Struct, frozen=True, kw_only=True):
+    """How many jobs fit, by state."""
+
+    by_state: dict[str, int]  #: every state; 0 where none is in it
+    position: AnswerPosition
+    #: Not None: the counting ended at jobs of this time, older ones are not in it. ISO-8601, UTC.
+    searched_back_to: str | None
+
+
+async def list_jobs(
+    view: View, chosen: JobFilter, *, cursor: str | None = None, limit: int = 50, order: Order = "newest"
+) -> JobPage:
+    """Return at most `limit` jobs that fit, by creation; with the `next` of a page as `cursor` those behind it.
+
+    Pages follow each other without gap or repeat while jobs come and change. Reads in a thread. Whoever may not see
+    inputs must not ask with a filter that `reads_payloads`.
+
+    Raises: CursorMismatchError for the cursor of another filter or order; ProjectionError.
+    """
+
+    def read() -> JobPage:
+        with view.store.one_moment():
+            found = view.store.job_page(chosen, cursor=cursor, limit=limit, order=order)
+            return JobPage(
+                items=found.items,
+                next=found.next,
+                position=view.position(),
+                searched_back_to=found.searched_back_to,
+            )
+
+    return await anyio.to_thread.run_sync(read)
+
+
+async def count_jobs(view: View, chosen: JobFilter) -> CountedJobs:
+    """Return how many jobs fit, by state; the states that the filter names are left out of it, so that each is counted.
+
+    Raises: ProjectionError.
+    """
+
+    def read() -> CountedJobs:
+        with view.store.one_moment():
+            found = view.store.job_counts(chosen)
+            return CountedJobs(
+                by_state=found.by_state,
+                position=view.position(),
+                searched_back_to=found.searched_back_to,
+            )
+
+    return await anyio.to_thread.run_sync(read)

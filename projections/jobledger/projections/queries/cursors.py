@@ -1,0 +1,51 @@
+"""A place in a list, as text that a caller hands back for the next page: it stays where it is while rows come.
+
+It holds what the list is ordered by, and a hash of the question: a cursor of another question would skip rows.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from typing import Final
+
+import msgspec
+
+from jobledger.projections.errors import CursorMismatchError
+
+_HASH_BYTES: Final = 6
+_LENGTH_MAX: Final = 1_000
+
+
+def make_cursor(question: object, *place: str | int) -> str:
+    """Return the cursor of a row; `place`: what the list is ordered by, in that row. `question`: filters and order."""
+    body = msgspec.json.encode((_hash(question), *place))
+    return base64.urlsafe_b64encode(body).decode().rstrip("=")
+
+
+def read_cursor(question: object, cursor: str, *kinds: type[str | int]) -> tuple[str | int, ...]:
+    """Return the place that a cursor holds, whose parts are of these types.
+
+    Raises: CursorMismatchError for the cursor of another question, and for what is none.
+    """
+    if len(cursor) <= _LENGTH_MAX:
+        try:
+            body = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+            of, *place = msgspec.json.decode(body, type=list[str | int])
+        except (binascii.Error, ValueError, msgspec.MsgspecError):
+            of, place = "", []
+        if tuple(map(type, place)) == kinds:
+            if of != _hash(question):
+                raise CursorMismatchError(
+                    "the cursor is that of a list with other filters or another order: "
+                    "ask for the first page again, without a cursor"
+                )
+            return tuple(place)
+    raise CursorMismatchError(
+        f"{cursor[:40]!r} is no cursor: give `next` of the page before as it is, or none for the first page"
+    )
+
+
+def _hash(question: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(question)).digest()[:_HASH_BYTES].hex()

@@ -1,0 +1,257 @@
+"""Jobs that fit a filter, page by page, and how many there are in each state.
+
+Where an index serves the whole filter, answers are whole. Else rows are looked at one by one, the newest first (or the
+oldest), and at most `SearchLimits.rows_max` of them: then the answer says how far that went.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.model.job import JobState
+from jobledger.projections.filters import JobFilter, joined
+from jobledger.projections.queries.cursors import make_cursor, read_cursor
+from jobledger.projections.queries.lanes import NAMED_MAX, Lane, Order, Place, Select, Walk, Way, choose_way
+from jobledger.projections.queries.rows import JOB_COLUMNS, JobRow, job_row
+from jobledger.projections.statistics.tally import QUEUE_COUNTS
+
+_SLICE_FIRST: Final = 500
+_SLICE_MAX: Final = 8_000
+_MEMBERS_OF: Final = (
+    "FROM jobs INDEXED BY jobs_by_parent_id_parent_queue_parent_step_parent_item WHERE parent_id IS NOT NULL"
+)
+_A_MEMBER: Final = f"SELECT 1 {_MEMBERS_OF} LIMIT 1"
+_MEMBERS: Final = f"SELECT count(*) FROM (SELECT 1 {_MEMBERS_OF} LIMIT ?)"  # noqa: S608 - our own words
+_MEMBERS_BY_STATE: Final = f"SELECT status, count(*) {_MEMBERS_OF}"
+#: Children that are looked up to be taken off from what is kept of all jobs.
+_MEMBERS_MAX: Final = 50_000
+_FIRST_ROWID: Final = -(1 << 63)
+_LAST_ROWID: Final = (1 << 63) - 1
+_NONE: Final = dict.fromkeys((state.value for state in JobState), 0)
+
+
+class SearchLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one answer looks, so that none takes long however many jobs there are."""
+
+    rows_max: int = 100_000  #: looked at one by one
+    entries_max: int = 2_000_000  #: of an index, counted without a look at their rows
+    seconds_max: float = (
+        1.0  #: after which no further part is begun: large inputs take longer than small ones
+    )
+
+
+class FoundJobs(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of a list of jobs."""
+
+    items: list[JobRow]
+    next: str | None  #: the cursor of the page behind; None: there is none
+    #: Not None: the search ended at jobs of this time, before the page was full; `next` goes on from there. ISO-8601, UTC.
+    searched_back_to: str | None
+
+
+class JobCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many jobs fit a filter, whatever states it names."""
+
+    by_state: dict[str, int]  #: every state; 0 where none is in it
+    #: Not None: the counting ended at jobs of this time, older ones are not in it. ISO-8601, UTC.
+    searched_back_to: str | None
+
+
+class _Ahead:
+    """A lane, and how far it was walked."""
+
+    def __init__(self, lane: Lane, start: Place | None) -> None:
+        self.lane = lane
+        self.at = start  #: None: at its beginning
+        self.has_begun = self.is_done = False
+
+
+class _Search:
+    """Lanes walked side by side, slice by slice: always the one that is least far, so that all go equally far back."""
+
+    def __init__(self, walk: Walk, way: Way, limits: SearchLimits, *, entries_max: int) -> None:
+        self._walk = walk
+        self._ahead = [_Ahead(lane, walk.after) for lane in way.lanes]
+        self._left = entries_max
+        self._ends_s = time.monotonic() + limits.seconds_max
+        self._slice = NAMED_MAX if way.is_named else _SLICE_FIRST
+        self._slice_max = max(self._slice, _SLICE_MAX // len(way.lanes))
+
+    def horizon(self) -> Place | None:
+        """Return up to where every lane was walked; None where all were walked to their ends."""
+        least = self._least()
+        return None if least is None else least.at
+
+    def _least(self) -> _Ahead | None:
+        """Return the lane that was walked least far, of those that are not at their end."""
+        least: _Ahead | None = None
+        for each in self._ahead:
+            if not each.has_begun:
+                return each
+            if each.at is not None and (
+                least is None or least.at is None or self._walk.is_before(each.at, least.at)
+            ):
+                least = each
+        return least
+
+    def step(self) -> tuple[Lane, Place | None, Place | None] | None:
+        """Walk one slice; return its lane, behind what it began, and where it ends, None for the lane's end.
+
+        Returns None when all is walked, or as much as the limits allow: at least one slice of each lane, so that whoever
+        goes on from the horizon comes further.
+        """
+        each = self._least()
+        if each is None or (each.has_begun and (self._left <= 0 or time.monotonic() > self._ends_s)):
+            return None
+        count = max(1, min(self._slice, self._left))
+        began, each.at = each.at, self._walk.edge(each.lane, count, after=each.at)
+        each.has_begun = True
+        self._left -= count
+        self._slice = min(2 * self._slice, self._slice_max)
+        return each.lane, began, each.at
+
+    def ends(self) -> list[tuple[Lane, Place | None]]:
+        """Return where each lane was walked to, None for its end."""
+        return [(each.lane, each.at) for each in self._ahead]
+
+
+def find_jobs(
+    select: Select,
+    chosen: JobFilter,
+    *,
+    cursor: str | None = None,
+    limit: int,
+    order: Order = "newest",
+    limits: SearchLimits,
+) -> FoundJobs:
+    """Return a page of the jobs that fit; see `Store.job_page`."""
+    question = (chosen, order)
+    after = None if cursor is None else _place(select, read_cursor(question, cursor, str, str, str), order)
+    walk = Walk(select, order, after)
+    way = choose_way(select, walk, _without_members(select, chosen), by_state=False)
+    if not way.left:
+        found = [each for lane in way.lanes for each in walk.places(lane, (), limit + 1, after=after)]
+        return _page(select, walk.first(found, limit + 1), limit, question, None)
+    places: list[Place] = []
+    search = _Search(walk, way, limits, entries_max=limits.rows_max)
+    while (step := search.step()) is not None:
+        lane, began, edge = step
+        more = walk.places(lane, way.left, limit + 1, after=began, to=edge)
+        places = walk.first([*places, *more], limit + 1)
+        horizon = search.horizon()
+        if len(places) > limit and horizon is not None and walk.is_before(places[-1], horizon):
+            break
+    horizon = search.horizon()
+    if (
+        horizon is not None
+    ):  # what lies beyond belongs to a later page: other lanes may have something before it
+        places = [each for each in places if walk.is_before(each, horizon)]
+    return _page(select, places, limit, question, horizon)
+
+
+def _page(
+    select: Select,
+    places: Sequence[Place],
+    limit: int,
+    question: tuple[JobFilter, Order],
+    horizon: Place | None,
+) -> FoundJobs:
+    """Return the rows at some places, one of them too many where there is a page behind.
+
+    `horizon`: where the search ended early; None: all that follows was looked at.
+    """
+    rows = _rows(select, places[:limit])
+    is_full = len(rows) == limit
+    if len(places) > limit:
+        end: JobRow | None = rows[-1]
+    else:
+        end = None if horizon is None else _rows(select, [horizon])[0]
+    return FoundJobs(
+        items=rows,
+        next=None if end is None else cursor_at(end, *question),
+        searched_back_to=None if is_full or horizon is None else horizon[0],
+    )
+
+
+def cursor_at(row: JobRow, chosen: JobFilter, order: Order = "newest") -> str:
+    """Return the cursor of what follows a job in a list."""
+    return make_cursor((chosen, order), row.created_at, row.queue, row.id)
+
+
+def _rows(select: Select, places: Sequence[Place]) -> list[JobRow]:
+    wanted = msgspec.json.encode([rowid for _, rowid in places]).decode()
+    sql = f"SELECT {JOB_COLUMNS}, rowid FROM jobs WHERE rowid IN (SELECT value FROM json_each(?))"  # noqa: S608
+    found = {row[-1]: job_row(row[:-1]) for row in select(sql, (wanted,))}
+    return [found[rowid] for _, rowid in places]
+
+
+def _place(select: Select, place: tuple[str | int, ...], order: Order) -> Place:
+    """Return where a cursor is in this file: behind its job, or before all of its microsecond where that is gone."""
+    created_at, queue, job_id = map(str, place)
+    found = select(
+        "SELECT rowid FROM jobs WHERE id = ? AND queue = ? AND created_at = ?", (job_id, queue, created_at)
+    )
+    gone = _LAST_ROWID if order == "newest" else _FIRST_ROWID
+    return created_at, found[0][0] if found else gone
+
+
+def _without_members(select: Select, chosen: JobFilter) -> JobFilter:
+    """Return the filter without its word on children of runs where there are none: no index serves that."""
+    if chosen.members or select(_A_MEMBER, ()):
+        return chosen
+    return msgspec.structs.replace(chosen, members=True)
+
+
+def count_jobs(select: Select, chosen: JobFilter, *, limits: SearchLimits) -> JobCounts:
+    """Return how many jobs fit, by state; see `Store.job_counts`."""
+    chosen = _without_members(select, msgspec.structs.replace(chosen, states=()))
+    kept = _kept_counts(select, chosen)
+    if kept is not None:
+        return JobCounts(by_state=kept, searched_back_to=None)
+    walk = Walk(select, "newest", None)
+    way = choose_way(select, walk, chosen, by_state=True)
+    by_index = not way.left and all(lane.state is not None for lane in way.lanes)
+    if by_index:
+        sizes = {str(lane.state): walk.size(lane, limits.entries_max + 1) for lane in way.lanes}
+        if sum(sizes.values()) <= limits.entries_max:
+            return JobCounts(by_state={**_NONE, **sizes}, searched_back_to=None)
+    return _count(walk, way, limits, entries_max=limits.entries_max if by_index else limits.rows_max)
+
+
+def _count(walk: Walk, way: Way, limits: SearchLimits, *, entries_max: int) -> JobCounts:
+    counts = dict(_NONE)
+    search = _Search(walk, way, limits, entries_max=entries_max)
+    while (step := search.step()) is not None:
+        lane, began, edge = step
+        _add(counts, walk.counts(lane, way.left, after=began, to=edge), 1)
+    horizon = search.horizon()
+    if horizon is not None:  # some lanes went a slice further than others
+        for lane, end in search.ends():
+            _add(counts, walk.counts(lane, way.left, after=horizon, to=end), -1)
+    return JobCounts(by_state=counts, searched_back_to=None if horizon is None else horizon[0])
+
+
+def _add(counts: dict[str, int], more: Mapping[str, int], sign: int) -> None:
+    for state, count in more.items():
+        counts[state] += sign * count
+
+
+def _kept_counts(select: Select, chosen: JobFilter) -> dict[str, int] | None:
+    """Return the counts that the projector keeps, less those of children; None where the filter asks for more than these."""
+    if {each.field for each in chosen.terms()} - {"queue", "visible_queues", "members"}:
+        return None
+    of_queue = [each for each in chosen.terms() if each.field != "members"]
+    where, values = joined(of_queue)
+    sums = ", ".join(f"coalesce(sum({name}), 0)" for name in QUEUE_COUNTS)
+    (found,) = select(f"SELECT {sums} FROM queues WHERE {where}", values)  # noqa: S608 - our own words
+    counts = dict(zip(QUEUE_COUNTS, found, strict=True))
+    if not chosen.members:
+        if select(_MEMBERS, (_MEMBERS_MAX + 1,))[0][0] > _MEMBERS_MAX:
+            return None
+        members = select(f"{_MEMBERS_BY_STATE} AND {where} GROUP BY status", values)
+        _add(counts, dict(members), -1)
+    return counts

@@ -1,0 +1,184 @@
+"""Walks along the indexes of `jobs` in the order of creation: which serve a filter, and what each still has to look at.
+
+An order is (created_at, rowid): jobs that were made at one microsecond are in the order of the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from jobledger.ledger.model.job import JobState
+from jobledger.projections.filters import OF_FINGERPRINT, JobFilter, Term, joined
+
+Order = Literal["newest", "oldest"]
+Place = tuple[str, int]  #: created_at, rowid
+Select = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
+
+#: Jobs that are looked up one by one, because an index that has no order by time names them.
+NAMED_MAX: Final = 10_000
+#: Entries that are counted to find out which of several indexes has fewest.
+_ESTIMATED_MAX: Final = 10_000
+_STATES: Final = tuple(state.value for state in JobState)
+#: Conditions that an index serves with the order by time: (fields, index, whether its entries are by state, too).
+_INDEXES: Final[tuple[tuple[tuple[str, ...], str, bool], ...]] = (
+    (("correlation",), "jobs_by_correlation_created_at", False),
+    (("tenant",), "jobs_by_tenant_created_at", False),
+    (("created_by",), "jobs_by_created_by_created_at", False),
+    (("task",), "jobs_by_task_status_created_at", True),
+    (("task",), "jobs_by_task_created_at", False),
+    (("queue",), "jobs_by_queue_status_created_at", True),
+    ((), "jobs_by_status_created_at", True),
+    ((), "jobs_by_created_at", False),
+)
+
+
+class Lane(msgspec.Struct, frozen=True, kw_only=True):
+    """One walk: the jobs that its terms choose, in order."""
+
+    source: str  #: of the statement: the table and its index
+    terms: tuple[Term, ...]  #: which the index serves
+    state: str | None = None  #: that all of them are in; None: various
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """Lanes that together hold every job that fits, and what is still to be looked at in each row of them."""
+
+    lanes: tuple[Lane, ...]
+    left: tuple[Term, ...]  #: conditions that no index of theirs serves
+    is_named: bool = False  #: few jobs, that are found one by one: looking for a part of them finds all
+
+
+class Walk:
+    """Walks along lanes from a place on, newest or oldest first."""
+
+    def __init__(self, select: Select, order: Order, after: Place | None) -> None:
+        self._select = select
+        self.order: Order = order
+        self._beyond, self._to = ("<", ">=") if order == "newest" else (">", "<=")
+        direction = "DESC" if order == "newest" else "ASC"
+        self._tail = f"ORDER BY created_at {direction}, rowid {direction} LIMIT ?"
+        self.after = after
+
+    def places(
+        self, lane: Lane, left: Sequence[Term], limit: int, *, after: Place | None, to: Place | None = None
+    ) -> list[Place]:
+        """Return at most `limit` places of rows that fit, behind `after` and not behind `to`."""
+        where, values = self._where(lane, left, after, to)
+        sql = f"SELECT created_at, rowid FROM {lane.source} WHERE {where} {self._tail}"  # noqa: S608 - our own words
+        return [(row[0], row[1]) for row in self._select(sql, (*values, limit))]
+
+    def edge(self, lane: Lane, count: int, *, after: Place | None) -> Place | None:
+        """Return the place that is `count` entries behind `after`; None where there are fewer."""
+        where, values = self._where(lane, (), after, None)
+        sql = f"SELECT created_at, rowid FROM {lane.source} WHERE {where} {self._tail} OFFSET ?"  # noqa: S608
+        found = self._select(sql, (*values, 1, count - 1))
+        return (found[0][0], found[0][1]) if found else None
+
+    def counts(
+        self, lane: Lane, left: Sequence[Term], *, after: Place | None, to: Place | None
+    ) -> dict[str, int]:
+        """Return how many rows fit behind `after` and not behind `to`, by state."""
+        where, values = self._where(lane, left, after, to)
+        if lane.state is not None:  # nothing of the row is looked at where the index serves all
+            ((count,),) = self._select(f"SELECT count(*) FROM {lane.source} WHERE {where}", values)  # noqa: S608
+            return {lane.state: count}
+        sql = f"SELECT status, count(*) FROM {lane.source} WHERE {where} GROUP BY status"  # noqa: S608
+        return dict(self._select(sql, values))
+
+    def size(self, lane: Lane, limit: int) -> int:
+        """Return how many entries a lane has, `limit` where it has more."""
+        where, values = self._where(lane, (), self.after, None)
+        ((count,),) = self._select(
+            f"SELECT count(*) FROM (SELECT 1 FROM {lane.source} WHERE {where} LIMIT ?)",  # noqa: S608
+            (*values, limit),
+        )
+        return int(count)
+
+    def first(self, places: Sequence[Place], limit: int) -> list[Place]:
+        """Return the first of some places in order."""
+        return sorted(places, reverse=self.order == "newest")[:limit]
+
+    def is_before(self, one: Place, other: Place) -> bool:
+        """Return whether the walk comes to `one` first, or both are the same."""
+        return one >= other if self.order == "newest" else one <= other
+
+    def _where(
+        self, lane: Lane, left: Sequence[Term], after: Place | None, to: Place | None
+    ) -> tuple[str, list[object]]:
+        terms = [*lane.terms, *left]
+        if after is not None:
+            terms.append(Term("", f"(created_at, rowid) {self._beyond} (?, ?)", after))
+        if to is not None:
+            terms.append(Term("", f"(created_at, rowid) {self._to} (?, ?)", to))
+        return joined(terms)
+
+
+def choose_way(select: Select, walk: Walk, chosen: JobFilter, *, by_state: bool) -> Way:
+    """Return the lanes with which the fewest rows have to be looked at; `by_state`: their jobs are to be counted so."""
+    terms = chosen.terms()
+    named = _named(select, chosen)
+    if named is not None:
+        return Way(lanes=(named,), left=tuple(terms), is_named=True)
+    ways = [
+        each
+        for served, index, split in _INDEXES
+        if (each := _way(terms, chosen, served, index, split=split, by_state=by_state)) is not None
+    ]
+    whole = next((each for each in ways if not each.left), None)
+    if whole is not None or len(ways) == 1:
+        return whole or ways[0]
+    sizes = [sum(walk.size(lane, _ESTIMATED_MAX) for lane in each.lanes) for each in ways]
+    return ways[sizes.index(min(sizes))]
+
+
+def _way(
+    terms: Sequence[Term],
+    chosen: JobFilter,
+    served: tuple[str, ...],
+    index: str,
+    *,
+    split: bool,
+    by_state: bool,
+) -> Way | None:
+    """Return the lanes of one index; None where it serves nothing of the filter."""
+    if not {each.field for each in terms}.issuperset(served):
+        return None
+    by_index = {*served, "created_at", *(("states",) if split else ())}
+    left = tuple(each for each in terms if each.field not in by_index)
+    # Every state is a lane of its own where that is the only way, or where their entries are to be counted alone.
+    if split and not (chosen.states or served == ("queue",) or (by_state and not left)):
+        return None
+    own = tuple(each for each in terms if each.field in by_index and each.field != "states")
+    source = f"jobs INDEXED BY {index}"
+    if not split:
+        return Way(lanes=(Lane(source=source, terms=own),), left=left)
+    lanes = tuple(
+        Lane(source=source, terms=(*own, Term("states", "status = ?", (state,))), state=state)
+        for state in dict.fromkeys(chosen.states or _STATES)
+    )
+    return Way(lanes=lanes, left=left)
+
+
+def _named(select: Select, chosen: JobFilter) -> Lane | None:
+    """Return the few jobs that an id prefix, a trace or a fingerprint names; None where these are given by none, or many."""
+    questions: list[tuple[str, tuple[object, ...]]] = []
+    if chosen.trace_id is not None:
+        trace = "SELECT rowid FROM jobs WHERE trace_id = ? AND trace_id <> '' LIMIT ?"
+        questions.append((trace, (chosen.trace_id,)))
+    if chosen.id_prefix is not None:
+        prefix = "SELECT rowid FROM jobs WHERE id >= ? AND id < ? LIMIT ?"
+        questions.append((prefix, (chosen.id_prefix, f"{chosen.id_prefix}~")))
+    if chosen.fingerprint is not None:
+        dead = f"SELECT rowid FROM jobs WHERE (id, queue) IN ({OF_FINGERPRINT}) LIMIT ?"  # noqa: S608
+        questions.append((dead, (chosen.fingerprint, f"{chosen.fingerprint}~")))
+    for sql, values in questions:
+        rowids = [row[0] for row in select(sql, (*values, NAMED_MAX + 1))]
+        if len(rowids) <= NAMED_MAX:
+            listed = Term(
+                "", "rowid IN (SELECT value FROM json_each(?))", (msgspec.json.encode(rowids).decode(),)
+            )
+            return Lane(source="jobs NOT INDEXED", terms=(listed,))
+    return None
