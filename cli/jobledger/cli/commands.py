@@ -28,6 +28,7 @@ COMMANDS: Final = Group(
         "up": "processes.up",
         "server": "processes.server",
         "worker": "processes.worker",
+        "gateway": "processes.gateway",
         "enqueue": "jobs.enqueue",
         "top": "processes.top",
         "jobs": Group(

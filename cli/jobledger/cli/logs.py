@@ -56,6 +56,7 @@ class _Json(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
             **_facts(record),
+            **getattr(record, "asked", {}),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -65,7 +66,9 @@ class _Json(logging.Formatter):
 def _encodable(line: dict[str, Any]) -> dict[str, Any]:
     """Replace what no JSON text can hold: a foreign value that a task logged, a lone surrogate."""
     return {
-        name: value if isinstance(value, int) else str(value).encode("utf-8", "backslashreplace").decode()
+        name: value
+        if isinstance(value, int | float)
+        else str(value).encode("utf-8", "backslashreplace").decode()
         for name, value in line.items()
     }
 

@@ -39,4 +39,5 @@ async def _document(_request: Request) -> Response:
 
 async def _not_found(request: Request, _error: Exception) -> Response:
     sentence = f"nothing is at {request.url.path[:200]}: {DOCUMENT} lists what can be asked for"
+    request.scope["jobledger.code"] = "ENDPOINT_NOT_FOUND"
     return refusal(ProblemError("ENDPOINT_NOT_FOUND", sentence), request_id_of(request))

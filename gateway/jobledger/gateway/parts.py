@@ -11,6 +11,7 @@ from jobledger.admin.past import AsOf
 from jobledger.admin.rows import Rows, View
 from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.events.feed import Feed
+from jobledger.gateway.life import Life
 from jobledger.ledger import Ledger, TaskRegistry
 
 
@@ -35,6 +36,18 @@ class Projection(Protocol):
         ...
 
 
+class Health(Protocol):
+    """How this process is."""
+
+    async def why_not_ready(self) -> str:
+        """Return "" while requests are to come here, else why not, in a sentence."""
+        ...
+
+    async def scrape(self, accept: str) -> tuple[str, bytes]:
+        """Return the metrics as Prometheus reads them: content type and text."""
+        ...
+
+
 class Gateway:
     """What the handlers of one gateway share."""
 
@@ -47,11 +60,15 @@ class Gateway:
         feed: Feed,
         *,
         tasks: TaskRegistry | None = None,
+        life: Life | None = None,
+        health: Health | None = None,
     ) -> None:
         """`rows` finds jobs by the beginning of their id, as commands do; `projection` is what lists are read from.
 
         `tasks`: the user's code, which runs jobs inside requests; None: this gateway runs none.
         """
+        self.life = life or Life()
+        self.health = health
         self.ledger = ledger
         self.rows = rows
         self.projection = projection

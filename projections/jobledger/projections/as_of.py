@@ -7,14 +7,11 @@ nothing unless the event at its position is still the ledger's. Nothing of the p
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 import tempfile
 from collections.abc import AsyncGenerator
 from datetime import datetime
 from pathlib import Path
-from typing import Final
 
-import anyio.to_thread
 import msgspec
 
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
@@ -22,21 +19,12 @@ from jobledger.ledger.model.errors import SequenceGapError
 from jobledger.ledger.model.log import Log, events_among
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.times import time_text
-from jobledger.projections import files
 from jobledger.projections.agreement import refuse_lost_beginning
-from jobledger.projections.errors import (
-    MomentAheadError,
-    MomentArchivedError,
-    NotAProjectionError,
-    PositionMismatchError,
-    ProjectionError,
-    ProjectionFileError,
-)
-from jobledger.projections.projector import ProgressCallback, Projector, ProjectorConfig
+from jobledger.projections.errors import MomentAheadError, MomentArchivedError
+from jobledger.projections.past_files import PastFiles
+from jobledger.projections.projector import ProgressCallback, ProjectorConfig
 from jobledger.projections.queries.store import Store
-from jobledger.projections.snapshots import Snapshot, SnapshotConfig, Snapshots, copy_projection
-
-_BUSY_TIMEOUT_S: Final = 5.0
+from jobledger.projections.snapshots import SnapshotConfig, Snapshots
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,75 +145,6 @@ async def as_of(
     await refuse_archived(log, stream_sequence)
     kept = Snapshots(path, config=snapshots, clock=clock)
     with tempfile.TemporaryDirectory(prefix="jobledger-", ignore_cleanup_errors=True) as folder:
-        private, begun = await _begun(log, Path(path), kept, Path(folder), stream_sequence)
-        with Projector(log, private, config=config, clock=clock, snapshots=kept) as projector:
-            position = await projector.catch_up(until=stream_sequence, progress=progress)
-        if position.stream_sequence != stream_sequence:
-            sentence = f"stream sequence {stream_sequence} is still to come: the ledger ends at {position.stream_sequence}"
-            raise MomentAheadError(sentence)
-        if stream_sequence - begun >= kept.config.every_events:
-            await kept.complete(private, stream_sequence)
-        with Store.open(private) as store:
+        past = PastFiles(log, Path(path), Path(folder), snapshots=kept, config=config, clock=clock)
+        with Store.open(await past.lend(stream_sequence, progress)) as store:
             yield store
-
-
-async def _begun(log: Log, path: Path, kept: Snapshots, folder: Path, until: int) -> tuple[Path, int]:
-    """Return a file in `folder` to go on with, and where it stands: a copy of what is nearest, else one to be made."""
-    begins_at = (await log.head()).first_sequence
-    for number, snapshot in enumerate(
-        await anyio.to_thread.run_sync(_candidates, path, kept, until, begins_at)
-    ):
-        private = folder / f"{number}.db"
-        try:
-            if snapshot is None:
-                taken = await anyio.to_thread.run_sync(_take_present, path, private)
-            else:
-                taken = await anyio.to_thread.run_sync(kept.take, snapshot, private)
-            position = await _proven(log, private) if taken else None
-        except (ProjectionError, sqlite3.Error) as error:
-            position = None
-            if snapshot is not None and isinstance(error, ProjectionFileError | PositionMismatchError):
-                kept.remove(snapshot, error)
-        if position is not None and position <= until:
-            return private, position
-        private.unlink(missing_ok=True)
-    return folder / "first.db", 0
-
-
-def _candidates(path: Path, kept: Snapshots, until: int, begins_at: int) -> list[Snapshot | None]:
-    """Return the snapshots to try, the nearest first; None stands for the projection itself, where that is nearer.
-
-    What began before the ledger now does has jobs that the ledger no longer knows, so it would answer otherwise.
-
-    Raises: NotAProjectionError for the file of another application.
-    """
-    found = [each for each in kept.found() if each.stream_sequence <= until]
-    snapshots: list[Snapshot | None] = [each for each in found if each.begins_at == begins_at]
-    for each in found:
-        if each.begins_at != begins_at:
-            kept.remove(each, "an archive took away what it begins with")
-    nearest = snapshots[0].stream_sequence if snapshots and snapshots[0] is not None else 0
-    try:
-        with Store.open(path) as store:
-            position = store.position()
-            stands_at = position.stream_sequence if position.begins_at == begins_at else 0
-    except NotAProjectionError:
-        raise
-    except ProjectionError:  # missing, damaged, of another version, locked: here it is only a shortcut
-        stands_at = 0
-    return [None, *snapshots] if nearest < stands_at <= until else snapshots
-
-
-def _take_present(path: Path, private: Path) -> bool:
-    return copy_projection(path, private)[0] > 0
-
-
-async def _proven(log: Log, private: Path) -> int:
-    """Return where a copy stands, after checking that it has this version's tables and shares the ledger's past.
-
-    Raises: ProjectionFileError, PositionMismatchError.
-    """
-    # A projector would rebuild an older schema by itself, up to the head.
-    files.open_reader(private, busy_timeout_s=_BUSY_TIMEOUT_S).close()
-    with Projector(log, private) as projector:
-        return (await projector.prepare()).stream_sequence

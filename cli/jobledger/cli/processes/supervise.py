@@ -23,6 +23,7 @@ from jobledger.workers.supervision.supervisor import Supervisor, SupervisorConfi
 #: Ours alone: a child gets the server by variable, as an address may hold a password that `ps` would show.
 _NOT_FOR_CHILDREN: Final = (
     "JOBLEDGER_PROCESSES",
+    "JOBLEDGER_GATEWAY_PROCESSES",
     "JOBLEDGER_METRICS_PORT",
     "JOBLEDGER_METRICS_HOST",
     "JOBLEDGER_METRICS_TOKEN_FILE",
@@ -84,7 +85,8 @@ def _command(
     return [*words, "--json"] if output.as_json else words
 
 
-def _environment(target: Target) -> dict[str, str]:
+def environment_of_child(target: Target) -> dict[str, str]:
+    """Return the variables of a child process: those of this one, and how it reaches the server."""
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_CHILDREN}
     return inherited | {"JOBLEDGER_URL": target.url} | target.access.variables()
 
@@ -108,7 +110,7 @@ async def _supervise(  # noqa: PLR0917 - what it was told
             ledger.leases.end,
             command,
             patience,
-            environment=_environment(target),
+            environment=environment_of_child(target),
             of_place=exposure.variables,
         )
         asked = False

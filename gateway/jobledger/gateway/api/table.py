@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from jobledger.gateway.api import events, job_acts, jobs
+from jobledger.gateway.api import events, job_acts, jobs, process
 from jobledger.gateway.http.endpoint import Endpoint
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *jobs.ENDPOINTS,
     *job_acts.ENDPOINTS,
     *events.ENDPOINTS,
+    *process.ENDPOINTS,
 )

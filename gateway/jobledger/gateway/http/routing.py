@@ -60,6 +60,7 @@ def _route(gateway: Gateway, path: str, endpoints: Mapping[str, Endpoint]) -> Ro
                 raise ProblemError("METHOD_NOT_ALLOWED", sentence, headers={"allow": allowed})  # noqa: TRY301 - one way out
             response = await handler(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the answer says what happened and the server goes on
+            request.scope["jobledger.code"] = code_of(error)
             return refusal(error, request_id)
         response.headers[_REQUEST_ID] = request_id
         return response
@@ -74,6 +75,7 @@ def _handler(gateway: Gateway, endpoint: Endpoint) -> Handler:
 
     async def handle(request: Request) -> Response:
         principal = _NOBODY if endpoint.public else gateway.access.principal(request)
+        request.scope["jobledger.principal"] = principal
         if endpoint.permission is not None and not endpoint.public:
             principal.require(endpoint.permission)
         asked = Asked(gateway, request, principal, request_id_of(request))

@@ -129,7 +129,7 @@ class Writer:
     def _observe_sent(self) -> None:
         """Let the time count in which enough are in flight: from here on, not from the first answer."""
         if self._told == "auto" and not self._unobserved:
-            self._observed.sent(self._in_flight, self._loop.time())
+            self._observed.sent(self.in_flight, self._loop.time())
 
     def answered_alone(self, messages: int, result: int | Exception) -> None:
         """Take note of the answer of a unit that was sent by itself."""
@@ -137,7 +137,8 @@ class Writer:
         self._observe(messages, result, grouped=False)
 
     @property
-    def _in_flight(self) -> int:
+    def in_flight(self) -> int:
+        """How many appends have no answer yet."""
         return self._publisher.in_flight + self._grouped_in_flight + len(self._waiting)
 
     def _observe(self, messages: int, result: int | Exception, *, grouped: bool) -> None:
@@ -149,7 +150,7 @@ class Writer:
         ):  # sent before the last change, so it tells nothing of the present way
             self._observed.pause()
             return
-        in_flight = self._in_flight
+        in_flight = self.in_flight
         grouping = self._observed.answered(messages, in_flight, self._loop.time(), grouping=self._grouping)
         if grouping is None:
             return

@@ -41,7 +41,7 @@ from jobledger.projections.metrics.metrics import (
     ledger_metrics,
     place_metrics,
 )
-from jobledger.projections.projector import Position, Projector
+from jobledger.projections.projector import Position, Projector, ProjectorConfig
 from jobledger.projections.queries.store import Store
 from jobledger.projections.snapshots import Snapshots
 
@@ -86,8 +86,17 @@ class _Asked(msgspec.Struct, frozen=True):
 class Exporter:
     """Follows one ledger into one projection file, and collects."""
 
-    def __init__(self, ledger: Ledger, path: Path, config: ExporterConfig | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        path: Path,
+        config: ExporterConfig | None = None,
+        *,
+        followed: Callable[[], str] | None = None,
+    ) -> None:
+        """`followed`: where another process follows the ledger into the file, says why it does not; "" while it does."""
         self._ledger = ledger
+        self._followed = followed
         self._path = path
         self._config = config or ExporterConfig()
         self._projector: Projector | None = None
@@ -162,17 +171,20 @@ class Exporter:
 
     def health(self) -> str:
         """Return "" when what `collect` returns is up to date, else why it is not, in a sentence."""
+        self._look_elsewhere()
         place = self._read(Store.position)
         return self._judge(self._ask(place), place)
 
     def collect(self) -> Iterable[Metric]:
         """Return every family; those that nobody can know at this moment have no sample."""
         began = time.monotonic()
+        self._look_elsewhere()
         figures = self._read(lambda store: read_figures(store, self._config.label_values_max))
         place = figures.position if isinstance(figures, Figures) else figures
         asked = self._ask(
             place
         )  # after the rows were read, so that the head it tells is no older than they are
+        self._look_how_far(asked, place)
         yield info(names.BUILD, {"version": version(), "ledger_environment": self._ledger.names.environment})
         yield value(names.UP, float(not self._judge(asked, place)))
         yield value(names.FOLLOWING, float(not self._stopped))
@@ -180,6 +192,16 @@ class Exporter:
         if isinstance(figures, Figures):
             yield from self._told(figures, asked.facts)
         yield value(names.COLLECT, time.monotonic() - began)
+
+    def _look_elsewhere(self) -> None:
+        if self._followed is not None:
+            self._stopped = self._followed()
+
+    def _look_how_far(self, asked: _Asked, place: Position | str) -> None:
+        """Note that a file that another process follows has reached the head once; see `_catch_up`."""
+        if self._followed is not None and asked.facts is not None and isinstance(place, Position):
+            behind = asked.facts.head_sequence - place.stream_sequence
+            self._is_whole = self._is_whole or behind < ProjectorConfig().batch_events_max
 
     def _told(self, figures: Figures, facts: ServerFacts | None) -> Iterator[Metric]:
         yield from place_metrics(figures.position)

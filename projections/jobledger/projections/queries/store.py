@@ -70,7 +70,7 @@ _LIMITS: Final = SearchLimits()
 class Store:
     """A projection open for reading; use it as a context manager.
 
-    It sees the file that was there at `open`: after a rebuild it goes on with the old one until opened anew.
+    It sees the file that was there at `open`: after a rebuild it goes on with the old one until `renew`.
     """
 
     def __init__(
@@ -314,6 +314,14 @@ class Store:
         some = "SELECT count(*) FROM jobs WHERE status = 'paused' AND due_at IS NOT NULL"
         return int(self._query(f"SELECT ({always}) + ({some})", ())[0][0])
 
+    def renew(self) -> None:
+        """Go on in the file that is there now, if a rebuild put another one there. Raises: as `open`."""
+        identity = files.identity(self.path)
+        if identity != self._identity:
+            renewed = files.open_reader(self.path, busy_timeout_s=self._busy_timeout_s)
+            self._connection.close()
+            self._connection, self._identity = renewed, identity
+
     def position(self) -> Position:
         """Return how far these rows go."""
         with files.translated(self.path, self._busy_timeout_s):
@@ -329,11 +337,7 @@ class Store:
         pause_s, reached = _LOOK_AGAIN_FIRST_S, 0
         with anyio.move_on_after(timeout_s):
             while True:
-                identity = files.identity(self.path)
-                if identity != self._identity:  # a rebuild put another file there
-                    renewed = files.open_reader(self.path, busy_timeout_s=self._busy_timeout_s)
-                    self._connection.close()
-                    self._connection, self._identity = renewed, identity
+                self.renew()
                 position = self.position()
                 reached = position.stream_sequence
                 if reached >= stream_sequence:

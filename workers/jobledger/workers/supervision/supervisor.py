@@ -45,6 +45,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How many processes, and how long they may take."""
 
     processes: int = 1
+    what: str = "worker process"  #: what each of them is called in the log
     grace_s: float = 30.0  #: how long running attempts may go on after a stop, as the children were told
     farewell_s: float = (
         20.0  #: after the grace, to give jobs back and exit, which takes a `Worker` at most 14 s
@@ -264,7 +265,8 @@ class Supervisor:
                 lived_s = anyio.current_time() - child.started_at
                 deaths = 1 if lived_s >= self._config.healthy_s else deaths + 1
                 logger.warning(
-                    "worker process %d %s: another starts in %.1f s",
+                    "%s %d %s: another starts in %.1f s",
+                    self._config.what,
                     child.pid,
                     how_ended(code),
                     self._config.pause_s(deaths),
@@ -293,7 +295,7 @@ class Supervisor:
         while not child.has_ended():
             self._hear(child)
             if anyio.current_time() >= child.kill_at:
-                logger.error("worker process %d did not stop in time: it is killed", child.pid)
+                logger.error("%s %d did not stop in time: it is killed", self._config.what, child.pid)
                 child.kill()
             elif self._is_silent(child):
                 logger.error(
@@ -348,13 +350,13 @@ class Supervisor:
             logger.warning("the worker could not start: waiting for a change of its files")
             await self._until_changed()
             return
-        logger.error("a worker process could not start, and another would not either: stopping")
+        logger.error("a %s could not start, and another would not either: stopping", self._config.what)
         self._code = self._code or code
         self.stop()
 
     def _note_end(self, child: Child, code: int) -> None:
         if code != 0:
-            logger.error("worker process %d %s while it stopped", child.pid, how_ended(code))
+            logger.error("%s %d %s while it stopped", self._config.what, child.pid, how_ended(code))
             self._code = self._code or 1
 
     async def _pause(self, deaths: int) -> None:

@@ -1,0 +1,69 @@
+"""How this process of the gateway is: for load balancers, and for Prometheus."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.endpoint import Endpoint, Raw
+from jobledger.gateway.problems import ProblemError
+
+_TEXT: Final = "text/plain; charset=utf-8"
+
+
+async def healthz(_asked: Asked) -> Raw:
+    """Say that the process answers; nothing else is looked at."""
+    return Raw(data=b"ok\n", media=_TEXT)
+
+
+async def readyz(asked: Asked) -> Raw:
+    """Say whether requests are to come here: connected, not behind, not stopping."""
+    reason = "" if asked.gateway.health is None else await asked.gateway.health.why_not_ready()
+    if reason:
+        raise ProblemError("NOT_READY", reason)
+    return Raw(data=b"ok\n", media=_TEXT)
+
+
+async def metrics(asked: Asked) -> Raw:
+    """Show the metrics of the ledger and of this process, in OpenMetrics or Prometheus' text format."""
+    if asked.gateway.health is None:
+        return Raw(data=b"", media=_TEXT)
+    media, text = await asked.gateway.health.scrape(asked.header("accept"))
+    return Raw(data=text, media=media)
+
+
+ENDPOINTS: Final = (
+    Endpoint(
+        method="GET",
+        path="/healthz",
+        permission=None,
+        public=True,
+        handler=healthz,
+        summary="Say that the process answers",
+        tag="process",
+        returns=str,
+        gives="text/plain",
+    ),
+    Endpoint(
+        method="GET",
+        path="/readyz",
+        permission=None,
+        public=True,
+        handler=readyz,
+        summary="Say whether requests are to come here",
+        tag="process",
+        returns=str,
+        gives="text/plain",
+        problems=("NOT_READY",),
+    ),
+    Endpoint(
+        method="GET",
+        path="/metrics",
+        permission="view",
+        handler=metrics,
+        summary="Show the metrics of the ledger and of this process",
+        tag="process",
+        returns=str,
+        gives="text/plain",
+    ),
+)

@@ -1,0 +1,96 @@
+"""The body of one request, within limits: of size, of time, and of what is thrown away when it was refused unread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Final
+
+from starlette.types import Message, Receive, Scope, Send
+
+from jobledger.gateway.http.endpoint import NDJSON
+from jobledger.gateway.problems import ProblemError
+
+#: How long a body may be waited for in all, and beyond that how fast it must come.
+BODY_S: Final = 30.0
+BODY_BYTES_PER_S_MIN: Final = 100_000
+#: How long a body is thrown away whose answer was given: closed at once, a client that still sends would not read it.
+_LINGER_S: Final = 1.0
+
+
+def has_body(scope: Scope) -> bool:
+    """Return whether a body comes."""
+    return any(name in {b"content-length", b"transfer-encoding"} for name, _ in scope["headers"])
+
+
+class Body:
+    """Stands between an application and the body of its request; use its `receive` and `send`.
+
+    A body that is read line by line (NDJSON) may have any size: whoever reads it takes it no faster than it is stored.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, bytes_max: int) -> None:
+        """Raises: ProblemError (PAYLOAD_TOO_LARGE) for one that says itself that it is too large."""
+        self._receive = receive
+        self._send = send
+        self._more = True
+        self._bytes = 0
+        self._waited_s = 0.0
+        headers = dict(scope["headers"])
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        self._bytes_max = None if kind == NDJSON.encode() else bytes_max
+        self._length = headers.get(b"content-length", b"")
+
+    def check_length(self) -> None:
+        """Refuse what says itself that it is too large. Raises: ProblemError (PAYLOAD_TOO_LARGE)."""
+        if self._length.isdigit():
+            self._check(int(self._length))
+
+    async def receive(self) -> Message:
+        """Return the next part. Raises: ProblemError, also for a body that breaks off."""
+        if not self._more:
+            return await self._receive()
+        limit_s = max(BODY_S, self._bytes / BODY_BYTES_PER_S_MIN) - self._waited_s
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(limit_s):
+                message = await self._receive()
+        except TimeoutError as error:
+            sentence = (
+                f"{self._bytes:,} bytes of the body came in {self._waited_s + limit_s:,.0f} s: send all within {BODY_S:g} s, "
+                f"or {BODY_BYTES_PER_S_MIN:,} bytes in each second"
+            )
+            raise ProblemError("BODY_TOO_SLOW", sentence) from error
+        self._waited_s += time.monotonic() - began
+        if message["type"] == "http.disconnect":
+            self._more = False
+            raise ProblemError(
+                "BAD_REQUEST", "the connection ended before the body did: send the request again"
+            )
+        self._bytes += len(message.get("body", b""))
+        self._more = message.get("more_body", False)
+        self._check(self._bytes)
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer; one that comes before the end of the body ends the connection."""
+        if self._more and message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        elif self._more and not message.get("more_body", False):
+            await self._send({**message, "more_body": True})
+            await self._throw_away()
+            message = {"type": "http.response.body"}
+        await self._send(message)
+
+    async def _throw_away(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                while self._more:
+                    message = await self._receive()
+                    self._more = message["type"] == "http.request" and message.get("more_body", False)
+
+    def _check(self, size_bytes: int) -> None:
+        if self._bytes_max is not None and size_bytes > self._bytes_max:
+            sentence = f"the body has more than {self._bytes_max:,} bytes: store what is large elsewhere and pass a reference"
+            raise ProblemError("PAYLOAD_TOO_LARGE", sentence)

@@ -1,0 +1,93 @@
+"""A child process of the gateway: `python -m jobledger.gateway.process.child PROGRAM DESCRIPTOR`, started by it alone.
+
+The descriptor is the line to the gateway. Its first message says which ledger and which file, so that no password stands
+on a command line. A child leaves signals to the gateway, and ends when the line does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import anyio
+from anyio.abc import ObjectReceiveStream
+
+from jobledger.gateway.process.lending import lend
+from jobledger.gateway.process.line import TO_CHILD, Failed, Line, Relay, Setup, ToChild
+from jobledger.gateway.process.projecting import project
+from jobledger.ledger import Ledger, connect
+from jobledger.ledger.model.errors import LedgerError
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.projections.errors import ProjectionError
+
+#: Does its work until cancelled; given what the gateway asks, in order.
+Program = Callable[[Ledger, Setup, Line, ObjectReceiveStream[ToChild]], Awaitable[None]]
+PROGRAMS: Final[Mapping[str, Program]] = {"projector": project, "past": lend}
+
+_FAILED_CODE: Final = 1
+_REQUESTS_MAX: Final = 64
+_logger = logging.getLogger("jobledger.gateway.process")
+
+
+async def run(program: Program, end: socket.socket) -> int:
+    """Work until the line ends, and return the exit code."""
+    line = await Line.over(end)
+    codes: list[int] = []
+    async with contextlib.aclosing(line.messages(TO_CHILD)) as messages:
+        setup = await anext(messages, None)
+        if setup is None:
+            return 0  # the gateway went away at once
+        assert isinstance(setup, Setup), "the first message is the setup"
+        _set_up_logs(line, setup)
+        send, receive = anyio.create_memory_object_stream[ToChild](_REQUESTS_MAX)
+        async with send, anyio.create_task_group() as group:
+
+            async def work() -> None:
+                codes.append(await _work(program, setup, line, receive))
+                group.cancel_scope.cancel()
+
+            group.start_soon(work)
+            async for message in messages:
+                await send.send(message)
+            group.cancel_scope.cancel()
+    await line.close()
+    return codes[0] if codes else 0
+
+
+async def _work(program: Program, setup: Setup, line: Line, requests: ObjectReceiveStream[ToChild]) -> int:
+    try:
+        async with connect(**setup.connection) as ledger:
+            await program(ledger, setup, line, requests)
+    except Exception as error:  # whatever it is, the gateway says so and begins again
+        if not isinstance(error, LedgerError | ProjectionError | ConnectionLostError | OSError):
+            _logger.exception("a child process of the gateway failed")
+        line.send(Failed(sentence=str(error) or "the connection to the server was lost"))
+    return _FAILED_CODE
+
+
+def _set_up_logs(line: Line, setup: Setup) -> None:
+    root = logging.getLogger()
+    root.handlers[:] = [Relay(line)]
+    logging.getLogger("jobledger").setLevel(setup.log_level)
+
+
+def main() -> None:
+    """Run the program that the command line names."""
+    _, name, descriptor = sys.argv
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)  # a process manager sends them to all; it starts no programs
+    end = socket.socket(fileno=int(descriptor))
+    gc.freeze()  # what was imported is never garbage
+    options = {"use_uvloop": importlib.util.find_spec("uvloop") is not None}
+    sys.exit(anyio.run(run, PROGRAMS[name], end, backend="asyncio", backend_options=options))
+
+
+if __name__ == "__main__":
+    main()

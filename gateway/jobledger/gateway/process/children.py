@@ -1,0 +1,144 @@
+"""Child processes as their gateway sees them: started, heard, ended; none outlives it, and one that ends is told of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from jobledger.gateway.process.line import (
+    FROM_CHILD,
+    Failed,
+    FromChild,
+    Line,
+    Logged,
+    Ready,
+    Setup,
+    ToChild,
+)
+from jobledger.ledger import Ledger
+from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.workers.supervision.supervisor import how_ended
+
+#: A child that does not end in this time after the line was closed is killed.
+_FAREWELL_S: Final = 2.0
+
+
+class ChildEndedError(Exception):
+    """A child process of the gateway ended; another one is started."""
+
+
+class Child:
+    """A running child."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, line: Line) -> None:
+        self.name = name
+        self.pid = process.pid
+        self._process = process
+        self._line = line
+
+    def send(self, message: ToChild) -> None:
+        """Ask something of it."""
+        self._line.send(message)
+
+    async def messages(self) -> AsyncGenerator[FromChild, None]:
+        """Yield what it says, but for lines of its log, which go to ours.
+
+        Raises: ChildEndedError once it has ended.
+        """
+        why = ""
+        async for message in self._line.messages(FROM_CHILD):
+            if isinstance(message, Logged):
+                logging.getLogger(message.logger).log(message.level, "%s", message.text)
+            elif isinstance(message, Failed):
+                why = message.sentence
+            else:
+                yield message
+        code = await self._process.wait()
+        raise ChildEndedError(why or f"process {self.pid} {how_ended(code)}")
+
+    async def end(self) -> None:
+        """Let it go, kill it if it stays, and reap it."""
+        await self._line.close()
+        with anyio.move_on_after(_FAREWELL_S):
+            await self._process.wait()
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+
+
+@contextlib.asynccontextmanager
+async def child(name: str, setup: Setup) -> AsyncGenerator[Child, None]:
+    """Run a program of `child.PROGRAMS` for the length of the block.
+
+    Raises: OSError where no process can be started.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        line = await Line.over(ours)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "jobledger.gateway.process.child", name, str(theirs.fileno())),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C reaches the gateway alone
+            )
+        except BaseException:
+            await line.close()
+            raise
+    started = Child(name, process, line)
+    try:
+        started.send(setup)
+        yield started
+    finally:
+        with anyio.CancelScope(shield=True):  # bounded by the farewell
+            await started.end()
+
+
+def setup_of(ledger: Ledger, projection: Path, name: str) -> Setup:
+    """Return what a child of this ledger's gateway is told.
+
+    Raises: ConfigurationError for settings that cannot be handed to another process.
+    """
+    connection = ledger.config.for_another_process()
+    if connection is None:
+        raise ConfigurationError(
+            "nats_options cannot be handed to the processes of the gateway: leave them out"
+        )
+    level = logging.getLogger("jobledger").getEffectiveLevel()
+    return Setup(
+        connection={**connection, "name": f"jobledger-gateway-{name}"},
+        projection=str(projection.absolute()),
+        log_level=level,
+    )
+
+
+class Following:
+    """The child *projector*."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self.begun = asyncio.Event()  #: the projection's file was there once
+        self.problem = "the projection is not followed yet"  #: "" while it is
+
+    async def run(self) -> None:
+        """Keep one child, until it ends. Raises: ChildEndedError, OSError."""
+        try:
+            async with child("projector", self._setup) as running:
+                async for message in running.messages():
+                    if isinstance(message, Ready):
+                        self.problem = ""
+                        self.begun.set()
+        except Exception as error:
+            self.problem = f"the projection is not followed: {error}"
+            raise

@@ -1,0 +1,135 @@
+"""What one gateway process counts about its requests, for Prometheus; jobs and queues are counted by the projection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from prometheus_client.core import Metric
+
+from jobledger.ledger.metrics.exposition import Distribution, Measure, histograms, info, value, values
+from jobledger.ledger.model.version import version
+from jobledger.ledger.nats.append_stats import LATENCY_BOUNDS_S, Histogram
+
+#: Of a request for an address that there is not, or by a method that nobody knows: labels have few values.
+NO_ROUTE: Final = "(none)"
+OTHER_METHOD: Final = "(other)"
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
+
+_BUILD = Measure("jobledger_gateway_build_info", "info", "Version of this gateway process.")
+_REQUESTS = Measure(
+    "jobledger_gateway_requests_total",
+    "counter",
+    "Answered requests, by the address as the API declares it.",
+    ("route", "method", "status"),
+)
+_SECONDS = Measure(
+    "jobledger_gateway_request_seconds",
+    "histogram",
+    "From a request's headers to the end of its answer.",
+    ("route",),
+)
+_IN_FLIGHT = Measure(
+    "jobledger_gateway_requests_in_flight", "gauge", "Requests that are being answered, streams included."
+)
+_STREAMS = Measure("jobledger_gateway_streams_open", "gauge", "Answers without an end that are open.")
+_REFUSALS = Measure(
+    "jobledger_gateway_refusals_total",
+    "counter",
+    "Requests that were not done, by the code of the answer.",
+    ("code",),
+)
+_CONNECTIONS = Measure("jobledger_gateway_connections", "gauge", "Open connections.")
+_APPENDS = Measure(
+    "jobledger_gateway_appends_in_flight", "gauge", "Appends to the ledger that are on their way."
+)
+_LAG = Measure(
+    "jobledger_gateway_loop_lag_seconds", "histogram", "How late the event loop woke a timer, every 0.25 s."
+)
+_RESTARTS = Measure(
+    "jobledger_gateway_child_ends_total",
+    "counter",
+    "Child processes that ended by themselves, by what they do.",
+    ("child",),
+)
+
+#: Everything that a gateway's `/metrics` has beside what the exporter's has.
+GATEWAY_METRICS: Final = (
+    _BUILD,
+    _REQUESTS,
+    _SECONDS,
+    _IN_FLIGHT,
+    _STREAMS,
+    _REFUSALS,
+    _CONNECTIONS,
+    _APPENDS,
+    _LAG,
+    _RESTARTS,
+)
+
+
+class Counted:
+    """The counters; added to on the event loop, read from any thread."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.requests: dict[tuple[str, str, str], int] = {}  #: by route, method and status
+        self.seconds: dict[str, Histogram] = {}  #: by route
+        self.refusals: dict[str, int] = {}  #: by code
+        self.child_ends: dict[str, int] = {}  #: by program
+
+    def answered(self, route: str | None, method: str, status: int, seconds: float) -> None:
+        """Count a request; `route` is the address as declared, None for one that there is not."""
+        name = NO_ROUTE if route is None else route
+        key = (name, method if method in _METHODS else OTHER_METHOD, str(status))
+        self.requests[key] = self.requests.get(key, 0) + 1
+        histogram = self.seconds.get(name)
+        if histogram is None:
+            histogram = self.seconds[name] = Histogram(LATENCY_BOUNDS_S)
+        histogram.observe(seconds)
+
+    def refused(self, code: str) -> None:
+        """Count a request that was not done."""
+        self.refusals[code] = self.refusals.get(code, 0) + 1
+
+    def child_ended(self, program: str) -> None:
+        """Count a child that ended by itself."""
+        self.child_ends[program] = self.child_ends.get(program, 0) + 1
+
+
+class GatewayCollector:
+    """Collects what one gateway process knows; `collect` may be called from any thread."""
+
+    def __init__(
+        self,
+        counted: Counted,
+        late_s: Histogram,
+        *,
+        streams: Callable[[], int],
+        connections: Callable[[], int],
+        appends: Callable[[], int],
+    ) -> None:
+        """`late_s`: how late the loop was; the callables return how many there are now."""
+        self._counted = counted
+        self._streams = streams
+        self._late_s = late_s
+        self._connections = connections
+        self._appends = appends
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the families as they are now."""
+        counted = self._counted
+        yield info(_BUILD, {"version": version()})
+        yield values(_REQUESTS, [(key, float(number)) for key, number in list(counted.requests.items())])
+        yield histograms(
+            _SECONDS, [((route,), Distribution.of(found)) for route, found in list(counted.seconds.items())]
+        )
+        yield value(_IN_FLIGHT, float(counted.in_flight))
+        yield value(_STREAMS, float(self._streams()))
+        yield values(_REFUSALS, [((code,), float(number)) for code, number in list(counted.refusals.items())])
+        yield value(_CONNECTIONS, float(self._connections()))
+        yield value(_APPENDS, float(self._appends()))
+        yield histograms(_LAG, [((), Distribution.of(self._late_s))])
+        yield values(
+            _RESTARTS, [((name,), float(number)) for name, number in list(counted.child_ends.items())]
+        )

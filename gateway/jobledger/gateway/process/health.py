@@ -1,0 +1,81 @@
+"""How one gateway process is: whether requests are to come to it, and its metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+from prometheus_client import CollectorRegistry
+
+from jobledger.admin.projection import projection_status
+from jobledger.gateway.life import Life
+from jobledger.ledger import Ledger
+from jobledger.ledger.metrics.exposition import scrape
+from jobledger.ledger.model.errors import LedgerError
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.projections import ProjectionError
+
+#: A process whose lists are older than this gets no requests.
+LAG_S_MAX: Final = 10.0
+_LOOK_S: Final = 3.0
+#: How long an answer counts: every load balancer of a fleet asks every second.
+_KEPT_S: Final = 0.5
+
+
+class ProcessHealth:
+    """Looks when somebody asks."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        projection: Path,
+        life: Life,
+        followed: Callable[[], str],
+        registry: CollectorRegistry,
+    ) -> None:
+        """`followed` says why the projection is not followed, "" while it is."""
+        self._ledger = ledger
+        self._projection = projection
+        self._life = life
+        self._followed = followed
+        self._registry = registry
+        self._looked: tuple[float, str] = (float("-inf"), "")
+        self._looking = anyio.Lock()
+
+    async def why_not_ready(self) -> str:
+        """Return "" while requests are to come here, else why not, in a sentence."""
+        if self._life.stopping.is_set():
+            return "this gateway stops"
+        if not self._ledger.connection.is_connected:
+            return "there is no connection to the server"
+        if reason := self._followed():
+            return reason
+        async with self._looking:  # one look answers all who asked meanwhile
+            if time.monotonic() - self._looked[0] > _KEPT_S:
+                self._looked = (time.monotonic(), await self._look())
+            return self._looked[1]
+
+    async def _look(self) -> str:
+        try:
+            with anyio.fail_after(_LOOK_S):
+                status, problem = await projection_status(self._ledger, self._projection)
+        except TimeoutError:
+            return f"the server did not answer within {_LOOK_S:g} s"
+        except (LedgerError, ProjectionError, ConnectionLostError) as error:
+            return str(error) or "the connection to the server was lost"
+        if problem is not None:
+            return str(problem)
+        if not status.exists:
+            return "the projection is not there yet"
+        if status.lag_s is not None and status.lag_s > LAG_S_MAX:
+            return f"the lists are {status.lag_events:,} events, {status.lag_s:,.0f} s behind the ledger"
+        return ""
+
+    async def scrape(self, accept: str) -> tuple[str, bytes]:
+        """Return the metrics as Prometheus reads them: content type and text."""
+        # In a thread, because the exporter waits there for answers that come on this loop.
+        return await anyio.to_thread.run_sync(scrape, self._registry, accept)

@@ -1,0 +1,89 @@
+"""The address that a gateway listens on: its socket, and the certificate that it shows there."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+from pathlib import Path
+
+from jobledger.gateway.process.serving import Settings
+from jobledger.ledger.model.errors import ConfigurationError, PortInUseError
+
+
+def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """Return a socket that is bound to an address; port 0 takes a free one. `is_shared`: others of ours bind it too.
+
+    Raises: ConfigurationError for an address that is none, PortInUseError.
+    """
+    family, address = _address(host, port)
+    found = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        found.bind(address)
+    except OSError as error:
+        found.close()
+        message = (
+            f"{host} port {port} cannot be listened on ({error.strerror}): choose another one with --port"
+        )
+        raise PortInUseError(message) from error
+    return found
+
+
+def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise ConfigurationError(f"{host!r} is no address to listen on: {error}") from error
+    family, _, _, _, address = found[0]
+    return family, (str(address[0]), int(address[1]))
+
+
+def is_exposed(bound: socket.socket) -> bool:
+    """Return whether other machines reach a socket."""
+    return not ipaddress.ip_address(str(bound.getsockname()[0]).partition("%")[0]).is_loopback
+
+
+def refuse_keyless(bound: socket.socket) -> None:
+    """Refuse to listen beyond this machine where nobody needs a key. Raises: ConfigurationError."""
+    if is_exposed(bound):
+        message = (
+            f"{bound.getsockname()[0]} can be reached from other machines, and there is no key yet: make one with "
+            "`jobledger keys create`, or listen on 127.0.0.1"
+        )
+        raise ConfigurationError(message)
+
+
+def refuse_plain(bound: socket.socket, settings: Settings) -> None:
+    """Refuse to listen beyond this machine in plain HTTP: keys and cookies could be read on their way.
+
+    Raises: ConfigurationError.
+    """
+    if not is_exposed(bound):
+        return
+    if settings.https_cert is None and not settings.behind_proxy:
+        message = (
+            f"{settings.host} can be reached from other machines, and keys would travel in the clear: give --https-cert, or "
+            "--behind-proxy with the addresses of the proxy that speaks HTTPS"
+        )
+        raise ConfigurationError(message)
+
+
+def url_of(bound: socket.socket, *, https: bool) -> str:
+    """Return the address of a socket for a browser."""
+    host, port = bound.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if https else 'http'}://{shown}:{port}"
+
+
+def tls_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
+    """Return what shows a certificate. Raises: ConfigurationError."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:  # the latter is one of the former, and says less
+        what = f"{certificate}" if key is None else f"{certificate} and {key}"
+        raise ConfigurationError(f"{what} are no certificate and its key, in PEM: {error}") from error
+    return context

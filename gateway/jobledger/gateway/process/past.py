@@ -1,0 +1,127 @@
+"""The child *past* as its gateway sees it: rows of past moments, made one at a time; who would wait too long is told so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Final
+
+from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.process.children import Child, child
+from jobledger.gateway.process.lending import folder_of, remove_those_of_the_dead
+from jobledger.gateway.process.line import GiveBack, Lent, NotLent, Setup, Want
+from jobledger.ledger.model.errors import ServerUnreachableError
+from jobledger.projections import ProjectionError, Store
+
+#: Moments that may wait while one is made.
+WAITING_MAX: Final = 4
+_WAIT_S: Final = 60.0
+
+
+class _Wanted:
+    """One moment that is to come, and how many wait for it or read it."""
+
+    def __init__(self) -> None:
+        self.path: asyncio.Future[Path] = asyncio.get_running_loop().create_future()
+        self.readers = 0
+
+
+class PastViews:
+    """Rows of past moments, from a child that the first who asks for one starts."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._asked = asyncio.Event()
+        self._child: Child | None = None
+        self._wanted: dict[int, _Wanted] = {}
+
+    async def run(self) -> None:
+        """Keep one child, until it ends. Raises: ChildEndedError, OSError."""
+        await self._asked.wait()
+        try:
+            async with child("past", self._setup) as running:
+                self._child = running
+                for sequence in self._wanted:
+                    running.send(Want(stream_sequence=sequence))
+                async for message in running.messages():
+                    if isinstance(message, Lent | NotLent):
+                        self._answer(running, message)
+        finally:
+            self._child = None
+            self._give_up()
+            remove_those_of_the_dead(folder_of(Path(self._setup.projection)))
+
+    def _answer(self, running: Child, message: Lent | NotLent) -> None:
+        wanted = self._wanted.pop(message.stream_sequence)
+        if isinstance(message, NotLent):
+            is_server = message.reason == "server"
+            error = (
+                ServerUnreachableError(message.sentence) if is_server else ProjectionError(message.sentence)
+            )
+            _fail(wanted, error)
+        elif wanted.readers:
+            wanted.path.set_result(Path(message.path))
+        else:  # whoever wanted it went away
+            running.send(GiveBack(path=message.path))
+
+    def _give_up(self) -> None:
+        for wanted in self._wanted.values():
+            _fail(
+                wanted, ProblemError("BUSY", "the process that makes past views ended: try again in a moment")
+            )
+        self._wanted.clear()
+
+    @contextlib.asynccontextmanager
+    async def opened(self, stream_sequence: int) -> AsyncGenerator[Store, None]:
+        """Open the rows as of a moment that `refuse_archived` lets pass, for the length of the block.
+
+        Raises: ProblemError (BUSY), ServerUnreachableError, ProjectionError.
+        """
+        wanted = self._want(stream_sequence)
+        wanted.readers += 1
+        try:
+            async with _limited():
+                path = await asyncio.shield(wanted.path)
+            with Store.open(path) as store:
+                yield store
+        finally:
+            wanted.readers -= 1
+            if not wanted.readers and self._child is not None and _came(wanted):
+                self._child.send(GiveBack(path=str(wanted.path.result())))
+
+    def _want(self, stream_sequence: int) -> _Wanted:
+        wanted = self._wanted.get(stream_sequence)
+        if wanted is not None:
+            return wanted
+        if len(self._wanted) > WAITING_MAX:
+            raise ProblemError(
+                "BUSY", f"{len(self._wanted)} views of the past are being made already: try again in a moment"
+            )
+        wanted = self._wanted[stream_sequence] = _Wanted()
+        if self._child is not None:
+            self._child.send(Want(stream_sequence=stream_sequence))
+        self._asked.set()
+        return wanted
+
+
+@contextlib.asynccontextmanager
+async def _limited() -> AsyncGenerator[None, None]:
+    try:
+        async with asyncio.timeout(_WAIT_S):
+            yield
+    except TimeoutError as error:
+        sentence = (
+            f"this moment of the past was not made within {_WAIT_S:g} s, and is gone on with: ask again"
+        )
+        raise ProblemError("BUSY", sentence) from error
+
+
+def _came(wanted: _Wanted) -> bool:
+    return wanted.path.done() and not wanted.path.cancelled() and wanted.path.exception() is None
+
+
+def _fail(wanted: _Wanted, error: Exception) -> None:
+    if wanted.readers and not wanted.path.done():
+        wanted.path.set_exception(error)

@@ -1,0 +1,115 @@
+"""HTTP/1.1 as uvicorn speaks it, with limits that it has not: on heads, on what nobody reads, and on a reader's patience."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+#: Request line and headers together; what a browser or proxy sends is below 16 KiB.
+HEAD_BYTES_MAX: Final = 64 << 10
+#: From a connection, or the first byte of a further request on it, to the end of its headers.
+HEAD_S: Final = 10.0
+#: How long a reader may take nothing of an answer that waits for it.
+READER_S: Final = 30.0
+CONNECTIONS_MAX: Final = 4_000
+#: How long what a client still sends is thrown away after a refusal: closed at once, it might not read why.
+LINGER_S: Final = 2.0
+#: Of a body that comes after its answer.
+_LEFT_OVER_BYTES_MAX: Final = 1 << 20
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        """Take what uvicorn gives."""
+        super().__init__(*given, **named)
+        self._in_body = False
+        self._refused = False
+        self._bytes = 0  # of this head, or of a body whose answer was given
+        self._head_limit: asyncio.TimerHandle | None = None
+        self._reader_limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request, but not for long."""
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_MAX:
+            self._refuse("503 Service Unavailable", "too many connections are open: try again in a moment")
+        else:
+            self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._end_head()
+        self._end_reader()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on, within limits."""
+        if self._refused:
+            return
+        if not self._in_body and self._head_limit is None:
+            self._expect_head()
+        is_counted = not self._in_body or self.cycle.response_complete
+        self._bytes += len(data) if is_counted else 0
+        super().data_received(data)
+        if self._head_limit is not None and self._bytes > HEAD_BYTES_MAX:
+            sentence = f"request line and headers have more than {HEAD_BYTES_MAX:,} bytes: send less"
+            self._refuse("431 Request Header Fields Too Large", sentence)
+        elif self._in_body and self._bytes > _LEFT_OVER_BYTES_MAX:
+            self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        """Begin the request."""
+        self._in_body, self._bytes = True, 0
+        self._end_head()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End the body."""
+        self._in_body, self._bytes = False, 0
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """Cut off a reader who takes nothing for too long: its answer would be kept for ever."""
+        super().pause_writing()
+        self._reader_limit = self.loop.call_later(READER_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on: the reader has taken something."""
+        super().resume_writing()
+        self._end_reader()
+
+    def _expect_head(self) -> None:
+        self._bytes = 0
+        sentence = f"the headers of the request did not come within {HEAD_S:g} s: send them at once"
+        self._head_limit = self.loop.call_later(HEAD_S, self._refuse, "408 Request Timeout", sentence)
+
+    def _end_head(self) -> None:
+        if self._head_limit is not None:
+            self._head_limit.cancel()
+            self._head_limit = None
+
+    def _end_reader(self) -> None:
+        if self._reader_limit is not None:
+            self._reader_limit.cancel()
+            self._reader_limit = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP."""
+        self._refuse("400 Bad Request", msg)
+
+    def _refuse(self, status: str, sentence: str) -> None:
+        """Answer with one sentence, and close."""
+        self._end_head()
+        if self._refused or self.transport.is_closing():
+            return
+        self._refused = True
+        body = f"{sentence}\n".encode()
+        head = (
+            f"HTTP/1.1 {status}\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: {len(body)}\r\n"
+        )
+        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        self.loop.call_later(LINGER_S, self.transport.close)

@@ -1,0 +1,87 @@
+"""The projection as a gateway reads it: followed by another process, so that no request waits for a fold."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+from typing import Final
+
+from jobledger.admin.past import AsOf
+from jobledger.admin.rows import Rows, View
+from jobledger.gateway.process.past import PastViews
+from jobledger.ledger import Ledger
+from jobledger.projections import Moment, Position, Store
+
+#: How long a reader of its own writes waits for the projector.
+CATCH_UP_S: Final = 5.0
+_OPEN_MAX: Final = 8
+
+
+class FollowedRows(Rows):
+    """Rows that another process keeps up to date: what needs them at the ledger's head waits until they are there."""
+
+    def __init__(self, ledger: Ledger, file: Path, past: PastViews) -> None:
+        super().__init__(ledger, file)
+        self._past = past
+
+    async def catch_up(self) -> Position:
+        """Wait until the rows have what the ledger has now; return how far they are.
+
+        Raises: ProjectionTimeoutError, ProjectionError in its other kinds, UnreachableError.
+        """
+        head = await self.ledger.log.head()
+        with Store.open(await self.path()) as store:
+            return await store.wait_for(head.last_sequence, timeout_s=CATCH_UP_S)
+
+    @contextlib.asynccontextmanager
+    async def opened(self, then: Moment | None = None) -> AsyncGenerator[View, None]:
+        """Open the rows; see `Rows.opened`. Raises: also ProblemError (BUSY)."""
+        if then is None:
+            async with super().opened() as view:
+                yield view
+            return
+        async with self._past.opened(then.stream_sequence) as store:
+            yield View(store, then.at or self.ledger.clock.now(), store.position().begins_at)
+
+
+class FollowedProjection:
+    """Where lists are read: as far as the projector is, and the answer says how far that is."""
+
+    def __init__(self, rows: FollowedRows, path: Path) -> None:
+        self._rows = rows
+        self._path = path
+        self._idle: list[Store] = []
+
+    @contextlib.asynccontextmanager
+    async def opened(self, past: AsOf | None = None, *, min_sequence: int = 0) -> AsyncGenerator[View, None]:
+        """Open the rows; see `Projection.opened`."""
+        ledger = self._rows.ledger
+        if past is not None:
+            async with self._rows.opened(await past.moment(ledger.log, ledger.clock)) as view:
+                yield view
+            return
+        with self._store() as store:
+            if min_sequence:
+                await store.wait_for(min_sequence, timeout_s=CATCH_UP_S)
+            yield View(store, ledger.clock.now(), store.position().begins_at)
+
+    @contextlib.contextmanager
+    def _store(self) -> Generator[Store, None, None]:
+        """Give a store that nobody else reads meanwhile, on the file that is there now."""
+        store = self._idle.pop() if self._idle else Store.open(self._path)
+        try:
+            store.renew()
+            yield store
+        except BaseException:
+            store.close()
+            raise
+        if len(self._idle) < _OPEN_MAX:
+            self._idle.append(store)
+        else:
+            store.close()
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._idle:
+            self._idle.pop().close()

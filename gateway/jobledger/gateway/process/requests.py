@@ -1,0 +1,141 @@
+"""Every request from its first byte to its last: limits, what is counted, the access log, and what nobody else caught."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jobledger.gateway.http.routing import refusal, request_id_of
+from jobledger.gateway.life import Life
+from jobledger.gateway.problems import ProblemError, code_of
+from jobledger.gateway.process.bodies import Body, has_body
+from jobledger.gateway.process.counting import Counted
+
+#: Requests that are answered at once, streams included.
+REQUESTS_MAX: Final = 1_000
+#: Appends on their way at once. A bulk upload has at most `BULK_APPENDS_MAX` of them, so a few leave room for others.
+APPENDS_MAX: Final = 2_048
+BULK_APPENDS_MAX: Final = 480
+#: How long a request waits for room.
+_PATIENCE_S: Final = 1.0
+_LOOK_EVERY_S: Final = 0.005
+#: Answered however many wait: who asks decides whether this process gets more.
+_ALWAYS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_PATH_SHOWN_MAX: Final = 200
+_access_log: Final = logging.getLogger("jobledger.gateway.access")
+_log: Final = logging.getLogger("jobledger.gateway")
+
+
+class Requests:
+    """The outermost part of the application. `appends` returns how many appends are on their way."""
+
+    def __init__(
+        self, app: ASGIApp, life: Life, counted: Counted, *, body_bytes_max: int, appends: Callable[[], int]
+    ) -> None:
+        self._app = app
+        self._life = life
+        self._counted = counted
+        self._body_bytes_max = body_bytes_max
+        self._appends = appends
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        counted, began, status = self._counted, time.monotonic(), 0
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        counted.in_flight += 1
+        try:
+            await self._answer(scope, receive, sent, lambda: status)
+        finally:
+            counted.in_flight -= 1
+            _note(counted, scope, status, time.monotonic() - began)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, status: Callable[[], int]) -> None:
+        body = Body(scope, receive, send, self._body_bytes_max) if has_body(scope) else None
+        if body is not None:
+            receive, send = body.receive, body.send
+        try:
+            if body is not None:
+                body.check_length()
+            await self._admit(scope)
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if status() or not self._life.stopping.is_set():
+                raise
+            await _refuse(
+                ProblemError("BUSY", "this gateway stops: ask again, and another one answers"),
+                scope,
+                receive,
+                send,
+            )
+        except Exception as error:  # whatever nobody caught: it is answered in the same form
+            if status():
+                _log.error("an answer broke off", exc_info=error if code_of(error) == "INTERNAL" else None)
+                raise
+            await _refuse(error, scope, receive, send)
+
+    async def _admit(self, scope: Scope) -> None:
+        """Wait for room, but not for long. Raises: ProblemError (BUSY, LEDGER_BUSY)."""
+        if scope["path"] in _ALWAYS:
+            return
+        if self._counted.in_flight > REQUESTS_MAX:
+            raise ProblemError(
+                "BUSY", f"{REQUESTS_MAX:,} requests are being answered already: try again in a moment"
+            )
+        if scope["method"] in _SAFE or self._appends() < APPENDS_MAX:
+            return
+        give_up_at = time.monotonic() + _PATIENCE_S
+        while self._appends() >= APPENDS_MAX:
+            if time.monotonic() >= give_up_at:
+                raise ProblemError(
+                    "LEDGER_BUSY", f"{APPENDS_MAX:,} events wait to be stored already: try again in a moment"
+                )
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+
+async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+    scope["jobledger.code"] = code_of(error)
+    await refusal(error, request_id_of(Request(scope)))(scope, receive, send)
+
+
+def _note(counted: Counted, scope: Scope, status: int, seconds: float) -> None:
+    """Count a request and log it: who asked for which address, and what came of it; no values and no secrets."""
+    route = getattr(scope.get("route"), "path", None)
+    method = scope["method"]
+    counted.answered(route, method, status, seconds)
+    code = scope.get("jobledger.code")
+    if code is not None:
+        counted.refused(code)
+    if not _access_log.isEnabledFor(logging.INFO):
+        return
+    principal = scope.get("jobledger.principal")
+    asked = {
+        "request": request_id_of(Request(scope)),
+        "key": "nobody" if principal is None else principal.key_id or principal.name,
+        "method": method[:_PATH_SHOWN_MAX],
+        # As it was sent, so without control characters; of one that holds a secret only the pattern.
+        "path": route
+        if route and "{token" in route
+        else scope["raw_path"].decode("latin-1")[:_PATH_SHOWN_MAX],
+        "status": status,
+        "ms": round(seconds * 1000, 1),
+    }
+    _access_log.info(
+        "%(method)s %(path)s %(status)s %(ms)s ms, request %(request)s, key %(key)s",
+        asked,
+        extra={"asked": asked},
+    )

@@ -1,0 +1,124 @@
+"""One gateway process put together: its application, its server, the processes and services that work for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import anyio
+from prometheus_client import CollectorRegistry
+
+from jobledger.gateway.app import app
+from jobledger.gateway.events.feed import Feed
+from jobledger.gateway.life import Life
+from jobledger.gateway.parts import Access, Gateway
+from jobledger.gateway.process.children import Following, setup_of
+from jobledger.gateway.process.counting import Counted, GatewayCollector
+from jobledger.gateway.process.health import LAG_S_MAX, ProcessHealth
+from jobledger.gateway.process.listening import tls_context
+from jobledger.gateway.process.past import PastViews
+from jobledger.gateway.process.reading import FollowedProjection, FollowedRows
+from jobledger.gateway.process.requests import Requests
+from jobledger.gateway.process.serving import Server, Settings
+from jobledger.ledger import Ledger
+from jobledger.ledger.nats.jetstream import JetStreamLog
+from jobledger.projections.metrics.exporter import Exporter, ExporterConfig
+from jobledger.workers.metrics import LoopLag
+from jobledger.workers.services import outlive
+
+#: Room in a body beside a value that has the largest size.
+_BODY_BYTES_EXTRA: Final = 64 << 10
+#: How long the first request waits for the projection's file.
+_FIRST_S: Final = 10.0
+
+Service = tuple[str, Callable[[], Awaitable[None]]]
+
+
+class Process:
+    """One gateway process; `run` it once."""
+
+    def __init__(
+        self, ledger: Ledger, projection: Path, access: Access, settings: Settings, *, project: bool = True
+    ) -> None:
+        """Without `project` somebody else follows the ledger into the file. Raises: ConfigurationError."""
+        context = (
+            None if settings.https_cert is None else tls_context(settings.https_cert, settings.https_key)
+        )
+        self.life = Life()
+        self.counted = Counted()
+        self._ledger = ledger
+        self._following = Following(setup_of(ledger, projection, "projector")) if project else None
+        self._past = PastViews(setup_of(ledger, projection, "past"))
+        rows = FollowedRows(ledger, projection, self._past)
+        self._projection = FollowedProjection(rows, projection)
+        self._lag = LoopLag()
+        registry = CollectorRegistry()
+        health = ProcessHealth(ledger, projection, self.life, self._why_not_followed, registry)
+        feed = Feed(ledger)
+        self.gateway = Gateway(ledger, rows, self._projection, access, feed, life=self.life, health=health)
+        answering = Requests(
+            app(self.gateway),
+            self.life,
+            self.counted,
+            body_bytes_max=ledger.config.payload_bytes_max + _BODY_BYTES_EXTRA,
+            appends=self._appends,
+        )
+        self._server = Server(answering, settings, context)
+        config = ExporterConfig(lag_s_max=LAG_S_MAX)
+        registry.register(Exporter(ledger, projection, config, followed=self._why_not_followed))
+        registry.register(
+            GatewayCollector(
+                self.counted,
+                self._lag.late_s,
+                streams=lambda: self.gateway.feed.open_streams,
+                connections=lambda: self._server.connections,
+                appends=self._appends,
+            )
+        )
+
+    def stop(self) -> None:
+        """Stop in order: what waits or streams ends now, what runs in time; all of it at once when called again."""
+        self.life.stop()
+        self.gateway.feed.close()
+        self._server.stop()
+
+    async def run(self, bound: socket.socket, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Answer on a socket until stopped; `on_ready` is called once requests are answered."""
+        async with self.gateway.feed, anyio.create_task_group() as group:
+            group.start_soon(self._lag.run)
+            for name, service in self._services():
+                group.start_soon(self._keep, name, service)
+            with contextlib.suppress(TimeoutError):
+                if self._following is not None:
+                    await asyncio.wait_for(self._following.begun.wait(), _FIRST_S)
+            await self._server.run(bound, on_ready)
+            self._projection.close()
+            group.cancel_scope.cancel()
+
+    def _services(self) -> list[Service]:
+        """Return what runs beside the requests, and begins again whenever it ends."""
+        found: list[Service] = [("past", self._past.run)]
+        if self._following is not None:
+            found.append(("projector", self._following.run))
+        return found
+
+    async def _keep(self, name: str, service: Callable[[], Awaitable[None]]) -> None:
+        async def counted() -> None:
+            try:
+                await service()
+            except Exception:
+                self.counted.child_ended(name)
+                raise
+
+        await outlive(self._ledger.connection, f"the process {name} of the gateway", counted)
+
+    def _why_not_followed(self) -> str:
+        return "" if self._following is None else self._following.problem
+
+    def _appends(self) -> int:
+        log = self._ledger.log
+        return log.writer.in_flight if isinstance(log, JetStreamLog) else 0

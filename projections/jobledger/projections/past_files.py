@@ -1,0 +1,200 @@
+"""Files that hold the projection of past moments, in a folder of their own: a near one is where the next begins.
+
+Nothing of the present projection is changed, and nothing here is needed: every file can be made from the ledger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import anyio.to_thread
+
+from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
+from jobledger.ledger.model.log import Log
+from jobledger.projections import files
+from jobledger.projections.errors import (
+    MomentAheadError,
+    NotAProjectionError,
+    PositionMismatchError,
+    ProjectionError,
+    ProjectionFileError,
+)
+from jobledger.projections.projector import Position, ProgressCallback, Projector, ProjectorConfig
+from jobledger.projections.queries.store import Store
+from jobledger.projections.snapshots import Snapshot, Snapshots, copy_projection
+
+_BUSY_TIMEOUT_S: Final = 5.0
+
+
+class PastFiles:
+    """The files of a few past moments in one folder, made by one task; whoever reads one has it lent meanwhile.
+
+    `path` is the present projection, whose snapshots are used and added to; it need not exist.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        path: Path,
+        folder: Path,
+        *,
+        snapshots: Snapshots,
+        kept_max: int = 1,
+        config: ProjectorConfig | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._log = log
+        self._path = path
+        self._folder = folder
+        self._snapshots = snapshots
+        self._kept_max = kept_max
+        self._config = config
+        self._clock = clock
+        self._kept: dict[int, Path] = {}  # by stream sequence; the one asked for last is the last
+        self._lent: dict[Path, int] = {}
+        self._made = 0
+
+    async def lend(self, stream_sequence: int, progress: ProgressCallback | None = None) -> Path:
+        """Return a file with the rows as the ledger's first `stream_sequence` events make them; `give_back` it.
+
+        The moment is one that `refuse_archived` lets pass. Of the files that are kept, the one asked for longest ago is
+        removed, also while it is lent: whoever has it open goes on reading it.
+
+        Raises: MomentAheadError, ProjectionError in its other kinds, and what `Log.read` raises.
+        """
+        path, begun = await self._begun(stream_sequence)
+        try:
+            await self._bring_to(path, stream_sequence, progress)
+        except BaseException:
+            _remove(path)
+            raise
+        self._kept[stream_sequence] = path
+        self._lent[path] = self._lent.get(path, 0) + 1
+        if stream_sequence - begun >= self._snapshots.config.every_events:
+            await self._snapshots.complete(path, stream_sequence)
+        while len(self._kept) > self._kept_max:
+            _remove(self._kept.pop(next(iter(self._kept))))
+        return path
+
+    def give_back(self, path: Path) -> None:
+        """Note that a file is not read any more."""
+        left = self._lent.pop(path, 1) - 1
+        if left > 0:
+            self._lent[path] = left
+
+    async def _bring_to(self, path: Path, until: int, progress: ProgressCallback | None) -> None:
+        config, clock = self._config, self._clock
+        with Projector(self._log, path, config=config, clock=clock, snapshots=self._snapshots) as projector:
+            position = await projector.catch_up(until=until, progress=progress)
+        if position.stream_sequence != until:
+            sentence = (
+                f"stream sequence {until} is still to come: the ledger ends at {position.stream_sequence}"
+            )
+            raise MomentAheadError(sentence)
+
+    async def _begun(self, until: int) -> tuple[Path, int]:
+        """Return a file to go on with, and where it stands: the nearest that is there, else one to be made."""
+        begins_at = (await self._log.head()).first_sequence
+        near = max((each for each in self._kept if each <= until), default=-1)
+        found = await anyio.to_thread.run_sync(_beginnings, self._path, self._snapshots, until, begins_at)
+        if near >= 0 and (not found or found[0].stream_sequence <= near):
+            kept = await self._from_kept(near, until, begins_at)
+            if kept is not None:
+                return kept, near
+        for beginning in found:
+            private = self._new()
+            position = await self._taken(beginning.snapshot, private)
+            if position is not None and position.stream_sequence <= until:
+                return private, position.stream_sequence
+            _remove(private)
+        return self._new(), 0
+
+    async def _from_kept(self, near: int, until: int, begins_at: int) -> Path | None:
+        """Return the file of the moment `near` where nobody else needs it as it is, else a copy.
+
+        None where the ledger no longer has what it holds.
+        """
+        path = self._kept.pop(near)
+        try:
+            position = await self._proven(path)
+        except (ProjectionError, sqlite3.Error):
+            position = None
+        if position is None or (position.stream_sequence, position.begins_at) != (near, begins_at):
+            _remove(path)
+            return None
+        if near == until or (path not in self._lent and len(self._kept) + 1 >= self._kept_max):
+            return path
+        self._kept[near] = path
+        copy = self._new()
+        await anyio.to_thread.run_sync(copy_projection, path, copy)
+        return copy
+
+    async def _taken(self, snapshot: Snapshot | None, private: Path) -> Position | None:
+        """Copy a snapshot, or the present projection for None; return where it stands, None where it cannot be used."""
+        try:
+            if snapshot is None:
+                taken = await anyio.to_thread.run_sync(_take_present, self._path, private)
+            else:
+                taken = await anyio.to_thread.run_sync(self._snapshots.take, snapshot, private)
+            return await self._proven(private) if taken else None
+        except (ProjectionError, sqlite3.Error) as error:
+            if snapshot is not None and isinstance(error, ProjectionFileError | PositionMismatchError):
+                self._snapshots.remove(snapshot, error)
+            return None
+
+    async def _proven(self, private: Path) -> Position:
+        """Return where a file stands, after checking that it has this version's tables and shares the ledger's past.
+
+        Raises: ProjectionFileError, PositionMismatchError.
+        """
+        # A projector would rebuild an older schema by itself, up to the head.
+        files.open_reader(private, busy_timeout_s=_BUSY_TIMEOUT_S).close()
+        with Projector(self._log, private) as projector:
+            return await projector.prepare()
+
+    def _new(self) -> Path:
+        self._made += 1
+        return self._folder / f"{self._made}.db"
+
+
+class _Beginning(NamedTuple):
+    stream_sequence: int
+    snapshot: Snapshot | None  #: None: the present projection itself
+
+
+def _beginnings(path: Path, kept: Snapshots, until: int, begins_at: int) -> list[_Beginning]:
+    """Return what a past moment can be reached from, the nearest first: snapshots, and the projection where it is nearer.
+
+    What began before the ledger now does has jobs that the ledger no longer knows, so it would answer otherwise.
+
+    Raises: NotAProjectionError for the file of another application.
+    """
+    found = [each for each in kept.found() if each.stream_sequence <= until]
+    snapshots = [_Beginning(each.stream_sequence, each) for each in found if each.begins_at == begins_at]
+    for each in found:
+        if each.begins_at != begins_at:
+            kept.remove(each, "an archive took away what it begins with")
+    nearest = snapshots[0].stream_sequence if snapshots else 0
+    try:
+        with Store.open(path) as store:
+            position = store.position()
+            stands_at = position.stream_sequence if position.begins_at == begins_at else 0
+    except NotAProjectionError:
+        raise
+    except ProjectionError:  # missing, damaged, of another version, locked: here it is only a shortcut
+        stands_at = 0
+    return [_Beginning(stands_at, None), *snapshots] if nearest < stands_at <= until else snapshots
+
+
+def _take_present(path: Path, private: Path) -> bool:
+    return copy_projection(path, private)[0] > 0
+
+
+def _remove(path: Path) -> None:
+    """Remove a file and what lies beside it: SQLite's logs, a lock."""
+    for each in path.parent.glob(f"{path.name}*"):
+        with contextlib.suppress(OSError):
+            each.unlink(missing_ok=True)

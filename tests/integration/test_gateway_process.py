@@ -1,0 +1,282 @@
+"""`jobledger gateway` as a real process: what it says of itself, its children, and how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.support.command_line import CommandLine
+from tests.support.limits import LIMIT_S
+from tests.support.processes import exists, until
+
+from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.process.children import setup_of
+from jobledger.gateway.process.past import WAITING_MAX, PastViews
+from jobledger.ledger import Ledger, connect, task
+from jobledger.ledger.server import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+Start = Callable[..., Any]  # of a `Process`, see conftest.py
+
+
+@task(queue="mail")
+async def send(to: str) -> None:
+    """Be enqueued only."""
+
+
+@pytest.fixture
+async def ledger(nats_server: EmbeddedServer, environment: str) -> AsyncIterator[Ledger]:
+    async with connect(nats_server.url, environment=environment, ledger_bytes_max=16 << 20) as made:
+        yield made
+
+
+@pytest.fixture
+def gateway(command: Start, ledger: Ledger, tmp_path: Path) -> Start:
+    """Start a gateway of the test's ledger; return it with a client."""
+
+    def begin(*words: str) -> tuple[Any, httpx.AsyncClient]:
+        there = ("--url", ledger.config.url, "--environment", ledger.names.environment)
+        made = command(
+            *("--log-format", "json", "gateway", "--port", "0", "--json", *there),
+            *("--projection", str(tmp_path / "p.db"), *words),
+        )
+        return made, httpx.AsyncClient(base_url=made.line()["gateway"], timeout=LIMIT_S)
+
+    return begin
+
+
+def offspring(pid: int) -> set[int]:
+    """The processes that a process has started."""
+    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()))
+
+
+def children(pid: int) -> dict[str, int]:
+    """The children of a gateway by what they do."""
+    found: dict[str, int] = {}
+    for each in offspring(pid):
+        words = Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")
+        if b"jobledger.gateway.process.child" in words:
+            found[words[words.index(b"jobledger.gateway.process.child") + 1].decode()] = each
+    return found
+
+
+def names(folder: Path) -> set[str]:
+    return {each.name for each in folder.iterdir()}
+
+
+async def answered(client: httpx.AsyncClient, path: str, status: int) -> httpx.Response:
+    """Ask until the answer has this status."""
+    async with asyncio.timeout(LIMIT_S):
+        while (answer := await client.get(path)).status_code != status:
+            await asyncio.sleep(0.02)
+    return answer
+
+
+async def test_a_gateway_says_how_it_is_and_logs_who_asked_for_what_without_values(
+    gateway: Start, ledger: Ledger
+) -> None:
+    process, client = gateway()
+    async with client:
+        assert (await client.get("/healthz")).text == "ok\n"
+        assert (await answered(client, "/readyz", 200)).text == "ok\n"
+        await ledger.enqueue(send.options(id="a"), to="ann")
+        answer = await client.get("/v1/jobs/mail/a?sequence=1", headers={"authorization": "Bearer secret"})
+        assert answer.json()["status"] == "queued"
+        await client.get("/no/such/address?token=secret")
+        async with asyncio.timeout(LIMIT_S):
+            while 'enqueued_total{queue="mail",task="send"} 1.0' not in (
+                shown := (await client.get("/metrics")).text
+            ):
+                await asyncio.sleep(0.02)
+    route = 'route="/v1/jobs/{queue}/{id}"'
+    assert f"jobledger_gateway_requests_total{{{_sorted('GET', route, '200')}}} 1.0" in shown
+    assert 'jobledger_gateway_refusals_total{code="ENDPOINT_NOT_FOUND"} 1.0' in shown
+    assert f"jobledger_gateway_request_seconds_count{{{route}}} 1.0" in shown
+    assert 'route="(none)"' in shown
+    assert process.end(signal.SIGTERM) == 0
+    assert "secret" not in process.errors
+    lines = [json.loads(line) for line in process.errors.splitlines()]
+    line = next(each for each in lines if each.get("path") == "/v1/jobs/mail/a")
+    assert (line["method"], line["status"], line["request"]) == ("GET", 200, answer.headers["x-request-id"])
+    assert {"key", "ms"} <= set(line)
+
+
+def _sorted(method: str, route: str, status: str) -> str:
+    return f'method="{method}",{route},status="{status}"'
+
+
+async def test_a_stop_ends_a_hundred_streams_and_leaves_nothing(
+    gateway: Start, tmp_path: Path, ledger: Ledger
+) -> None:
+    process, client = gateway()
+    streams, opened = 100, asyncio.Event()
+    begun = 0
+
+    async def read() -> str:
+        nonlocal begun
+        async with client.stream("GET", "/v1/events") as answer:
+            parts = aiter(answer.aiter_text())
+            text = str(await anext(parts))
+            begun += 1
+            if begun == streams:
+                opened.set()
+            return text + "".join([part async for part in parts])
+
+    client._transport = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=streams))
+    async with client, asyncio.TaskGroup() as group:
+        readers = [group.create_task(read()) for _ in range(streams)]
+        async with asyncio.timeout(LIMIT_S):
+            await opened.wait()
+        own = children(process.child.pid)
+        process.child.send_signal(signal.SIGTERM)
+    assert all(reader.result().startswith("retry: ") for reader in readers)
+    assert process.end() == 0
+    assert not any(map(exists, own.values()))
+    assert names(tmp_path) <= {"data", "p.db", "p.db.lock"}
+
+
+async def test_a_request_that_runs_ends_before_the_gateway_does(gateway: Start) -> None:
+    process, client = gateway()
+    async with client:
+        url = client.base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        head = (
+            b"POST /v1/nothing HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 5\r\nconnection: close\r\n\r\n"
+        )
+        waiting = asyncio.create_task(
+            client.get("/v1/events?wait=60", headers={"accept": "application/x-ndjson"})
+        )
+        writer.write(head)
+        await asyncio.sleep(0)
+        assert (await client.get("/healthz")).status_code == 200
+        process.child.send_signal(signal.SIGTERM)
+        writer.write(b"12345")
+        assert (await reader.read()).startswith(b"HTTP/1.1 404")
+        assert (await waiting).status_code == 200
+        writer.close()
+        await writer.wait_closed()
+    assert process.end() == 0
+
+
+async def test_a_projector_that_is_killed_is_told_of_and_begun_again(gateway: Start, ledger: Ledger) -> None:
+    process, client = gateway()
+    async with client:
+        await answered(client, "/readyz", 200)
+        projector = children(process.child.pid)["projector"]
+        os.kill(projector, signal.SIGKILL)
+        told = (await answered(client, "/readyz", 503)).json()
+        assert (told["code"], told["detail"]) == (
+            "NOT_READY",
+            f"the projection is not followed: process {projector} was killed by SIGKILL",
+        )
+        process.said("the process projector of the gateway failed and begins again")
+        await ledger.enqueue(send, to="ann")
+        await answered(client, "/readyz", 200)
+        assert 'child_ends_total{child="projector"} 1.0' in (await client.get("/metrics")).text
+        assert children(process.child.pid)["projector"] != projector
+
+
+async def test_no_child_outlives_a_gateway_that_is_killed(gateway: Start) -> None:
+    process, client = gateway()
+    async with client:
+        own = children(process.child.pid)
+    assert own
+    process.end(signal.SIGKILL)
+    await until(lambda: not any(map(exists, own.values())))
+
+
+async def test_several_processes_share_a_port_and_one_that_dies_is_replaced(gateway: Start) -> None:
+    process, client = gateway("--processes", "2")
+    url = client.base_url
+    await client.aclose()
+
+    async def health() -> int:
+        with contextlib.suppress(httpx.TransportError):
+            async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as once:
+                return (await once.get("/readyz")).status_code
+        return 0
+
+    async with asyncio.timeout(LIMIT_S):
+        while len(before := offspring(process.child.pid)) < 2 or await health() != 200:
+            await asyncio.sleep(0.02)
+        os.kill(min(before), signal.SIGKILL)
+        while not offspring(process.child.pid) - before or await health() != 200:
+            await asyncio.sleep(0.02)
+    assert process.end(signal.SIGTERM) == 0
+
+
+async def test_more_views_of_the_past_than_may_wait_are_refused_and_the_others_are_right(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    moments = [
+        (await (await ledger.enqueue(send, to=str(each))).history())[-1].stream_sequence for each in range(7)
+    ]
+    past = PastViews(setup_of(ledger, tmp_path / "p.db", "past"))
+    running = asyncio.create_task(past.run())
+
+    async def rows(moment: int) -> int:
+        async with past.opened(moment) as store:
+            return len(store.jobs(100))
+
+    assert await rows(moments[0]) == 1
+    (child,) = children(os.getpid()).values()
+    os.kill(child, signal.SIGSTOP)
+    try:
+        waiting = [asyncio.create_task(rows(each)) for each in (*moments[1:6], moments[1])]
+        await asyncio.sleep(0)
+        with pytest.raises(ProblemError) as refused:
+            await rows(moments[6])
+        assert refused.value.code == "BUSY"
+        assert len(waiting) == WAITING_MAX + 2, "one of them waits for the same moment as another"
+    finally:
+        os.kill(child, signal.SIGCONT)
+    async with asyncio.timeout(LIMIT_S):
+        assert await asyncio.gather(*waiting) == [2, 3, 4, 5, 6, 2]
+    folder = tmp_path / "p.db.past"
+    assert len(list(folder.rglob("*.db"))) <= 4
+    os.kill(child, signal.SIGKILL)
+    with pytest.raises(Exception, match="SIGKILL"):
+        await asyncio.wait_for(running, LIMIT_S)
+    assert not list(folder.iterdir())
+
+
+@pytest.fixture
+def cli(nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    made = CommandLine(nats_server.url, capsys)
+    made.make_ledger()
+    return made
+
+
+def test_without_the_extra_or_without_a_key_beyond_this_machine_nothing_is_started(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exposed = cli.run("gateway", "--host", "0.0.0.0", "--port", "0", *cli.where)
+    assert exposed.code == 2
+    assert "keys create" in exposed.err
+    monkeypatch.setattr("jobledger.cli.processes.gateway._NEEDED", ("no_such_module", "os"))
+    lacking = cli.run("gateway")
+    assert lacking.code == 2
+    assert (
+        "the gateway needs no_such_module: install them with pip install 'jobledger[gateway]'" in lacking.err
+    )
+
+
+def test_a_port_that_is_taken_and_a_certificate_that_is_none_are_said(
+    cli: CommandLine, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        answer = cli.run("gateway", "--port", port, *cli.where)
+    assert (answer.code, "cannot be listened on" in answer.err) == (4, True)
+    (tmp_path / "cert.pem").write_text("no certificate")
+    answer = cli.run("gateway", "--port", "0", "--https-cert", str(tmp_path / "cert.pem"), *cli.where)
+    assert (answer.code, "no certificate" in answer.err) == (2, True)
