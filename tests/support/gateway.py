@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
 from starlette.requests import HTTPConnection
+from tests.support.limits import LIMIT_S
 
 from jobledger.gateway.access.permissions import ROLES, Permission, Principal
 from jobledger.gateway.app import app
@@ -16,9 +19,10 @@ from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger import JobHandle, Ledger, Task, Unique, task
-from jobledger.ledger.model.commands import Claim, Complete, Fail
+from jobledger.ledger.model.commands import Claim, Complete, Fail, Interrupt
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.nats.leases import WorkerInfo
 
 ADMIN = Principal(name="ann", permissions=ROLES["admin"])
 BASE = "http://127.0.0.1:8080"
@@ -126,21 +130,48 @@ class Asker:
         """Let somebody claim a job."""
         return await self.ledger.execute(job.ref, Claim(worker="web-1-0a", lease_s=15))
 
-    async def dead(self, **values: Any) -> JobHandle[Any]:
+    async def dead(self, *, queue: str = "mail", **values: Any) -> JobHandle[Any]:
         """Return a dead letter."""
-        job = await self.job(**values)
+        job = await self.job(queue=queue, **values)
         claimed = await self.running(job)
         error = ErrorInfo(kind="exception", type="ValueError", message="no such house")
         await self.ledger.execute(job.ref, Fail(epoch=claimed.claim_epoch, error=error))
         return job
 
-    async def completed(self, **values: Any) -> JobHandle[Any]:
+    async def completed(self, *, queue: str = "mail", **values: Any) -> JobHandle[Any]:
         """Return a job that ended well."""
-        job = await self.job(**values)
+        job = await self.job(queue=queue, **values)
         claimed = await self.running(job)
         result, ref = await self.ledger.results.put(b'"sent"', what="result")
         await self.ledger.execute(job.ref, Complete(epoch=claimed.claim_epoch, result=result, result_ref=ref))
         return job
+
+    @contextlib.asynccontextmanager
+    async def worker(self, job: JobHandle[Any]) -> AsyncGenerator[None, None]:
+        """Let a worker that lives hold a job for the length of a block; it gives the job back then."""
+        info = WorkerInfo(
+            worker="web-2-0b",
+            host="web",
+            pid=2,
+            queues=(job.queue,),
+            started_at=self.ledger.clock.now(),
+            renewed_at=self.ledger.clock.now(),
+        )
+        await self.ledger.leases.renew(info, 0)
+        claimed = await self.ledger.execute(job.ref, Claim(worker=info.worker, lease_s=15))
+        yield
+        await self.ledger.execute(job.ref, Interrupt(epoch=claimed.claim_epoch, reason="the end of the test"))
+        await self.ledger.leases.end(info.worker)
+
+    async def until(self, path: str, status: str) -> None:
+        """Wait until a job has a state."""
+        await self.until_seen(path, lambda found: found["status"] == status)
+
+    async def until_seen(self, path: str, holds: Callable[[Any], bool]) -> None:
+        """Wait until an answer is as it should be."""
+        async with asyncio.timeout(LIMIT_S):
+            while not holds(await self.get(path)):
+                await asyncio.sleep(0.01)
 
 
 def refusing(code: str) -> ProblemError:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import anyio.to_thread
+import msgspec
 
-from jobledger.admin.rows import Rows
+from jobledger.admin.rows import Rows, View
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.errors import ScheduleNotFoundError
+from jobledger.ledger.model.errors import ScheduleNotFoundError, WrongSequenceError
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.schedules.definition import LATE
@@ -32,6 +34,7 @@ from jobledger.projections.tables.schedules import (
 #: Whether the schedule is in the code of a running worker; `unknown` where none runs, or one does not say.
 InCode = Literal["yes", "no", "unknown"]
 _LOOKED_AT_MAX: Final = 100
+_TICKS_AT_ONCE: Final = 500
 #: Options that are fields of the order, too.
 _ORDERED: Final = ("priority", "max_attempts", "timeout_s", "tenant", "limits", "metadata", "correlation")
 _LIKE: Final = "like"  # no job has it: the order is what counts
@@ -52,6 +55,12 @@ async def list_schedules(rows: Rows, *, removed: bool = False) -> list[Listed]:
     """
     workers = await rows.ledger.leases.all()
     async with rows.opened() as view:
+        return listed_in(view, workers, removed=removed)
+
+
+def listed_in(view: View, workers: Collection[WorkerInfo], *, removed: bool) -> list[Listed]:
+    """Return the schedules of one moment by name; see `list_schedules`. Raises: ProjectionError."""
+    with view.store.one_moment():
         found = read_schedules(view.store.select)
         late = {name for name, _ in late_schedules(view.store.select, view.now - LATE)}
     return [
@@ -77,12 +86,52 @@ async def show_schedule(rows: Rows, name: str) -> Shown:
     check_token("schedule name", name)
     workers = await rows.ledger.leases.all()
     async with rows.opened() as view:
+        return shown_in(view, workers, name)
+
+
+def shown_in(view: View, workers: Collection[WorkerInfo], name: str) -> Shown:
+    """Return one schedule at one moment; see `show_schedule`. Raises: ScheduleNotFoundError, ProjectionError."""
+    with view.store.one_moment():
         found = read_schedules(view.store.select, name)
         if not found or found[0].status == "removed":
             raise ScheduleNotFoundError(name)
         late = [each for each, _ in late_schedules(view.store.select, view.now - LATE)]
         failure = last_failure(view.store.select, name)
-        return Shown(Listed(found[0], _in_code(found[0], workers), name in late), failure, view.now)
+    return Shown(Listed(found[0], _in_code(found[0], workers), name in late), failure, view.now)
+
+
+class Ticked(msgspec.Struct, frozen=True, kw_only=True):
+    """A tick that was due and was made."""
+
+    schedule: str
+    jobs: tuple[str, ...]  #: `<queue>/<job id>` of those that it asks for; none where it was skipped
+
+
+async def tick_due(ledger: Ledger, known: Collection[ScheduleRow]) -> tuple[list[Ticked], bool]:
+    """Make the ticks of these schedules that are due; return them, and whether more are due than are made at once.
+
+    Each tick is decided on the schedule's newest event and stored only behind it, so it is made once, whoever makes
+    ticks at the same time. One that somebody else makes first is left out.
+
+    Raises: LedgerFullError, UnreachableError, CorruptLedgerError; InvalidInputError for a time zone that this machine
+        does not know.
+    """
+    made: list[Ticked] = []
+    now = ledger.clock.now()
+    for row in sorted(known, key=lambda each: each.next_run_at or ""):
+        if row.next_run_at is None or datetime.fromisoformat(row.next_run_at) > now:
+            continue
+        if len(made) >= _TICKS_AT_ONCE:
+            return made, True
+        stored = await ledger.schedules.read(row.name)
+        due_at = None if stored.schedule is None else stored.schedule.next_at
+        if due_at is None or due_at > now:
+            continue
+        with contextlib.suppress(WrongSequenceError):
+            after = await ledger.schedules.tick(row.name, stored)
+            jobs = tuple(f"{job.ref.queue}/{job.ref.job_id}" for job in after.jobs())
+            made.append(Ticked(schedule=row.name, jobs=jobs))
+    return made, False
 
 
 async def to_prune(rows: Rows) -> list[ScheduleRow]:

@@ -1,4 +1,4 @@
-"""What is told of a job whose events were moved into an archive. It moves all that the other cases left: it comes last."""
+"""What is told of a job whose events were moved into an archive, in a ledger of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from tests.support.gateway import Asker, send
 from jobledger.audit.archive import Archiver, archive_deps
 from jobledger.ledger import TaskRegistry
 
-_READ: Final = ("", "/events", "/attempts", "/trail", "/why", "/input", "/result")
+_READ: Final = ("", "/events", "/attempts", "/trail", "/why", "/input", "/result", "/steps", "/graph")
+_LISTS: Final = (
+    "/v1/queues",
+    "/v1/queues/mail",
+    "/v1/stats",
+    "/v1/stats/buckets",
+    "/v1/schedules",
+    "/v1/schedules/nightly",
+    "/v1/limits",
+    "/v1/tables",
+)
 
 
 async def archived(asker: Asker) -> None:
@@ -28,7 +38,11 @@ async def archived(asker: Asker) -> None:
     for verb in VERBS:
         body = {"delay_s": 60} if verb == "reschedule" else {}
         await asker.post(f"{path}/{verb}", body, "ARCHIVED")
+    await asker.post(f"{path}/signals/approval", {}, "ARCHIVED")
+    await asker.post(f"{path}/rerun", {"from": "a"}, "ARCHIVED")
     other = await asker.job()
+    for each in (*_LISTS, f"/v1/jobs/mail/{other.id}/tree"):
+        await asker.sees("GET", each, "ARCHIVED", params=then)
     await asker.sees("GET", f"/v1/jobs/mail/{other.id}", "ARCHIVED", params=then)
     await asker.sees("GET", f"/v1/jobs/{job.id}", "ARCHIVED")
 

@@ -54,7 +54,7 @@ ENDPOINTS: Final = (
         tag="process",
         returns=str,
         gives="text/plain",
-        problems=("NOT_READY",),
+        problems=("NOT_READY", "INTERNAL"),
     ),
     Endpoint(
         method="GET",

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from typing import Final
 
-from jobledger.gateway.api import events, job_acts, jobs, process
+from jobledger.gateway.api import (
+    events,
+    fleet,
+    job_acts,
+    jobs,
+    limits,
+    process,
+    queues,
+    runs,
+    schedules,
+)
 from jobledger.gateway.http.endpoint import Endpoint
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *jobs.ENDPOINTS,
     *job_acts.ENDPOINTS,
+    *runs.ENDPOINTS,
+    *queues.ENDPOINTS,
+    *schedules.ENDPOINTS,
+    *limits.ENDPOINTS,
+    *fleet.ENDPOINTS,
     *events.ENDPOINTS,
     *process.ENDPOINTS,
 )

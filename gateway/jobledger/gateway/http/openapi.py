@@ -27,7 +27,7 @@ _ALWAYS: Final = (
     "LEDGER_UNREACHABLE",
     "INTERNAL",
 )
-_PUBLIC: Final = ("BAD_REQUEST", "LEDGER_UNREACHABLE", "INTERNAL")
+_PUBLIC: Final = ("BAD_REQUEST",)
 
 
 def openapi(endpoints: Iterable[Endpoint]) -> Schema:
@@ -178,7 +178,7 @@ def _responses(endpoint: Endpoint, schemas: Mapping[Any, Schema]) -> Schema:
         for status in (endpoint.status, *endpoint.also)
     }
     codes: dict[str, list[str]] = {}
-    for code in dict.fromkeys((*(_PUBLIC if endpoint.public else _ALWAYS), *endpoint.problems)):
+    for code in dict.fromkeys((*_of_any(endpoint), *_no_past(endpoint), *endpoint.problems)):
         codes.setdefault(str(KINDS[code].status), []).append(code)
     problem = {MEDIA: {"schema": {"$ref": _REFERENCE.format(name="Problem")}}}
     refusals = {
@@ -187,3 +187,18 @@ def _responses(endpoint: Endpoint, schemas: Mapping[Any, Schema]) -> Schema:
         if status not in found
     }
     return {**found, **refusals}
+
+
+def _of_any(endpoint: Endpoint) -> tuple[str, ...]:
+    """Return what an endpoint may answer with whatever it does."""
+    if endpoint.public:
+        return _PUBLIC
+    denied = "JOB_ACCESS_DENIED" if endpoint.permission is None else ""
+    return tuple(code for code in _ALWAYS if code != denied)
+
+
+def _no_past(endpoint: Endpoint) -> tuple[str, ...]:
+    """Return what a question is answered with that names a past moment and is only about the present."""
+    asks = endpoint.method == "GET"
+    has_past = endpoint.query is not None and "sequence" in endpoint.query.__struct_fields__
+    return ("NO_PAST",) if asks and not has_past else ()

@@ -6,6 +6,7 @@ a worker is gone. No decision about a job rests on this bucket: it is for people
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime
 from typing import Any, Final
 
@@ -14,9 +15,9 @@ import msgspec
 from jobledger.ledger.model.errors import LedgerError, ServerUnreachableError
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats import api
-from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.inbox import Inbox
-from jobledger.ledger.nats.streams import StreamSpec, ensure_streams
+from jobledger.ledger.nats.streams import StreamSpec, ensure_streams, find_stream
 
 _TIMEOUT_S: Final = 5.0
 _TASKS_MAX: Final = 10_000
@@ -89,6 +90,25 @@ async def find_task(inbox: Inbox, names: Names, task: str) -> TaskEntry | None:
         return None if found is None else msgspec.json.decode(found.content, type=TaskEntry)
     except msgspec.MsgspecError:
         return None
+
+
+async def read_tasks(connection: Connection, inbox: Inbox, names: Names) -> list[TaskEntry]:
+    """Return what is known of every task, by name; nothing where no worker ever ran.
+
+    Raises: LedgerError, JetStreamDisabledError, UnreachableError.
+    """
+    if await find_stream(inbox, _stream(names)) is None:
+        return []
+    request = {"multi_last": [_subject(names, ">")]}
+    try:
+        found = await api.direct_get(connection, inbox, _stream(names), request, batch=True)
+    except ConnectionLostError as error:
+        raise ServerUnreachableError("the bucket of tasks gave no answer") from error
+    entries: list[TaskEntry] = []
+    for data, _ in found:
+        with contextlib.suppress(msgspec.MsgspecError):  # a newer version wrote it
+            entries += [msgspec.json.decode(data, type=TaskEntry)] if data else []
+    return sorted(entries, key=lambda each: each.name)
 
 
 def _stream(names: Names) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.log import Log, events_among
+from jobledger.ledger.model.log import Log, end_of_chain, events_among
 from jobledger.ledger.model.unique import UNIQUE, Taken, is_held
 
 
@@ -45,6 +45,12 @@ async def find_keys(
                     if len(newest) > limit:
                         del newest[next(iter(newest))]
     return [await _with_job(log, taken, now) for taken in reversed(newest.values())]
+
+
+async def find_key(log: Log, task: str, key: str, *, now: datetime) -> KeyHolder | None:
+    """Return one key, None where no job has taken it. Raises: CorruptLedgerError, UnreachableError."""
+    newest = (await end_of_chain(log, UNIQUE.chain(log.names, task, key))).event
+    return None if newest is None else await _with_job(log, UNIQUE.decode(newest), now)
 
 
 async def _with_job(log: Log, taken: Taken, now: datetime) -> KeyHolder:

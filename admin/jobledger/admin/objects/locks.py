@@ -1,0 +1,54 @@
+"""The locks that are held, as their newest events say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import datetime
+
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.lock import LOCK
+from jobledger.ledger.model.log import events_among
+
+
+class LockShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A lock that somebody took and did not give back."""
+
+    scope: str
+    lock: str
+    holder: str  #: `<host>-<pid>-<random>`; its process may be gone, and then the lock is free
+    is_alive: bool  #: whether that process has a living lease
+    fencing_number: int  #: stream sequence of the event that it was taken by
+    since: datetime  #: by the server's clock
+
+
+async def list_locks(ledger: Ledger, *, limit: int) -> list[LockShown]:
+    """Return the locks that were not given back, those that were taken last first; a read of all events of locks.
+
+    Raises: CorruptLedgerError, UnreachableError.
+    """
+    held: dict[tuple[str, ...], LockShown] = {}
+    batches = ledger.log.read_messages(subject=LOCK.everything(ledger.names))
+    async with contextlib.aclosing(batches):
+        async for batch in batches:
+            for message in events_among(batch):
+                key = LOCK.key_in(message.subject)
+                lock = LOCK.evolve(None, LOCK.decode(message), message.stream_sequence)
+                held.pop(key, None)  # those that were taken last stand last
+                if lock.is_held:
+                    held[key] = LockShown(
+                        scope=key[0],
+                        lock=key[1],
+                        holder=lock.holder,
+                        is_alive=False,
+                        fencing_number=lock.fencing_number,
+                        since=message.stored_at,
+                    )
+    newest = list(reversed(held.values()))[:limit]
+    found = await asyncio.gather(*(ledger.leases.find(each.holder) for each in newest))
+    return [
+        msgspec.structs.replace(each, is_alive=info is not None)
+        for each, info in zip(newest, found, strict=True)
+    ]

@@ -1,0 +1,158 @@
+"""Who works, which tasks there are, who holds locks, and how the ledger itself is. All of it is told of now."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.admin.objects.locks import LockShown, list_locks
+from jobledger.admin.projection import ProjectionStatus, projection_status
+from jobledger.admin.workers import list_workers
+from jobledger.audit.watch import Audited, audited
+from jobledger.gateway.api.asking import Limit
+from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.endpoint import Endpoint
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.nats.leases import WorkerInfo
+from jobledger.ledger.nats.task_book import TaskEntry, find_task, read_tasks
+
+
+class Workers(msgspec.Struct, frozen=True, kw_only=True):
+    """The workers whose leases live, and those that stopped within the last lease time."""
+
+    items: list[WorkerInfo]
+
+
+class TaskShown(TaskEntry, frozen=True, kw_only=True):
+    """What is known of a task."""
+
+    workers: int  #: how many living workers have it; those with very many tasks do not say
+
+
+class Tasks(msgspec.Struct, frozen=True, kw_only=True):
+    """The tasks that workers ever had, by name."""
+
+    items: list[TaskShown]
+
+
+class LocksQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """How many locks."""
+
+    limit: Limit = 100
+
+
+class Locks(msgspec.Struct, frozen=True, kw_only=True):
+    """The locks that are held, those that were taken last first."""
+
+    items: list[LockShown]
+
+
+class LedgerShown(msgspec.Struct, frozen=True, kw_only=True):
+    """How the ledger is."""
+
+    environment: str
+    first_sequence: int  #: of the oldest event; above 1 an archive holds what was before
+    last_sequence: int
+    stored_bytes: int
+    head_hash: str  #: hex sha256 of the newest event of all; "" without one
+    audited: Audited  #: how far it is sealed, and when it was checked and archived last
+    projection: ProjectionStatus  #: how far the lists are behind
+    connected: bool
+
+
+async def show_workers(asked: Asked) -> Workers:
+    """List who works."""
+    found = await list_workers(asked.gateway.ledger)
+    may = asked.principal.may
+    # One that serves no queue is told to who may see all of them.
+    seen = [each for each in found if any(may("view", queue) for queue in each.queues or ("*",))]
+    return Workers(items=seen)
+
+
+async def list_tasks(asked: Asked) -> Tasks:
+    """List the tasks that workers ever had."""
+    ledger = asked.gateway.ledger
+    entries = await read_tasks(ledger.connection, ledger.inbox, ledger.names)
+    workers = [each for each in await ledger.leases.all() if not each.stopped]
+    may = asked.principal.may
+    return Tasks(items=[_task(each, workers) for each in entries if may("view", each.queue, each.name)])
+
+
+async def show_task(asked: Asked, task: str) -> TaskShown:
+    """Show what is known of a task: its queue, its words, and the JSON Schema of its input."""
+    ledger = asked.gateway.ledger
+    asked.principal.require("view", None, check_token("task name", task))
+    found = await find_task(ledger.inbox, ledger.names, task)
+    if found is None:
+        raise ProblemError(
+            "TASK_NOT_FOUND", f"no worker ever had a task {task}: GET /v1/tasks lists those that are known"
+        )
+    asked.principal.require("view", found.queue)
+    return _task(found, [each for each in await ledger.leases.all() if not each.stopped])
+
+
+def _task(entry: TaskEntry, workers: list[WorkerInfo]) -> TaskShown:
+    with_it = sum(entry.name in (each.tasks or ()) for each in workers)
+    return TaskShown(**msgspec.structs.asdict(entry), workers=with_it)
+
+
+async def show_locks(asked: Asked, *, query: LocksQuery) -> Locks:
+    """List the locks that are held."""
+    return Locks(items=await list_locks(asked.gateway.ledger, limit=query.limit))
+
+
+async def show_ledger(asked: Asked) -> LedgerShown:
+    """Show how the ledger is: its ends, its seals, and how far the lists are behind."""
+    gateway = asked.gateway
+    ledger = gateway.ledger
+    head = await ledger.log.head()
+    newest = await ledger.log.get(head.last_sequence) if head.last_sequence else None
+    status, _ = await projection_status(ledger, await gateway.rows.path())
+    return LedgerShown(
+        environment=ledger.names.environment,
+        first_sequence=head.first_sequence,
+        last_sequence=head.last_sequence,
+        stored_bytes=head.stored_bytes,
+        head_hash="" if newest is None else newest.hash,
+        audited=await audited(ledger.log),
+        projection=msgspec.structs.replace(status, projection=""),
+        connected=ledger.connection.is_connected,
+    )
+
+
+def _endpoint(path: str, handler: Any, summary: str, returns: Any, tag: str, **more: Any) -> Endpoint:
+    return Endpoint(
+        method="GET",
+        path=path,
+        permission="view",
+        handler=handler,
+        summary=summary,
+        tag=tag,
+        returns=returns,
+        **more,
+    )
+
+
+ENDPOINTS: Final = (
+    _endpoint("/v1/workers", show_workers, "List who works", Workers, "fleet"),
+    _endpoint("/v1/tasks", list_tasks, "List the tasks", Tasks, "fleet"),
+    _endpoint(
+        "/v1/tasks/{task}",
+        show_task,
+        "Show a task and the schema of its input",
+        TaskShown,
+        "fleet",
+        problems=("TASK_NOT_FOUND",),
+    ),
+    _endpoint("/v1/locks", show_locks, "List the locks that are held", Locks, "fleet", query=LocksQuery),
+    _endpoint(
+        "/v1/ledger",
+        show_ledger,
+        "Show how the ledger is",
+        LedgerShown,
+        "ledger",
+        problems=("LEDGER_DAMAGED",),
+    ),
+)

@@ -1,0 +1,208 @@
+"""Limits and unique keys: which there are, who holds them, and changing them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from jobledger.admin.grants_again import Simulated, simulate_limits
+from jobledger.admin.held import limit_now
+from jobledger.admin.limits import ChangedLimit, remove_limit, set_limit, show_limit
+from jobledger.admin.objects.fleet import (
+    KeyShown,
+    LimitListed,
+    LimitMissing,
+    LimitShown,
+    key_shown,
+    limit_shown,
+    limits_listed,
+)
+from jobledger.gateway.api.asking import Limit, Looked, Text, aware
+from jobledger.gateway.api.looking import Place, looking
+from jobledger.gateway.api.queues import READ
+from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.endpoint import Endpoint
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.limits.definition import Keep, Mode
+from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.unique.reading import find_key, find_keys
+
+#: A longer span would keep the gateway busy for too long.
+_SIMULATED_MAX: Final = timedelta(days=1)
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits, a line also for each key that differs."""
+
+    items: list[LimitListed]
+    missing: list[LimitMissing]  #: named by jobs, and defined by nobody: those jobs wait
+    position: Place
+
+
+class LimitTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is to hold; what is left out stays as it is, `null` means any number."""
+
+    slots: int | msgspec.UnsetType | None = msgspec.UNSET  #: how many jobs may hold it at once; 0: none
+    rate: float | msgspec.UnsetType | None = msgspec.UNSET  #: how many jobs may start in `per_s` seconds
+    per_s: float | msgspec.UnsetType = msgspec.UNSET
+    burst: int | msgspec.UnsetType = msgspec.UNSET  #: how many may start at once after a pause
+    mode: Mode | msgspec.UnsetType = msgspec.UNSET  #: what a job does that finds it full
+    keep: Keep | msgspec.UnsetType = msgspec.UNSET  #: when a job gives its slot back
+    weight: float | msgspec.UnsetType = msgspec.UNSET  #: its share beside others
+    reason: Text = ""  #: kept in the ledger with who said so
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether to do it."""
+
+    plan: bool = False  #: tell what would hold, and change nothing
+
+
+class Removing(Planned, frozen=True, kw_only=True):
+    """Whether to do it, and why."""
+
+    reason: Text = ""  #: kept in the ledger with who said so
+
+
+class Simulation(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    rename={"begin": "from", "end": "to"},
+):
+    """Which span of time is looked at again, and with which limits."""
+
+    begin: datetime
+    end: datetime
+    limits: Annotated[dict[str, int | float | str | None], msgspec.Meta(max_length=100)]
+    """Slots by limit or `name:key`, and other fields by `limit.field`, such as `{"api.rate": 5}`."""
+
+
+class Keys(msgspec.Struct, frozen=True, kw_only=True):
+    """The unique keys of a task, those that were taken last first."""
+
+    items: list[KeyShown]
+
+
+class KeysQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """How many keys."""
+
+    limit: Limit = 50
+
+
+async def list_limits(asked: Asked, *, query: Looked) -> Limits:
+    """List the limits that are defined, and those that jobs wait for and nobody defined."""
+    async with looking(asked, query) as (view, place):
+        items, missing = limits_listed(view.store)
+    return Limits(items=items, missing=missing, position=place)
+
+
+async def show_one_limit(asked: Asked, limit: str) -> LimitShown:
+    """Show a limit, or one key of it: what holds, who said so, which jobs hold it and which wait for it."""
+    ledger = asked.gateway.ledger
+    return limit_shown(await show_limit(ledger, limit), await limit_now(ledger, limit))
+
+
+async def put_limit(asked: Asked, limit: str, *, query: Planned, body: LimitTerms) -> ChangedLimit:
+    """Define a limit, or what differs for one key of it; nothing that runs is ended for it."""
+    given = msgspec.structs.asdict(body)
+    changes = {
+        name: value for name, value in given.items() if name != "reason" and value is not msgspec.UNSET
+    }
+    if not changes:
+        raise ProblemError("BAD_REQUEST", "say what is to hold: slots, or rate with per_s")
+    by = asked.principal.name
+    return await set_limit(asked.gateway.ledger, limit, changes, reason=body.reason, by=by, plan=query.plan)
+
+
+async def delete_limit(asked: Asked, limit: str, *, query: Removing) -> ChangedLimit:
+    """Take a limit's definition away, so that its jobs stay held; or what differs for one key."""
+    by = asked.principal.name
+    return await remove_limit(asked.gateway.ledger, limit, reason=query.reason, by=by, plan=query.plan)
+
+
+async def simulate(asked: Asked, *, body: Simulation) -> Simulated:
+    """Tell how long the jobs of a span of time would have waited with other limits; changes nothing."""
+    ledger = asked.gateway.ledger
+    begin, end = aware("from", body.begin), aware("to", body.end)
+    assert begin is not None, "it is required"
+    assert end is not None, "it is required"
+    if end - begin > _SIMULATED_MAX:
+        raise ProblemError(
+            "BAD_REQUEST", "the span is longer than a day: `jobledger limits simulate` takes any"
+        )
+    return await simulate_limits(ledger, begin, min(end, ledger.clock.now()), body.limits)
+
+
+async def list_keys(asked: Asked, task: str, *, query: KeysQuery) -> Keys:
+    """List the unique keys of a task: which job took each, and whether it still holds it."""
+    ledger = asked.gateway.ledger
+    asked.principal.require("view", None, check_token("task name", task))
+    found = await find_keys(ledger.log, task, now=ledger.clock.now(), limit=query.limit)
+    seen = [each for each in found if asked.principal.may("view", each.taken.queue)]
+    return Keys(items=list(map(key_shown, seen)))
+
+
+async def show_key(asked: Asked, task: str, key: str) -> KeyShown:
+    """Show who holds one unique key."""
+    ledger = asked.gateway.ledger
+    asked.principal.require("view", None, check_token("task name", task))
+    found = await find_key(ledger.log, task, check_token("key", key), now=ledger.clock.now())
+    if found is None:
+        raise ProblemError(
+            "NOT_FOUND", f"no job of task {task} has taken key {key}: GET /v1/unique/{task} lists those"
+        )
+    asked.principal.require("view", found.taken.queue)
+    return key_shown(found)
+
+
+def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:
+    given: dict[str, Any] = {"permission": "view", "tag": "limits", **more}
+    return Endpoint(method=method, path=path, handler=handler, summary=summary, returns=returns, **given)
+
+
+_CHANGES: Final = ("LEDGER_FULL", "LEDGER_BUSY", "JOB_INVALID_INPUT")
+_PUT: Final = {
+    "permission": "manage",
+    "query": Planned,
+    "body": LimitTerms,
+    "problems": (*_CHANGES, "REFUSED"),
+}
+_DELETE: Final = {"permission": "manage", "query": Removing, "problems": (*_CHANGES, "NOT_FOUND")}
+_SIMULATE: Final = {"body": Simulation, "problems": ("JOB_INVALID_INPUT", "LEDGER_DAMAGED")}
+_FOUND: Final = {"problems": ("NOT_FOUND", "LEDGER_DAMAGED")}
+
+ENDPOINTS: Final = (
+    _endpoint("GET", "/v1/limits", list_limits, "List the limits", Limits, query=Looked, problems=READ),
+    _endpoint(
+        "POST",
+        "/v1/limits/simulate",
+        simulate,
+        "Tell how jobs would have waited with other limits",
+        Simulated,
+        **_SIMULATE,
+    ),
+    _endpoint(
+        "GET",
+        "/v1/limits/{limit}",
+        show_one_limit,
+        "Show a limit",
+        LimitShown,
+        problems=("NOT_FOUND", "JOB_INVALID_INPUT", "LEDGER_DAMAGED"),
+    ),
+    _endpoint("PUT", "/v1/limits/{limit}", put_limit, "Define a limit", ChangedLimit, **_PUT),
+    _endpoint("DELETE", "/v1/limits/{limit}", delete_limit, "Remove a limit", ChangedLimit, **_DELETE),
+    _endpoint(
+        "GET",
+        "/v1/unique/{task}",
+        list_keys,
+        "List the unique keys of a task",
+        Keys,
+        query=KeysQuery,
+        problems=("LEDGER_DAMAGED",),
+    ),
+    _endpoint("GET", "/v1/unique/{task}/{key}", show_key, "Show who holds a unique key", KeyShown, **_FOUND),
+)

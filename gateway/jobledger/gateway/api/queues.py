@@ -1,0 +1,249 @@
+"""Queues: what they hold, who paused them, and the figures of what happened in them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from jobledger.admin.objects.fleet import (
+    PauseShown,
+    QueuePause,
+    QueueShown,
+    pause_shown,
+    queue_pause,
+    queue_shown,
+)
+from jobledger.admin.queues import by_priority, drained, listed, together
+from jobledger.gateway.api.asking import Looked, Reasoned, aware
+from jobledger.gateway.api.looking import Place, looking
+from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.subjects import check_token
+from jobledger.projections import BucketRow, FailureRow, TotalsRow
+
+_BUCKETS_MAX: Final = 10_000
+
+
+class QueueQuery(Looked, frozen=True, kw_only=True):
+    """Which queues."""
+
+    by_priority: bool = False  #: an item for each priority of a queue
+
+
+class Queues(msgspec.Struct, frozen=True, kw_only=True):
+    """The queues that ever had a job or are paused, by name."""
+
+    items: list[QueueShown]
+    position: Place
+
+
+class Pause(Reasoned, frozen=True, kw_only=True):
+    """How a queue is paused."""
+
+    until: datetime | None = None  #: left out: until somebody resumes it
+    interrupt: bool = False  #: give attempts that run back, too; they do not count
+
+
+class Drained(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a paused queue still runs."""
+
+    queue: str
+    pause: PauseShown | None
+    running: int  #: jobs on workers that live
+    workers: int  #: how many these are
+    lost: int  #: jobs of workers that are gone: they are taken over when the queue is resumed
+
+
+class StatsQuery(Looked, frozen=True, kw_only=True):
+    """Of which jobs."""
+
+    queue: str | None = None
+    task: str | None = None
+
+
+class BucketsQuery(StatsQuery, frozen=True, kw_only=True):
+    """Of which jobs, and of which time."""
+
+    since: datetime | None = None  #: begin with the span of time that this lies in
+    until: datetime | None = None  #: end before this
+    step_s: Annotated[int, msgspec.Meta(ge=60, multiple_of=60)] = 60  #: length of a span: whole minutes
+    limit: Annotated[int, msgspec.Meta(ge=1, le=_BUCKETS_MAX)] = 1_000
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened since the projection begins, by queue and task."""
+
+    totals: list[TotalsRow]
+    failures: list[FailureRow]  #: the most frequent of each task first
+    position: Place
+
+
+class Buckets(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened in each span of time, the oldest first; spans without events are left out."""
+
+    items: list[BucketRow]
+    next_since: datetime | None  #: where to go on: there is more
+    position: Place
+
+
+async def list_queues(asked: Asked, *, query: QueueQuery) -> Queues:
+    """List the queues that the asker may see."""
+    async with looking(asked, query) as (view, place):
+        rows, paused = listed(view.store, None, view.now)
+    seen = [row for row in rows if asked.principal.may("view", row.queue)]
+    lines = by_priority(seen) if query.by_priority else together(seen)
+    return Queues(items=[queue_shown(row, paused) for row in lines], position=place)
+
+
+async def show_queue(asked: Asked, queue: str, *, query: Looked) -> QueueShown:
+    """Show one queue."""
+    asked.principal.require("view", check_token("queue", queue))
+    async with looking(asked, query) as (view, _):
+        rows, paused = listed(view.store, queue, view.now)
+    if not rows:
+        raise ProblemError(
+            "NOT_FOUND", f"queue {queue} never had a job and is not paused: GET /v1/queues lists those"
+        )
+    return queue_shown(together(rows)[0], paused)
+
+
+async def pause_queue(asked: Asked, queue: str, *, body: Pause) -> QueuePause:
+    """Give no worker a job of the queue any more; jobs still come in, and those that run go on."""
+    return queue_pause(queue, await _paused(asked, queue, body))
+
+
+async def _paused(asked: Asked, queue: str, body: Pause) -> QueueState:
+    asked.principal.require("manage", check_token("queue", queue))
+    return await asked.gateway.ledger.pause_queue(
+        queue,
+        until=aware("until", body.until),
+        reason=body.reason,
+        interrupt=body.interrupt,
+        by=asked.principal.name,
+    )
+
+
+async def resume_queue(asked: Asked, queue: str, *, body: Reasoned) -> QueuePause:
+    """Give workers the jobs of a paused queue again."""
+    asked.principal.require("manage", check_token("queue", queue))
+    by = asked.principal.name
+    return queue_pause(queue, await asked.gateway.ledger.resume_queue(queue, reason=body.reason, by=by))
+
+
+async def drain_queue(asked: Asked, queue: str, *, body: Pause) -> Answer:
+    """Pause the queue unless it is paused, and look whether a job of it runs; `Prefer: wait=N` waits until none does."""
+    asked.principal.require("manage", check_token("queue", queue))
+    ledger = asked.gateway.ledger
+    state = await ledger.queue_state(queue)
+    if body != Pause() or not state.is_paused(ledger.clock.now()):
+        state = await _paused(asked, queue, body)
+    left = await drained(
+        asked.gateway.rows, queue, limit_s=asked.wait_s or 0.0, on_change=lambda _running: None
+    )
+    value = Drained(
+        queue=queue, pause=pause_shown(state), running=left.jobs, workers=left.workers, lost=left.lost
+    )
+    return Answer(value=value, status=202 if left.jobs else 200)
+
+
+async def show_stats(asked: Asked, *, query: StatsQuery) -> Stats:
+    """Show what happened to jobs, counted by queue and task."""
+    async with looking(asked, query) as (view, place):
+        totals = view.store.totals(queue=query.queue, task=query.task)
+        failures = view.store.failures(queue=query.queue, task=query.task)
+    may = asked.principal.may
+    return Stats(
+        totals=[row for row in totals if may("view", row.queue, row.task)],
+        failures=[row for row in failures if may("view", row.queue, row.task)],
+        position=place,
+    )
+
+
+async def list_buckets(asked: Asked, *, query: BucketsQuery) -> Buckets:
+    """List what happened in each span of time, by queue and task."""
+    async with looking(asked, query) as (view, place):
+        rows = view.store.buckets(
+            aware("since", query.since),
+            aware("until", query.until),
+            queue=query.queue,
+            task=query.task,
+            step_s=query.step_s,
+            limit=query.limit,
+        )
+    more = None
+    if len(rows) == query.limit:  # the last span may lack rows: it is the first of the next look
+        whole = [row for row in rows if row.begins_at != rows[-1].begins_at]
+        if not whole:
+            raise ProblemError("BAD_REQUEST", f"one span has {query.limit} rows or more: give a larger limit")
+        rows, more = whole, datetime.fromisoformat(rows[-1].begins_at)
+    may = asked.principal.may
+    seen = [row for row in rows if may("view", row.queue, row.task)]
+    return Buckets(items=seen, next_since=more, position=place)
+
+
+def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:
+    given: dict[str, Any] = {"permission": "view", "problems": READ, "tag": "queues", **more}
+    return Endpoint(method=method, path=path, handler=handler, summary=summary, returns=returns, **given)
+
+
+READ: Final = ("ARCHIVED", "PROJECTION_BEHIND", "BUSY")
+_ACT: Final = ("REFUSED", "LEDGER_FULL", "LEDGER_BUSY")
+_MANAGE: Final = {"permission": "manage", "problems": ("LEDGER_FULL", "LEDGER_BUSY")}
+_RESUME: Final = {"permission": "manage", "problems": _ACT}
+_DRAIN: Final = {"permission": "manage", "problems": ("LEDGER_FULL", "LEDGER_BUSY"), "also": (202,)}
+
+ENDPOINTS: Final = (
+    _endpoint("GET", "/v1/queues", list_queues, "List the queues", Queues, query=QueueQuery),
+    _endpoint(
+        "GET",
+        "/v1/queues/{queue}",
+        show_queue,
+        "Show one queue",
+        QueueShown,
+        query=Looked,
+        problems=(*READ, "NOT_FOUND"),
+    ),
+    _endpoint(
+        "POST", "/v1/queues/{queue}/pause", pause_queue, "Pause a queue", QueuePause, body=Pause, **_MANAGE
+    ),
+    _endpoint(
+        "POST",
+        "/v1/queues/{queue}/resume",
+        resume_queue,
+        "Resume a queue",
+        QueuePause,
+        body=Reasoned,
+        **_RESUME,
+    ),
+    _endpoint(
+        "POST",
+        "/v1/queues/{queue}/drain",
+        drain_queue,
+        "Pause a queue and wait until nothing of it runs",
+        Drained,
+        body=Pause,
+        **_DRAIN,
+    ),
+    _endpoint(
+        "GET",
+        "/v1/stats",
+        show_stats,
+        "Show what happened, by queue and task",
+        Stats,
+        query=StatsQuery,
+        tag="stats",
+    ),
+    _endpoint(
+        "GET",
+        "/v1/stats/buckets",
+        list_buckets,
+        "List what happened in each span of time",
+        Buckets,
+        query=BucketsQuery,
+        tag="stats",
+    ),
+)

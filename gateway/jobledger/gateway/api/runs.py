@@ -1,0 +1,256 @@
+"""Runs: jobs whose task records steps. Their steps, what lies below them, signals, reruns, workflows and tables."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from jobledger.admin import run_acts
+from jobledger.admin.objects.jobs import GraphShown, StepsShown, graph_shown, steps_shown
+from jobledger.admin.runs import Tree, recorded, run_tree
+from jobledger.admin.workflows.listing import Listed, list_workflows
+from jobledger.audit.verify.links import check_history
+from jobledger.gateway.access.permissions import Permission
+from jobledger.gateway.api.asking import Limit, Looked, Past, aware
+from jobledger.gateway.api.looking import Place, looking
+from jobledger.gateway.api.one_job import PROBLEMS, read_job
+from jobledger.gateway.api.queues import READ
+from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.ledger.model.commands import STEP_KEY_MAX
+from jobledger.ledger.model.runs.orders import RerunOf
+from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.reruns.beginning import Rerun
+from jobledger.projections.tables.run_tables import TableRow, list_tables
+
+_TREE_NODES: Final = ("ARCHIVED", "PROJECTION_BEHIND", "BUSY", "JOB_NOT_FOUND")
+_Key = Annotated[str, msgspec.Meta(max_length=STEP_KEY_MAX)]
+
+
+class SignalQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which signal it is."""
+
+    id: _Key = ""  #: the same word twice is the same signal: it counts once
+
+
+class Signalled(msgspec.Struct, frozen=True, kw_only=True):
+    """A run after it was sent a signal."""
+
+    id: str
+    queue: str
+    status: str
+    signal: str
+    signal_id: str
+    is_new: bool  #: False: it was sent one of that id before, and nothing was changed
+
+
+class NewRerun(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"from_step": "from"}
+):
+    """How a run is begun again."""
+
+    from_step: str  #: key of the first step that is executed; those before are copied
+    at: datetime | None = None  #: take the run as it was at this moment by the server's clock
+    input: dict[str, Any] | None = None  #: the whole new input; left out: the run's
+    id: str | None = None  #: of the new job; the same id twice makes one
+    plan: bool = False  #: tell what would be copied, and change nothing
+
+
+class StepSaid(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that was recorded."""
+
+    step: str
+    sequence: int  #: stream sequence of the event that records it
+
+
+class Rerunning(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that begins again, or would."""
+
+    id: str | None  #: of the new job; None: it was only planned
+    queue: str
+    created: bool  #: False: it was only planned, or is there already
+    rerun_of: RerunOf | None
+    copied: list[StepSaid]  #: of a plan: the steps that would be copied
+    again: list[str]  #: of a plan: keys of the recorded steps that would be executed again
+
+
+class WorkflowsShown(msgspec.Struct, frozen=True, kw_only=True):
+    """The versions of workflows that a worker has or a run needs."""
+
+    items: list[Listed]
+
+
+class TablesQuery(Looked, frozen=True, kw_only=True):
+    """Which tables."""
+
+    queue: str | None = None  #: of the run
+    run: str | None = None  #: its whole id
+    limit: Limit = 50
+
+
+class Tables(msgspec.Struct, frozen=True, kw_only=True):
+    """The tables that runs made, those made last first."""
+
+    items: list[TableRow]
+    position: Place
+
+
+async def list_steps(asked: Asked, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002 - as in the address
+    """List the steps of a run and the signals it was sent, read from its chain and so never stale."""
+    held = await read_job(asked, queue, id, query)
+    check = await check_history(asked.gateway.ledger.log, held.history)
+    return Answer(value=steps_shown(recorded(held.history), check), etag=str(held.job.last_sequence))
+
+
+async def show_graph(asked: Asked, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002
+    """Show the steps of a run and what came after what."""
+    held = await read_job(asked, queue, id, query)
+    check = await check_history(asked.gateway.ledger.log, held.history)
+    return Answer(value=graph_shown(held.job, check), etag=str(held.job.last_sequence))
+
+
+async def show_tree(asked: Asked, queue: str, id: str, *, query: Looked) -> Tree:  # noqa: A002
+    """Show a job, its steps, and all the jobs below it."""
+    asked.principal.require("view", check_token("queue", queue))
+    check_token("job id", id)
+    async with looking(asked, query) as (view, _):
+        tree = run_tree(view.store, id, queue)
+    asked.principal.require("view", tree.queue, tree.task)
+    return tree
+
+
+async def send_signal(
+    asked: Asked,
+    queue: str,
+    id: str,  # noqa: A002
+    name: str,
+    *,
+    query: SignalQuery,
+    body: msgspec.Raw,
+) -> Answer:
+    """Send a run a signal, which is kept until the run waits for it; the body is what it says."""
+    await read_job(asked, queue, id, permission="queue")
+    told = await run_acts.signal(
+        asked.gateway.rows,
+        id,
+        name,
+        bytes(body),
+        signal_id=query.id,
+        queue=queue,
+        by=asked.principal.name,
+    )
+    value = Signalled(
+        id=told.job.id,
+        queue=told.job.queue,
+        status=told.job.state.value,
+        signal=name,
+        signal_id=query.id,
+        is_new=told.is_new,
+    )
+    return Answer(value=value, status=202 if told.is_new else 200)
+
+
+async def rerun_job(asked: Asked, queue: str, id: str, *, body: NewRerun) -> Answer:  # noqa: A002
+    """Begin a run again as a new job, which copies the steps before one; the run itself stays as it is."""
+    permission: Permission = "view" if body.plan else "review"
+    held = await read_job(asked, queue, id, permission=permission)
+    how: Rerun = {"at": aware("at", body.at), "id": body.id, "by": asked.principal.name}
+    if body.input is not None:
+        how["input"] = body.input
+    rows = asked.gateway.rows
+    if body.plan:
+        plan = await run_acts.rerun_planned(rows, id, body.from_step, queue, **how)
+        value = Rerunning(
+            id=None,
+            queue=held.job.queue,
+            created=False,
+            rerun_of=plan.rerun_of,
+            copied=[StepSaid(step=step.key, sequence=step.sequence) for step in plan.copied],
+            again=[step.key for step in plan.again],
+        )
+        return Answer(value=value, status=200)
+    made = await run_acts.rerun(rows, id, body.from_step, queue, **how)
+    source = (await made.snapshot()).order.rerun_of
+    value = Rerunning(
+        id=made.id, queue=made.queue, created=made.created, rerun_of=source, copied=[], again=[]
+    )
+    location = {"location": f"/v1/jobs/{made.queue}/{made.id}"}
+    return Answer(value=value, status=202 if made.created else 200, headers=location)
+
+
+async def list_all_workflows(asked: Asked) -> WorkflowsShown:
+    """List which versions of workflows living workers have, and which open runs still need."""
+    found = await list_workflows(asked.gateway.rows)
+    may = asked.principal.may
+    seen = [each for each in found if may("view", None, each.workflow) and _any(may, each.queues)]
+    return WorkflowsShown(items=seen)
+
+
+def _any(may: Any, queues: tuple[str, ...]) -> bool:
+    return not queues or any(may("view", queue) for queue in queues)
+
+
+async def list_run_tables(asked: Asked, *, query: TablesQuery) -> Tables:
+    """List the tables that runs made: rows, size, and until when the rows are kept."""
+    async with looking(asked, query) as (view, place):
+        select = view.store.select
+        found = list_tables(select, job_id=query.run, queue=query.queue, limit=query.limit)
+        items = [each for each in found if asked.principal.may("view", each.queue)]
+    return Tables(items=items, position=place)
+
+
+_RUN: Final = "/v1/jobs/{queue}/{id}"
+
+
+def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:
+    given: dict[str, Any] = {"permission": "view", "problems": PROBLEMS, **more}
+    return Endpoint(
+        method=method, path=path, handler=handler, summary=summary, tag="runs", returns=returns, **given
+    )
+
+
+_SIGNAL: Final = {
+    "permission": "queue",
+    "query": SignalQuery,
+    "body": msgspec.Raw,
+    "status": 202,
+    "also": (200,),
+    "problems": (*PROBLEMS, "REFUSED", "PAYLOAD_TOO_LARGE", "LEDGER_FULL", "LEDGER_BUSY"),
+}
+_RERUN: Final = {
+    "permission": "view",
+    "body": NewRerun,
+    "status": 202,
+    "also": (200,),
+    "problems": (*PROBLEMS, "REFUSED", "JOB_INVALID_INPUT", "PAYLOAD_TOO_LARGE", "LEDGER_FULL"),
+}
+_TREE: Final = {"query": Looked, "problems": _TREE_NODES}
+
+ENDPOINTS: Final = (
+    _endpoint("GET", f"{_RUN}/steps", list_steps, "List the steps of a run", StepsShown, query=Past),
+    _endpoint(
+        "GET", f"{_RUN}/graph", show_graph, "Show the steps of a run as a graph", GraphShown, query=Past
+    ),
+    _endpoint("GET", f"{_RUN}/tree", show_tree, "Show a run and all the jobs below it", Tree, **_TREE),
+    _endpoint("POST", f"{_RUN}/signals/{{name}}", send_signal, "Send a run a signal", Signalled, **_SIGNAL),
+    _endpoint("POST", f"{_RUN}/rerun", rerun_job, "Begin a run again from a step", Rerunning, **_RERUN),
+    _endpoint(
+        "GET",
+        "/v1/workflows",
+        list_all_workflows,
+        "List the versions of workflows",
+        WorkflowsShown,
+        problems=("PROJECTION_BEHIND",),
+    ),
+    _endpoint(
+        "GET",
+        "/v1/tables",
+        list_run_tables,
+        "List the tables that runs made",
+        Tables,
+        query=TablesQuery,
+        problems=READ,
+    ),
+)

@@ -1,0 +1,303 @@
+"""Schedules: when they tick, what came of it, and acts on them; also their due ticks, for who runs no worker."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from jobledger.admin.objects.schedules import (
+    ScheduleListed,
+    ScheduleNow,
+    ScheduleShown,
+    schedule_listed,
+    schedule_now,
+    schedule_shown,
+)
+from jobledger.admin.schedules import Ticked, like_unloaded, listed_in, shown_in, tick_due
+from jobledger.gateway.api.asking import Looked, Reasoned, Text, aware
+from jobledger.gateway.api.looking import Place, looking
+from jobledger.gateway.api.queues import READ
+from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.endpoint import Endpoint
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.events import Priority
+from jobledger.ledger.model.schedules.definition import WINDOW_S_DEFAULT, Catchup, Overlap
+from jobledger.ledger.model.schedules.events import Schedule
+from jobledger.ledger.model.subjects import JobRef, check_token
+from jobledger.ledger.schedules.verbs import When
+
+_Count = Annotated[int, msgspec.Meta(ge=1, le=1_000)]
+
+
+class SchedulesQuery(Looked, frozen=True, kw_only=True):
+    """Which schedules."""
+
+    removed: bool = False  #: also those that were removed
+
+
+class Schedules(msgspec.Struct, frozen=True, kw_only=True):
+    """The schedules, by name."""
+
+    items: list[ScheduleListed]
+    position: Place
+
+
+class NewSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a schedule does: exactly one of `cron`, `every_s`, `at` and `on_demand` says when."""
+
+    task: str
+    input: dict[str, Any] = {}
+    cron: str = ""  #: five fields: minute, hour, day of the month, month, day of the week
+    every_s: int = 0  #: tick at each whole multiple of this time, counted from 1970
+    at: datetime | None = None  #: tick once
+    on_demand: bool = False  #: no ticks: `trigger` makes its jobs
+    timezone: str = "UTC"  #: whose clocks `cron` means
+    overlap: Overlap = "skip"  #: what happens while the job of the tick before has not ended
+    catchup: Catchup = "latest"  #: which missed ticks get a job
+    window_s: int = WINDOW_S_DEFAULT  #: with `catchup: all`: how far back
+    jitter_s: int = 0  #: each tick is due up to this much later
+    ends_at: datetime | None = None  #: no tick after this
+    queue: str | None = None
+    priority: Priority | None = None
+    max_attempts: int | None = None
+    timeout_s: float | None = None
+    tenant: str | None = None
+    correlation: str | None = None
+    metadata: dict[str, str] | None = None
+    limits: tuple[str, ...] = ()
+    replace: bool = False  #: change a schedule of this name that does something else
+
+
+class ScheduleMade(ScheduleNow, frozen=True, kw_only=True):
+    """A schedule that was declared."""
+
+    task: str
+    queue: str  #: of its jobs
+    task_known: bool  #: whether a worker ever had the task
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a person acts, where there is no body."""
+
+    reason: Text = ""  #: kept in the ledger with who acted
+
+
+class Range(Reasoned, frozen=True, kw_only=True, rename={"begin": "from", "end": "to"}):
+    """Past ticks, both ends included; at most 1,000."""
+
+    begin: datetime
+    end: datetime
+
+
+class JobNamed(msgspec.Struct, frozen=True, kw_only=True):
+    """Which job."""
+
+    id: str
+    queue: str
+
+
+class JobsNamed(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs."""
+
+    items: list[JobNamed]
+
+
+class NextQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """How many ticks."""
+
+    count: _Count = 1
+
+
+class NextTicks(msgspec.Struct, frozen=True, kw_only=True):
+    """When the next ticks are due; fewer where the schedule ends, none while it is paused."""
+
+    items: list[datetime]
+
+
+class Handled(msgspec.Struct, frozen=True, kw_only=True):
+    """The ticks that were due and that this request made."""
+
+    items: list[Ticked]
+    left: bool  #: more were due than one request makes: ask again
+
+
+async def list_schedules(asked: Asked, *, query: SchedulesQuery) -> Schedules:
+    """List the schedules: when they are due next, when they ran last, and when they tick."""
+    workers = await asked.gateway.ledger.leases.all()
+    async with looking(asked, query) as (view, place):
+        found = listed_in(view, workers, removed=query.removed)
+    may = asked.principal.may
+    seen = [each for each in found if may("view", each.row.queue, each.row.task)]
+    return Schedules(items=list(map(schedule_listed, seen)), position=place)
+
+
+async def show_schedule(asked: Asked, name: str, *, query: Looked) -> ScheduleShown:
+    """Show one schedule: all that it was told, its ticks, and the newest failure among its jobs."""
+    check_token("schedule name", name)
+    workers = await asked.gateway.ledger.leases.all()
+    async with looking(asked, query) as (view, _):
+        found = shown_in(view, workers, name)
+    asked.principal.require("view", found.listed.row.queue, found.listed.row.task)
+    return schedule_shown(found)
+
+
+async def put_schedule(asked: Asked, name: str, *, body: NewSchedule) -> ScheduleMade:
+    """Declare a schedule; one that does the same already stays as it is."""
+    ledger = asked.gateway.ledger
+    given = [each for each in ("cron", "every_s", "at", "on_demand") if getattr(body, each)]
+    if len(given) != 1:
+        raise ProblemError("BAD_REQUEST", "say when it ticks: give one of cron, every_s, at and on_demand")
+    asked.principal.require("manage", body.queue, body.task)
+    chosen = {each: getattr(body, each) for each in _ORDER}
+    like, is_known = await like_unloaded(ledger, body.task, chosen, body.input)
+    asked.principal.require("manage", like.ref.queue)
+    await _require(asked, name, missing_is_fine=True)
+    when: When = {
+        "cron": body.cron,
+        "every_s": body.every_s,
+        "at": aware("at", body.at),
+        "on_demand": body.on_demand,
+        "timezone": body.timezone,
+        "overlap": body.overlap,
+        "catchup": body.catchup,
+        "window_s": body.window_s,
+        "jitter_s": body.jitter_s,
+        "ends_at": aware("ends_at", body.ends_at),
+    }
+    by = asked.principal.name
+    schedule = await ledger.schedules.declare(name, like, replace=body.replace, by=by, **when)
+    now = msgspec.structs.asdict(schedule_now(name, schedule))
+    definition = schedule.definition
+    return ScheduleMade(**now, task=definition.task, queue=definition.queue, task_known=is_known)
+
+
+async def _require(asked: Asked, name: str, *, missing_is_fine: bool = False) -> Schedule | None:
+    """Return a schedule that the asker may manage. Raises: ProblemError, ScheduleNotFoundError."""
+    principal, schedules = asked.principal, asked.gateway.ledger.schedules
+    if missing_is_fine:
+        check_token("schedule name", name)
+        found = (await schedules.read(name)).schedule
+    else:
+        found = await schedules.get(name)
+    if found is not None:
+        principal.require("manage", found.definition.queue, found.definition.task)
+    return found
+
+
+async def delete_schedule(asked: Asked, name: str, *, query: Why) -> ScheduleNow:
+    """End a schedule; its jobs stay. A worker whose code still has it declares it again when it starts."""
+    await _require(asked, name)
+    schedules, by = asked.gateway.ledger.schedules, asked.principal.name
+    return schedule_now(name, await schedules.remove(name, reason=query.reason, by=by))
+
+
+async def pause_schedule(asked: Asked, name: str, *, body: Reasoned) -> ScheduleNow:
+    """Stop the ticks until they are resumed, also across deploys; jobs that exist go on."""
+    await _require(asked, name)
+    schedules, by = asked.gateway.ledger.schedules, asked.principal.name
+    return schedule_now(name, await schedules.pause(name, reason=body.reason, by=by))
+
+
+async def resume_schedule(asked: Asked, name: str, *, body: Reasoned) -> ScheduleNow:
+    """Let a paused schedule tick again, from now on: what it did not tick meanwhile is not caught up."""
+    await _require(asked, name)
+    schedules, by = asked.gateway.ledger.schedules, asked.principal.name
+    return schedule_now(name, await schedules.resume(name, reason=body.reason, by=by))
+
+
+async def reset_schedule(asked: Asked, name: str) -> ScheduleNow:
+    """Let the code's declaration count again, after an operator's, or one of a newer version."""
+    await _require(asked, name)
+    return schedule_now(name, await asked.gateway.ledger.schedules.reset(name, by=asked.principal.name))
+
+
+async def trigger_schedule(asked: Asked, name: str, *, body: Reasoned) -> JobNamed:
+    """Make a job of the schedule now, beside its ticks, also while it is paused; each call makes one."""
+    await _require(asked, name)
+    schedules, by = asked.gateway.ledger.schedules, asked.principal.name
+    return _named(await schedules.trigger(name, reason=body.reason, by=by))
+
+
+async def backfill_schedule(asked: Asked, name: str, *, body: Range) -> JobsNamed:
+    """Make the jobs of past ticks; one that exists stays as it is, so that a repeat does no harm."""
+    begin, end = aware("from", body.begin), aware("to", body.end)
+    assert begin is not None, "it is required"
+    assert end is not None, "it is required"
+    await _require(asked, name)
+    schedules, by = asked.gateway.ledger.schedules, asked.principal.name
+    jobs = await schedules.backfill(name, begin, end, reason=body.reason, by=by)
+    return JobsNamed(items=list(map(_named, jobs)))
+
+
+async def list_next_ticks(asked: Asked, name: str, *, query: NextQuery) -> NextTicks:
+    """List when the next ticks are due."""
+    found = await asked.gateway.ledger.schedules.get(name)
+    asked.principal.require("view", found.definition.queue, found.definition.task)
+    return NextTicks(items=await asked.gateway.ledger.schedules.next(name, query.count))
+
+
+async def handle_schedules(asked: Asked) -> Handled:
+    """Make the ticks that are due, once whoever else makes them: for platforms where no worker runs all the time."""
+    async with looking(asked, Looked()) as (view, _):
+        rows = [row.row for row in listed_in(view, (), removed=False)]
+    may = asked.principal.may
+    seen = [row for row in rows if may("run", row.queue, row.task)]
+    ticked, left = await tick_due(asked.gateway.ledger, seen)
+    return Handled(items=ticked, left=left)
+
+
+def _named(ref: JobRef) -> JobNamed:
+    return JobNamed(id=ref.job_id, queue=ref.queue)
+
+
+_ORDER: Final = (
+    "queue",
+    "priority",
+    "max_attempts",
+    "timeout_s",
+    "tenant",
+    "correlation",
+    "metadata",
+    "limits",
+)
+_CHANGES: Final = ("NOT_FOUND", "LEDGER_FULL", "LEDGER_BUSY")
+_ONE: Final = "/v1/schedules/{name}"
+
+
+def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:
+    given: dict[str, Any] = {"permission": "manage", "problems": _CHANGES, **more}
+    return Endpoint(
+        method=method, path=path, handler=handler, summary=summary, tag="schedules", returns=returns, **given
+    )
+
+
+_LIST: Final = {"permission": "view", "query": SchedulesQuery, "problems": READ}
+_SHOW: Final = {"permission": "view", "query": Looked, "problems": (*READ, "NOT_FOUND")}
+_NEXT: Final = {"permission": "view", "query": NextQuery, "problems": ("NOT_FOUND",)}
+_HANDLE: Final = {"permission": "run", "problems": ("LEDGER_FULL", "PROJECTION_BEHIND")}
+_PUT: Final = {
+    "body": NewSchedule,
+    "problems": ("DUPLICATE", "JOB_INVALID_INPUT", "PAYLOAD_TOO_LARGE", "LEDGER_FULL", "LEDGER_BUSY"),
+}
+_PAUSE: Final = {"body": Reasoned, "problems": (*_CHANGES, "REFUSED")}
+_BACKFILL: Final = {"body": Range, "problems": (*_CHANGES, "JOB_INVALID_INPUT")}
+
+ENDPOINTS: Final = (
+    _endpoint("GET", "/v1/schedules", list_schedules, "List the schedules", Schedules, **_LIST),
+    _endpoint(
+        "POST", "/v1/schedules/handle", handle_schedules, "Make the ticks that are due", Handled, **_HANDLE
+    ),
+    _endpoint("GET", _ONE, show_schedule, "Show a schedule", ScheduleShown, **_SHOW),
+    _endpoint("PUT", _ONE, put_schedule, "Declare a schedule", ScheduleMade, **_PUT),
+    _endpoint("DELETE", _ONE, delete_schedule, "End a schedule", ScheduleNow, query=Why),
+    _endpoint("POST", f"{_ONE}/pause", pause_schedule, "Stop the ticks", ScheduleNow, **_PAUSE),
+    _endpoint("POST", f"{_ONE}/resume", resume_schedule, "Let it tick again", ScheduleNow, **_PAUSE),
+    _endpoint("POST", f"{_ONE}/reset", reset_schedule, "Let the code's declaration count again", ScheduleNow),
+    _endpoint("POST", f"{_ONE}/trigger", trigger_schedule, "Make a job of it now", JobNamed, body=Reasoned),
+    _endpoint(
+        "POST", f"{_ONE}/backfill", backfill_schedule, "Make the jobs of past ticks", JobsNamed, **_BACKFILL
+    ),
+    _endpoint("GET", f"{_ONE}/next", list_next_ticks, "List when it is due next", NextTicks, **_NEXT),
+)

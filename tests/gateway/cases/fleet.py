@@ -1,0 +1,40 @@
+"""Every code of workers, tasks, locks and the ledger."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.support.gateway import Asker, send, someone
+from tests.support.working import working
+
+
+async def looking(asker: Asker) -> None:
+    assert (await asker.get("/v1/locks"))["items"] == []
+    async with working(asker.ledger, send), asker.ledger.lock("account", "42") as held:
+        await asker.until_seen("/v1/tasks", lambda found: "send" in {each["name"] for each in found["items"]})
+        workers = await asker.get("/v1/workers")
+        assert ["mail"] in [each["queues"] for each in workers["items"]]
+        task = await asker.get("/v1/tasks/send")
+        assert (task["queue"], task["text"], task["workers"]) == ("mail", "Send a letter.", 1)
+        (lock,) = (await asker.get("/v1/locks"))["items"]
+        assert (lock["scope"], lock["lock"], lock["fencing_number"]) == ("account", "42", held.fencing_number)
+        assert lock["is_alive"]
+    elsewhere = someone("view", queues=("bills",))
+    assert (await asker.get("/v1/tasks", who=elsewhere))["items"] == []
+    assert (await asker.get("/v1/workers", who=elsewhere))["items"] == []
+    await asker.sees("GET", "/v1/tasks/send", "JOB_ACCESS_DENIED", who=elsewhere)
+    await asker.sees("GET", "/v1/tasks/none", "TASK_NOT_FOUND")
+
+
+async def the_ledger(asker: Asker) -> None:
+    job = await asker.job()
+    shown = await asker.get("/v1/ledger")
+    assert (shown["last_sequence"] >= job.sequence, len(shown["head_hash"]), shown["connected"]) == (
+        True,
+        64,
+        True,
+    )
+    assert shown["projection"]["projection"] == ""
+
+
+CASES: Final = (looking, the_ledger)

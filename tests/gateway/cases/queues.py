@@ -1,0 +1,69 @@
+"""Every code of queues and of the figures of what happened."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+
+from tests.support.gateway import Asker, someone
+
+from jobledger.ledger.model.times import time_text
+
+
+async def listing(asker: Asker) -> None:
+    first = (await asker.job(queue="q-one")).sequence
+    running = await asker.job(queue="q-two")
+    await asker.running(running)
+    found = await asker.get("/v1/queues", params={"min_sequence": first})
+    assert {"q-one", "q-two"} <= {each["queue"] for each in found["items"]}
+    assert found["position"]["sequence"] >= first
+    split = await asker.get("/v1/queues", params={"by_priority": "true"})
+    assert {each["priority"] for each in split["items"]} >= {"normal"}
+    was = await asker.get("/v1/queues", params={"sequence": first})
+    assert "q-two" not in {each["queue"] for each in was["items"]}
+    seen = await asker.get("/v1/queues", who=someone("view", queues=("q-t*",)))
+    assert [each["queue"] for each in seen["items"]] == ["q-two"]
+    one = await asker.get("/v1/queues/q-two")
+    assert (one["counts"]["running"], one["pause"]) == (1, None)
+    await asker.sees("GET", "/v1/queues/nobodys", "NOT_FOUND")
+    await asker.sees("GET", "/v1/queues/q-one", "JOB_ACCESS_DENIED", who=someone("view", queues=("q-two",)))
+
+
+async def pausing(asker: Asker) -> None:
+    later = time_text(asker.ledger.clock.now() + timedelta(hours=1))
+    paused = await asker.post("/v1/queues/q-two/pause", {"until": later, "reason": "a bug"})
+    assert (paused["pause"]["by"], paused["pause"]["reason"]) == ("ann", "a bug")
+    assert (await asker.get("/v1/queues/q-two"))["pause"]["by"] == "ann"
+    assert (await asker.post("/v1/queues/q-two/resume", {}))["pause"] is None
+    await asker.post("/v1/queues/q-two/resume", {}, "REFUSED")
+    of_another = someone("manage", queues=("q-one",))
+    for verb in ("pause", "resume", "drain"):
+        await asker.post(f"/v1/queues/q-two/{verb}", {}, "JOB_ACCESS_DENIED", who=of_another)
+    await asker.post("/v1/queues/q-two/pause", {"until": "2026-01-01T00:00:00"}, "BAD_REQUEST")
+
+
+async def draining(asker: Asker) -> None:
+    left = await asker.post("/v1/queues/q-two/drain", {})
+    assert (left["running"], left["lost"]) == (0, 1)  # its worker holds no lease
+    job = await asker.job(queue="q-three")
+    async with asker.worker(job):
+        left = await asker.post("/v1/queues/q-three/drain", {}, 202)
+        assert (left["running"], left["workers"]) == (1, 1)
+    assert (await asker.post("/v1/queues/q-two/resume", {}))["pause"] is None
+
+
+async def figures(asker: Asker) -> None:
+    await asker.completed(queue="q-four")
+    stats = await asker.get("/v1/stats", params={"queue": "q-four"})
+    assert [(each["task"], each["completed"]) for each in stats["totals"]] == [("send", 1)]
+    begin = time_text(asker.ledger.clock.now() - timedelta(hours=1))
+    spans = await asker.get("/v1/stats/buckets", params={"queue": "q-four", "step_s": 60, "since": begin})
+    assert sum(each["completed"] for each in spans["items"]) == 1
+    assert spans["next_since"] is None
+    few = {"limit": 1, "since": begin}
+    await asker.sees("GET", "/v1/stats/buckets", "BAD_REQUEST", params=few)
+    none = await asker.get("/v1/stats", who=someone("view", tasks=("nobodys",)))
+    assert none["totals"] == none["failures"] == []
+
+
+CASES: Final = (listing, pausing, draining, figures)

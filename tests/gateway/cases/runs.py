@@ -1,0 +1,74 @@
+"""Every code of runs: steps, graph, tree, signals, reruns, workflows and tables."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.support.gateway import Asker, someone
+from tests.support.working import working
+
+from jobledger.ledger import Run, Signal, workflow
+
+APPROVAL: Final = Signal("approval", dict[str, str])
+
+
+@workflow(queue="mail", max_attempts=1)
+async def order(run: Run, cents: int) -> str:
+    """Charge, ask somebody, ship."""
+    await run.step(_charge, cents)
+    told = await run.wait(APPROVAL)
+    return f"shipped for {told['by']}"
+
+
+async def _charge(cents: int) -> int:
+    return cents
+
+
+async def stories(asker: Asker) -> None:
+    made = await asker.ledger.enqueue(order, 77)
+    path = f"/v1/jobs/mail/{made.id}"
+    async with working(asker.ledger, order):
+        await asker.until(path, "paused")
+        steps = await asker.get(f"{path}/steps")
+        assert [each["key"] for each in steps["steps"]] == ["_charge", "approval"]
+        tag = {"if-none-match": (await asker.sees("GET", f"{path}/graph", 200)).headers["etag"]}
+        await asker.sees("GET", f"{path}/steps", 304, headers=tag)
+        await asker.sees("GET", f"{path}/graph", 304, headers=tag)
+        tree = await asker.get(f"{path}/tree")
+        assert (tree["task"], len(tree["steps"])) == ("order", 2)
+        told = await asker.post(f"{path}/signals/approval?id=a1", {"by": "ann"}, 202)
+        assert told["is_new"]
+        assert not (await asker.post(f"{path}/signals/approval?id=a1", {"by": "ann"}))["is_new"]
+        await asker.until(path, "completed")
+    await asker.post(f"{path}/signals/approval", {"by": "ann"}, "REFUSED")
+    large = "a" * (asker.ledger.config.payload_bytes_max + 1)
+    open_run = await asker.ledger.enqueue(order, 78)
+    await asker.post(f"/v1/jobs/mail/{open_run.id}/signals/approval", large, "PAYLOAD_TOO_LARGE")
+    await reruns(asker, path)
+    listed = await asker.get("/v1/workflows")
+    assert [each["workflow"] for each in listed["items"]] == ["order"]
+    assert (await asker.get("/v1/workflows", who=someone("view", tasks=("x",))))["items"] == []
+    assert (await asker.get("/v1/tables"))["items"] == []
+
+
+async def reruns(asker: Asker, path: str) -> None:
+    planned = await asker.post(f"{path}/rerun", {"from": "approval", "plan": True})
+    assert ([each["step"] for each in planned["copied"]], planned["again"]) == (["_charge"], ["approval"])
+    again = {"from": "approval", "id": "again-1"}
+    answer = await asker.sees("POST", f"{path}/rerun", 202, json=again)
+    assert answer.headers["location"] == "/v1/jobs/mail/again-1"
+    assert not (await asker.post(f"{path}/rerun", again, 200))["created"]
+    await asker.post(f"{path}/rerun", {"from": "nothing"}, "JOB_INVALID_INPUT")
+    large = {"cents": "a" * (asker.ledger.config.payload_bytes_max + 1)}
+    await asker.post(f"{path}/rerun", {"from": "approval", "input": large}, "PAYLOAD_TOO_LARGE")
+    await asker.post(f"{path}/rerun", {"from": "approval"}, "JOB_ACCESS_DENIED", who=someone("view"))
+
+
+async def what_is_not_there(asker: Asker) -> None:
+    for what in ("steps", "graph", "tree"):
+        await asker.sees("GET", f"/v1/jobs/mail/none/{what}", "JOB_NOT_FOUND")
+    await asker.post("/v1/jobs/mail/none/signals/approval", {}, "JOB_NOT_FOUND")
+    await asker.post("/v1/jobs/mail/none/rerun", {"from": "a"}, "JOB_NOT_FOUND")
+
+
+CASES: Final = (stories, what_is_not_there)
