@@ -19,6 +19,7 @@ from jobledger.ledger.model.hooks.schemes import (
     Scheme,
     Unverified,
     Verified,
+    check_scheme,
     delivery_named,
     sign,
     verify,
@@ -262,7 +263,7 @@ def test_a_scheme_that_could_not_verify_what_it_says_is_refused(
     settings: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(InvalidInputError) as refused:
-        Scheme(**settings)
+        check_scheme(Scheme(**settings))
     assert sentence in str(refused.value)
 
 
@@ -295,5 +296,6 @@ def test_the_providers_id_is_found_where_the_scheme_says(
 
 def test_a_scheme_is_written_without_its_defaults_and_read_again() -> None:
     for scheme in PRESETS.values():
+        check_scheme(scheme)
         assert msgspec.json.decode(msgspec.json.encode(scheme), type=Scheme) == scheme
     assert msgspec.json.encode(Scheme(header="X-Sig")) == b'{"header":"X-Sig"}'

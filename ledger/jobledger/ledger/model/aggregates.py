@@ -16,6 +16,8 @@ from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.errors import MalformedEventError, UnknownEventError
 from jobledger.ledger.model.events import Completed, JobEvent, Queued
+from jobledger.ledger.model.hooks.delivery import DELIVERY
+from jobledger.ledger.model.hooks.route import ROUTE
 from jobledger.ledger.model.hooks.watch import WATCH
 from jobledger.ledger.model.hooks.webhook import WEBHOOK
 from jobledger.ledger.model.job import Job, evolve
@@ -45,7 +47,22 @@ JOB: Final = _Jobs("job", ("queue", "job"), JobEvent, state=Job, evolve=evolve, 
 #: By name, the second word of a ledger subject.
 AGGREGATES: Final[dict[str, Aggregate[Any, Any]]] = {
     each.name: each
-    for each in (JOB, LOCK, REACTOR, UNREADABLE, FLOW, LIMIT, UNIQUE, QUEUE, SCHEDULE, ACCESS, WEBHOOK, WATCH)
+    for each in (
+        JOB,
+        LOCK,
+        REACTOR,
+        UNREADABLE,
+        FLOW,
+        LIMIT,
+        UNIQUE,
+        QUEUE,
+        SCHEDULE,
+        ACCESS,
+        WEBHOOK,
+        WATCH,
+        ROUTE,
+        DELIVERY,
+    )
 }
 
 

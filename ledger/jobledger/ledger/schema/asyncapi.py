@@ -38,6 +38,8 @@ _PARAMETERS: Final[dict[str, dict[str, Any]]] = {
     "reactor": {"description": "Whose chain it is."},
     "limit": {"description": "The limit's name."},
     "schedule": {"description": "The schedule's name."},
+    "route": {"description": "The route's name, the last word of its address."},
+    "delivery": {"description": "The provider's id of the delivery, or a hash of it."},
 }
 
 

@@ -36,7 +36,7 @@ _SECONDS: Final = re.compile(r"[0-9]{1,12}", flags=re.ASCII)
 _FIELDS: Final = frozenset({"body", "timestamp", "id"})
 
 
-class Scheme(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Scheme(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a provider signs its requests."""
 
     header: str  #: the header of the signature, or of several
@@ -53,39 +53,41 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     id_header: str = ""  #: the header of the provider's id of the delivery; "": it has none
     id_at: str = ""  #: the JSON pointer to that id, where it is in the body
 
-    def __post_init__(self) -> None:
-        """Refuse what could never verify anything, or would verify less than it says.
 
-        Raises: InvalidInputError.
-        """
-        for field in ("header", "timestamp_header", "id_header"):
-            _check_header(field, getattr(self, field), needed=field == "header")
-        if self.id_at:
-            check_pointer(self.id_at)
-        if self.id_at and self.id_header:
-            raise InvalidInputError("a scheme has id_header or id_at, not both: leave one out")
-        if self.separator and self.separator not in (" ", ",", ";"):
-            raise InvalidInputError("separator must be a space, a comma or a semicolon")
-        if self.algorithm != "token":
-            self._check_signed()
-        elif self.timestamp_header:
-            raise InvalidInputError("a token proves no timestamp: leave timestamp_header out")
+def check_scheme(scheme: Scheme) -> None:
+    """Refuse what could never verify anything, or would verify less than it says.
 
-    def _check_signed(self) -> None:
-        fields = _FIELD.findall(self.signed)
-        rest = _FIELD.sub("", self.signed)
-        if fields.count("body") != 1 or not set(fields) <= _FIELDS or set(rest) & set("{}"):
-            raise InvalidInputError(
-                "signed must hold {body} once, and may hold {timestamp} and {id}: write it as {timestamp}.{body}"
-            )
-        if len(self.signed) > _TEMPLATE_MAX:
-            raise InvalidInputError(f"signed must have at most {_TEMPLATE_MAX} characters")
-        if ("timestamp" in fields) != bool(self.timestamp_header):
-            raise InvalidInputError(
-                "timestamp_header and {timestamp} in signed belong together: one that is not signed proves nothing"
-            )
-        if "id" in fields and not self.id_header:
-            raise InvalidInputError("signed has {id}: say in id_header where it is")
+    Raises: InvalidInputError.
+    """
+    for field in ("header", "timestamp_header", "id_header"):
+        _check_header(field, getattr(scheme, field), needed=field == "header")
+    if scheme.id_at:
+        check_pointer(scheme.id_at)
+    if scheme.id_at and scheme.id_header:
+        raise InvalidInputError("a scheme has id_header or id_at, not both: leave one out")
+    if scheme.separator not in ("", " ", ",", ";"):
+        raise InvalidInputError("separator must be a space, a comma or a semicolon")
+    if scheme.algorithm != "token":
+        _check_signed(scheme)
+    elif scheme.timestamp_header:
+        raise InvalidInputError("a token proves no timestamp: leave timestamp_header out")
+
+
+def _check_signed(scheme: Scheme) -> None:
+    fields = _FIELD.findall(scheme.signed)
+    rest = _FIELD.sub("", scheme.signed)
+    if fields.count("body") != 1 or not set(fields) <= _FIELDS or set(rest) & set("{}"):
+        raise InvalidInputError(
+            "signed must hold {body} once, and may hold {timestamp} and {id}: write it as {timestamp}.{body}"
+        )
+    if len(scheme.signed) > _TEMPLATE_MAX:
+        raise InvalidInputError(f"signed must have at most {_TEMPLATE_MAX} characters")
+    if ("timestamp" in fields) != bool(scheme.timestamp_header):
+        raise InvalidInputError(
+            "timestamp_header and {timestamp} in signed belong together: one that is not signed proves nothing"
+        )
+    if "id" in fields and not scheme.id_header:
+        raise InvalidInputError("signed has {id}: say in id_header where it is")
 
 
 class Verified(msgspec.Struct, frozen=True):

@@ -1,0 +1,216 @@
+"""Every fact about one delivery to a route, what they add up to, and what may follow. Pure.
+
+A delivery is an aggregate of its own, named by its route and the provider's id: so a second one of that id is refused
+by the condition of its first append, and no two deliveries wait for each other. Each of its events says the whole
+state, and is appended in one batch with the first events of the jobs that it names. Source: ADR 032.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.envelope import Envelope, Moment, Whole
+from jobledger.ledger.model.hooks.errors import DeliveryNotFoundError
+from jobledger.ledger.model.subjects import is_token
+
+_GIVEN_MAX: Final = 200
+
+
+class MatchedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that a rule made of a delivery."""
+
+    rule: str  #: the rule's name
+    queue: str  #: the job's queue
+    job: str  #: its id
+
+
+class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
+    """What every fact about a delivery carries."""
+
+    route: str  #: the route it came to
+    delivery: str  #: the provider's id where that can be part of a subject, else a hash of it
+    number: Whole = 1  #: how often it was processed, from 1
+    given: str = ""  #: the provider's id, where `delivery` is another, cut at 200 characters
+    sha256: str  #: hex digest of the body, under which it is kept
+    size_bytes: Whole  #: of the body
+    kept_until: Moment | None = None  #: how long the body is kept; none: it is not
+    scheme: str = ""  #: how it was proven; "": it was emitted by a program with a client
+    secret: Whole = 0  #: the number of the secret that fitted, from 1; 0: none was asked for
+    headers: Mapping[str, str] = {}  #: those that rules look at, by their names in lower case
+    definition: Whole  #: stream sequence of the route's `set` whose rules were matched
+    matched: tuple[MatchedJob, ...] = ()  #: the jobs that follow in the same batch; none: no rule holds
+
+
+class Received(_Fact, frozen=True, kw_only=True, tag="received", gc=False):
+    """A delivery was proven, and what its route makes of it was recorded with it."""
+
+
+class Retried(_Fact, frozen=True, kw_only=True, tag="retried", gc=False):
+    """Somebody had it processed once more, by the rules as they are now."""
+
+    reason: str = ""  #: why, as the person said
+
+
+DeliveryEvent = Received | Retried
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A delivery after its newest event; the fields are those of the event."""
+
+    route: str
+    delivery: str
+    number: int
+    given: str
+    sha256: str
+    size_bytes: int
+    kept_until: Moment | None
+    scheme: str
+    secret: int
+    headers: Mapping[str, str]
+    definition: int
+    matched: tuple[MatchedJob, ...]
+    at: Moment  #: of the newest event, by its appender's clock
+    by: str
+
+
+_STATE: Final = tuple(Delivery.__struct_fields__)
+
+
+def evolve(_before: Delivery | None, event: DeliveryEvent, _stream_sequence: int) -> Delivery:
+    """Return the delivery after `event`, whatever came before it."""
+    return Delivery(**{name: getattr(event, name) for name in _STATE})
+
+
+class Arrived(msgspec.Struct, frozen=True, kw_only=True):
+    """What came in, as it is recorded."""
+
+    given: str
+    sha256: str
+    size_bytes: int
+    kept_until: datetime | None = None
+    scheme: str = ""
+    secret: int = 0
+    headers: Mapping[str, str] = {}
+
+
+class Receive(msgspec.Struct, frozen=True, kw_only=True):
+    """Record a delivery. One whose name is only a hash of its body counts as another one after `again_after_s`."""
+
+    arrived: Arrived
+    definition: int
+    matched: Sequence[MatchedJob]
+    again_after_s: int = 0  #: 0: its name is that of one delivery for ever
+
+
+class Retry(msgspec.Struct, frozen=True, kw_only=True):
+    """Record that a delivery was processed once more."""
+
+    definition: int
+    matched: Sequence[MatchedJob]
+    reason: str = ""
+
+
+def next_number(before: Delivery | None) -> int:
+    """Return which processing of a delivery comes next, from 1."""
+    return 1 if before is None else before.number + 1
+
+
+def is_repeat(before: Delivery | None, again_after_s: int, now: datetime) -> bool:
+    """Return whether a delivery of a name that is known is that one once more."""
+    if before is None:
+        return False
+    return not again_after_s or now < before.at + timedelta(seconds=again_after_s)
+
+
+def decide(
+    route: str, delivery: str, before: Delivery | None, command: Receive | Retry, stamp: Stamp
+) -> DeliveryEvent | None:
+    """Return the event that follows from a command; None where the delivery was received before.
+
+    Raises: DeliveryNotFoundError for one that is to be processed again and never was received.
+    """
+    fact: dict[str, Any] = {
+        "at": stamp.at,
+        "by": stamp.by,
+        "trace": stamp.trace,
+        "route": route,
+        "delivery": delivery,
+        "number": next_number(before),
+        "definition": command.definition,
+        "matched": tuple(command.matched),
+    }
+    match command:
+        case Receive(arrived=arrived):
+            if is_repeat(before, command.again_after_s, stamp.at):
+                return None
+            return Received(**fact, **msgspec.structs.asdict(arrived))
+        case Retry(reason=reason):
+            if before is None:
+                raise DeliveryNotFoundError(route, delivery)
+            said = {name: getattr(before, name) for name in Arrived.__struct_fields__}
+            return Retried(**fact, **said, reason=reason)
+
+
+def named(given: str) -> tuple[str, str]:
+    """Return the name of a delivery's chain for the provider's id, and that id where the name is another."""
+    if is_token(given):
+        return given, ""
+    return f"h-{_hash(given)}", given[:_GIVEN_MAX]
+
+
+def job_id(route: str, delivery: str, rule: str, number: int) -> str:
+    """Return the id of the job that a rule makes of a delivery when it is processed for the `number`th time."""
+    again = f"-r{number - 1}" if number > 1 else ""
+    return f"w-{_hash(f'{route}/{delivery}/{rule}')}{again}"
+
+
+def _hash(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+
+
+def _words(event: DeliveryEvent) -> str:
+    jobs = len(event.matched)
+    made = "no rule holds" if not jobs else f"{jobs:,} job{'' if jobs == 1 else 's'}"
+    what = f"{event.scheme or 'emitted'}, {event.size_bytes:,} bytes, {made}"
+    return f"{what}: {event.reason}" if isinstance(event, Retried) and event.reason else what
+
+
+def _check(before: Delivery | None, event: DeliveryEvent, _stream_sequence: int) -> Iterator[Broken]:
+    """A number higher by one, the same bytes when it is processed again, and the ids that follow from its name."""
+    number = 0 if before is None else before.number
+    if event.number != number + 1:
+        yield (
+            "transition",
+            f"`{DELIVERY.type_of(event)}` has the number {event.number} and does not follow on {number}",
+        )
+    if isinstance(event, Retried) and before is not None and event.sha256 != before.sha256:
+        yield "transition", "`retried` is about other bytes than the delivery had"
+    for each in event.matched:
+        if each.job != job_id(event.route, event.delivery, each.rule, event.number):
+            yield "transition", f"job {each.job!a} has not the id that follows from rule {each.rule!a}"
+            break
+
+
+def _keeps(_event: DeliveryEvent, _stream_sequence: int) -> Kept | None:
+    """Nothing: the jobs that it made have chains of their own."""
+    return None
+
+
+DELIVERY: Aggregate[DeliveryEvent, Delivery] = Aggregate(
+    "delivery",
+    ("route", "delivery"),
+    DeliveryEvent,
+    state=Delivery,
+    evolve=evolve,
+    words=_words,
+    check=_check,
+    keeps=_keeps,
+)

@@ -1,0 +1,278 @@
+"""Every fact a route can have, what they add up to, and what may follow: `RouteEvent`, `evolve`, `decide`. Pure.
+
+A route is an address to which others send webhooks: how their requests are proven, and which jobs its rules make of
+them. Each of its events says the whole state. What comes in is no fact about the route: see `delivery`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.envelope import Envelope, Moment, Priority, Whole
+from jobledger.ledger.model.errors import InvalidError, InvalidInputError
+from jobledger.ledger.model.hooks.errors import RouteNotFoundError
+from jobledger.ledger.model.hooks.match import (
+    SECRET_HEADERS,
+    check_condition,
+    check_input,
+    headers_named,
+)
+from jobledger.ledger.model.hooks.references import check_reference
+from jobledger.ledger.model.hooks.schemes import PRESETS, Scheme, check_scheme
+from jobledger.ledger.model.inputs import check_finite, check_whole
+from jobledger.ledger.model.json_text import encode_value
+from jobledger.ledger.model.subjects import check_token
+
+#: The jobs that one delivery may make: with `received` they are one batch, of which the server takes 1,000.
+RULES_MAX: Final = 900
+SECRETS_MAX: Final = 8
+#: What a route is that nobody can send requests to: what comes in was emitted by a program with a client.
+INTERNAL: Final = "internal"
+_DEFINITION_BYTES_MAX: Final = 256 << 10
+_BODY_BYTES_MAX: Final = 16 << 20
+_TOLERANCE_S_MAX: Final = 24 * 3600
+_KEEP_DAYS_MAX: Final = 366
+_DELAY_S_MAX: Final = 366 * 24 * 3600.0
+
+
+class RouteRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which deliveries of a route make a job, and which one."""
+
+    name: str  #: unlike those of the route's other rules; it is part of the job's id
+    task: str  #: what the job runs
+    when: dict[str, Any] = {}  #: the condition; none: every delivery
+    input: dict[str, Any] = {}  #: the job's parameters: pointers into the body, or constants
+    queue: str = ""  #: where the job goes; "": the task's own queue
+    priority: Priority | None = None  #: none: as the task has it
+    max_attempts: Whole = 0  #: 0: as the task has it
+    timeout_s: float | None = None  #: of one attempt; none: as the task has it
+    delay_s: float = 0.0  #: how long the job waits before it is queued
+
+
+class RouteDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a route does."""
+
+    scheme: (
+        str | Scheme
+    )  #: github, stripe, slack, standard, gitlab-token, bearer or internal; or one of its own
+    secrets: tuple[str, ...] = ()  #: references to those that count, `env:NAME` or `file:PATH`, at most 8
+    rules: tuple[RouteRule, ...] = ()  #: each that holds makes a job
+    tolerance_s: Whole = (
+        300  #: how far the time of a request may be from now; and what counts as the same body twice
+    )
+    body_bytes_max: Whole = 1 << 20  #: larger requests are refused
+    keep_bodies_days: Whole = 7  #: how long the bytes of a request are kept; 0: they are not
+
+    @property
+    def signature(self) -> Scheme | None:
+        """How its requests are proven; None: it takes none."""
+        return PRESETS.get(self.scheme) if isinstance(self.scheme, str) else self.scheme
+
+    @property
+    def scheme_name(self) -> str:
+        """What its scheme is called: that of a provider, or `own`."""
+        return self.scheme if isinstance(self.scheme, str) else "own"
+
+
+def headers_kept(definition: RouteDefinition) -> set[str]:
+    """Return the names, in lower case, of the headers that become part of `received`: those that rules look at."""
+    found = {"content-type"}
+    for rule in definition.rules:
+        found |= headers_named(rule.when, rule.input)
+    return found - _secret_headers(definition)
+
+
+def _secret_headers(definition: RouteDefinition) -> frozenset[str]:
+    scheme = definition.signature
+    own = frozenset[str]() if scheme is None else frozenset({scheme.header.lower()})
+    return SECRET_HEADERS | own
+
+
+class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
+    """What every fact about a route carries."""
+
+    route: str  #: its name, the last word of its address `/in/<route>`
+    reason: str = ""  #: why, as the person said
+
+
+class RouteSet(_Fact, frozen=True, kw_only=True, tag="set", gc=False):
+    """From here on the route does what this event says, whatever it did before."""
+
+    definition: RouteDefinition  #: what it does
+
+
+class RouteRemoved(_Fact, frozen=True, kw_only=True, tag="removed", gc=False):
+    """The route takes nothing any more. What came in stays, and the name may be set again."""
+
+
+RouteEvent = RouteSet | RouteRemoved
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A route after its newest event."""
+
+    name: str
+    definition: RouteDefinition | None  #: None: it was removed
+    at: Moment
+    by: str
+    reason: str = ""
+    sequence: int  #: stream sequence of that event
+
+
+def evolve(_before: Route | None, event: RouteEvent, stream_sequence: int) -> Route:
+    """Return the route after `event`, whatever came before it."""
+    return Route(
+        name=event.route,
+        definition=event.definition if isinstance(event, RouteSet) else None,
+        at=event.at,
+        by=event.by,
+        reason=event.reason,
+        sequence=stream_sequence,
+    )
+
+
+class SetRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """Define a route, or define it anew."""
+
+    definition: RouteDefinition
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work. Raises: InvalidInputError, InvalidTokenError."""
+        check_definition(self.definition)
+
+
+class RemoveRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """Take a route away."""
+
+    reason: str = ""
+
+
+RouteCommand = SetRoute | RemoveRoute
+
+
+def decide(name: str, before: Route | None, command: RouteCommand, stamp: Stamp) -> RouteEvent | None:
+    """Return the event that follows from a command; None where the route is as it asks already.
+
+    Raises: RouteNotFoundError for the removal of what is not there.
+    """
+    fact: dict[str, Any] = {"route": name, "at": stamp.at, "by": stamp.by, "trace": stamp.trace}
+    definition = None if before is None else before.definition
+    match command:
+        case SetRoute():
+            if definition == command.definition:
+                return None
+            return RouteSet(**fact, definition=command.definition, reason=command.reason)
+        case RemoveRoute():
+            if definition is None:
+                raise RouteNotFoundError(name)
+            return RouteRemoved(**fact, reason=command.reason)
+
+
+def check_definition(definition: RouteDefinition) -> None:
+    """Refuse a definition that cannot work.
+
+    Raises: InvalidInputError, naming the rule where it is about one; InvalidTokenError.
+    """
+    _check_scheme(definition)
+    for field, least, most in (
+        ("tolerance_s", 1, _TOLERANCE_S_MAX),
+        ("body_bytes_max", 1, _BODY_BYTES_MAX),
+        ("keep_bodies_days", 0, _KEEP_DAYS_MAX),
+    ):
+        value = getattr(definition, field)
+        if not least <= value <= most:
+            raise InvalidInputError(f"{field} must be a whole number from {least} to {most:,}, got {value:,}")
+    rules = definition.rules
+    if len(rules) > RULES_MAX:
+        raise InvalidInputError(
+            f"the route has {len(rules):,} rules: at most {RULES_MAX} can make jobs at once"
+        )
+    seen: set[str] = set()
+    for rule in rules:
+        if rule.name in seen:
+            raise InvalidInputError(f"two rules are called {rule.name}: give each a name of its own")
+        seen.add(check_token("rule", rule.name))
+        try:
+            _check_rule(rule, _secret_headers(definition))
+        except InvalidError as error:
+            raise InvalidInputError(f"rule {rule.name}: {error}") from None
+    size = len(encode_value(definition, what="route"))
+    if size > _DEFINITION_BYTES_MAX:
+        raise InvalidInputError(f"the route has {size:,} bytes: at most {_DEFINITION_BYTES_MAX:,} are kept")
+
+
+def _check_scheme(definition: RouteDefinition) -> None:
+    scheme, secrets = definition.scheme, definition.secrets
+    if isinstance(scheme, str) and scheme not in PRESETS and scheme != INTERNAL:
+        raise InvalidInputError(
+            f"there is no scheme {ascii(scheme)[:80]}: give {', '.join(PRESETS)} or {INTERNAL}, or describe one"
+        )
+    if isinstance(scheme, Scheme):
+        check_scheme(scheme)
+    for reference in secrets:
+        check_reference("a secret of the route", reference)
+    if scheme == INTERNAL and secrets:
+        raise InvalidInputError("an internal route takes no requests: leave its secrets out")
+    if scheme != INTERNAL and not 0 < len(secrets) <= SECRETS_MAX:
+        raise InvalidInputError(f"the route has {len(secrets)} secrets: give 1 to {SECRETS_MAX}")
+
+
+def _check_rule(rule: RouteRule, secret_headers: frozenset[str]) -> None:
+    check_token("task", rule.task)
+    if rule.queue:
+        check_token("queue", rule.queue)
+    check_whole("max_attempts", rule.max_attempts)
+    check_finite("timeout_s", rule.timeout_s)
+    check_finite("delay_s", rule.delay_s)
+    if rule.timeout_s is not None and rule.timeout_s <= 0:
+        raise InvalidInputError("timeout_s must be above 0")
+    if not 0 <= rule.delay_s <= _DELAY_S_MAX:
+        raise InvalidInputError(f"delay_s must be from 0 to {_DELAY_S_MAX:,.0f}")
+    check_condition(rule.when, secret_headers=secret_headers)
+    check_input(rule.input, secret_headers=secret_headers)
+
+
+def _words(event: RouteEvent) -> str:
+    why = f": {event.reason}" if event.reason else ""
+    if isinstance(event, RouteRemoved):
+        return event.reason
+    rules = len(event.definition.rules)
+    return f"{event.definition.scheme_name}, {rules:,} rule{'' if rules == 1 else 's'}{why}"
+
+
+def _check(before: Route | None, event: RouteEvent, _stream_sequence: int) -> Iterator[Broken]:
+    """A definition that could be set, and a removal only of what is there."""
+    if isinstance(event, RouteRemoved):
+        if before is None or before.definition is None:
+            yield "transition", f"`removed` was accepted, although route {event.route} was not there"
+        return
+    try:
+        check_definition(event.definition)
+    except InvalidError as error:
+        yield "transition", f"`set` was accepted, although {error}"
+
+
+def _keeps(event: RouteEvent, stream_sequence: int) -> Kept | None:
+    """A route that is set stays; what was removed may go with its whole chain."""
+    if isinstance(event, RouteRemoved):
+        return None
+    return Kept(stream_sequence, f"route {event.route}, which is as stream sequence {stream_sequence} says")
+
+
+ROUTE: Aggregate[RouteEvent, Route] = Aggregate(
+    "route",
+    ("route",),
+    RouteEvent,
+    state=Route,
+    evolve=evolve,
+    words=_words,
+    check=_check,
+    keeps=_keeps,
+    restated=True,
+)
