@@ -1,0 +1,157 @@
+"""`deliver`: the built-in task that posts an event to the receiver of a webhook, and tells the webhook how that went."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.gateway.hooks.posting import Answered, Poster
+from jobledger.gateway.hooks.signing import body_of, signature
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.context import Context
+from jobledger.ledger.decorator import task
+from jobledger.ledger.model.hooks.errors import SecretUnavailableError, WebhookNotFoundError
+from jobledger.ledger.model.hooks.references import is_reference
+from jobledger.ledger.model.hooks.webhook import Disable, Fail, Succeed, Webhook
+from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
+from jobledger.ledger.outcome import Cancel, Retry
+from jobledger.ledger.tasks import Task
+from jobledger.ledger.webhooks.acting import change_webhook, find_webhook
+from jobledger.ledger.webhooks.making import ATTEMPTS_MAX, DELIVER, job_id
+from jobledger.ledger.webhooks.message import Told, told_of
+from jobledger.ledger.webhooks.secrets import Secrets, key_of
+
+#: How long to wait after each failed try, in seconds: five seconds to ten hours, a day and four hours in all.
+DELAYS_S: Final = (5.0, 300.0, 1_800.0, 7_200.0, 18_000.0, 36_000.0, 36_000.0)
+_JITTER: Final = 0.1
+#: From this attempt of a delivery on its failures count against its webhook.
+_COUNTS_FROM: Final = 3
+_GONE: Final = 410
+_WHY_MAX: Final = 1_500
+
+
+class Delivered(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a delivery."""
+
+    status: int  #: of the receiver's answer
+    answer: str  #: the beginning of its body
+    took_ms: int
+
+
+class Delivering:
+    """What deliveries need of the process that sends them."""
+
+    def __init__(self, poster: Poster, secrets: Secrets, chance: random.Random | None = None) -> None:
+        self.poster = poster
+        self.secrets = secrets
+        self.chance = chance or random.Random()  # noqa: S311 - spreads retries
+
+    async def deliver(self, context: Context, name: str, sequence: int) -> Delivered | Cancel | Retry:
+        """Post one event; say what is to become of the job."""
+        ledger = context.ledger
+        try:
+            webhook = await find_webhook(ledger.log, name)
+        except WebhookNotFoundError:
+            return Cancel(f"webhook {name} was removed")
+        told = await _told(ledger, webhook, sequence)
+        if isinstance(told, Cancel):
+            return told
+        began = time.monotonic()
+        try:
+            answered = await self._post(ledger, webhook, told, sequence or context.job_id)
+        except SecretUnavailableError as error:
+            answered = Answered(status=0, why=str(error))
+        if answered.is_received:
+            if webhook.failing_since is not None and sequence:
+                await change_webhook(ledger, name, Succeed())
+            took_ms = round(1_000 * (time.monotonic() - began))
+            return Delivered(status=answered.status, answer=answered.answer, took_ms=took_ms)
+        return await self._failed(context, name, answered, is_test=not sequence)
+
+    async def _post(self, ledger: Ledger, webhook: Webhook, told: Told, sequence: int | str) -> Answered:
+        terms, now = webhook.definition, ledger.clock.now()
+        # Of an event it is the same at every try and at every redelivery, so that a receiver can tell it had it before.
+        message_id = job_id(webhook.name, sequence) if isinstance(sequence, int) else sequence
+        source = f"/jobledger/{ledger.names.environment or 'default'}"
+        body = body_of(told, terms.format, message_id=message_id, source=source)
+        own = {name: self._header(name, value) for name, value in terms.headers.items()}
+        signed = self._signed(webhook, message_id, body.data, now)
+        headers = {**own, "content-type": body.media, **signed}
+        answered = await self.poster.post(terms.target.url, body.data, headers)
+        # What a receiver repeats of a request would stay in the ledger.
+        hidden = [own[name] for name, value in terms.headers.items() if is_reference(value)]
+        return msgspec.structs.replace(answered, answer=_without(answered.answer, hidden))
+
+    def _header(self, name: str, value: str) -> str:
+        if not is_reference(value):
+            return value
+        found = self.secrets.read(value)
+        if not found.isascii() or not found.decode().isprintable():
+            raise SecretUnavailableError(f"the secret of header {name} is no line of printable ASCII")
+        return found.decode()
+
+    def _signed(self, webhook: Webhook, message_id: str, body: bytes, now: datetime) -> dict[str, str]:
+        keys = [key_of(self.secrets.read(reference)) for reference in webhook.secrets(now)]
+        timestamp = int(now.timestamp())
+        return {
+            "webhook-id": message_id,
+            "webhook-timestamp": str(timestamp),
+            "webhook-signature": signature(keys, message_id, timestamp, body),
+        }
+
+    async def _failed(
+        self, context: Context, name: str, answered: Answered, *, is_test: bool
+    ) -> Cancel | Retry:
+        """Tell the webhook, and say when the next try is."""
+        why = answered.why + (f": {answered.answer}" if answered.answer else "")
+        if is_test:
+            return Retry(reason=why[:_WHY_MAX])
+        if answered.status == _GONE:
+            await change_webhook(context.ledger, name, Disable(why="the receiver answered 410 Gone"))
+            return Cancel(f"the receiver answered 410 Gone, and webhook {name} is disabled")
+        if context.attempt >= _COUNTS_FROM:
+            await change_webhook(context.ledger, name, Fail(why=answered.why))
+        if answered.is_unwanted:
+            return Cancel(f"the receiver wants no more of this message ({answered.why})")
+        return Retry(delay_s=self._delay_s(context.attempt, answered), reason=why[:_WHY_MAX])
+
+    def _delay_s(self, attempt: int, answered: Answered) -> float:
+        if answered.retry_after_s is not None:
+            return answered.retry_after_s
+        return DELAYS_S[min(attempt, len(DELAYS_S)) - 1] * (1 + self.chance.random() * _JITTER)
+
+
+def _without(text: str, hidden: Sequence[str]) -> str:
+    for each in hidden:
+        text = text.replace(each, "***")
+    return text
+
+
+async def _told(ledger: Ledger, webhook: Webhook, sequence: int) -> Told | Cancel:
+    """Return what is told of an event; of none where it is a test."""
+    if not sequence:
+        data: dict[str, Any] = {"webhook": webhook.name}
+        return Told(type="webhook.test", timestamp=ledger.clock.now(), data=data)
+    if not webhook.is_active:
+        return Cancel(f"webhook {webhook.name} is {webhook.status}: redeliver it once it is resumed")
+    if not webhook.definition.target.url:
+        return Cancel(f"webhook {webhook.name} has a task as its target by now")
+    message = await ledger.log.get(sequence)
+    if message is None:
+        return Cancel(f"the event at stream sequence {sequence} is in an archive")
+    return await told_of(ledger, message, webhook.definition.include)
+
+
+def deliver_task(delivering: Delivering) -> Task[..., Any]:
+    """Return the task for the worker of a gateway; its jobs are made by the reactor of webhooks."""
+
+    @task(name=DELIVER, queue=DELIVERIES_QUEUE, max_attempts=ATTEMPTS_MAX)
+    async def deliver(context: Context, webhook: str, sequence: int) -> Delivered | Cancel | Retry:
+        return await delivering.deliver(context, webhook, sequence)
+
+    return deliver

@@ -1,0 +1,110 @@
+"""One post to a receiver, bounded in every way, and what is learned from it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+import httpx
+import msgspec
+
+from jobledger.gateway.hooks.addresses import CheckedTransport, TargetRefusedError, Targets
+from jobledger.ledger.model.version import version
+
+TIMEOUT_S: Final = 15.0  #: for all of one post: the name, the connection, the answer
+ANSWER_BYTES_MAX: Final = 64 << 10  #: read; what comes behind is not
+KEPT_BYTES: Final = 2 << 10  #: of an answer, in the result or the error of the attempt
+RETRY_AFTER_S_MAX: Final = 24 * 3600.0
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a post."""
+
+    status: int  #: 0: no answer came
+    why: str  #: in words: `503 Service Unavailable`, `no answer within 15 s`
+    answer: str = ""  #: the beginning of the body
+    retry_after_s: float | None = None  #: when the receiver wants to be asked again
+    is_unwanted: bool = False  #: whether it wants no more of this message
+
+    @property
+    def is_received(self) -> bool:
+        """Whether the receiver took it."""
+        return 200 <= self.status < 300  # noqa: PLR2004 - as HTTP says
+
+
+class Poster:
+    """Posts to receivers; every post has a connection of its own, so that none goes to what another one checked."""
+
+    def __init__(self, targets: Targets, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._targets = targets
+        self._timeout_s = timeout_s
+        self._tls = ssl.create_default_context()
+
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answered:
+        """Post once. A redirect is an answer like others, and nothing is asked of where it points.
+
+        Raises: nothing: a failure is an answer, too.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._post(url, body, headers)
+        except TimeoutError:
+            return Answered(status=0, why=f"no answer within {self._timeout_s:g} s")
+        except TargetRefusedError as error:
+            return Answered(status=0, why=str(error))
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            return Answered(status=0, why=str(error)[:300] or type(error).__name__)
+
+    async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answered:
+        limits = httpx.Limits(max_keepalive_connections=0)
+        inner = httpx.AsyncHTTPTransport(verify=self._tls, limits=limits, trust_env=False, retries=0)
+        client = httpx.AsyncClient(
+            transport=CheckedTransport(self._targets, inner),
+            follow_redirects=False,
+            trust_env=False,
+            timeout=self._timeout_s,
+        )
+        sent = {
+            "user-agent": f"jobledger/{version()}",
+            "accept": "*/*",
+            "accept-encoding": "identity",
+            **headers,
+        }
+        async with client, client.stream("POST", url, content=body, headers=sent) as response:
+            read = await _beginning(response)
+            words = f"{response.status_code} {response.reason_phrase}".strip()
+            return Answered(
+                status=response.status_code,
+                why=f"{words}, and redirects are not followed" if response.is_redirect else words,
+                answer=read[:KEPT_BYTES].decode(errors="replace"),
+                retry_after_s=_retry_after(response.headers.get("retry-after", "")),
+                is_unwanted=response.headers.get("webhook-delivery", "") == "abort-message",
+            )
+
+
+async def _beginning(response: httpx.Response) -> bytes:
+    """Read an answer's body as it is sent, up to the bound."""
+    read = bytearray()
+    async for part in response.aiter_raw():
+        read += part[: ANSWER_BYTES_MAX - len(read)]
+        if len(read) >= ANSWER_BYTES_MAX:
+            break
+    return bytes(read)
+
+
+def _retry_after(text: str) -> float | None:
+    """Return when to ask again, in seconds from now, at most a day; None where nothing is said that can be read."""
+    text = text.strip()
+    if text.isascii() and text.isdecimal():
+        seconds = float(text[:12])
+    else:
+        try:
+            moment = parsedate_to_datetime(text)
+            seconds = (moment - datetime.now(UTC)).total_seconds()
+        except (TypeError, ValueError):  # also one without a zone, which cannot be compared
+            return None
+    return min(seconds, RETRY_AFTER_S_MAX) if seconds > 0 else None
