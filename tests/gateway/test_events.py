@@ -12,6 +12,7 @@ from tests.support.gateways import Event, events_of, gateway_of, listening
 from tests.support.limits import LIMIT_S
 
 from jobledger.admin.events.choice import chosen_events
+from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.events.feed import Feed
 from jobledger.gateway.parts import Gateway
@@ -117,7 +118,7 @@ async def test_a_stream_that_cannot_begin_is_refused_before_it_begins(
 async def test_a_key_sees_events_of_its_queues_and_no_values(
     gateway: Gateway, ledger: Ledger, served: httpx.AsyncClient
 ) -> None:
-    class Viewer:
+    class Viewer(LocalAccess):
         def principal(self, connection: object) -> Principal:
             return Principal(name="eve", permissions=frozenset({"view"}), queues=("mail",))
 

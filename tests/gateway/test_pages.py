@@ -7,7 +7,8 @@ import re
 import httpx
 import pytest
 
-from jobledger.gateway.access.permissions import ROLES, Principal
+from jobledger.gateway.access.local import LocalAccess
+from jobledger.gateway.access.permissions import ROLES, Principal, Role
 from jobledger.gateway.pages.serving import POLICY
 from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.gateway.parts import Gateway
@@ -24,10 +25,11 @@ async def send(to: str) -> None:
     """Be enqueued only."""
 
 
-class Someone:
+class Someone(LocalAccess):
     """Lets everybody in as one of some roles."""
 
-    def __init__(self, role: str, queues: tuple[str, ...] = ("*",)) -> None:
+    def __init__(self, role: Role, queues: tuple[str, ...] = ("*",)) -> None:
+        super().__init__()
         self.one = Principal(name=f"ann {HOSTILE}", permissions=ROLES[role], queues=queues)
 
     def principal(self, connection: object) -> Principal:
@@ -74,7 +76,7 @@ def check_page(answer: httpx.Response) -> None:
 
 @pytest.mark.parametrize("role", sorted(ROLES))
 async def test_every_page_is_safe_for_every_role(
-    gateway: Gateway, http: httpx.AsyncClient, job: JobHandle[None], role: str
+    gateway: Gateway, http: httpx.AsyncClient, job: JobHandle[None], role: Role
 ) -> None:
     gateway.access = Someone(role)
     for page, address in zip(PAGES, addresses(job), strict=True):

@@ -6,6 +6,7 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
+from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.parts import Gateway
@@ -75,7 +76,7 @@ async def test_another_method_is_refused_with_those_that_are_taken(http: httpx.A
 async def test_who_may_not_see_values_sees_the_rest(
     gateway: Gateway, ledger: Ledger, http: httpx.AsyncClient
 ) -> None:
-    class Viewer:
+    class Viewer(LocalAccess):
         def principal(self, connection: object) -> Principal:
             return Principal(name="eve", permissions=frozenset({"view"}), queues=("mail",))
 

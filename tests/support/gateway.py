@@ -13,6 +13,7 @@ import httpx
 from starlette.requests import HTTPConnection
 from tests.support.limits import LIMIT_S
 
+from jobledger.gateway.access.gate import Gate
 from jobledger.gateway.access.permissions import ROLES, Permission, Principal
 from jobledger.gateway.app import app
 from jobledger.gateway.http.endpoint import Endpoint
@@ -49,6 +50,8 @@ def someone(
 class Doorman:
     """Lets everybody in as whom a test names, or refuses as it says."""
 
+    gate: Gate | None = None
+
     def __init__(self) -> None:
         self.who: Principal | Exception = ADMIN
 
@@ -58,6 +61,10 @@ class Doorman:
         if isinstance(self.who, Exception):
             raise self.who
         return self.who
+
+    def form_token(self, connection: HTTPConnection) -> str:
+        """Return what forms hold."""
+        return self.principal(connection).name
 
 
 class Failing:

@@ -15,17 +15,19 @@ from jobledger.admin.rows import Rows
 from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.app import app
 from jobledger.gateway.events.feed import Feed
-from jobledger.gateway.parts import Gateway
+from jobledger.gateway.parts import Access, Gateway
 from jobledger.gateway.projection import OwnProjection
 from jobledger.ledger import Ledger
 
 
 @contextlib.asynccontextmanager
-async def gateway_of(ledger: Ledger, folder: Path) -> AsyncGenerator[Gateway, None]:
-    """Give what the handlers of a gateway share, in this process."""
+async def gateway_of(
+    ledger: Ledger, folder: Path, access: Access | None = None
+) -> AsyncGenerator[Gateway, None]:
+    """Give what the handlers of a gateway share, in this process; without `access` nobody is asked who they are."""
     rows = Rows(ledger, folder / "projection.db")
     async with Feed(ledger) as feed:
-        yield Gateway(ledger, rows, OwnProjection(rows), LocalAccess(), feed)
+        yield Gateway(ledger, rows, OwnProjection(rows), access or LocalAccess(), feed)
 
 
 @contextlib.asynccontextmanager

@@ -156,7 +156,7 @@ def test_the_old_secret_opens_for_as_long_as_its_grace_lasts() -> None:
 def test_a_link_opens_nothing_serves_once_and_its_session_ends_with_it() -> None:
     link = made(LINK)
     assert not link.opens(A, NOW)
-    assert not link.keeps_session(A, NOW)
+    assert not link.keeps_session(B, NOW)
     assert [link.redeems(A, NOW), link.redeems(B, NOW), link.redeems(A, SOON)] == [True, False, False]
     assert [USED.redeems(A, NOW), USED.opens(A, NOW), USED.keeps_session(A, SOON)] == [False, False, True]
     assert not USED.keeps_session(A, LATER)

@@ -32,7 +32,7 @@ from jobledger.ledger.model.access.grants import PERMISSIONS, ROLES, Permission,
 from jobledger.ledger.model.access.key import GRACE_S_MAX
 from jobledger.ledger.model.times import shown_time
 
-_GATEWAY: Final = "http://127.0.0.1:8620"
+_GATEWAY: Final = "http://127.0.0.1:8080"
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose it is, or what it is for.")]
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The key's id, as `keys list` shows it.")]

@@ -10,11 +10,15 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
+from jobledger.gateway.access.keys import KeyAccess
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.http.endpoint import JSON
+from jobledger.gateway.http.guard import Guard
 from jobledger.gateway.http.openapi import openapi
 from jobledger.gateway.http.routing import refusal, request_id_of, routes
+from jobledger.gateway.pages.login import Login
 from jobledger.gateway.pages.serving import Dashboard
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
@@ -22,10 +26,14 @@ from jobledger.gateway.problems import ProblemError
 DOCUMENT: Final = "/openapi.json"
 
 
-def app(gateway: Gateway) -> Starlette:
+def app(gateway: Gateway) -> ASGIApp:
     """Return what answers the requests of a gateway."""
     made = [*routes(gateway, ENDPOINTS), Route(DOCUMENT, _document), *Dashboard(gateway).routes()]
-    return Starlette(routes=made, exception_handlers={404: _not_found})
+    if isinstance(gateway.access, KeyAccess):
+        made += Login(gateway.access).routes()
+    inner = Starlette(routes=made, exception_handlers={404: _not_found})
+    gate = gateway.access.gate
+    return inner if gate is None else Guard(inner, gate)
 
 
 @functools.cache

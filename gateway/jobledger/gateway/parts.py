@@ -9,6 +9,7 @@ from starlette.requests import HTTPConnection
 
 from jobledger.admin.past import AsOf
 from jobledger.admin.rows import Rows, View
+from jobledger.gateway.access.gate import Gate
 from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.events.feed import Feed
 from jobledger.gateway.life import Life
@@ -18,8 +19,17 @@ from jobledger.ledger import Ledger, TaskRegistry
 class Access(Protocol):
     """Who lets in."""
 
+    @property
+    def gate(self) -> Gate | None:
+        """What every request passes first; None: nothing is checked."""
+        ...
+
     def principal(self, connection: HTTPConnection) -> Principal:
         """Return who asks. Raises: ProblemError (UNAUTHENTICATED)."""
+        ...
+
+    def form_token(self, connection: HTTPConnection) -> str:
+        """Return what each form of a page must hold that is sent back by the same person. Raises: as `principal`."""
         ...
 
 

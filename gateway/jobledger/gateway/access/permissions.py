@@ -1,39 +1,34 @@
-"""Who asks, and what they may do: permissions, the roles that are made of them, and the scope they hold in. Pure."""
+"""Who asks, and what they may do: `Principal`. Permissions, roles and scopes are those of the ledger's keys. Pure."""
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-from typing import Final, Literal, get_args
+from typing import Final
 
 import msgspec
 
 from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.access.grants import PERMISSIONS, ROLES, Permission, Role, Scope, matches
 
-Permission = Literal["view", "payloads", "queue", "run", "cancel", "review", "manage", "admin"]
-PERMISSIONS: Final[tuple[Permission, ...]] = get_args(Permission)
+__all__ = ["EVERY", "PERMISSIONS", "ROLES", "Permission", "Principal", "Role", "Scope"]
 
-#: What each role may do. `payloads`: see inputs, results and checkpoints. `review`: requeue and discard dead letters.
-ROLES: Final[dict[str, frozenset[Permission]]] = {
-    "viewer": frozenset({"view"}),
-    "enqueuer": frozenset({"queue"}),
-    "operator": frozenset(PERMISSIONS) - {"admin"},
-    "admin": frozenset(PERMISSIONS),
-}
+#: What matches every name.
+EVERY: Final = ("*",)
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """Who asks: a key, a person that logged in, or whoever sits at this machine."""
 
-    name: str  #: what events say in `by`
+    name: str  #: what events say in `by`: `key:<name>/<id>`, `user:<name>` or `local:<account>`
     permissions: frozenset[Permission]
-    queues: tuple[str, ...] = (
-        "*",
-    )  #: name patterns, as in a shell; jobs of other queues are not there for it
-    tasks: tuple[str, ...] = ("*",)
+    queues: tuple[str, ...] = EVERY  #: name patterns; jobs of other queues are not there for it
+    tasks: tuple[str, ...] = EVERY  #: the same of tasks
     key_id: str = ""  #: "" for who needs no key
 
     def may(self, permission: Permission, queue: str | None = None, task: str | None = None) -> bool:
-        """Return whether this is allowed, in a queue and for a task where those are given."""
+        """Return whether this is allowed, in a queue and for a task where those are given.
+
+        Without them it says whether it is allowed somewhere: whoever lists or counts must leave out what `scope` has not.
+        """
         return (
             permission in self.permissions
             and (queue is None or _matches(queue, self.queues))
@@ -52,6 +47,43 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.name} lacks the permission {permission!r}{where}: ask who manages the keys for it",
             )
 
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether it is bound to no queue and no task."""
+        return self.queues == EVERY and self.tasks == EVERY
+
+    def require_everywhere(self, permission: Permission) -> None:
+        """Refuse whoever is bound to some queues or tasks what belongs to none: keys, limits, routes, webhooks.
+
+        Raises: ProblemError (JOB_ACCESS_DENIED).
+        """
+        self.require(permission)
+        if not self.is_everywhere:
+            raise ProblemError(
+                "JOB_ACCESS_DENIED",
+                f"{self.name} is bound to some queues or tasks, and this belongs to none: "
+                "ask somebody who may do it everywhere",
+            )
+
+    @property
+    def scope(self) -> Scope:
+        """Which jobs are there for it: what lists, counts and streams of events are narrowed to."""
+        return Scope(
+            queues=() if self.queues == EVERY else self.queues,
+            tasks=() if self.tasks == EVERY else self.tasks,
+        )
+
+
+def principal_of(name: str, allowed: frozenset[Permission], scope: Scope, key_id: str = "") -> Principal:
+    """Return who has these permissions for the jobs of a scope."""
+    return Principal(
+        name=name,
+        permissions=allowed,
+        queues=scope.queues or EVERY,
+        tasks=scope.tasks or EVERY,
+        key_id=key_id,
+    )
+
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(pattern == "*" or fnmatchcase(name, pattern) for pattern in patterns)
+    return patterns == EVERY or any(matches(pattern, name) for pattern in patterns)

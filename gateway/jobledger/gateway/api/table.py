@@ -9,6 +9,7 @@ from jobledger.gateway.api import (
     fleet,
     job_acts,
     jobs,
+    keys,
     limits,
     process,
     queues,
@@ -27,4 +28,5 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *fleet.ENDPOINTS,
     *events.ENDPOINTS,
     *process.ENDPOINTS,
+    *keys.ENDPOINTS,
 )

@@ -65,7 +65,6 @@ class Dashboard:
         self._gateway = gateway
         self._shared = Shared(gateway.ledger.clock)
         self._pulse = Pulse(gateway)
-        self._secret = secrets.token_bytes(32)
         # Renderings are shared by all who may see the same, so what is of one person is put in when they are sent.
         self._name_mark, self._token_mark = (f"~{secrets.token_hex(16)}~" for _ in range(2))
 
@@ -102,26 +101,24 @@ class Dashboard:
             return self._rendered(page.template, facts.shell, facts)
 
         made = await self._shared.get((request.url.path, query, scope), make)
-        return Response(self._personal(made, principal), media_type=_HTML)
+        token = self._gateway.access.form_token(request)
+        return Response(self._personal(made, principal, token), media_type=_HTML)
 
     def _rendered(self, template: str, shell: Any, facts: Any) -> bytes:
         marks = {"name": self._name_mark, "token": self._token_mark}
         return rendered(template, {"shell": shell, "page": facts, "marks": marks, "assets": ASSETS})
 
-    def _personal(self, made: bytes, principal: Principal) -> bytes:
-        name, token = str(escape(principal.name)), self._token(principal)
+    def _personal(self, made: bytes, principal: Principal, token: str) -> bytes:
+        name = str(escape(principal.name))
         return made.replace(self._name_mark.encode(), name.encode()).replace(
             self._token_mark.encode(), token.encode()
         )
-
-    def _token(self, principal: Principal) -> str:
-        return hmac.new(self._secret, principal.name.encode(), hashlib.sha256).hexdigest()
 
     async def _form(self, request: Request, form: Form) -> Response:
         principal = self._gateway.access.principal(request)
         _check_origin(request)
         fields = Fields(await _fields(request))
-        if not hmac.compare_digest(fields.one("token"), self._token(principal)):
+        if not hmac.compare_digest(fields.one("token"), self._gateway.access.form_token(request)):
             raise ProblemError(
                 "JOB_ACCESS_DENIED",
                 "the form is from another session: load the page again and send it once more",

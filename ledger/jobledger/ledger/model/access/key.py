@@ -156,9 +156,12 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.standing(now) == "link" and _is_same(self.sha256, sha256)
 
     def keeps_session(self, sha256: str, now: datetime) -> bool:
-        """Return whether a session goes on that was opened with a secret of this digest."""
-        if self.redeemed:
-            return self.standing(now) == "used" and _is_same(self.sha256, sha256)
+        """Return whether a session goes on that was opened with a secret of this digest.
+
+        Of a link there is one only once it was redeemed, which whoever asks may not have heard yet.
+        """
+        if self.is_link:
+            return self.standing(now) in {"link", "used"} and _is_same(self.sha256, sha256)
         return self.opens(sha256, now)
 
     def _is_over(self, now: datetime) -> bool:

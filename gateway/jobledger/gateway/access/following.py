@@ -1,0 +1,95 @@
+"""Every gateway follows `ledger.access.>`: one ordered reader tells it of each change, and a look a second proves it whole.
+
+The reader alone could not tell silence from having nothing to say. So the gateway asks once a second for the newest
+sequence of all keys, which the stream's leader answers, and compares it with what it has read. Source: ADR 033.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+from jobledger.gateway.access.ring import KeyRing
+from jobledger.ledger import Ledger
+from jobledger.ledger.access.keys import all_keys
+from jobledger.ledger.model.access.key import ACCESS
+from jobledger.ledger.model.errors import LedgerError, ServerUnreachableError
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.inbox import ReplyTimeoutError
+
+_PROVE_EVERY_S: Final = 1.0
+_AGAIN_S: Final = 0.5
+#: Within this time the reader has what the leader has; else it is begun anew.
+_BEHIND_S_MAX: Final = 3.0
+
+_log = logging.getLogger("jobledger.gateway.access")
+
+
+class Following:
+    """Keeps a ring like the ledger, from `run` on until that is cancelled."""
+
+    def __init__(self, ledger: Ledger, ring: KeyRing) -> None:
+        """Nothing is read before `run`."""
+        self._ledger = ledger
+        self._ring = ring
+        self._told = ""  # why it was not read, so that the log says it once
+        self._moved = asyncio.Event()  # the ring learned something
+        ring.on_change(self._moved.set)
+        self.begun = asyncio.Event()  #: set when the keys were read for the first time
+
+    async def run(self) -> None:
+        """Follow for ever; what goes wrong is told in the log, and tried again."""
+        while True:
+            try:
+                await self._follow()
+            except (LedgerError, ConnectionLostError, ReplyTimeoutError, TimeoutError) as error:
+                self._tell(str(error) or "the server gives no answer")
+            await asyncio.sleep(_AGAIN_S)
+
+    def _tell(self, why: str) -> None:
+        if why != self._told:
+            self._told = why
+            _log.warning("the keys in the ledger could not be read, and will be tried again: %s", why)
+
+    async def _follow(self) -> None:
+        log = self._ledger.log
+        began, head = self._ledger.clock.monotonic(), await log.head()
+        self._ring.replace(await all_keys(log), head.last_sequence)
+        self._ring.prove(began)
+        self._told = ""
+        self.begun.set()
+        parts = [
+            asyncio.ensure_future(self._read(head.last_sequence + 1)),
+            asyncio.ensure_future(self._prove()),
+        ]
+        try:
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            await done.pop()  # neither ends but by an error
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
+
+    async def _read(self, first: int) -> None:
+        log = self._ledger.log
+        subject = ACCESS.everything(log.names)
+        batches = log.read_messages(from_sequence=first, subject=subject, follow=True)
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                self._ring.take(batch)
+        raise ServerUnreachableError("the reader of keys ended")
+
+    async def _prove(self) -> None:
+        """Compare with the stream's leader, once a second. Raises: TimeoutError where the reader does not get there."""
+        log, clock = self._ledger.log, self._ledger.clock
+        while True:
+            asked_at = clock.monotonic()
+            async with asyncio.timeout(_BEHIND_S_MAX):
+                newest = await log.newest_sequence(ACCESS.everything(log.names))
+                while newest > self._ring.reached:
+                    self._moved.clear()
+                    await self._moved.wait()
+            self._ring.prove(asked_at)
+            await asyncio.sleep(_PROVE_EVERY_S)

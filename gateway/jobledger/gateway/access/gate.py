@@ -1,0 +1,126 @@
+"""The gate that every request passes first: its host, its origin, who sent it, and how much that one may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from jobledger.gateway.access.identity import Admitted, Caller, Identities
+from jobledger.gateway.access.origins import (
+    SAFE,
+    Headers,
+    Hosts,
+    Network,
+    check_kind,
+    check_origin,
+    cors,
+    forwarded,
+)
+from jobledger.gateway.access.rates import Rates, group_of
+from jobledger.gateway.access.sessions import Sessions
+from jobledger.gateway.problems import ProblemError
+
+#: Whoever looks after the process asks by its address, whatever that is.
+_ANY_HOST: Final = frozenset({"/healthz", "/readyz"})
+_API: Final = "/v1/"
+
+OnUse = Callable[[str, str], None]
+Pairs = list[tuple[str, str]]
+
+
+class Arrived(NamedTuple):
+    """What is known of a request that may be answered."""
+
+    caller: Caller
+    client: str  #: the address that it began with
+    scheme: str  #: http or https, as the client speaks it
+    who: Admitted | ProblemError  #: who asks, or why nobody does: some addresses anybody may ask for
+
+
+class Gate:
+    """The gate of one gateway."""
+
+    def __init__(
+        self,
+        *,
+        identities: Identities,
+        sessions: Sessions,
+        hosts: Hosts,
+        origins: frozenset[str],
+        proxies: tuple[Network, ...],
+        rates: Rates,
+        on_use: OnUse,
+    ) -> None:
+        """`on_use` is told the id of each key that was used, and the address that it was used from."""
+        self._identities = identities
+        self._sessions = sessions
+        self._hosts = hosts
+        self._origins = origins
+        self._proxies = proxies
+        self._rates = rates
+        self._on_use = on_use
+        self._sweeps: list[Callable[[], None]] = []
+
+    def on_sweep(self, sweep: Callable[[], None]) -> None:
+        """Have a function called whenever keys changed, and once a second, for those whose time is over."""
+        self._sweeps.append(sweep)
+
+    def sweep(self) -> None:
+        """Call them."""
+        for each in self._sweeps:
+            each()
+
+    def still(self, admitted: Admitted) -> bool:
+        """Return whether somebody who was let in would be let in now; see `Identities.still`."""
+        return self._identities.still(admitted)
+
+    def enter(self, request: Mapping[str, Any], headers: Headers, added: Pairs) -> Arrived | None:
+        """Check a request, an ASGI scope; None where it is only a browser's question what pages elsewhere may do.
+
+        `added` gets headers of the answer, also where that is a refusal.
+
+        Raises: ProblemError (MISDIRECTED, CROSS_SITE, RATE_LIMITED).
+        """
+        method, path = request["method"], request["path"]
+        peer = request["client"][0] if request.get("client") else ""
+        client, scheme = forwarded(peer, headers, request["scheme"], self._proxies)
+        origin = headers.get("origin", "")
+        is_preflight = method == "OPTIONS" and bool(origin) and "access-control-request-method" in headers
+        added += cors(origin, self._origins, is_preflight=is_preflight)
+        if path not in _ANY_HOST:
+            self._hosts.check(headers.get("host", ""))
+        if is_preflight:
+            return None
+        caller = Caller(headers=headers, peer=peer, secure=scheme == "https")
+        if "authorization" not in headers:
+            check_origin(method, headers, scheme)
+        try:
+            admitted = self._identities.admit(caller)
+        except ProblemError as error:
+            return Arrived(caller, client, scheme, error)
+        self._note(admitted, method, path, client, caller, added)
+        return Arrived(caller, client, scheme, admitted)
+
+    def _note(  # noqa: PLR0917 - what is known of one request
+        self, admitted: Admitted, method: str, path: str, client: str, caller: Caller, added: Pairs
+    ) -> None:
+        principal, session = admitted.principal, admitted.session
+        if admitted.is_ambient and path.startswith(_API):
+            check_kind(method, caller.headers)
+        if principal.key_id:
+            self._on_use(principal.key_id, client)
+        if admitted.is_counted:
+            self._count(principal.key_id or principal.name, group_of(method, path), added)
+        if session is not None and method in SAFE and self._sessions.is_old(session):
+            added.append(("set-cookie", self._sessions.cookie(session, secure=caller.secure)))
+
+    def _count(self, who: str, group: str, added: Pairs) -> None:
+        verdict = self._rates.take(who, group)
+        added += verdict.headers
+        if verdict.retry_after_s:
+            raise ProblemError(
+                "RATE_LIMITED",
+                f"this key sends too much at once: wait {verdict.retry_after_s} s; "
+                "the header RateLimit of each answer says how much is left",
+                headers={"retry-after": str(verdict.retry_after_s)},
+            )

@@ -1,0 +1,220 @@
+"""The access of one gateway, put together: it follows the keys, says who asks, and keeps the gate."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Final
+
+import anyio
+import msgspec
+from starlette.requests import HTTPConnection
+
+from jobledger.gateway.access.following import Following
+from jobledger.gateway.access.gate import Gate
+from jobledger.gateway.access.identity import (
+    ADMITTED,
+    CALLER,
+    Admitted,
+    Caller,
+    Identities,
+    TrustedHeader,
+    local_principal,
+)
+from jobledger.gateway.access.origins import Hosts, checked_origins, networks
+from jobledger.gateway.access.people import People
+from jobledger.gateway.access.permissions import Principal
+from jobledger.gateway.access.rates import Quota, Rates
+from jobledger.gateway.access.ring import KeyRing
+from jobledger.gateway.access.sessions import Sessions, signing_keys
+from jobledger.gateway.access.uses import Uses
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger import Ledger
+from jobledger.ledger.access.keys import change_key, find_key
+from jobledger.ledger.access.secret import read_key
+from jobledger.ledger.model.access.key import RedeemKey
+from jobledger.ledger.model.errors import (
+    ConfigurationError,
+    NotFoundError,
+    RefusedError,
+    ServerUnreachableError,
+)
+
+_SWEEP_EVERY_S: Final = 1.0
+_FIRST_S: Final = 10.0
+
+
+class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a gateway finds out who asks."""
+
+    session_key: Path  #: file of the keys that sign sessions; made where it is missing
+    hosts: tuple[str, ...] = ()  #: names that it goes by, besides loopback's
+    origins: tuple[str, ...] = ()  #: of whose pages programs with a key may use the API
+    behind_proxy: tuple[str, ...] = ()  #: addresses of proxies that are believed about clients and https
+    user_header: str = ""  #: the header in which a proxy says who somebody is
+    trust_from: tuple[str, ...] = ()  #: addresses of the proxies that are believed about that
+    people: Path | None = None  #: file of what people may do whom a proxy or a provider knows
+    quotas: dict[str, Quota] = {}  #: by group of requests, in the place of the usual ones
+
+    def __post_init__(self) -> None:
+        """Refuse settings that let in everybody or nobody. Raises: ConfigurationError."""
+        if bool(self.user_header) != bool(self.trust_from):
+            raise ConfigurationError(
+                "--trust-user-header and --trust-from belong together: from other addresses anybody could send that header"
+            )
+        if self.user_header and self.people is None:
+            raise ConfigurationError(
+                "--trust-user-header says who people are, and nothing what they may do: give --people FILE"
+            )
+
+    @property
+    def knows_people(self) -> bool:
+        """Whether somebody else says who people are, so that a key is not needed to get in."""
+        return bool(self.user_header)
+
+
+class KeyAccess:
+    """Who lets in. Made by `opened_access`."""
+
+    def __init__(self, ledger: Ledger, settings: AccessSettings, *, is_loopback: bool) -> None:
+        """Read the files that the settings name. Raises: ConfigurationError."""
+        clock = ledger.clock
+        self._ledger = ledger
+        self.ring = KeyRing(clock)
+        self.sessions = Sessions(signing_keys(settings.session_key), clock)
+        self.people = None if settings.people is None else People(settings.people, clock)
+        header = None
+        if settings.user_header:
+            believed = networks("--trust-from", settings.trust_from)
+            header = TrustedHeader(name=settings.user_header.lower(), proxies=believed)
+        is_open = is_loopback and not settings.knows_people
+        self.identities = Identities(
+            self.ring,
+            self.sessions,
+            clock,
+            local=local_principal() if is_open else None,
+            header=header,
+            people=self.people,
+        )
+        self.rates = Rates(clock, settings.quotas)
+        self._uses = Uses(ledger)
+        self.gate = Gate(
+            identities=self.identities,
+            sessions=self.sessions,
+            hosts=Hosts(settings.hosts, is_loopback=is_loopback),
+            origins=checked_origins(settings.origins),
+            proxies=networks("--behind-proxy", settings.behind_proxy),
+            rates=self.rates,
+            on_use=self._uses.note,
+        )
+        self.following = Following(ledger, self.ring)
+        self.ring.on_change(self.gate.sweep)
+
+    async def run(self) -> None:
+        """Follow the keys, end what has to end, and store when keys were used, until cancelled."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.following.run)
+            group.start_soon(self._uses.run)
+            while True:
+                await asyncio.sleep(_SWEEP_EVERY_S)
+                self.gate.sweep()
+
+    def principal(self, connection: HTTPConnection) -> Principal:
+        """Return who asks. Raises: ProblemError (UNAUTHENTICATED, LEDGER_UNREACHABLE)."""
+        return self._admitted(connection).principal
+
+    def form_token(self, connection: HTTPConnection) -> str:
+        """Return what each form of a page must hold, so that no page of another site can send one. Raises: ProblemError."""
+        return self.sessions.form_token(self._admitted(connection).form_name)
+
+    def check_form(self, connection: HTTPConnection, token: str) -> None:
+        """Refuse a form that was not made for whoever sends it. Raises: ProblemError (CROSS_SITE)."""
+        if not hmac.compare_digest(token.encode(), self.form_token(connection).encode()):
+            raise ProblemError(
+                "CROSS_SITE", "the form is of another session: load the page again and send it once more"
+            )
+
+    def count_login(self, client: str) -> None:
+        """Count a try to log in from an address. Raises: ProblemError (RATE_LIMITED)."""
+        verdict = self.rates.take(client, "login")
+        if verdict.retry_after_s:
+            raise ProblemError(
+                "RATE_LIMITED",
+                f"too many tries to log in: wait {verdict.retry_after_s} s",
+                headers={"retry-after": str(verdict.retry_after_s)},
+            )
+
+    async def log_in(self, text: str, *, secure: bool) -> str:
+        """Return the header `Set-Cookie` of the session that a key opens. Raises: ProblemError (UNAUTHENTICATED)."""
+        shown = read_key(text.strip())
+        key = None if shown is None else self.ring.find(shown.key)
+        if shown is None or key is None or not key.opens(shown.sha256, self._ledger.clock.now()):
+            raise ProblemError(
+                "UNAUTHENTICATED", "this key opens nothing: it may be mistyped, expired or revoked"
+            )
+        return self.open_session(key=shown.key, sha256=shown.sha256, secure=secure)
+
+    async def redeem(self, text: str, *, secure: bool) -> str:
+        """Use a link, for good; return the header `Set-Cookie` of the session that it opens.
+
+        Of many who use it at once, on whichever gateways, one gets in: the append is conditional.
+
+        Raises: ProblemError (UNAUTHENTICATED), LedgerFullError, UnreachableError.
+        """
+        wrong = ProblemError(
+            "UNAUTHENTICATED",
+            "this link opens nothing: it may be used, expired or revoked; ask for another one",
+        )
+        shown = read_key(text.strip())
+        key = None if shown is None else (await find_key(self._ledger.log, shown.key))[0]
+        if shown is None or key is None or not key.redeems(shown.sha256, self._ledger.clock.now()):
+            raise wrong
+        try:
+            await change_key(self._ledger, key.key, RedeemKey(), by=self.ring.principal(key).name)
+        except (NotFoundError, RefusedError) as error:
+            raise wrong from error
+        return self.open_session(key=shown.key, sha256=shown.sha256, secure=secure)
+
+    def open_session(self, *, secure: bool, **who: object) -> str:
+        """Return the header `Set-Cookie` of a new session of somebody who said who they are; see `Sessions.open`."""
+        return self.sessions.cookie(self.sessions.open(**who), secure=secure)
+
+    @staticmethod
+    def caller(connection: HTTPConnection) -> Caller:
+        """Return what a request says of who sent it."""
+        caller = connection.scope[CALLER]
+        assert isinstance(caller, Caller)
+        return caller
+
+    @staticmethod
+    def _admitted(connection: HTTPConnection) -> Admitted:
+        admitted = connection.scope[ADMITTED]
+        if isinstance(admitted, ProblemError):
+            raise admitted
+        assert isinstance(admitted, Admitted)
+        return admitted
+
+
+@contextlib.asynccontextmanager
+async def opened_access(
+    ledger: Ledger, settings: AccessSettings, *, is_loopback: bool
+) -> AsyncGenerator[KeyAccess, None]:
+    """Follow the keys of a ledger for the length of a block; when it begins, they were read once.
+
+    Raises: ConfigurationError, ServerUnreachableError.
+    """
+    access = KeyAccess(ledger, settings, is_loopback=is_loopback)
+    async with anyio.create_task_group() as group:
+        group.start_soon(access.run)
+        try:
+            async with asyncio.timeout(_FIRST_S):
+                await access.following.begun.wait()
+        except TimeoutError as error:
+            raise ServerUnreachableError(
+                f"the keys in the ledger could not be read within {_FIRST_S:g} s: is the server there?"
+            ) from error
+        yield access
+        group.cancel_scope.cancel()

@@ -1,0 +1,185 @@
+"""Where a request comes from: its host, its origin, and the address of who sent it. Pure.
+
+A page of another site can make a browser send requests here. So the host must be one that this gateway goes by (else a
+name of somebody else's could be made to lead here), and what changes something must come from a page of ours, unless it
+carries a key, which no other site has.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.errors import ConfigurationError
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Headers = Mapping[str, str]
+
+SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+_OURS: Final = frozenset({"same-origin", "none"})
+#: What a page of another site can send without being asked whether it may.
+_SIMPLE: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain", ""})
+_CORS_AGE_S: Final = 600
+_CORS_HEADERS: Final = "authorization, content-type, idempotency-key, if-match, if-none-match, last-event-id, prefer, traceparent"
+_CORS_SHOWN: Final = (
+    "etag, link, location, ratelimit, ratelimit-policy, retry-after, x-request-id, last-event-id"
+)
+
+
+class Hosts:
+    """The names that a gateway goes by."""
+
+    def __init__(self, names: Sequence[str], *, is_loopback: bool) -> None:
+        """On loopback these are 127.0.0.1, localhost and [::1]; beyond it any address, and the `names` that are given."""
+        self._is_loopback = is_loopback
+        self._names = _LOOPBACK | {name.lower().rstrip(".") for name in names}
+
+    def check(self, host: str) -> None:
+        """Refuse the header `Host` of somebody else. Raises: ProblemError (MISDIRECTED)."""
+        name = _name_of(host)
+        if name in self._names or (not self._is_loopback and _is_address(name)):
+            return
+        shown = ascii(host[:80]) if host else "missing"
+        raise ProblemError(
+            "MISDIRECTED",
+            f"the header Host is {shown}, which is not what this gateway goes by: use one of "
+            f"{', '.join(sorted(self._names))}, or start it with --allow-host NAME",
+        )
+
+
+def _name_of(host: str) -> str:
+    """Return the name in a header `Host`, without its port; "" for what is none."""
+    if host.startswith("["):
+        name, bracket, port = host[1:].partition("]")
+        return name.lower() if bracket and (not port or port[0] == ":") else ""
+    name, _, port = host.partition(":")
+    return name.lower().rstrip(".") if not port or port.isdecimal() else ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def check_origin(method: str, headers: Headers, scheme: str) -> None:
+    """Refuse a request that changes something and that a page of another site may have made.
+
+    Only for requests without a key: no other site has one. Raises: ProblemError (CROSS_SITE).
+    """
+    if method in SAFE:
+        return
+    site = headers.get("sec-fetch-site", "")
+    if site and site not in _OURS:
+        raise _cross_site("another site")
+    origin = headers.get("origin", "")
+    if origin and not _is_same(origin, scheme, headers.get("host", "")):
+        raise _cross_site(ascii(origin[:80]))
+
+
+def check_kind(method: str, headers: Headers) -> None:
+    """Refuse a request to the API that changes something, has no key, and is sent in a form that any page could send.
+
+    Raises: ProblemError (CROSS_SITE).
+    """
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+    if method not in SAFE and kind in _SIMPLE and not (is_empty and not kind):
+        raise ProblemError(
+            "CROSS_SITE",
+            f"Content-Type is {kind[:80]!r}, as of a form of any page: send application/json, or a key in Authorization",
+        )
+
+
+def _cross_site(where: str) -> ProblemError:
+    return ProblemError(
+        "CROSS_SITE",
+        f"this request was made by a page of {where}: nothing was done; use the pages of this gateway",
+    )
+
+
+def _is_same(origin: str, scheme: str, host: str) -> bool:
+    found = urlsplit(origin)
+    standard = {"http": ":80", "https": ":443"}.get(scheme, "")
+    return found.scheme == scheme and found.netloc.lower().removesuffix(
+        standard
+    ) == host.lower().removesuffix(standard)
+
+
+def checked_origins(origins: Sequence[str]) -> frozenset[str]:
+    """Return origins whose pages may use the API with a key of their own. Raises: ConfigurationError."""
+    for each in origins:
+        found = urlsplit(each)
+        if (
+            found.scheme not in {"http", "https"}
+            or not found.netloc
+            or each != f"{found.scheme}://{found.netloc}"
+        ):
+            raise ConfigurationError(
+                f"--allow-origin {each[:80]!r} is no origin: write https://HOST, without a path"
+            )
+    return frozenset(each.lower() for each in origins)
+
+
+def cors(origin: str, allowed: frozenset[str], *, is_preflight: bool) -> list[tuple[str, str]]:
+    """Return the headers that let a page of another origin read an answer; none where nobody named that origin.
+
+    Cookies are never taken from there: such a page has a key, or nothing.
+    """
+    if not allowed:
+        return []
+    found = [("vary", "Origin")]
+    if origin.lower() not in allowed:
+        return found
+    found += [("access-control-allow-origin", origin), ("access-control-expose-headers", _CORS_SHOWN)]
+    if is_preflight:
+        found += [
+            ("access-control-allow-methods", "GET, HEAD, POST, PUT, DELETE"),
+            ("access-control-allow-headers", _CORS_HEADERS),
+            ("access-control-max-age", str(_CORS_AGE_S)),
+        ]
+    return found
+
+
+def networks(option: str, given: Sequence[str]) -> tuple[Network, ...]:
+    """Read addresses and ranges of addresses. Raises: ConfigurationError, naming the option."""
+    try:
+        return tuple(ipaddress.ip_network(each.strip(), strict=False) for each in given)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{option}: {error}: write addresses or ranges such as 10.0.0.0/8"
+        ) from error
+
+
+def is_among(address: str, found: Sequence[Network]) -> bool:
+    """Return whether an address is in one of the ranges; an IPv4 address in the clothes of IPv6 counts as what it is."""
+    try:
+        given = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = given.ipv4_mapped if isinstance(given, ipaddress.IPv6Address) else None
+    return any((mapped or given) in each for each in found)
+
+
+def forwarded(peer: str, headers: Headers, scheme: str, proxies: Sequence[Network]) -> tuple[str, str]:
+    """Return the address and the scheme that a request began with, as proxies say that are believed; else as it came.
+
+    The client is the last address in `X-Forwarded-For` that is no such proxy: what stands before it anybody can write.
+    """
+    if not proxies or not is_among(peer, proxies):
+        return peer, scheme
+    client = peer
+    for address in reversed([each.strip() for each in headers.get("x-forwarded-for", "").split(",")]):
+        if not _is_address(address):
+            break
+        client = address
+        if not is_among(address, proxies):
+            break
+    said = headers.get("x-forwarded-proto", "").rpartition(",")[2].strip().lower()
+    return client, said if said in {"http", "https"} else scheme

@@ -1,0 +1,112 @@
+"""What people may do whom others know by name, a proxy or a provider: a file of users and groups, read when it changes.
+
+[users."dana@shop.example"]
+role = "operator"
+queues = ["billing-*"]
+
+[groups.ops]
+role = "admin"
+
+[everyone]
+role = "viewer"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from jobledger.gateway.access.permissions import Permission, Principal, Role, principal_of
+from jobledger.ledger.model.access.grants import Scope, checked_patterns, permissions_of
+from jobledger.ledger.model.clock import Clock
+from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError
+from jobledger.ledger.opening import open_file
+
+_FILE_BYTES_MAX: Final = 1 << 20
+_LOOK_EVERY_S: Final = 1.0
+
+
+class Allowed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What somebody may do."""
+
+    role: Role | None = None
+    permissions: tuple[Permission, ...] = ()
+    queues: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+
+
+class _Book(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    users: dict[str, Allowed] = {}
+    groups: dict[str, Allowed] = {}
+    everyone: Allowed | None = None
+
+
+class People:
+    """The file, as it is now."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        """Read it. Raises: ConfigurationError."""
+        self._path = path
+        self._clock = clock
+        self._seen: tuple[int, int, int] | None = None
+        self._book = _Book()
+        self._looked_at = clock.monotonic()
+        self._read()
+
+    def principal(self, user: str, groups: Sequence[str] = ()) -> Principal | None:
+        """Return who somebody is: as of the user, else of the first group, else of everyone; None where that is nobody.
+
+        What changed in the file counts within a second; a file that is wrong or gone lets in nobody.
+        """
+        now = self._clock.monotonic()
+        if now - self._looked_at >= _LOOK_EVERY_S:
+            self._looked_at = now
+            try:
+                self._read()
+            except ConfigurationError:
+                self._seen, self._book = None, _Book()
+        book = self._book
+        found = book.users.get(user) or next(
+            (book.groups[group] for group in groups if group in book.groups), book.everyone
+        )
+        if found is None:
+            return None
+        scope = Scope(queues=found.queues, tasks=found.tasks)
+        return principal_of(f"user:{user}", permissions_of(found.role, found.permissions), scope)
+
+    def _read(self) -> None:
+        try:
+            with open_file(self._path, bytes_max=_FILE_BYTES_MAX) as file:
+                status = self._path.stat()
+                seen = (status.st_mtime_ns, status.st_size, status.st_ino)
+                if seen == self._seen:
+                    return
+                book = msgspec.convert(tomllib.loads(file.read().decode()), _Book)
+            self._book, self._seen = _checked(book), seen
+        except (OSError, ValueError, msgspec.ValidationError, InvalidInputError) as error:
+            raise ConfigurationError(f"{self._path} does not say what people may do: {error}") from error
+
+
+def _checked(book: _Book) -> _Book:
+    """Put patterns in order, so that one of everything is none. Raises: InvalidInputError."""
+    return _Book(
+        users={name: _in_order(each) for name, each in book.users.items()},
+        groups={name: _in_order(each) for name, each in book.groups.items()},
+        everyone=None if book.everyone is None else _in_order(book.everyone),
+    )
+
+
+def _in_order(allowed: Allowed) -> Allowed:
+    if allowed.role is None and not allowed.permissions:
+        raise InvalidInputError(
+            "somebody has neither a role nor permissions: give one, or leave the entry out"
+        )
+    return msgspec.structs.replace(
+        allowed,
+        queues=checked_patterns("queues", allowed.queues),
+        tasks=checked_patterns("tasks", allowed.tasks),
+    )

@@ -1,0 +1,98 @@
+"""The keys that one gateway knows, in memory, and how fresh that knowledge is. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+from jobledger.gateway.access.permissions import Principal, principal_of
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.access.keys import take
+from jobledger.ledger.model.access.key import Key
+from jobledger.ledger.model.clock import Clock
+from jobledger.ledger.model.codec import Message
+
+#: For how long keys are good that were last known to be whole: a key that was revoked meanwhile works no longer than this.
+STALE_S: Final = 10.0
+
+
+class KeyRing:
+    """Every key of the ledger as its newest event says."""
+
+    def __init__(self, clock: Clock) -> None:
+        """It knows nothing, and says so, until it is filled and proven."""
+        self._clock = clock
+        self._keys: dict[str, Key] = {}
+        self._principals: dict[str, tuple[Key, Principal]] = {}
+        self._proven_at: float | None = None
+        self._listeners: list[Callable[[], None]] = []
+        self.reached = 0  #: the stream sequence of the newest message of a key that was read
+
+    def replace(self, keys: dict[str, Key], reached: int) -> None:
+        """Know these keys and no others."""
+        self._keys, self.reached = dict(keys), reached
+        self._principals.clear()
+        self._tell()
+
+    def take(self, batch: list[Message]) -> None:
+        """Learn what was appended since. What is known already, or is no event, changes nothing."""
+        known = {key.key: key.sequence for key in self._keys.values()}
+        take(self._keys, [each for each in batch if _is_news(each, known)])
+        self.reached = max(self.reached, batch[-1].stream_sequence)
+        self._tell()
+
+    def prove(self, at: float) -> None:
+        """Note that at a moment of the monotonic clock nothing was in the ledger that is not known here."""
+        self._proven_at = at
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Have a function called after each change."""
+        self._listeners.append(listener)
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    @property
+    def age_s(self) -> float | None:
+        """How long ago the keys were known to be whole, in seconds; None: they never were."""
+        return None if self._proven_at is None else self._clock.monotonic() - self._proven_at
+
+    def require_fresh(self) -> None:
+        """Refuse to judge by keys that may have been revoked. Raises: ProblemError (LEDGER_UNREACHABLE)."""
+        age_s = self.age_s
+        if age_s is None or age_s > STALE_S:
+            since = "yet" if age_s is None else f"for {age_s:.0f} s"
+            raise ProblemError(
+                "LEDGER_UNREACHABLE",
+                f"the gateway could not read {since} which keys were revoked, so it lets nobody in: try again in a moment",
+            )
+
+    def find(self, key_id: str) -> Key | None:
+        """Return a key. Raises: ProblemError (LEDGER_UNREACHABLE) where what is known may be out of date."""
+        self.require_fresh()
+        return self._keys.get(key_id)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether anybody ever made a key that is still in the ledger; links are none."""
+        return any(not key.is_link for key in self._keys.values())
+
+    def has_live_key(self, now: datetime) -> bool:
+        """Whether somebody could use a key now."""
+        return any(key.standing(now) == "live" for key in self._keys.values())
+
+    def principal(self, key: Key) -> Principal:
+        """Return who asks with a key."""
+        found = self._principals.get(key.key)
+        if found is None or found[0] is not key:
+            name = f"key:{key.name}/{key.key}"
+            found = key, principal_of(name, key.allowed, key.scope, key.key)
+            self._principals[key.key] = found
+        return found[1]
+
+
+def _is_news(message: Message, known: dict[str, int]) -> bool:
+    tokens = message.subject.split(".")
+    return message.stream_sequence > known.get(tokens[2] if len(tokens) > 2 else "", 0)  # noqa: PLR2004 - root, aggregate, key

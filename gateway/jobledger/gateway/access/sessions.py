@@ -1,0 +1,151 @@
+"""Sessions of browsers: a signed cookie that says who logged in, and by which key. The key's record decides, each time.
+
+Nothing of a session is stored by a gateway, so any other one with the same signing keys takes it. It slides: used within
+12 hours it goes on. Whoever logs out only loses the cookie; what ends a session for sure is the end of its key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from itsdangerous import BadSignature, URLSafeSerializer
+
+from jobledger.ledger.model.clock import Clock
+from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.opening import make_folder, open_file, open_to_write, sync_file
+
+SESSION_S: Final = 12 * 3600
+#: A cookie of this age is replaced by a fresh one.
+_RENEW_S: Final = 900
+_AHEAD_S: Final = 60  # what the clocks of gateways may differ by
+_COOKIE: Final = "jobledger"
+_SECURE_PREFIX: Final = "__Host-"
+_KEY_BYTES_MIN: Final = 32
+_FILE_BYTES_MAX: Final = 64 << 10
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who logged in."""
+
+    key: str = ""  #: the id of the key or link, "" for a person whom a provider knows
+    sha256: str = ""  #: of its secret: a session ends with the secret that opened it
+    user: str = ""  #: the person whom a provider knows
+    groups: tuple[str, ...] = ()  #: as that provider said
+    issued: int  #: seconds since 1970: when this cookie was made
+    token: str  #: random: what the tokens of its forms are made of
+
+
+def signing_keys(path: Path) -> list[bytes]:
+    """Return the keys of a file, one a line; the last one signs, all of them verify. A missing file is made.
+
+    Gateways that take each other's sessions share it. Raises: ConfigurationError, which does not tell what is in it.
+    """
+    try:
+        if not path.exists():
+            _make(path)
+        with open_file(path, bytes_max=_FILE_BYTES_MAX) as file:
+            lines = [line.strip() for line in file.read().splitlines()]
+    except OSError as error:
+        raise ConfigurationError(
+            f"the signing key of sessions in {path} cannot be used: {error.strerror or error}"
+        ) from error
+    keys = [line for line in lines if line]
+    if not keys or any(len(each) < _KEY_BYTES_MIN for each in keys):
+        raise ConfigurationError(
+            f"{path} must hold signing keys of at least {_KEY_BYTES_MIN} characters, one a line: "
+            "delete it, and a good one is made"
+        )
+    return keys
+
+
+def _make(path: Path) -> None:
+    make_folder(path.parent)
+    with (
+        contextlib.suppress(FileExistsError),
+        open_to_write(path, "xb") as file,
+    ):  # another gateway was faster
+        file.write(secrets.token_urlsafe(_KEY_BYTES_MIN).encode() + b"\n")
+        sync_file(file)
+
+
+class Sessions:
+    """Makes and reads cookies, and the tokens of forms."""
+
+    def __init__(self, keys: list[bytes], clock: Clock) -> None:
+        """`keys`: see `signing_keys`."""
+        self._clock = clock
+        self._signer = URLSafeSerializer(keys, salt="jobledger session")
+        self._passing = URLSafeSerializer(keys, salt="jobledger passing")
+        self._secret = hashlib.sha256(b"jobledger forms" + keys[-1]).digest()
+
+    def open(self, **who: Any) -> Session:
+        """Return a new session: of a `key` with its `sha256`, or of a `user` with `groups`."""
+        return Session(**who, issued=self._now(), token=secrets.token_urlsafe(16))
+
+    def cookie(self, session: Session, *, secure: bool) -> str:
+        """Return the header `Set-Cookie` that hands a session to a browser, as of now."""
+        said = msgspec.to_builtins(msgspec.structs.replace(session, issued=self._now()))
+        return _set_cookie(_COOKIE, str(self._signer.dumps(said)), SESSION_S, secure=secure)
+
+    def end(self, *, secure: bool) -> str:
+        """Return the header `Set-Cookie` that takes the session away."""
+        return _set_cookie(_COOKIE, "", 0, secure=secure)
+
+    def read(self, cookies: str, *, secure: bool) -> Session | None:
+        """Return the session of a request's header `Cookie`; None where there is none that is signed and not over."""
+        text = _cookie(cookies, _COOKIE, secure=secure)
+        if not text:
+            return None
+        try:
+            session = msgspec.convert(self._signer.loads(text), Session)
+        except (BadSignature, msgspec.ValidationError, ValueError):
+            return None
+        age_s = self._now() - session.issued
+        return session if -_AHEAD_S <= age_s < SESSION_S else None
+
+    def is_old(self, session: Session) -> bool:
+        """Whether its cookie is to be replaced, so that it slides."""
+        return self._now() - session.issued >= _RENEW_S
+
+    def form_token(self, who: str) -> str:
+        """Return what a form must hold that is sent by `who`: a session's token, or the name of who needs no session."""
+        return hmac.new(self._secret, who.encode(), hashlib.sha256).hexdigest()
+
+    def passing(self, name: str, value: dict[str, str], life_s: int, *, secure: bool) -> str:
+        """Return the header `Set-Cookie` of what a browser carries for a moment, as between a provider and here."""
+        text = str(self._passing.dumps({**value, "issued": self._now()})) if value else ""
+        return _set_cookie(f"{_COOKIE}-{name}", text, life_s if value else 0, secure=secure)
+
+    def passed(self, cookies: str, name: str, life_s: int, *, secure: bool) -> dict[str, Any]:
+        """Return what a browser carried; nothing where that is not signed or too old."""
+        try:
+            found: dict[str, Any] = self._passing.loads(_cookie(cookies, f"{_COOKIE}-{name}", secure=secure))
+            age_s = self._now() - int(found["issued"])
+        except (BadSignature, ValueError, TypeError, KeyError):
+            return {}
+        return found if -_AHEAD_S <= age_s < life_s else {}
+
+    def _now(self) -> int:
+        return int(self._clock.now().timestamp())
+
+
+def _set_cookie(name: str, value: str, life_s: int, *, secure: bool) -> str:
+    # The prefix binds a cookie to this host, https and the path /: no other host of the domain can plant one.
+    prefix, flag = (_SECURE_PREFIX, "; Secure") if secure else ("", "")
+    return f"{prefix}{name}={value}; Path=/; Max-Age={life_s}; HttpOnly; SameSite=Lax{flag}"
+
+
+def _cookie(cookies: str, name: str, *, secure: bool) -> str:
+    """Return the value of a cookie, "" where there is none."""
+    wanted = f"{_SECURE_PREFIX}{name}" if secure else name
+    for each in cookies.split(";"):
+        key, _, value = each.strip().partition("=")
+        if key == wanted:
+            return value
+    return ""

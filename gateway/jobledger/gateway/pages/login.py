@@ -1,0 +1,122 @@
+"""Logging in and out in a browser: by a key that is typed in, or by a link that serves once.
+
+A link is redeemed by a form and not by opening its address: what looks at addresses beforehand, as programs that scan
+mail do, must not use it up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+from urllib.parse import parse_qs, quote, urlencode
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from jobledger.gateway.access.keys import KeyAccess
+from jobledger.gateway.http.routing import request_id_of
+from jobledger.gateway.pages.rendering import rendered
+from jobledger.gateway.pages.serving import ASSETS, HEADERS
+from jobledger.gateway.problems import ProblemError, problem_of
+
+LOGIN: Final = "/login"
+LOGOUT: Final = "/logout"
+_FORM_BYTES_MAX: Final = 16 << 10
+_LINK_MAX: Final = 200
+_log = logging.getLogger("jobledger.gateway.access")
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Login:
+    """The pages of logging in and out."""
+
+    def __init__(self, access: KeyAccess) -> None:
+        """`access`: what says who somebody is."""
+        self._access = access
+
+    def routes(self) -> list[Route]:
+        """Return their routes."""
+        return [
+            Route(LOGIN, self._told(self._show), methods=["GET"]),
+            Route(LOGIN, self._told(self._log_in), methods=["POST"]),
+            Route(LOGOUT, self._told(self._log_out), methods=["POST"]),
+        ]
+
+    def _told(self, handler: Handler) -> Handler:
+        """Return a handler whose refusals are told on the page."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                response = await handler(request)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the page says what happened and the server goes on
+                response = self._refusal(request, error)
+            response.headers.update(HEADERS)
+            return response
+
+        return answer
+
+    def _refusal(self, request: Request, error: Exception) -> Response:
+        problem, headers = problem_of(error, request_id_of(request))
+        request.scope["jobledger.code"] = problem.code
+        if problem.code == "INTERNAL":
+            _log.error("request %s failed", problem.request_id, exc_info=error)
+        headers.pop("www-authenticate", None)  # a browser would ask for a password of its own
+        return self._page(request, problem.detail, problem.status, headers)
+
+    async def _show(self, request: Request) -> Response:
+        return self._page(request)
+
+    def _page(
+        self, request: Request, problem: str = "", status: int = 200, headers: dict[str, str] | None = None
+    ) -> Response:
+        given = request.query_params
+        after, link = inside(given.get("after", "")), given.get("link", "")[:_LINK_MAX]
+        query = urlencode({"after": after})
+        facts = {
+            "problem": problem,
+            "after": after,
+            "link": link,
+            "query": query,
+            "provider": "",
+            "assets": ASSETS,
+        }
+        return Response(rendered("login.html", facts), status, headers, "text/html; charset=utf-8")
+
+    async def _log_in(self, request: Request) -> Response:
+        access, caller = self._access, self._access.caller(request)
+        client = request.client.host if request.client else ""
+        access.count_login(client)
+        fields = await _fields(request)
+        link = fields.get("link", "")
+        key = link or fields.get("key", "")
+        cookie = await (access.redeem if link else access.log_in)(key, secure=caller.secure)
+        return RedirectResponse(inside(fields.get("after", "")), 303, {"set-cookie": cookie})
+
+    async def _log_out(self, request: Request) -> Response:
+        access = self._access
+        access.check_form(request, (await _fields(request)).get("token", ""))
+        cookie = access.sessions.end(secure=access.caller(request).secure)
+        return RedirectResponse(LOGIN, 303, {"set-cookie": cookie})
+
+
+async def _fields(request: Request) -> dict[str, str]:
+    """Return the fields of a form, each once. Raises: ProblemError."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _FORM_BYTES_MAX:
+            raise ProblemError("PAYLOAD_TOO_LARGE", f"the form has more than {_FORM_BYTES_MAX:,} bytes")
+    try:
+        found = parse_qs(body.decode("ascii"), max_num_fields=20)
+    except ValueError as error:
+        raise ProblemError("BAD_REQUEST", f"the form cannot be read: {error}") from error
+    return {name: values[-1] for name, values in found.items()}
+
+
+def inside(address: str) -> str:
+    """Return an address of this gateway to go to; the first page in the place of one that leads anywhere else."""
+    is_ours = address.startswith("/") and not address.startswith(("//", "/\\")) and address.isprintable()
+    return quote(address, safe="/?&=%:+,;@!*'()~#-._") if is_ours and "\\" not in address else "/"

@@ -1,0 +1,74 @@
+"""Gateways that know keys, and those who hold them: for tests of who is let in."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tests.support.gateways import gateway_of
+from tests.support.limits import LIMIT_S
+from tests.support.working import until
+
+from jobledger.admin.access.keys import Grant, MadeKey, create_key
+from jobledger.gateway.access.keys import AccessSettings, KeyAccess, opened_access
+from jobledger.gateway.app import app
+from jobledger.gateway.parts import Gateway
+from jobledger.ledger import Ledger
+
+BASE = "http://127.0.0.1:8080"
+
+
+class House:
+    """One gateway with its gate, asked without a port."""
+
+    def __init__(self, gateway: Gateway, access: KeyAccess) -> None:
+        self.gateway = gateway
+        self.access = access
+        self.ledger: Ledger = gateway.ledger
+        self._app = app(gateway)
+
+    def client(self, base: str = BASE, peer: str = "127.0.0.1", **settings: Any) -> httpx.AsyncClient:
+        """Return a client of its own; `peer` is the address that it comes from."""
+        transport = httpx.ASGITransport(self._app, client=(peer, 40_000))
+        return httpx.AsyncClient(transport=transport, base_url=base, **settings)
+
+    def holder(self, made: MadeKey, **settings: Any) -> httpx.AsyncClient:
+        """Return a client that sends a key."""
+        return self.client(headers={"authorization": f"Bearer {made.secret}"}, **settings)
+
+    async def key(self, name: str = "ci", **grant: Any) -> MadeKey:
+        """Return a new key that this gateway has heard of."""
+        made = await create_key(self.ledger, name, Grant(**grant or {"role": "viewer"}), by="ann")
+        await self.heard_of(made.info.key, "live")
+        return made
+
+    async def heard_of(self, key: str, standing: str) -> None:
+        """Wait until this gateway knows that a key stands so."""
+
+        def known() -> bool:
+            found = self.access.ring.find(key)
+            return found is not None and found.standing(self.ledger.clock.now()) == standing
+
+        await until(known, limit_s=LIMIT_S)
+
+
+@contextlib.asynccontextmanager
+async def house(
+    ledger: Ledger, folder: Path, *, is_loopback: bool = True, **settings: Any
+) -> AsyncGenerator[House, None]:
+    """Open a gateway that knows keys; several on one folder share the key that signs sessions."""
+    chosen = AccessSettings(**dict[str, Any](session_key=folder / "session.key") | settings)
+    async with (
+        opened_access(ledger, chosen, is_loopback=is_loopback) as access,
+        gateway_of(ledger, folder, access) as gateway,
+    ):
+        yield House(gateway, access)
+
+
+def code_of(answer: httpx.Response) -> int | str:
+    """Return the code of a refusal, else the status."""
+    is_problem = answer.headers.get("content-type") == "application/problem+json"
+    return str(answer.json()["code"]) if is_problem else answer.status_code
