@@ -39,7 +39,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: install ## index the standard library with two workers, one of which gets killed
-	@$(BIN)/jobledger demo
+	@$(BIN)/jobledger demo --keep .jobledger/demo
 
 test: lint types-and-bytecode imports pytest ## everything that must pass: lint, types, import contracts, tests
 

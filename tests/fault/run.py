@@ -33,7 +33,7 @@ LONG: Final = (
     "tests/fault/test_unique.py",
 )
 LIMIT_S: Final = 600.0
-_FOLDERS: Final = ("tests/fault", "tests/integration", "tests/model", "tests/newcomer")
+_FOLDERS: Final = ("tests/fault", "tests/integration", "tests/gateway", "tests/model", "tests/newcomer")
 _PYTEST: Final = (
     sys.executable,
     "-m",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -370,7 +371,7 @@ def test_a_projection_follows_until_it_is_stopped(start: Start, nats_server: Emb
 @pytest.mark.fault
 @pytest.mark.timeout(120)
 def test_the_demo_kills_a_worker_and_loses_nothing(start: Start) -> None:
-    demo = start("demo", "--files", "300", "--json")
+    demo = start("demo", "--files", "300", "--json", "--keep", "kept")
     lines = demo.rest()
     assert demo.end(limit_s=60) == 0, demo.errors
     report = json.loads(lines[-1])
@@ -379,6 +380,25 @@ def test_the_demo_kills_a_worker_and_loses_nothing(start: Start) -> None:
     assert report["interrupted_jobs"]
     assert report["recovery_s"] < 20
     assert "killed worker" in demo.errors
+    shown = " ".join(demo.errors.split())
+    _, *words = re.findall(r"in a browser: (\S+) (up --dir \S+ --port 0)", shown)[0][1].split()
+    up = start("up", *words, "--json", variables={"JOBLEDGER_NO_GATEWAY": "0", "JOBLEDGER_GATEWAY_PORT": "0"})
+    gateway = up.line()["gateway"]
+    assert start("demo", "--keep", "kept").end() == 2, "a server works there"
+    with urllib.request.urlopen(f"{gateway}/v1/jobs/index/{report['interrupted_jobs'][0]}") as answer:
+        assert len(json.load(answer)["attempts"]) > 1
+    assert up.end(signal.SIGTERM) == 0
+
+
+def test_a_folder_that_holds_something_else_is_not_what_a_demo_keeps_its_ledger_in(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    demo = start("demo", "--keep", "mine")
+    assert demo.end() == 2
+    assert "holds something that no demo left there" in demo.errors
+    assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
 def test_a_demo_that_is_interrupted_leaves_nothing_behind(

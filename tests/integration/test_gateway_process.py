@@ -18,6 +18,9 @@ from tests.support.command_line import CommandLine
 from tests.support.limits import LIMIT_S
 from tests.support.processes import exists, until
 
+from jobledger.cli.output import Output
+from jobledger.cli.processes.beside import gateway_beside
+from jobledger.cli.session import Target
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.process.children import setup_of
 from jobledger.gateway.process.past import WAITING_MAX, PastViews
@@ -59,11 +62,15 @@ def offspring(pid: int) -> set[int]:
     return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()))
 
 
+def cmdline(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+
+
 def children(pid: int) -> dict[str, int]:
     """The children of a gateway by what they do."""
     found: dict[str, int] = {}
     for each in offspring(pid):
-        words = Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")
+        words = cmdline(each)
         if b"jobledger.gateway.process.child" in words:
             found[words[words.index(b"jobledger.gateway.process.child") + 1].decode()] = each
     return found
@@ -81,7 +88,7 @@ async def answered(client: httpx.AsyncClient, path: str, status: int) -> httpx.R
     return answer
 
 
-async def test_a_gateway_says_how_it_is_and_logs_who_asked_for_what_without_values(
+async def test_a_gateway_says_how_it_is_logs_no_values_and_its_children_neither_end_nor_outlive_it(
     gateway: Start, ledger: Ledger
 ) -> None:
     process, client = gateway()
@@ -97,24 +104,41 @@ async def test_a_gateway_says_how_it_is_and_logs_who_asked_for_what_without_valu
                 shown := (await client.get("/metrics")).text
             ):
                 await asyncio.sleep(0.02)
-    route = 'route="/v1/jobs/{queue}/{id}"'
-    assert f"jobledger_gateway_requests_total{{{_sorted('GET', route, '200')}}} 1.0" in shown
-    assert 'jobledger_gateway_refusals_total{code="ENDPOINT_NOT_FOUND"} 1.0' in shown
-    assert f"jobledger_gateway_request_seconds_count{{{route}}} 1.0" in shown
-    assert 'route="(none)"' in shown
-    assert process.end(signal.SIGTERM) == 0
+        route = 'route="/v1/jobs/{queue}/{id}"'
+        assert f"jobledger_gateway_requests_total{{{_sorted('GET', route, '200')}}} 1.0" in shown
+        assert 'jobledger_gateway_refusals_total{code="ENDPOINT_NOT_FOUND"} 1.0' in shown
+        assert f"jobledger_gateway_request_seconds_count{{{route}}} 1.0" in shown
+        assert 'route="(none)"' in shown
+        await _projector_is_killed(client, process, ledger)
     assert "secret" not in process.errors
     lines = [json.loads(line) for line in process.errors.splitlines()]
     line = next(each for each in lines if each.get("path") == "/v1/jobs/mail/a")
     assert (line["method"], line["status"], line["request"]) == ("GET", 200, answer.headers["x-request-id"])
     assert {"key", "ms"} <= set(line)
+    own = children(process.child.pid)
+    assert own
+    process.end(signal.SIGKILL)
+    await until(lambda: not any(map(exists, own.values())))
+
+
+async def _projector_is_killed(client: httpx.AsyncClient, process: Any, ledger: Ledger) -> None:
+    """Requests are sent elsewhere, the log says why, and another projector goes on."""
+    projector = children(process.child.pid)["projector"]
+    os.kill(projector, signal.SIGKILL)
+    told = (await answered(client, "/readyz", 503)).json()
+    sentence = f"the projection is not followed: process {projector} was killed by SIGKILL"
+    assert (told["code"], told["detail"]) == ("NOT_READY", sentence)
+    process.said("the process projector of the gateway failed and begins again")
+    await ledger.enqueue(send, to="bob")
+    await answered(client, "/readyz", 200)
+    assert 'child_ends_total{child="projector"} 1.0' in (await client.get("/metrics")).text
 
 
 def _sorted(method: str, route: str, status: str) -> str:
     return f'method="{method}",{route},status="{status}"'
 
 
-async def test_a_stop_ends_a_hundred_streams_and_leaves_nothing(
+async def test_a_stop_ends_a_hundred_streams_at_once_lets_a_request_end_and_leaves_nothing(
     gateway: Start, tmp_path: Path, ledger: Ledger
 ) -> None:
     process, client = gateway()
@@ -131,69 +155,28 @@ async def test_a_stop_ends_a_hundred_streams_and_leaves_nothing(
                 opened.set()
             return text + "".join([part async for part in parts])
 
-    client._transport = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=streams))
+    client._transport = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=streams + 1))
     async with client, asyncio.TaskGroup() as group:
         readers = [group.create_task(read()) for _ in range(streams)]
         async with asyncio.timeout(LIMIT_S):
             await opened.wait()
         own = children(process.child.pid)
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(b"POST /v1/nothing HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 5\r\n\r\n")
+        assert (await client.get("/healthz")).status_code == 200
         process.child.send_signal(signal.SIGTERM)
+        assert (await asyncio.wait_for(readers[0], LIMIT_S)).startswith("retry: ")
+        writer.write(b"12345")
+        assert (await reader.read()).startswith(b"HTTP/1.1 404"), "it ran, and was given its time"
+        writer.close()
+        await writer.wait_closed()
     assert all(reader.result().startswith("retry: ") for reader in readers)
     assert process.end() == 0
     assert not any(map(exists, own.values()))
     assert names(tmp_path) <= {"data", "p.db", "p.db.lock"}
 
 
-async def test_a_request_that_runs_ends_before_the_gateway_does(gateway: Start) -> None:
-    process, client = gateway()
-    async with client:
-        url = client.base_url
-        reader, writer = await asyncio.open_connection(url.host, url.port)
-        head = (
-            b"POST /v1/nothing HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 5\r\nconnection: close\r\n\r\n"
-        )
-        waiting = asyncio.create_task(
-            client.get("/v1/events?wait=60", headers={"accept": "application/x-ndjson"})
-        )
-        writer.write(head)
-        await asyncio.sleep(0)
-        assert (await client.get("/healthz")).status_code == 200
-        process.child.send_signal(signal.SIGTERM)
-        writer.write(b"12345")
-        assert (await reader.read()).startswith(b"HTTP/1.1 404")
-        assert (await waiting).status_code == 200
-        writer.close()
-        await writer.wait_closed()
-    assert process.end() == 0
-
-
-async def test_a_projector_that_is_killed_is_told_of_and_begun_again(gateway: Start, ledger: Ledger) -> None:
-    process, client = gateway()
-    async with client:
-        await answered(client, "/readyz", 200)
-        projector = children(process.child.pid)["projector"]
-        os.kill(projector, signal.SIGKILL)
-        told = (await answered(client, "/readyz", 503)).json()
-        assert (told["code"], told["detail"]) == (
-            "NOT_READY",
-            f"the projection is not followed: process {projector} was killed by SIGKILL",
-        )
-        process.said("the process projector of the gateway failed and begins again")
-        await ledger.enqueue(send, to="ann")
-        await answered(client, "/readyz", 200)
-        assert 'child_ends_total{child="projector"} 1.0' in (await client.get("/metrics")).text
-        assert children(process.child.pid)["projector"] != projector
-
-
-async def test_no_child_outlives_a_gateway_that_is_killed(gateway: Start) -> None:
-    process, client = gateway()
-    async with client:
-        own = children(process.child.pid)
-    assert own
-    process.end(signal.SIGKILL)
-    await until(lambda: not any(map(exists, own.values())))
-
-
+@pytest.mark.fault
 async def test_several_processes_share_a_port_and_one_that_dies_is_replaced(gateway: Start) -> None:
     process, client = gateway("--processes", "2")
     url = client.base_url
@@ -280,3 +263,41 @@ def test_a_port_that_is_taken_and_a_certificate_that_is_none_are_said(
     (tmp_path / "cert.pem").write_text("no certificate")
     answer = cli.run("gateway", "--port", "0", "--https-cert", str(tmp_path / "cert.pem"), *cli.where)
     assert (answer.code, "no certificate" in answer.err) == (2, True)
+
+
+@pytest.mark.fault
+async def test_up_starts_a_gateway_that_ends_with_it_and_begins_again(command: Start, tmp_path: Path) -> None:
+    up = command(
+        "up", "--port", "0", "--gateway-port", "0", "--json", variables={"JOBLEDGER_NO_GATEWAY": "0"}
+    )
+    ready = up.line()
+    own = offspring(up.child.pid)
+    async with httpx.AsyncClient(base_url=ready["gateway"], timeout=LIMIT_S) as client:
+        await answered(client, "/readyz", 200)
+        async with connect(ready["url"]) as ledger:
+            await ledger.enqueue(send.options(id="a"), to="ann")
+        assert (await client.get("/v1/jobs/a")).json()["status"] == "queued"
+        gateway = next(each for each in own if b"gateway" in cmdline(each))
+        os.kill(gateway, signal.SIGKILL)
+        up.said("the gateway failed and begins again")
+        await until(lambda: len(offspring(up.child.pid)) == len(own))
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                with contextlib.suppress(httpx.TransportError):
+                    assert (await client.get("/healthz")).status_code == 200
+                    break
+                await asyncio.sleep(0.05)
+        own = offspring(up.child.pid)
+    up.end(signal.SIGKILL)
+    await until(lambda: not any(map(exists, own)))
+
+
+async def test_without_the_extra_no_gateway_is_beside_up_and_a_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("jobledger.cli.processes.gateway._NEEDED", ("no_such_module",))
+    async with gateway_beside(Output(as_json=False), Target(url="nats://x"), tmp_path / "p.db", None) as made:
+        assert made is None
+    assert "no gateway is started: the gateway needs no_such_module" in " ".join(
+        capsys.readouterr().err.split()
+    )

@@ -15,6 +15,7 @@ import typer
 
 from jobledger.admin.amounts import duration
 from jobledger.cli.command import OFFLINE, Cli, command
+from jobledger.cli.demo import keeping
 from jobledger.cli.demo.report import Played, examine, show
 from jobledger.cli.demo.tasks import index_file
 from jobledger.cli.demo.workers import CONCURRENCY, Crew, crew
@@ -45,11 +46,22 @@ async def demo(
         typer.Option("--files", min=100, metavar="N", help="Index only the first N files. (default: all)"),
     ] = None,
     durability: Durability = "process",
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            "--keep",
+            metavar="DIR",
+            help="Leave the ledger in this folder, in place of an earlier demo's, and say how to look at it in a "
+            "browser. (default: leave nothing)",
+        ),
+    ] = None,
 ) -> None:
     """Index the standard library, one job per file, on two workers; one is killed half-way."""
+    if keep is not None:
+        keeping.refuse_unfit(keep)
     root = Path(sysconfig.get_path("stdlib"))
     files = _sources(root)[:files_max]
-    # Everything the demo starts and stores lives in this block, and is gone after it, whatever happens.
+    # Everything the demo starts and stores lives in this block, and is gone after it, whatever happens; but for `keep`.
     async with anyio.create_task_group() as group:
         await group.start(watch_signals, _interrupt)
         with anyio.fail_after(_LIMIT_S), tempfile.TemporaryDirectory(prefix="jobledger-demo-") as name:
@@ -65,6 +77,9 @@ async def demo(
                     played = await _play(cli.output, ledger, folder, root, files)
                     await _report(cli.output, ledger, folder, played)
                 group.cancel_scope.cancel()
+            if keep is not None:
+                keeping.keep(folder / "server", keep)
+                _say(cli.output, f"See all of it in a browser: {keeping.command_for(keep)}")
 
 
 def _sources(root: Path) -> list[Path]:

@@ -172,6 +172,29 @@ UntilEof = Annotated[
     ),
 ]
 
+_GATEWAY = "Gateway"
+NoGateway = Annotated[
+    bool,
+    typer.Option(
+        "--no-gateway",
+        metavar="",
+        envvar="JOBLEDGER_NO_GATEWAY",
+        help="Do not start the HTTP API and the dashboard.",
+        rich_help_panel=_GATEWAY,
+    ),
+]
+GatewayPort = Annotated[
+    int | None,
+    typer.Option(
+        "--gateway-port",
+        min=0,
+        max=65535,
+        envvar="JOBLEDGER_GATEWAY_PORT",
+        metavar="PORT",
+        help="Port of the gateway; 0 takes a free one. (default: 8080, else a free one)",
+        rich_help_panel=_GATEWAY,
+    ),
+]
 _METRICS = "Metrics"
 MetricsPort = Annotated[
     int | None,

@@ -23,6 +23,8 @@ from jobledger.workers.supervision.supervisor import Supervisor, SupervisorConfi
 #: Ours alone: a child gets the server by variable, as an address may hold a password that `ps` would show.
 _NOT_FOR_CHILDREN: Final = (
     "JOBLEDGER_PROCESSES",
+    "JOBLEDGER_GATEWAY_HOST",
+    "JOBLEDGER_GATEWAY_PORT",
     "JOBLEDGER_GATEWAY_PROCESSES",
     "JOBLEDGER_METRICS_PORT",
     "JOBLEDGER_METRICS_HOST",

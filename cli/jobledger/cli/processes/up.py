@@ -1,4 +1,4 @@
-"""`jobledger up`: server, worker and projector in one process, for one machine and for getting to know it."""
+"""`jobledger up`: server, worker and projector in one process and a gateway beside it, for one machine and first steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from jobledger.cli.groups import TOP
 from jobledger.cli.logs import log_as_process, name_worker
 from jobledger.cli.output import Output
 from jobledger.cli.processes import options as process
-from jobledger.cli.session import load_tasks, opened, until_closed, watch_signals
+from jobledger.cli.processes.beside import Beside, gateway_beside
+from jobledger.cli.session import Target, load_tasks, opened, until_closed, watch_signals
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.nats.access import NO_ACCESS
 from jobledger.ledger.nats.addresses import holds_secret, shown
@@ -45,6 +46,8 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     config: WorkerConfig
     app: str
     exposure: Exposure
+    gateway: bool
+    gateway_port: int | None
 
 
 @command(TOP, "up", takes=("projection", "environment", CREATES, "as_json"))
@@ -63,8 +66,10 @@ def up(
     metrics_port: process.MetricsPort = None,
     metrics_host: process.MetricsHost = LOOPBACK,
     metrics_token_file: process.MetricsTokenFile = None,
+    no_gateway: process.NoGateway = False,
+    gateway_port: process.GatewayPort = None,
 ) -> Awaitable[None]:
-    """Run the embedded server (or use --url), a worker for --app and a projector, until Ctrl-C."""
+    """Run the embedded server (or use --url), a worker for --app, a projector and a gateway, until Ctrl-C."""
     if url is not None and (directory is not None or port is not None):
         raise UsageError(
             f"--dir and --port are for a server of our own, and --url or JOBLEDGER_URL names {shown(url)}: "
@@ -91,6 +96,8 @@ def up(
         registry=registry,
         app=",".join(options.split(app)),
         exposure=exposure,
+        gateway=not no_gateway,
+        gateway_port=gateway_port,
     )
     return _up(cli, plan)
 
@@ -102,16 +109,20 @@ async def _up(cli: Cli, plan: _Plan) -> None:
     async with _server(plan) as server:
         url = plan.url or "" if server is None else server.url
         access = cli.target.access if server is None else NO_ACCESS  # ours lets everybody in
-        async with opened(msgspec.structs.replace(cli.target, url=url, access=access)) as ledger:
+        target = msgspec.structs.replace(cli.target, url=url, access=access)
+        async with opened(target) as ledger:
             path = await cli.rows(ledger).path()
             log_what_nobody_catches(ledger.connection.loop)
             made = Worker(ledger, plan.registry, plan.config) if plan.registry is not None else None
             if made is not None:
                 name_worker(made.name)
-            async with _projecting(output, ledger, path, made, plan.exposure) as projecting:
+            async with (
+                _projecting(output, ledger, path, made, plan.exposure) as projecting,
+                _gateway(output, target, path, plan) as gateway,
+            ):
                 with output.telling():
-                    _say_ready(output, plan, server, url, made, projecting)
-                await _run(output, ledger, server, projecting, made)
+                    _say_ready(output, plan, server, url, made, projecting, gateway)
+                await _run(output, ledger, server, projecting, made, gateway)
 
 
 @contextlib.asynccontextmanager
@@ -146,6 +157,14 @@ async def _projecting(
         yield _Projecting(exporter.follow, path, server.url)
 
 
+def _gateway(
+    output: Output, target: Target, path: Path, plan: _Plan
+) -> contextlib.AbstractAsyncContextManager[Beside | None]:
+    if not plan.gateway:
+        return contextlib.nullcontext()
+    return gateway_beside(output, target, path, plan.gateway_port)
+
+
 @contextlib.asynccontextmanager
 async def _server(plan: _Plan) -> AsyncGenerator[EmbeddedServer | None, None]:
     if plan.url is not None:
@@ -155,12 +174,13 @@ async def _server(plan: _Plan) -> AsyncGenerator[EmbeddedServer | None, None]:
         yield server
 
 
-async def _run(
+async def _run(  # noqa: PLR0917 - what runs
     output: Output,
     ledger: Ledger,
     server: EmbeddedServer | None,
     projecting: _Projecting,
     made: Worker | None,
+    gateway: Beside | None,
 ) -> None:
     stopped = anyio.Event()
 
@@ -177,6 +197,8 @@ async def _run(
             group.start_soon(until_ended, server)
         group.start_soon(until_closed, ledger)
         group.start_soon(outlive, ledger.connection, "the projector", projecting.follow)
+        if gateway is not None:
+            group.start_soon(outlive, ledger.connection, "the gateway", gateway.keep)
         if made is not None:
             await made.run()
         else:
@@ -191,10 +213,12 @@ def _say_ready(  # noqa: PLR0917 - everything a person wants to know at once
     url: str,
     made: Worker | None,
     projecting: _Projecting,
+    gateway: Beside | None,
 ) -> None:
     if output.as_json:
         body = described(server) if server is not None else {"url": shown(url)}
         page = {} if projecting.metrics is None else {"metrics": projecting.metrics}
+        page |= {} if gateway is None else {"gateway": gateway.url}
         worker = made.identity if made else None
         output.object({**body, "worker": worker, "projection": str(projecting.path), **page})
         return
@@ -216,6 +240,7 @@ def _say_ready(  # noqa: PLR0917 - everything a person wants to know at once
                 else "none: name tasks with --app",
             ),
             ("projection", str(projecting.path)),
+            ("dashboard", None if gateway is None else gateway.url),
             ("metrics", projecting.metrics),
             ("next", f"jobledger enqueue --app {plan.app or 'MODULE'} TASK key=value --wait{here}"),
             ("", f"jobledger jobs list{here}"),

@@ -1,0 +1,115 @@
+"""A gateway beside another command: `jobledger gateway` as its child, which ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import anyio
+import msgspec
+
+from jobledger.cli.errors import ServerEndedError
+from jobledger.cli.exposure import LOOPBACK
+from jobledger.cli.logs import log_format
+from jobledger.cli.output import Output
+from jobledger.cli.processes.gateway import DEFAULT_PORT, missing
+from jobledger.cli.processes.supervise import environment_of_child
+from jobledger.cli.session import Target
+from jobledger.workers.supervision.supervisor import how_ended
+
+_START_S: Final = 30.0
+_FAREWELL_S: Final = 5.0
+
+
+class Beside:
+    """The child; it reads a projection that somebody else follows."""
+
+    def __init__(self, target: Target, projection: Path, port: int) -> None:
+        self.url = ""  #: where it answers
+        self._port = port
+        self._environment = environment_of_child(target)
+        # -P, as under the installed command: a file of the current folder must not stand in for a library of ours.
+        self._command = [
+            *(sys.executable, "-P", "-m", "jobledger.cli", "--log-format", log_format(), "gateway", "--json"),
+            *("--projection", str(projection.absolute()), "--no-projector", "--until-eof"),
+            *(("--environment", target.environment) if target.environment else ()),
+        ]
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start it, and wait until it answers. Raises: ServerEndedError; its own words are on stderr."""
+        self._process = process = await asyncio.create_subprocess_exec(
+            *self._command,
+            *("--port", str(self._port)),
+            env=self._environment,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches us alone, and we stop in order
+        )
+        assert process.stdout is not None, "it is a pipe"
+        with anyio.move_on_after(_START_S):
+            if line := await process.stdout.readline():
+                ready: dict[str, Any] = msgspec.json.decode(line)
+                self.url = str(ready["gateway"])
+                self._port = urlsplit(self.url).port or self._port  # the same one when it begins again
+                return
+        raise ServerEndedError(
+            "the gateway did not start: its own words are above; --no-gateway does without"
+        )
+
+    async def keep(self) -> None:
+        """Wait until it ends by itself, after starting it where it has. Raises: ServerEndedError."""
+        if self._process is None or self._process.returncode is not None:
+            await self.start()
+        assert self._process is not None, "it was started"
+        raise ServerEndedError(f"its process {how_ended(await self._process.wait())}")
+
+    async def stop(self) -> None:
+        """Let it end, as it does when its stdin ends; kill it if it stays."""
+        process = self._process
+        if process is None or process.stdin is None:
+            return
+        process.stdin.close()
+        with anyio.move_on_after(_FAREWELL_S):
+            await process.wait()
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def gateway_beside(
+    output: Output, target: Target, projection: Path, port: int | None
+) -> AsyncGenerator[Beside | None, None]:
+    """Run a gateway for the length of the block; None where the extra is not installed, which is said in a line.
+
+    Without a `port` it takes the usual one, or a free one where that is taken. Raises: ServerEndedError.
+    """
+    if sentence := missing():
+        output.note(f"no gateway is started: {sentence}")
+        yield None
+        return
+    made = Beside(target, projection, port if port is not None else _usual_or_any())
+    try:
+        await made.start()
+        yield made
+    finally:
+        with anyio.CancelScope(shield=True):  # bounded by the farewell
+            await made.stop()
+
+
+def _usual_or_any() -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, DEFAULT_PORT))
+        except OSError:
+            return 0
+    return DEFAULT_PORT
