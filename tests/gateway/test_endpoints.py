@@ -17,6 +17,7 @@ from tests.gateway.cases import (
     jobs,
     keys,
     limits,
+    listing,
     process,
     queues,
     runs,
@@ -45,6 +46,7 @@ Case = Callable[[Asker], Awaitable[None]]
 CASES: Final[tuple[Case, ...]] = (
     *jobs.CASES,
     *job_acts.CASES,
+    *listing.CASES,
     *queues.CASES,
     *schedules.CASES,
     *limits.CASES,

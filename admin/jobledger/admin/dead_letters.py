@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jobledger.admin.choice import Choice, Chosen, check_choice, find_by_ids
 from jobledger.admin.errors import NotADeadLetterError
 from jobledger.admin.find import find_job
-from jobledger.admin.rows import Rows
+from jobledger.admin.rows import Rows, View
 from jobledger.admin.views import JobDetails, job_details
 from jobledger.audit.verify.links import ChainCheck, check_history
 from jobledger.ledger.model.chain import fold
@@ -65,15 +65,19 @@ async def list_dead_letters(
 
     Raises: ProjectionError, UnreachableError.
     """
-    await rows.catch_up()
-    now = rows.ledger.clock.now()
-    condition = choice.filter(now)
-    with Store.open(await rows.path()) as store:
+    async with rows.opened() as view:
+        return listed_in(view, choice.filter(view.now), limit=limit, grouped=grouped)
+
+
+def listed_in(view: View, condition: DeadLetterFilter, *, limit: int, grouped: bool) -> Listed:
+    """Return the dead letters of one moment that fit; see `list_dead_letters`. Raises: ProjectionError."""
+    store = view.store
+    with store.one_moment():
         return Listed(
             store.dead_letter_count(condition),
             [] if grouped else store.dead_letters(limit, chosen=condition),
             store.dead_letter_groups(limit, chosen=condition) if grouped else [],
-            now,
+            view.now,
         )
 
 

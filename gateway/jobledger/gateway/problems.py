@@ -118,6 +118,7 @@ CODE_OF: Final[dict[type[BaseException], str]] = {
     ledger.ResultTimeoutError: "RESULT_TIMEOUT",
     projections.ProjectionError: "PROJECTION_UNFIT",
     projections.ProjectionConfigError: "BAD_REQUEST",
+    projections.CursorMismatchError: "CURSOR_MISMATCH",
     projections.MomentArchivedError: "ARCHIVED",
     projections.ProjectionMissingError: "PROJECTION_BEHIND",
     projections.ProjectionTimeoutError: "PROJECTION_BEHIND",

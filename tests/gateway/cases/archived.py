@@ -13,6 +13,11 @@ from jobledger.ledger import TaskRegistry
 
 _READ: Final = ("", "/events", "/attempts", "/trail", "/why", "/input", "/result", "/steps", "/graph")
 _LISTS: Final = (
+    "/v1/jobs",
+    "/v1/jobs/counts",
+    "/v1/dead-letters",
+    "/v1/dead-letters/groups",
+    "/v1/acts",
     "/v1/queues",
     "/v1/queues/mail",
     "/v1/stats",
@@ -38,6 +43,7 @@ async def archived(asker: Asker) -> None:
     for verb in VERBS:
         body = {"delay_s": 60} if verb == "reschedule" else {}
         await asker.post(f"{path}/{verb}", body, "ARCHIVED")
+    await asker.sees("GET", f"/v1/dead-letters/mail/{job.id}", "ARCHIVED")
     await asker.post(f"{path}/signals/approval", {}, "ARCHIVED")
     await asker.post(f"{path}/rerun", {"from": "a"}, "ARCHIVED")
     other = await asker.job()

@@ -19,9 +19,9 @@ from jobledger.admin.objects.fleet import (
     limit_shown,
     limits_listed,
 )
+from jobledger.admin.rows import AnswerPosition
 from jobledger.gateway.api.asking import Limit, Looked, Text, aware
-from jobledger.gateway.api.looking import Place, looking
-from jobledger.gateway.api.queues import READ
+from jobledger.gateway.api.looking import READ, looking
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.problems import ProblemError
@@ -38,7 +38,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     items: list[LimitListed]
     missing: list[LimitMissing]  #: named by jobs, and defined by nobody: those jobs wait
-    position: Place
+    position: AnswerPosition
 
 
 class LimitTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

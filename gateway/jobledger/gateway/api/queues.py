@@ -16,8 +16,9 @@ from jobledger.admin.objects.fleet import (
     queue_shown,
 )
 from jobledger.admin.queues import by_priority, drained, listed, together
+from jobledger.admin.rows import AnswerPosition
 from jobledger.gateway.api.asking import Looked, Reasoned, aware
-from jobledger.gateway.api.looking import Place, looking
+from jobledger.gateway.api.looking import READ, looking
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
@@ -38,7 +39,7 @@ class Queues(msgspec.Struct, frozen=True, kw_only=True):
     """The queues that ever had a job or are paused, by name."""
 
     items: list[QueueShown]
-    position: Place
+    position: AnswerPosition
 
 
 class Pause(Reasoned, frozen=True, kw_only=True):
@@ -79,7 +80,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
     totals: list[TotalsRow]
     failures: list[FailureRow]  #: the most frequent of each task first
-    position: Place
+    position: AnswerPosition
 
 
 class Buckets(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +88,7 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
 
     items: list[BucketRow]
     next_since: datetime | None  #: where to go on: there is more
-    position: Place
+    position: AnswerPosition
 
 
 async def list_queues(asked: Asked, *, query: QueueQuery) -> Queues:
@@ -190,7 +191,6 @@ def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, 
     return Endpoint(method=method, path=path, handler=handler, summary=summary, returns=returns, **given)
 
 
-READ: Final = ("ARCHIVED", "PROJECTION_BEHIND", "BUSY")
 _ACT: Final = ("REFUSED", "LEDGER_FULL", "LEDGER_BUSY")
 _MANAGE: Final = {"permission": "manage", "problems": ("LEDGER_FULL", "LEDGER_BUSY")}
 _RESUME: Final = {"permission": "manage", "problems": _ACT}

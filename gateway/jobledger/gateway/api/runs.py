@@ -9,14 +9,14 @@ import msgspec
 
 from jobledger.admin import run_acts
 from jobledger.admin.objects.jobs import GraphShown, StepsShown, graph_shown, steps_shown
+from jobledger.admin.rows import AnswerPosition
 from jobledger.admin.runs import Tree, recorded, run_tree
 from jobledger.admin.workflows.listing import Listed, list_workflows
 from jobledger.audit.verify.links import check_history
 from jobledger.gateway.access.permissions import Permission
 from jobledger.gateway.api.asking import Limit, Looked, Past, aware
-from jobledger.gateway.api.looking import Place, looking
+from jobledger.gateway.api.looking import READ, looking
 from jobledger.gateway.api.one_job import PROBLEMS, read_job
-from jobledger.gateway.api.queues import READ
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.ledger.model.commands import STEP_KEY_MAX
@@ -94,7 +94,7 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True):
     """The tables that runs made, those made last first."""
 
     items: list[TableRow]
-    position: Place
+    position: AnswerPosition
 
 
 async def list_steps(asked: Asked, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002 - as in the address

@@ -15,10 +15,10 @@ from jobledger.admin.objects.schedules import (
     schedule_now,
     schedule_shown,
 )
+from jobledger.admin.rows import AnswerPosition
 from jobledger.admin.schedules import Ticked, like_unloaded, listed_in, shown_in, tick_due
 from jobledger.gateway.api.asking import Looked, Reasoned, Text, aware
-from jobledger.gateway.api.looking import Place, looking
-from jobledger.gateway.api.queues import READ
+from jobledger.gateway.api.looking import READ, looking
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.problems import ProblemError
@@ -41,7 +41,7 @@ class Schedules(msgspec.Struct, frozen=True, kw_only=True):
     """The schedules, by name."""
 
     items: list[ScheduleListed]
-    position: Place
+    position: AnswerPosition
 
 
 class NewSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from jobledger.gateway.api import (
     jobs,
     keys,
     limits,
+    listing,
     process,
     queues,
     runs,
@@ -19,6 +20,7 @@ from jobledger.gateway.api import (
 from jobledger.gateway.http.endpoint import Endpoint
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
+    *listing.ENDPOINTS,
     *jobs.ENDPOINTS,
     *job_acts.ENDPOINTS,
     *runs.ENDPOINTS,

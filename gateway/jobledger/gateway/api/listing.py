@@ -1,0 +1,266 @@
+"""Jobs by filter, page by page; dead letters, one by one and by cause; and what people did."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.admin.dead_letters import Listed, listed_in
+from jobledger.admin.lists.jobs import CountedJobs, JobPage, count_jobs, list_jobs
+from jobledger.admin.objects.jobs import DeadLetterShown, dead_letter_shown
+from jobledger.admin.rows import AnswerPosition
+from jobledger.admin.views import job_details
+from jobledger.audit.verify.links import check_history
+from jobledger.gateway.api.asking import Limit, Looked, Past, aware
+from jobledger.gateway.api.looking import READ, looking, next_page
+from jobledger.gateway.api.one_job import HIDDEN, PROBLEMS, read_job
+from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.events import DeadReason
+from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.model.times import time_text
+from jobledger.projections import (
+    ActFilter,
+    ActRow,
+    DeadLetterFilter,
+    DeadLetterGroup,
+    DeadLetterRow,
+    JobFilter,
+    Order,
+    SaidFilter,
+)
+
+_PAIRS_MAX: Final = 10
+_HIDDEN_VALUE: Final = msgspec.Raw(msgspec.json.encode(HIDDEN))
+
+
+class Said(Looked, frozen=True, kw_only=True):
+    """Which jobs, by what their enqueuers said of them."""
+
+    tenant: str | None = None
+    correlation: str | None = None
+    created_by: str | None = None  #: who asked for the job
+    metadata: tuple[str, ...] = ()  #: each as `key=value`; repeat it
+    limited_by: str | None = None  #: `name:key`, or a name alone for whatever key
+
+    def said(self) -> SaidFilter:
+        """Return the condition. Raises: ProblemError, InvalidInputError, InvalidTokenError."""
+        return SaidFilter(
+            tenant=self.tenant,
+            correlation=self.correlation,
+            created_by=self.created_by,
+            metadata=_pairs("metadata", self.metadata),
+            limited_by=self.limited_by,
+        )
+
+
+class Which(Said, frozen=True, kw_only=True):
+    """Which jobs."""
+
+    state: tuple[JobState, ...] = ()  #: any of these; repeat it
+    queue: str | None = None
+    task: str | None = None
+    since: datetime | None = None  #: enqueued at this time or later
+    until: datetime | None = None  #: enqueued before this
+    trace_id: str | None = None  #: 32 hexadecimal digits
+    batch: str | None = None
+    id: str | None = None  #: what the job's id begins with
+    error_type: str | None = None  #: of the newest failure
+    fingerprint: str | None = None  #: or a prefix of it; only dead letters have one
+    input: tuple[str, ...] = ()  #: each as `field=value` or `/pointer=value`; repeat it; needs `payloads`
+    q: str | None = None  #: somewhere in input, result, error or metadata; needs `payloads`
+    members: bool = False  #: the children of runs, too
+
+    def filter(self, asked: Asked) -> JobFilter:
+        """Return the condition, within what the asker may see. Raises: ProblemError, ProjectionConfigError."""
+        chosen = JobFilter(
+            states=tuple(state.value for state in self.state),
+            queue=None if self.queue is None else check_token("queue", self.queue),
+            task=self.task,
+            since=_text(aware("since", self.since)),
+            until=_text(aware("until", self.until)),
+            said=self.said(),
+            trace_id=self.trace_id,
+            batch=self.batch,
+            id_prefix=self.id,
+            error_type=self.error_type,
+            fingerprint=self.fingerprint,
+            input=_pairs("input", self.input),
+            text=self.q,
+            members=self.members,
+            visible_queues=asked.principal.queues,
+            visible_tasks=asked.principal.tasks,
+        )
+        if chosen.reads_payloads:
+            asked.principal.require("payloads")
+        return chosen
+
+
+class JobsQuery(Which, frozen=True, kw_only=True):
+    """Which jobs, and which page of them."""
+
+    order: Order = "newest"
+    limit: Limit = 50
+    after: str | None = None  #: `next` of the page before
+
+
+class DeadLettersQuery(Said, frozen=True, kw_only=True):
+    """Which dead letters; the times are those of their deaths."""
+
+    queue: str | None = None
+    task: str | None = None
+    reason: DeadReason | None = None
+    fingerprint: str | None = None  #: or a prefix of it
+    since: datetime | None = None
+    until: datetime | None = None
+    limit: Limit = 50
+
+    def filter(self, asked: Asked) -> DeadLetterFilter:
+        """Return the condition, within what the asker may see. Raises: ProblemError."""
+        return DeadLetterFilter(
+            queue=None if self.queue is None else check_token("queue", self.queue),
+            task=self.task,
+            reason=self.reason,
+            fingerprint=self.fingerprint,
+            since=_text(aware("since", self.since)),
+            until=_text(aware("until", self.until)),
+            said=self.said(),
+            visible_queues=asked.principal.queues,
+            visible_tasks=asked.principal.tasks,
+        )
+
+
+class DeadLetters(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters, the newest first."""
+
+    items: list[DeadLetterRow]
+    total: int  #: of all that fit
+    position: AnswerPosition
+
+
+class DeadLetterGroups(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters by cause, the most frequent first."""
+
+    items: list[DeadLetterGroup]
+    total: int  #: dead letters that fit
+    position: AnswerPosition
+
+
+class ActsQuery(Looked, frozen=True, kw_only=True):
+    """Which acts."""
+
+    by: str | None = None  #: one actor
+    since: datetime | None = None
+    limit: Limit = 50
+
+
+class Acts(msgspec.Struct, frozen=True, kw_only=True):
+    """What people did to jobs, the newest first."""
+
+    items: list[ActRow]
+    total: int  #: of all that fit, also of jobs that the asker may not see
+    position: AnswerPosition
+
+
+def _pairs(name: str, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    if len(given) > _PAIRS_MAX:
+        raise ProblemError(
+            "BAD_REQUEST", f"{name} is given {len(given)} times: give it {_PAIRS_MAX} times at most"
+        )
+    found = [each.partition("=") for each in given]
+    if any(not sign or not key for key, sign, _ in found):
+        raise ProblemError("BAD_REQUEST", f"{name} is given as key=value: write {name}=colour=red")
+    return tuple((key, value) for key, _, value in found)
+
+
+def _text(at: datetime | None) -> str | None:
+    return None if at is None else time_text(at)
+
+
+async def list_all_jobs(asked: Asked, *, query: JobsQuery) -> Answer:
+    """List jobs, a page at a time; pages follow each other without gap or repeat while jobs come and change."""
+    chosen = query.filter(asked)
+    async with looking(asked, query) as (view, _):
+        page = await list_jobs(view, chosen, cursor=query.after, limit=query.limit, order=query.order)
+    if not asked.principal.may("payloads"):
+        hidden = {"input": _HIDDEN_VALUE, "result": _HIDDEN_VALUE}
+        items = [msgspec.structs.replace(row, **hidden) for row in page.items]
+        page = msgspec.structs.replace(page, items=items)
+    return Answer(value=page, headers=next_page(asked, page.next))
+
+
+async def count_all_jobs(asked: Asked, *, query: Which) -> CountedJobs:
+    """Count jobs by state; the states that are named are left out of it, so that each is counted."""
+    chosen = query.filter(asked)
+    async with looking(asked, query) as (view, _):
+        return await count_jobs(view, chosen)
+
+
+async def list_dead_letters(asked: Asked, *, query: DeadLettersQuery) -> DeadLetters:
+    """List dead letters, the newest first."""
+    found, position = await _dead_letters(asked, query, grouped=False)
+    return DeadLetters(items=found.rows, total=found.total, position=position)
+
+
+async def list_dead_letter_groups(asked: Asked, *, query: DeadLettersQuery) -> DeadLetterGroups:
+    """List dead letters by cause, the most frequent first."""
+    found, position = await _dead_letters(asked, query, grouped=True)
+    return DeadLetterGroups(items=found.groups, total=found.total, position=position)
+
+
+async def _dead_letters(
+    asked: Asked, query: DeadLettersQuery, *, grouped: bool
+) -> tuple[Listed, AnswerPosition]:
+    chosen = query.filter(asked)
+    async with looking(asked, query) as (view, position):
+        return listed_in(view, chosen, limit=query.limit, grouped=grouped), position
+
+
+async def show_dead_letter(asked: Asked, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002
+    """Show a dead letter whole, with the fingerprint of its cause."""
+    held = await read_job(asked, queue, id, query)
+    job, ledger = held.job, asked.gateway.ledger
+    if job.state is not JobState.DEAD_LETTERED:
+        raise ProblemError("ILLEGAL_TRANSITION", f"job {job.id} is {job.state.value} and not a dead letter")
+    details = await job_details(ledger, job, held.history)
+    if not asked.principal.may("payloads"):
+        details = msgspec.structs.replace(details, input=HIDDEN, result=HIDDEN)
+    check = await check_history(ledger.log, held.history)
+    return Answer(value=dead_letter_shown(details, job, check), etag=str(job.last_sequence))
+
+
+async def list_acts(asked: Asked, *, query: ActsQuery) -> Acts:
+    """List what people did to jobs: cancel, retry, reschedule, requeue, discard, with actor and reason."""
+    chosen = ActFilter(by=query.by, since=aware("since", query.since))
+    async with looking(asked, query) as (view, position):
+        with view.store.one_moment():
+            items, total = view.store.acts(query.limit, chosen=chosen), view.store.act_count(chosen)
+    may = asked.principal.may
+    seen = [each for each in items if may("view", each.queue, each.task)]
+    return Acts(items=seen, total=total, position=position)
+
+
+def _list(path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:
+    given: dict[str, Any] = {"problems": READ, "permission": "view", "tag": "jobs", **more}
+    return Endpoint(method="GET", path=path, handler=handler, summary=summary, returns=returns, **given)
+
+
+_DEAD: Final = "/v1/dead-letters"
+_JOBS: Final = {"query": JobsQuery, "problems": (*READ, "CURSOR_MISMATCH")}
+_LETTERS: Final = {"query": DeadLettersQuery, "tag": "dead letters"}
+_LETTER: Final = {"query": Past, "tag": "dead letters", "problems": (*PROBLEMS, "ILLEGAL_TRANSITION")}
+
+ENDPOINTS: Final = (
+    _list("/v1/jobs", list_all_jobs, "List jobs", JobPage, **_JOBS),
+    _list("/v1/jobs/counts", count_all_jobs, "Count jobs by state", CountedJobs, query=Which),
+    _list(_DEAD, list_dead_letters, "List dead letters", DeadLetters, **_LETTERS),
+    _list(
+        f"{_DEAD}/groups", list_dead_letter_groups, "List dead letters by cause", DeadLetterGroups, **_LETTERS
+    ),
+    _list(f"{_DEAD}/{{queue}}/{{id}}", show_dead_letter, "Show a dead letter", DeadLetterShown, **_LETTER),
+    _list("/v1/acts", list_acts, "List what people did to jobs", Acts, query=ActsQuery, tag="acts"),
+)
