@@ -15,6 +15,7 @@ LIBRARIES = {"anyio", "jobledger", "msgspec", "nats", "typing_extensions", "uuid
 BY_PYTHON = {"__main__", "_distutils_hack", "__editables_finder__", "sitecustomize", "usercustomize"}
 #: Packages of the ledger; its other modules lie beside them.
 PACKAGES = {
+    "jobledger.ledger.adding",
     "jobledger.ledger.connecting",
     "jobledger.ledger.limits",
     "jobledger.ledger.model",

@@ -212,7 +212,7 @@ async def test_a_worker_announces_what_its_tasks_are(ledger: Ledger) -> None:
     properties = definitions["describe"]["properties"]
     assert properties["folder"] == {"type": "string", "format": "path"}
     assert properties["anything"] is True
-    assert properties["times"] == {"type": "integer"}
+    assert properties["times"] == {"type": "integer", "default": 1}
     (part,) = [each["$ref"] for each in properties["person"]["properties"].values()]
     assert definitions[part.removeprefix("#/$defs/")]["properties"]["street"]["type"] == "string"
 

@@ -25,6 +25,7 @@ from tests.support.schedules import declare
 from tests.support.subjects import EVERYBODY, ONLY_IN_A_CLUSTER, Recorder, Row, Use, rows
 from tests.support.working import LIMIT_S, becomes, ended, until, working
 
+from jobledger.cli.errors import NOT_FOUND
 from jobledger.cli.main import run
 from jobledger.ledger import (
     Backoff,
@@ -41,7 +42,7 @@ from jobledger.ledger import (
 )
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import Claim, Complete
-from jobledger.ledger.model.errors import JobCancelledError, JobFailedError
+from jobledger.ledger.model.errors import JobCancelledError, JobFailedError, TaskNotFoundError
 from jobledger.ledger.model.runs.orders import ChildNode, ChildOrder
 from jobledger.ledger.model.schedules.decisions import Remove
 from jobledger.projections import Projector
@@ -131,8 +132,17 @@ class Stage:
                 with pytest.raises(JobFailedError):
                     await failing.result(timeout_s=LIMIT_S)
             assert await delayed.result(timeout_s=LIMIT_S) == 1
+            await self._by_name(ledger)
             async with ledger.lock("account", "42"):
                 assert (await (await ledger.job("delayed")).snapshot()).attempts
+
+    async def _by_name(self, ledger: Ledger) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while await ledger.find_task("later") is None:
+                await asyncio.sleep(0.01)
+        await ledger.cancel((await ledger.enqueue_named("later", {"number": 1}, delay_s=3600.0)).ref)
+        with pytest.raises(TaskNotFoundError):
+            await ledger.enqueue_named("latter", {"number": 1})
 
     async def _cancel(self, ledger: Ledger) -> None:
         stuck = await ledger.enqueue(forever.options(id="stuck", priority="high"), 1)
@@ -258,6 +268,8 @@ class Stage:
         act("jobs", "show", "dead")
         act("jobs", "why", "dead")
         act("events", "tail")
+        with self._recorder.playing("Operator"):
+            assert run(("enqueue", "nobody_has_it", "--url", self._url)) == NOT_FOUND
         act("schedules", "add", "nightly", "--task", "nobody_has_it", "--cron", "30 2 * * *")
         act("timers", "rebuild")
         act("schedules", "trigger", "nightly")

@@ -74,7 +74,7 @@ def test_with_json_an_error_is_an_object_on_stderr(capsys: pytest.CaptureFixture
         (["enqueue"], "TASK"),
         (["events", "tail", "--from", "yesterday"], "--from 'yesterday'"),
         (["events", "tail", "--type", "vanished"], "no event type 'vanished'"),
-        (["enqueue", "add"], "--app"),
+        (["jobs", "run", "j1"], "--app"),
         (["enqueue", "add", "--app", "no_such_module"], "no module 'no_such_module'"),
         (["server", "--port", "70000"], "--port"),
         (["worker", "--app", "jobledger.cli.demo.tasks", "--concurrency", "0"], "concurrency"),

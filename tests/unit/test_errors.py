@@ -24,6 +24,7 @@ from jobledger.ledger.model.errors import (
     PayloadTooLargeError,
     StaleClaimError,
     StreamMismatchError,
+    TaskNotFoundError,
     UnknownTaskError,
     WrongSequenceError,
 )
@@ -108,6 +109,7 @@ SENTENCES: list[tuple[LedgerError, str, dict[str, object]]] = [
     (UnknownTaskError("send", []), "there is no task 'send'; no task is loaded: load the module that defines it", {"name": "send"}),
     (UnknownTaskError("send", ["a", "b"]), "there is no task 'send'; known tasks: a, b: load the module that defines it", {}),
     (PayloadTooLargeError("input", 2_000_000, 1_000), "the input has 2,000,000 bytes and the limit is 1,000: store it elsewhere and pass a reference", {"size_bytes": 2_000_000, "limit_bytes": 1_000}),
+    (TaskNotFoundError("sned", ["send"]), "no worker has ever announced a task 'sned': did you mean send? a worker does that when it starts", {"task": "sned", "near": ["send"]}),
     (JobNotFoundError("j"), "no job 'j' is in the ledger; `jobledger jobs list` shows those that are", {"job_id": "j"}),
     (AmbiguousIdError("a", list("bcdefg")), "'a' matches several jobs (b, c, d, e, f, ...): give more of the id, or the queue as well", {"prefix": "a"}),
     (IllegalTransitionError("j", "queued", "be discarded"), "job j is queued: it cannot be discarded", {"state": "queued"}),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jobledger.ledger.adding.bulk import BulkResult
 from jobledger.ledger.backoff import Backoff
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.connecting.connect import connect
 from jobledger.ledger.context import Context
 from jobledger.ledger.decorator import task
-from jobledger.ledger.enqueueing import BulkResult
 from jobledger.ledger.event_stream import EventStream
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.held_lock import HeldLock
@@ -64,6 +64,7 @@ from jobledger.ledger.model.errors import (
     StoreInUseError,
     StreamMismatchError,
     TaskDefinitionError,
+    TaskNotFoundError,
     UniqueKeyTakenError,
     UnknownEventError,
     UnknownTaskError,
@@ -92,6 +93,7 @@ from jobledger.ledger.unique.rule import Unique
 if TYPE_CHECKING:
     from jobledger.ledger.graphs.graph import Graph
     from jobledger.ledger.model.runs.errors import UnknownSignalError
+    from jobledger.ledger.named.verbs import NamedJob
     from jobledger.ledger.runs.determinism import NondeterminismWarning
     from jobledger.ledger.runs.ending import RunEnd
     from jobledger.ledger.runs.errors import (
@@ -110,14 +112,15 @@ if TYPE_CHECKING:
     from jobledger.ledger.tables.errors import TableExpiredError
     from jobledger.ledger.tables.table import Table
 
-#: What only applications with workflows need, and where it is: loaded when it is first asked for.
-_OF_RUNS = {
+#: What most processes do not need, such as what is for workflows, and where it is: loaded when it is first asked for.
+_OF_SOME = {
     "Child": "runs.groups",
     "ChildFailedError": "runs.errors",
     "DivergedError": "runs.errors",
     "ForeignTaskError": "runs.errors",
     "Graph": "graphs.graph",
     "NOT_DONE": "runs.steps",
+    "NamedJob": "named.verbs",
     "NondeterminismWarning": "runs.determinism",
     "Outcome": "runs.groups",
     "Run": "runs.run",
@@ -136,7 +139,7 @@ _OF_RUNS = {
 
 
 def __getattr__(name: str) -> Any:
-    module = _OF_RUNS.get(name)
+    module = _OF_SOME.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)
@@ -192,6 +195,7 @@ __all__ = [
     "LockTimeoutError",
     "MalformedEventError",
     "MemoryLog",
+    "NamedJob",
     "NondeterminismWarning",
     "NotFoundError",
     "Notice",
@@ -236,6 +240,7 @@ __all__ = [
     "TableExpiredError",
     "Task",
     "TaskDefinitionError",
+    "TaskNotFoundError",
     "TaskRegistry",
     "Tick",
     "Unique",

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack, overload
 
+import msgspec
+
+from jobledger.ledger.adding.bulk import BulkResult
 from jobledger.ledger.children import Children, Parent
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.dead_letters import Changes, Requeuing, requeue
-from jobledger.ledger.enqueueing import BulkResult, Enqueuer, unpack
+from jobledger.ledger.enqueueing import Enqueuer, unpack
 from jobledger.ledger.event_stream import EventOptions, EventStream, open_events, open_subscription
 from jobledger.ledger.handle import JobHandle, ReadsResults, execute
 from jobledger.ledger.held_lock import HeldLock
@@ -33,6 +37,7 @@ from jobledger.ledger.nats.leases import JetStreamLeases
 from jobledger.ledger.nats.lock_hints import NatsLockHints
 from jobledger.ledger.nats.pauses import bring_in_line, queue_state
 from jobledger.ledger.nats.payloads import Payloads
+from jobledger.ledger.nats.task_book import TaskEntry, find_task, task_names
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.parts import AnyJob, job_name
 from jobledger.ledger.patience import Patience
@@ -46,6 +51,8 @@ from jobledger.ledger.tracing import Tracing
 
 if TYPE_CHECKING:
     from jobledger.ledger.graphs.graph import Graph
+    from jobledger.ledger.named.book import AnnouncedTasks
+    from jobledger.ledger.named.verbs import Named, NamedJob
     from jobledger.ledger.reruns.beginning import Rerun
 
 P = ParamSpec("P")
@@ -174,6 +181,58 @@ class Ledger:
 
             return await enqueue_batch(self, self._enqueuer, (batch, on_end), task, inputs, ids, on_progress)
         return await self._enqueuer.many(task, inputs, ids=ids, on_progress=on_progress)
+
+    async def enqueue_named(
+        self,
+        task: str,
+        input: object = msgspec.Raw(b"{}"),  # noqa: A002 - the field's word, and a constant
+        **how: Unpack[Named],
+    ) -> JobHandle[Any]:
+        """Add one job by the name of its task, as workers announced it; `how` is in `Named`.
+
+        `input`: the arguments as JSON text (bytes or `msgspec.Raw`), which is stored as it is, or as a value. It is checked
+        by the announced schema as far as `adding.schemas` says; the worker's code checks all of it.
+
+        Raises: TaskNotFoundError with near names for a task that no worker ever announced; InvalidInputError also for a
+            unique task whose key only its code can make; else as `enqueue`.
+        """
+        from jobledger.ledger.named.verbs import enqueue_named  # noqa: PLC0415 - others need nothing of it
+
+        return await enqueue_named(self.patience, self.announced, self._enqueuer, task, input, **how)
+
+    async def enqueue_named_many(
+        self,
+        jobs: Iterable[NamedJob] | AsyncIterable[NamedJob],
+        *,
+        by: str = "",
+        trace: str = "",
+        on_progress: Callable[[int], None] | None = None,
+    ) -> BulkResult:
+        """Add many jobs by the names of their tasks, as a stream: memory stays bounded whatever its length.
+
+        Raises: as `enqueue_named`; the sentence says at which job, from 0. The ones before it are in the ledger.
+        """
+        from jobledger.ledger.named.verbs import enqueue_named_many  # noqa: PLC0415 - as `enqueue_named`
+
+        self.connection.require_here()
+        return await enqueue_named_many(
+            self.patience, self.announced, self._enqueuer, jobs, by=by, trace=trace, on_progress=on_progress
+        )
+
+    @functools.cached_property
+    def announced(self) -> AnnouncedTasks:
+        """The tasks that workers ever announced."""
+        from jobledger.ledger.named.book import AnnouncedTasks  # noqa: PLC0415 - as `enqueue_named`
+
+        return AnnouncedTasks(self.find_task, self.task_names, self.clock)
+
+    async def find_task(self, name: str) -> TaskEntry | None:
+        """Return what the last worker that had a task announced of it; None: none did. Raises: UnreachableError."""
+        return await find_task(self.inbox, self.names, name)
+
+    async def task_names(self) -> list[str]:
+        """Return the names of all tasks that a worker ever announced, sorted. Raises: UnreachableError."""
+        return await task_names(self.inbox, self.names)
 
     async def run_graph(
         self,

@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, ParamSpec, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import msgspec
 import uuid_utils
 
+from jobledger.ledger.adding.bulk import Bulk, BulkResult, numbered
+from jobledger.ledger.adding.kind import Kind
 from jobledger.ledger.children import Children
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.handle import JobHandle
@@ -28,6 +28,7 @@ from jobledger.ledger.model.errors import (
     InputMismatchError,
     InvalidError,
     InvalidInputError,
+    NotFoundError,
     UnreachableError,
     WrongSequenceError,
 )
@@ -45,14 +46,7 @@ from jobledger.ledger.unique.keys import Wish, wish_for
 from jobledger.ledger.unique.rule import Unique
 
 P = ParamSpec("P")
-
-
-class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `enqueue_many` did."""
-
-    created: int
-    existing: int  #: ids that were in the queue already
-    last_sequence: int  #: highest stream sequence among the created; 0 when none was
+T = TypeVar("T")
 
 
 class Enqueuer:
@@ -81,7 +75,10 @@ class Enqueuer:
     ) -> JobHandle[Any]:
         """Add one job; see `Ledger.enqueue`."""
         plain, options = unpack(task)
-        text = plain.signature.encode(args, kwargs)
+        return await self.one_of(plain, options, plain.signature.encode(args, kwargs))
+
+    async def one_of(self, plain: Kind, options: Options, text: bytes) -> JobHandle[Any]:
+        """Add one job with an input that was checked; see `Ledger.enqueue`."""
         client, patience = self._client, self._client.patience
         notify = client.hints.inbox
         job_id = self._job_id(plain, options)  # before anything is awaited: ids follow the order of the calls
@@ -130,9 +127,7 @@ class Enqueuer:
         text = plain.signature.encode((), values)
         return await self._client.patience.read(lambda: self._order(plain, options, "like", text, notify=""))
 
-    def _wish(
-        self, task: Task[Any, Any], options: Options, unique: Unique, command: Enqueue, text: bytes
-    ) -> Wish:
+    def _wish(self, task: Kind, options: Options, unique: Unique, command: Enqueue, text: bytes) -> Wish:
         debounce_s, max_wait_s = options.debounce_s, options.max_wait_s
         return wish_for(
             task.signature,
@@ -145,7 +140,7 @@ class Enqueuer:
             by=options.by,
         )
 
-    async def _one_of_its_kind(self, task: Task[Any, Any], wish: Wish) -> JobHandle[Any]:
+    async def _one_of_its_kind(self, task: Kind, wish: Wish) -> JobHandle[Any]:
         job_id = wish.command.ref.job_id
         with self._enqueuing(task, wish.command.ref.queue, job_id):
             ref, sequence, created = await self._client.patience.append(
@@ -169,7 +164,7 @@ class Enqueuer:
             message = "enqueue_many cannot give one id to many jobs: pass ids=, a function of the input"
             raise InvalidInputError(message)
         if options.unique is not None:
-            _refuse_in_bulk(plain, options.unique, ids)
+            refuse_in_bulk(plain, options.unique, ids)
 
         async def begin_again(command: Enqueue) -> tuple[int, bool]:
             sequence, created = await self._begin_again(command, options.by)
@@ -177,32 +172,58 @@ class Enqueuer:
                 await self._require_same(plain, command)
             return sequence, created
 
-        bulk = _Bulk(self._config.enqueue_in_flight_max, begin_again, on_progress)
+        async def order(values: Mapping[str, Any], number: int) -> Enqueue:
+            text = plain.signature.encode((), values)
+            job_id = self._job_id(plain, options) if ids is None else check_token("job id", ids(values))
+            command = await self.bulk_order(plain, options, job_id, text)
+            return _of_batch(command, batch, number, batch_max) if batch else command
+
         with self._enqueuing(plain, options.queue):
-            try:
-                async with contextlib.aclosing(_numbered(inputs)) as numbered:
-                    async for number, values in numbered:
-                        command = await self._bulk_order(plain, options, values, number, ids)
-                        if batch:
-                            command = _of_batch(command, batch, number, batch_max)
-                        if bulk.is_full:
-                            await bulk.make_room()
-                        bulk.add(command, self._log.submit(self._seal_first(command, by=options.by).entries))
-            except InvalidError:  # it says that those before it are enqueued: unless one of them could not be
-                await bulk.drain()
-                raise
-            except BaseException:
-                await bulk.abandon()  # the error under way is the one that counts
-                raise
+            return await self.stream(inputs, order, begin_again, options.by, on_progress)
+
+    async def stream(
+        self,
+        inputs: Iterable[T] | AsyncIterable[T],
+        order: Callable[[T, int], Awaitable[Enqueue]],
+        begin_again: Callable[[Enqueue], Awaitable[tuple[int, bool]]],
+        by: str,
+        on_progress: Callable[[int], None] | None,
+    ) -> BulkResult:
+        """Begin the job that `order` makes of each input and its number, as many at a time as may be on their way.
+
+        `begin_again` is asked where the id of one is taken. Raises: what these raise, after those before it are in the
+        ledger; an InvalidError and a NotFoundError then name the input.
+        """
+        bulk = Bulk(self._config.enqueue_in_flight_max, begin_again, on_progress)
+        try:
+            async with contextlib.aclosing(numbered(inputs)) as counted:
+                async for number, values in counted:
+                    try:
+                        command = await order(values, number)
+                    except (InvalidError, NotFoundError) as error:
+                        error.args = (f"input {number}: {error} (the {number} before it are enqueued)",)
+                        raise
+                    if bulk.is_full:
+                        await bulk.make_room()
+                    bulk.add(command, self._log.submit(self._seal_first(command, by=by).entries))
+        except (
+            InvalidError,
+            NotFoundError,
+        ):  # those before it are said to be enqueued: unless one could not be
             await bulk.drain()
+            raise
+        except BaseException:
+            await bulk.abandon()  # the error under way is the one that counts
+            raise
+        await bulk.drain()
         return bulk.result()
 
     def _enqueuing(
-        self, task: Task[Any, Any], queue: str, job_id: str = ""
+        self, task: Kind, queue: str, job_id: str = ""
     ) -> contextlib.AbstractContextManager[object]:
         return UNTRACED if self._tracing is None else self._tracing.enqueuing(task.name, queue, job_id)
 
-    def _job_id(self, task: Task[Any, Any], options: Options) -> str:
+    def _job_id(self, task: Kind, options: Options) -> str:
         if options.id is not None:
             return options.id
         return self.new_id(task.name)
@@ -211,9 +232,7 @@ class Enqueuer:
         """Return an id for a job of a task; in the code of a job it is the same in every attempt."""
         return new_job_id() if self._children is None else self._children.next_id(task)
 
-    async def _order(
-        self, task: Task[Any, Any], options: Options, job_id: str, text: bytes, *, notify: str
-    ) -> Enqueue:
+    async def _order(self, task: Kind, options: Options, job_id: str, text: bytes, *, notify: str) -> Enqueue:
         value, reference = await self._client.inputs.put(text, what=task.signature.what)
         order = Order(
             input=value,
@@ -221,6 +240,7 @@ class Enqueuer:
             priority=options.priority,
             max_attempts=options.max_attempts,
             timeout_s=options.timeout_s,
+            trace=options.trace,
             notify=notify,
             tenant=options.tenant,
             limits=options.limits,
@@ -241,7 +261,7 @@ class Enqueuer:
             order=order,
         )
 
-    async def _callbacks(self, task: Task[Any, Any], options: Options) -> tuple[Callback, ...]:
+    async def _callbacks(self, task: Kind, options: Options) -> tuple[Callback, ...]:
         """Return what a run's end is told to, after the limits that the code of those tasks defines are in the ledger."""
         from jobledger.ledger.runs.nodes import callbacks_of  # noqa: PLC0415 - others need nothing of it
 
@@ -251,7 +271,7 @@ class Enqueuer:
                 await self._client.code_limits.ensure(chosen.limits_in_code, plain.name, chosen.queue)
         return callbacks_of(task, options.tenant)
 
-    async def _limited(self, task: Task[Any, Any], options: Options, order: Order, text: bytes) -> Order:
+    async def _limited(self, task: Kind, options: Options, order: Order, text: bytes) -> Order:
         """Return the order with its limits and their keys, after the code's definitions of them are in the ledger."""
         arguments = functools.cache(lambda: task.signature.decode(text))
         job = Keyed(task.name, options.queue, order, arguments)
@@ -259,7 +279,7 @@ class Enqueuer:
         await self._client.code_limits.ensure(options.limits_in_code, task.name, options.queue)
         return found
 
-    async def _require_same(self, task: Task[Any, Any], command: Enqueue) -> None:
+    async def _require_same(self, task: Kind, command: Enqueue) -> None:
         """Compare a job of an id that was made here with the one that has it already.
 
         Raises: InputMismatchError; UnreachableError where the server cannot show that job yet.
@@ -276,7 +296,7 @@ class Enqueuer:
         if differing:
             raise InputMismatchError(ref.job_id, ref.queue, self._children.parent.job_id, differing)
 
-    async def _differing(self, task: Task[Any, Any], stored: Order, given: Order) -> list[str]:
+    async def _differing(self, task: Kind, stored: Order, given: Order) -> list[str]:
         """Return the names of the arguments that differ, as the task would get them."""
         before, now = [
             await self._client.inputs.get(order.input, order.input_ref) for order in (stored, given)
@@ -305,6 +325,10 @@ class Enqueuer:
             return await self._begin_again(command, by)
         return sequence, True
 
+    def begin_again(self, by: str) -> Callable[[Enqueue], Awaitable[tuple[int, bool]]]:
+        """Return what finds the job that has an id, or begins it; for `stream`."""
+        return lambda command: self._begin_again(command, by)
+
     async def _begin_again(self, command: Enqueue, by: str = "") -> tuple[int, bool]:
         """Find the job that has the id; or begin it behind what somebody stored under its subjects and is no event."""
 
@@ -321,136 +345,27 @@ class Enqueuer:
     def _seal_first(self, command: Enqueue, chain: JobView = EMPTY_CHAIN, by: str = "") -> Linked:
         return link(chain, decide(None, command, self._client.stamp(by)), self._log.names)
 
-    async def _bulk_order(
-        self,
-        task: Task[Any, Any],
-        options: Options,
-        values: Mapping[str, Any],
-        number: int,
-        ids: Callable[[Mapping[str, Any]], str] | None,
-    ) -> Enqueue:
-        try:
-            text = task.signature.encode((), values)
-            job_id = self._job_id(task, options) if ids is None else check_token("job id", ids(values))
-            command = await self._order(task, options, job_id, text, notify="")
-            if options.unique is not None:
-                command = self._wish(task, options, options.unique, command, text).command
-        except InvalidError as error:
-            error.args = (f"input {number}: {error} (the {number} before it are enqueued)",)
-            raise
+    async def bulk_order(self, task: Kind, options: Options, job_id: str, text: bytes) -> Enqueue:
+        """Return what begins one of many jobs. Raises: as `enqueue`."""
+        command = await self._order(task, options, job_id, text, notify="")
+        if options.unique is not None:
+            command = self._wish(task, options, options.unique, command, text).command
         return command
 
 
 def _of_batch(command: Enqueue, batch: str, number: int, batch_max: int | None) -> Enqueue:
     """Return the order of a job as the one of its batch with that number. Raises: InvalidInputError."""
     if batch_max is not None and number >= batch_max:
-        raise InvalidInputError(f"input {number}: batch {batch} is closed and has {batch_max:,} jobs")
+        raise InvalidInputError(f"batch {batch} is closed and has {batch_max:,} jobs")
     if number >= ITEMS_MAX:
-        raise InvalidInputError(
-            f"input {number}: a batch has at most {ITEMS_MAX:,} jobs: make several batches"
-        )
+        raise InvalidInputError(f"a batch has at most {ITEMS_MAX:,} jobs: make several batches")
     ref = JobRef(queue=command.ref.queue, job_id=child_id(batch, 1, number))
     member = Member(queue=BUILT_IN_QUEUE, job=batch, step=BATCH_STEP, item=number)
     order = msgspec.structs.replace(command.order, batch=batch, member=member)
     return msgspec.structs.replace(command, ref=ref, order=order)
 
 
-class _Bulk:
-    """The appends of one `enqueue_many` that have no answer yet, the oldest first, at most `in_flight_max`.
-
-    An append that lost its race usually means that the job exists.
-    """
-
-    def __init__(
-        self,
-        in_flight_max: int,
-        begin_again: Callable[[Enqueue], Awaitable[tuple[int, bool]]],
-        on_progress: Callable[[int], None] | None,
-    ) -> None:
-        self._in_flight_max = in_flight_max
-        self._begin_again = begin_again
-        self._on_progress = on_progress
-        self._waiting: deque[tuple[Enqueue, asyncio.Future[int]]] = deque()
-        self._created = 0
-        self._existing = 0
-        self._last_sequence = 0
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no more may be submitted before there is room."""
-        return len(self._waiting) >= self._in_flight_max
-
-    async def make_room(self) -> None:
-        """Wait until more may be submitted."""
-        await self._collect(self._in_flight_max // 2)
-
-    def add(self, command: Enqueue, appended: asyncio.Future[int]) -> None:
-        """Keep count of one job's first event, which was submitted."""
-        self._waiting.append((command, appended))
-
-    async def _collect(self, count: int) -> None:
-        refused: list[Enqueue] = []
-        for _ in range(min(count, len(self._waiting))):
-            command, appended = self._waiting.popleft()
-            try:
-                sequence = await appended
-            except WrongSequenceError:
-                refused.append(command)
-                continue
-            self._created += 1
-            self._last_sequence = max(self._last_sequence, sequence)
-        for found in await asyncio.gather(*map(self._begin_again, refused), return_exceptions=True):
-            if isinstance(found, BaseException):
-                raise found
-            sequence, created = found
-            self._created += created
-            self._existing += not created
-            if created:
-                self._last_sequence = max(self._last_sequence, sequence)
-        if self._on_progress is not None:
-            self._on_progress(self._created + self._existing)
-
-    async def drain(self) -> None:
-        """Wait for the rest."""
-        try:
-            await self._collect(len(self._waiting))
-        except BaseException:
-            await self.abandon()
-            raise
-
-    async def abandon(self) -> None:
-        """Wait until nothing is in flight, whatever comes of it; cancel nothing, since what was sent may be stored."""
-        rest = [appended for _, appended in self._waiting]
-        self._waiting.clear()
-        await asyncio.gather(*rest, return_exceptions=True)
-
-    def result(self) -> BulkResult:
-        """Return the counts."""
-        return BulkResult(created=self._created, existing=self._existing, last_sequence=self._last_sequence)
-
-
-async def _numbered(
-    inputs: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
-) -> AsyncGenerator[tuple[int, Mapping[str, Any]], None]:
-    """Count the inputs; a generator among them is closed with this one, so that its own `finally` runs in time."""
-    number = 0
-    try:
-        if isinstance(inputs, AsyncIterable):
-            async for values in inputs:
-                yield number, values
-                number += 1
-        else:
-            for values in inputs:
-                yield number, values
-                number += 1
-    finally:
-        if isinstance(inputs, AsyncGenerator):
-            await inputs.aclose()
-        elif isinstance(inputs, Generator):
-            inputs.close()
-
-
-def _refuse_in_bulk(task: Task[Any, Any], unique: Unique, ids: object) -> None:
+def refuse_in_bulk(task: Kind, unique: Unique, ids: object) -> None:
     """Raise InvalidInputError for unique jobs that cannot be added many at a time."""
     if not unique.is_by_id or unique.on_conflict != "return":
         raise InvalidInputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final, Literal, cast
 
@@ -10,12 +11,18 @@ from msgspec.structs import force_setattr
 
 from jobledger.ledger.backoff import Backoff
 from jobledger.ledger.hooks import Hooks
-from jobledger.ledger.limits.declared import Limit, Queue
+from jobledger.ledger.limits.declared import Limit, Queue, divided, queue_of
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, TaskDefinitionError
 from jobledger.ledger.model.events import PRIORITIES, Priority
-from jobledger.ledger.model.inputs import check_word, checked_limits, checked_metadata, keep_utc
+from jobledger.ledger.model.inputs import (
+    check_traceparent,
+    check_word,
+    checked_limits,
+    checked_metadata,
+    keep_utc,
+)
 from jobledger.ledger.model.limits.names import RESERVED
-from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.model.subjects import check_token, check_users_queue
 from jobledger.ledger.outcome import check_delay
 from jobledger.ledger.unique.rule import Unique, check_debounce
 
@@ -47,6 +54,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     debounce_s: float | None = None  #: seconds between the last call of its kind and the run with its input
     max_wait_s: float | None = None  #: with `debounce_s`: at most this long after the first call
     by: str = ""  #: who asks for the job, as its first event says; "": the client that enqueues it
+    trace: str = (
+        ""  #: W3C traceparent that the job belongs to; "": that of the span it is enqueued in, if one records
+    )
 
     def __post_init__(self) -> None:
         """Check every option.
@@ -75,8 +85,35 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigurationError(f"run_at must be a datetime with a time zone, got {self.run_at!r}")
             keep_utc(self, "run_at")
         # By value: what is empty and of another type must not pass as the default.
-        if (self.tenant, self.correlation, self.metadata, self.limits, self.by) != ("", "", {}, (), ""):
+        if (self.tenant, self.correlation, self.metadata, self.limits, self.by, self.trace) != (
+            "",
+            "",
+            {},
+            (),
+            "",
+            "",
+        ):
             self._check_words()
+
+    def changed(
+        self, given: Mapping[str, Any], *, queue: str | Queue | None, limits: Iterable[str | Limit]
+    ) -> Options:
+        """Return these with some that are given for one job, None among them being none; `limits` are added.
+
+        Raises: InvalidTokenError, ConfigurationError, InvalidInputError.
+        """
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if queue is not None:  # the task's own may be named by its name alone
+            own = self.declared_queue
+            found = queue_of(own if own is not None and queue == own.name else queue)
+            changes["queue"], changes["declared_queue"] = found
+            if found[0] != self.queue:
+                check_users_queue(found[0])
+        if limits != ():
+            names, declared = divided(limits)
+            changes["limits"] = (*self.limits, *names)
+            changes["declared"] = (*self.declared, *declared)
+        return msgspec.structs.replace(self, **changes)
 
     @property
     def limits_in_code(self) -> tuple[Limit | str, ...]:
@@ -91,6 +128,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             check_word("correlation", self.correlation)
         if self.by != "":
             check_word("by", self.by)
+        if self.trace != "":
+            check_traceparent(self.trace)
         if self.metadata != {}:
             force_setattr(self, "metadata", checked_metadata(self.metadata))
         if self.limits != ():

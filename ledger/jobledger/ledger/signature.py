@@ -7,7 +7,18 @@ import copy
 import inspect
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, ClassVar, Final, Never, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    Never,
+    NoReturn,
+    Protocol,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 import msgspec.inspect
@@ -27,6 +38,23 @@ from jobledger.ledger.outcome import WISHES
 UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeError, TypeError)
 #: Return annotations that promise nothing about a result.
 _NO_PROMISE: Final = (inspect.Signature.empty, object, Never, NoReturn)
+
+
+class ReadsInput(Protocol):
+    """The input of a task; see `TaskSignature` and `AnnouncedInput`."""
+
+    @property
+    def what(self) -> str:
+        """What an error calls it."""
+        ...
+
+    def decode(self, text: bytes | msgspec.Raw) -> dict[str, Any]:
+        """Return the arguments in an input's JSON text, defaults included."""
+        ...
+
+    def read_result(self, text: bytes, job_id: str) -> Any:
+        """Return a result as the task promises it."""
+        ...
 
 
 class GivenByWorker:
@@ -73,6 +101,11 @@ class TaskSignature:
     def names(self) -> tuple[str, ...]:
         """The parameters that are a job's input, in their order."""
         return self._names
+
+    @property
+    def plain_names(self) -> tuple[str, ...]:
+        """The parameters whose values are plain JSON: read and written again, each value is as any reader has it."""
+        return tuple(name for name in self._names if _is_plain(msgspec.inspect.type_info(self._types[name])))
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """Return the input's JSON text after checking it against the signature.
@@ -152,7 +185,19 @@ class TaskSignature:
         except Exception:  # noqa: BLE001 - a model's schema is made by its own code
             return True
         schema.setdefault("$defs", {}).update(definitions)
+        self._tell_defaults(schema)
         return schema
+
+    def _tell_defaults(self, schema: dict[str, Any]) -> None:
+        """Add the defaults to the properties: the types know that there are some, and not which."""
+        properties = schema["$defs"][schema["$ref"].rpartition("/")[2]]["properties"]
+        for name, value in self.defaults.items():
+            with contextlib.suppress(Exception):  # a value that JSON cannot hold; what it is stays unsaid
+                told = msgspec.json.decode(encode_value(value, what=self.what))
+                known = properties[name]
+                properties[name] = (
+                    {**known, "default": told} if isinstance(known, dict) else {"default": told}
+                )
 
     def read_result(self, text: bytes, job_id: str) -> Any:
         """Return a result as the task's return annotation says; without one as plain JSON values.
@@ -169,28 +214,33 @@ class TaskSignature:
 
         Raises: InvalidInputError.
         """
-        parsed: dict[str, Any] = {}
-        for name, word in words.items():
-            if name not in self._types:
-                known = ", ".join(self._names) or "none"
-                message = f"task {self._task_name} has no argument {name!r}; its arguments: {known}"
-                raise InvalidInputError(message)
-            parsed[name] = self._parse_word(name, word)
-        return parsed
+        return parse_words(self._task_name, self._types, words)
 
-    def _parse_word(self, name: str, word: str) -> Any:
-        wanted = self._types[name]
-        if wanted is Any:
-            return _json_or_text(word)
-        # Lax conversion reads numbers, booleans and dates from text; what has structure is read as JSON.
-        with contextlib.suppress(*UNREADABLE):
-            found = msgspec.convert(word, wanted, strict=False, dec_hook=from_builtin)
-            return msgspec.to_builtins(found, enc_hook=to_builtin)
-        with contextlib.suppress(*UNREADABLE):
-            found = msgspec.json.decode(word, type=wanted, dec_hook=from_builtin)
-            return msgspec.to_builtins(found, enc_hook=to_builtin)
-        message = f"task {self._task_name}: argument {name}={word[:60]!r} is not {_type_name(wanted)}"
-        raise InvalidInputError(message)
+
+def parse_words(task: str, types: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
+    """Read key=value words by the types of a task's arguments; see `TaskSignature.parse_words`."""
+    parsed: dict[str, Any] = {}
+    for name, word in words.items():
+        if name not in types:
+            known = ", ".join(types) or "none"
+            message = f"task {task} has no argument {name!r}; its arguments: {known}"
+            raise InvalidInputError(message)
+        parsed[name] = _parse_word(task, name, types[name], word)
+    return parsed
+
+
+def _parse_word(task: str, name: str, wanted: Any, word: str) -> Any:
+    if wanted is Any:
+        return _json_or_text(word)
+    # Lax conversion reads numbers, booleans and dates from text; what has structure is read as JSON.
+    with contextlib.suppress(*UNREADABLE):
+        found = msgspec.convert(word, wanted, strict=False, dec_hook=from_builtin)
+        return msgspec.to_builtins(found, enc_hook=to_builtin)
+    with contextlib.suppress(*UNREADABLE):
+        found = msgspec.json.decode(word, type=wanted, dec_hook=from_builtin)
+        return msgspec.to_builtins(found, enc_hook=to_builtin)
+    message = f"task {task}: argument {name}={word[:60]!r} is not {_type_name(wanted)}"
+    raise InvalidInputError(message)
 
 
 def _json_or_text(word: str) -> Any:
@@ -247,6 +297,28 @@ def _foreign_types(node: Any, seen: set[int]) -> Iterator[Any]:
         if isinstance(node, msgspec.inspect.DataclassType) and is_checked_dataclass(node.cls):
             yield node.cls
         yield from _foreign_types(tuple(getattr(node, name) for name in node.__struct_fields__), seen)
+
+
+_PLAIN: Final = (
+    msgspec.inspect.AnyType,
+    msgspec.inspect.BoolType,
+    msgspec.inspect.FloatType,
+    msgspec.inspect.IntType,
+    msgspec.inspect.LiteralType,
+    msgspec.inspect.NoneType,
+    msgspec.inspect.StrType,
+)
+
+
+def _is_plain(node: msgspec.inspect.Type) -> bool:
+    if isinstance(node, msgspec.inspect.ListType):
+        return _is_plain(node.item_type)
+    if isinstance(node, msgspec.inspect.DictType):
+        return isinstance(node.key_type, msgspec.inspect.StrType) and _is_plain(node.value_type)
+    if isinstance(node, msgspec.inspect.UnionType):  # with None, since others may be read as one or the other
+        kinds = [each for each in node.types if not isinstance(each, msgspec.inspect.NoneType)]
+        return len(kinds) == 1 and _is_plain(kinds[0])
+    return isinstance(node, _PLAIN)
 
 
 def _parameters(

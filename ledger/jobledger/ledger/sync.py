@@ -15,10 +15,12 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
+import msgspec
+
 from jobledger.ledger import client, event_stream, handle
+from jobledger.ledger.adding.bulk import BulkResult
 from jobledger.ledger.connecting.connect import connect as connect_asynchronously
 from jobledger.ledger.dead_letters import Changes
-from jobledger.ledger.enqueueing import BulkResult
 from jobledger.ledger.event_stream import EventOptions
 from jobledger.ledger.feed import Feed
 from jobledger.ledger.held_lock import Block, HeldLock
@@ -38,6 +40,7 @@ from jobledger.ledger.tasks import Result, Task, TaskWithInput, TaskWithOptions
 
 if TYPE_CHECKING:
     from jobledger.ledger.graphs.graph import Graph
+    from jobledger.ledger.named.verbs import Named, NamedJob
     from jobledger.ledger.reruns.beginning import Rerun
 
 P = ParamSpec("P")
@@ -189,6 +192,38 @@ class Ledger:
             self._caller.start(
                 lambda ledger: ledger.enqueue_many(
                     task, feed.items(), ids=ids, on_progress=on_progress, batch=batch, on_end=on_end
+                )
+            )
+        )
+
+    def enqueue_named(
+        self,
+        task: str,
+        input: object = msgspec.Raw(b"{}"),  # noqa: A002 - as the asynchronous verb
+        **how: Unpack[Named],
+    ) -> JobHandle[Any]:
+        """Add one job by the name of its task, as workers announced it. See `client.Ledger.enqueue_named`."""
+        return JobHandle(
+            self._caller, self._caller.call(lambda ledger: ledger.enqueue_named(task, input, **how))
+        )
+
+    def enqueue_named_many(
+        self,
+        jobs: Iterable[NamedJob],
+        *,
+        by: str = "",
+        trace: str = "",
+        on_progress: Callable[[int], None] | None = None,
+    ) -> BulkResult:
+        """Add many jobs by the names of their tasks, as a stream. See `client.Ledger.enqueue_named_many`.
+
+        `jobs` is iterated in the thread that calls.
+        """
+        feed = Feed(jobs)
+        return feed.serve(
+            self._caller.start(
+                lambda ledger: ledger.enqueue_named_many(
+                    feed.items(), by=by, trace=trace, on_progress=on_progress
                 )
             )
         )

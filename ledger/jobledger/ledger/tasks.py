@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, Pr
 import msgspec
 
 from jobledger.ledger.hooks import Hooks
-from jobledger.ledger.limits.declared import Limit, Queue, divided, queue_of
+from jobledger.ledger.limits.declared import Limit, Queue
 from jobledger.ledger.limits.keys import check_keys
 from jobledger.ledger.model.errors import (
     ConfigurationError,
@@ -27,7 +27,7 @@ from jobledger.ledger.model.errors import (
     UnknownTaskError,
 )
 from jobledger.ledger.model.events import Priority
-from jobledger.ledger.model.subjects import check_token, check_users_queue
+from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import Options, Rules
 from jobledger.ledger.schedules.in_code import Schedule
 from jobledger.ledger.signature import TaskSignature
@@ -127,21 +127,7 @@ class Task(Generic[P, R_co]):
             "max_wait_s": max_wait_s,
             "by": by,
         }
-        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        if queue is not None:
-            changes["queue"], changes["declared_queue"] = self._queue(queue)
-            if changes["queue"] != self.defaults.queue:
-                check_users_queue(changes["queue"])
-        if limits != ():
-            names, declared = divided(limits)
-            changes["limits"] = (*self.defaults.limits, *names)
-            changes["declared"] = (*self.defaults.declared, *declared)
-        return TaskWithOptions(self, msgspec.structs.replace(self.defaults, **changes))
-
-    def _queue(self, queue: str | Queue) -> tuple[str, Queue | None]:
-        """Return a queue's name and what is declared with it; the task's own may be named by its name alone."""
-        own = self.defaults.declared_queue
-        return queue_of(own if own is not None and queue == own.name else queue)
+        return TaskWithOptions(self, self.defaults.changed(given, queue=queue, limits=limits))
 
     @property
     def unpacked(self) -> tuple[Task[P, R_co], Options]:

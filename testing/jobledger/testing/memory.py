@@ -7,10 +7,12 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, M
 from datetime import datetime, timedelta
 from typing import Any, Final, ParamSpec, Self, Unpack, cast
 
+from jobledger.ledger.adding.announced import entry_of
+from jobledger.ledger.adding.bulk import BulkResult
 from jobledger.ledger.children import Children
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import LedgerConfig
-from jobledger.ledger.enqueueing import BulkResult, Enqueuer
+from jobledger.ledger.enqueueing import Enqueuer
 from jobledger.ledger.event_stream import EventOptions, EventStream
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.locks import Locks
@@ -28,6 +30,7 @@ from jobledger.ledger.nats.jetstream import JetStreamLog
 from jobledger.ledger.nats.leases import JetStreamLeases
 from jobledger.ledger.nats.lock_hints import NatsLockHints
 from jobledger.ledger.nats.pauses import queue_state
+from jobledger.ledger.nats.task_book import TaskEntry
 from jobledger.ledger.patience import Patience
 from jobledger.ledger.schedules.in_code import AnyTask
 from jobledger.ledger.schedules.verbs import ScheduleVerbs
@@ -86,6 +89,15 @@ class MemoryLedger(Ledger):
         self._enqueuer = _Remembering(
             self, self.tasks, config=self.config, clock=self.clock, tracing=self.tracing, children=children
         )
+
+    async def find_task(self, name: str) -> TaskEntry | None:
+        """Return what a worker would announce of a task that was given or enqueued here."""
+        task = self.tasks.get(name)
+        return None if task is None else entry_of(task, worker=self.identity, at=self.clock.now())
+
+    async def task_names(self) -> list[str]:
+        """Return the names of the tasks that were given or enqueued here, sorted."""
+        return sorted(self.tasks)
 
     async def tell_consumers(self, queue: str, known: QueueState | None = None) -> QueueState:
         """Return the queue as it is: there are no consumers, and `run_pending` leaves the jobs of a paused one."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
-from typing import Any
 
+from jobledger.ledger.adding.announced import entry_of
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import JetStreamDisabledError, LedgerError, UnreachableError
-from jobledger.ledger.nats.task_book import TaskEntry, write_tasks
-from jobledger.ledger.tasks import Task, TaskRegistry
+from jobledger.ledger.nats.task_book import write_tasks
+from jobledger.ledger.tasks import TaskRegistry
 
 logger = logging.getLogger("jobledger.workers")
 
@@ -23,23 +22,15 @@ async def announce_tasks(ledger: Ledger, tasks: TaskRegistry, worker: str) -> No
     versions: dict[str, list[str]] = {}
     for task in tasks:
         versions.setdefault(task.name, []).append(task.version)
-    entries = [_entry(ledger, task, worker, tuple(versions[task.name])) for task in tasks]
     try:
+        entries = [
+            # Of several versions of a workflow the one that is enqueued by the task's name alone.
+            entry_of(tasks.get(name), worker=worker, at=ledger.clock.now(), versions=tuple(known))
+            for name, known in versions.items()
+        ]
         await write_tasks(ledger.inbox, ledger.names, entries, replicas=ledger.config.replicas)
     except (UnreachableError, JetStreamDisabledError):
         raise
     except LedgerError as error:
         logger.warning("the tasks of this worker are not announced, its work goes on: %s", error)
     await asyncio.Event().wait()
-
-
-def _entry(ledger: Ledger, task: Task[..., Any], worker: str, versions: tuple[str, ...]) -> TaskEntry:
-    return TaskEntry(
-        name=task.name,
-        queue=task.defaults.queue,
-        text=inspect.getdoc(task.function) or "",
-        input=task.signature.json_schema(),
-        worker=worker,
-        announced_at=ledger.clock.now(),
-        versions=versions if task.makes_runs else None,
-    )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple, Protocol
 
 import msgspec
 import typer
@@ -24,11 +24,11 @@ from jobledger.cli.pairs import pairs
 from jobledger.cli.session import load_tasks, operator
 from jobledger.cli.text import clock_time
 from jobledger.cli.times import seconds, time_of
-from jobledger.ledger import JobHandle, JobState, Task
+from jobledger.ledger import JobHandle, JobState, Ledger
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.jobs.attempts import Progress
+from jobledger.ledger.options import Options
 from jobledger.ledger.outcome import DELAY_S_LIMIT
-from jobledger.ledger.tasks import TaskWithOptions
 
 _RESULT_SHOWN_MAX: Final = 2_000
 _PROGRESS_EVERY_S: Final = 1.0
@@ -101,40 +101,78 @@ def enqueue(
     wait: _Wait = False,
     wait_timeout: _WaitTimeout = None,
 ) -> Awaitable[None]:
-    """Add one job and print {"id", "created", "sequence"}; created is false if the id exists already."""
+    """Add one job and print {"id", "created", "sequence"}; created is false if the id exists already.
+
+    Without --app the task is what a worker announced of it.
+    """
+    how: dict[str, Any] = {
+        "queue": queue,
+        "priority": priority,
+        "max_attempts": max_attempts,
+        "timeout_s": timeout,
+        "id": job_id,
+        "delay_s": delay,
+        "run_at": _moment(delay, at),
+        "tenant": tenant,
+        "correlation": correlation,
+        "metadata": pairs(metadata, "--metadata") if metadata else None,
+        "limits": tuple(limits or ()),
+        "by": operator(),
+    }
+    given = _Given(task, words or [], input_text)
+    waiting = _Waiting(is_wanted=wait or wait_timeout is not None, timeout_s=wait_timeout)
+    if not app:
+        Options().changed(
+            {**how, "limits": None}, queue=queue, limits=how["limits"]
+        )  # refused without a server
+        return _enqueue(cli, lambda ledger: _named(ledger, given, how), waiting)
     found = load_tasks(app).get(task)
     # All that can be refused without a server is refused here, so a bad request never depends on one.
-    chosen = found.options(
-        queue=queue,
-        priority=priority,
-        max_attempts=max_attempts,
-        timeout_s=timeout,
-        id=job_id,
-        delay_s=delay,
-        run_at=_moment(delay, at),
-        tenant=tenant,
-        correlation=correlation,
-        metadata=pairs(metadata, "--metadata") if metadata else None,
-        limits=tuple(limits or ()),
-        by=operator(),
-    )
-    values = _values(found, words or [], input_text)
+    chosen = found.options(**how)
+    values = given.values(found.signature)
     found.signature.encode((), values)
-    return _enqueue(cli, chosen, values, wait=wait or wait_timeout is not None, wait_timeout_s=wait_timeout)
+    return _enqueue(cli, lambda ledger: ledger.enqueue(chosen, **values), waiting)
 
 
-async def _enqueue(
-    cli: Cli,
-    task: TaskWithOptions[..., Any],
-    values: dict[str, Any],
-    *,
-    wait: bool,
-    wait_timeout_s: float | None,
-) -> None:
+class _Given(NamedTuple):
+    """The input as it was given."""
+
+    task: str
+    words: list[str]
+    text: str | None  #: of --input
+
+    def values(self, reads: _ReadsWords) -> dict[str, Any]:
+        """Return the arguments from key=value words or from --input.
+
+        Raises: UsageError, InvalidInputError, PayloadTooLargeError.
+        """
+        if self.text is None:
+            return reads.parse_words(pairs(self.words))
+        if self.words:
+            raise UsageError("give the arguments as key=value or as --input, not both")
+        return read_object(self.text, what=f"input of task {self.task}")
+
+
+class _ReadsWords(Protocol):
+    def parse_words(self, words: Mapping[str, str]) -> dict[str, Any]: ...
+
+
+class _Waiting(NamedTuple):
+    is_wanted: bool
+    timeout_s: float | None
+
+
+async def _named(ledger: Ledger, given: _Given, how: Mapping[str, Any]) -> JobHandle[Any]:
+    """Add a job of a task whose code is not here."""
+    known = await ledger.announced.get(given.task)
+    return await ledger.enqueue_named(given.task, given.values(known.signature), **how)
+
+
+async def _enqueue(cli: Cli, add: Callable[[Ledger], Awaitable[JobHandle[Any]]], waiting: _Waiting) -> None:
     output = cli.output
     async with cli.ledger() as ledger:
-        handle = await ledger.enqueue(task, **values)
-        if wait and output.console.is_terminal and not output.as_json:
+        handle = await add(ledger)
+        if waiting.is_wanted and output.console.is_terminal and not output.as_json:
             done = "was added" if handle.created else "was there already"
             output.say(
                 f"job {handle.id} {done}; its events follow until it ends, and Ctrl-C ends only the waiting"
@@ -142,9 +180,9 @@ async def _enqueue(
         else:
             # The same line for people and programs: it is short, and is what gets pasted into the next command.
             output.object({"id": handle.id, "created": handle.created, "sequence": handle.sequence})
-        if wait:
+        if waiting.is_wanted:
             async with ledger.hints.watch_progress(handle.ref, _progress_shown(output, ledger.clock)):
-                await _wait(output, handle, wait_timeout_s)
+                await _wait(output, handle, waiting.timeout_s)
 
 
 def _moment(delay: float | None, at: str | None) -> datetime | None:
@@ -195,18 +233,6 @@ async def _wait(output: Output, handle: JobHandle[Any], timeout_s: float | None)
     if not output.as_json:
         result = await handle.result(timeout_s=1)
         output.say(f"result: {_shown(msgspec.json.encode(result).decode(), handle.id)}")
-
-
-def _values(task: Task[..., Any], words: list[str], input_text: str | None) -> dict[str, Any]:
-    """Return the arguments from key=value words or from --input.
-
-    Raises: UsageError, InvalidInputError, PayloadTooLargeError.
-    """
-    if input_text is None:
-        return task.signature.parse_words(pairs(words))
-    if words:
-        raise UsageError("give the arguments as key=value or as --input, not both")
-    return read_object(input_text, what=f"input of task {task.name}")
 
 
 def _shown(text: str, job_id: str) -> str:

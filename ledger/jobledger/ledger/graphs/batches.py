@@ -11,7 +11,8 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from jobledger.ledger.enqueueing import BulkResult, Enqueuer
+from jobledger.ledger.adding.bulk import BulkResult
+from jobledger.ledger.enqueueing import Enqueuer
 from jobledger.ledger.graphs.batch_end import count_of, end_jobs, spec_of
 from jobledger.ledger.graphs.batch_run import BatchSpec, run_batch
 from jobledger.ledger.model.chain import load

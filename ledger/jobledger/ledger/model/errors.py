@@ -10,6 +10,7 @@ LedgerError
 │   └── PayloadTooLargeError
 ├── NotFoundError             there is nothing of that name
 │   ├── JobNotFoundError
+│   ├── TaskNotFoundError
 │   ├── LimitNotFoundError
 │   ├── ScheduleNotFoundError
 │   └── LedgerNotFoundError
@@ -135,6 +136,18 @@ class JobNotFoundError(NotFoundError):
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
         super().__init__(f"no job {job_id!r} is in the ledger; `jobledger jobs list` shows those that are")
+
+
+class TaskNotFoundError(NotFoundError):
+    """No worker ever announced a task of that name; `near` are names like it."""
+
+    def __init__(self, task: str, near: list[str]) -> None:
+        self.task = task
+        self.near = near
+        meant = f": did you mean {' or '.join(near)}?" if near else ":"
+        super().__init__(
+            f"no worker has ever announced a task {task!r}{meant} a worker does that when it starts"
+        )
 
 
 class LimitNotFoundError(NotFoundError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Final, cast
@@ -21,6 +22,8 @@ _WORD_MAX: Final = 128
 _FAIR_MAX: Final = 64 + 1 + _WORD_MAX  #: of a name and a key
 _VALUE_MAX: Final = 256
 _SHOWN_MAX: Final = 60
+#: The version ff and ids of nothing but zeros are invalid.
+_TRACEPARENT: Final = re.compile("(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def keep_utc(command: msgspec.Struct, field: str) -> None:
@@ -90,6 +93,16 @@ def _word(field: str, value: object, most: int) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= most or " " in value or not value.isprintable():
         raise InvalidInputError(
             f"{field} must be 1 to {most} printable characters without spaces, got {_shown(value)}"
+        )
+    return value
+
+
+def check_traceparent(value: object) -> str:
+    """Return a W3C traceparent. Raises: InvalidInputError."""
+    if not isinstance(value, str) or _TRACEPARENT.fullmatch(value) is None:
+        raise InvalidInputError(
+            "trace must be a W3C traceparent, such as 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01, "
+            f"got {_shown(value)}"
         )
     return value
 

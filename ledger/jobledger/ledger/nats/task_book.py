@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import LedgerError, ServerUnreachableError
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats import api
@@ -24,7 +25,7 @@ _TASKS_MAX: Final = 10_000
 _ENTRY_BYTES_MAX: Final = 64 << 10
 
 
-class TaskEntry(msgspec.Struct, frozen=True, kw_only=True):
+class TaskEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is known of a task."""
 
     name: str
@@ -35,6 +36,8 @@ class TaskEntry(msgspec.Struct, frozen=True, kw_only=True):
     announced_at: datetime  #: by that worker's clock
     #: Of a workflow: the versions of it that the worker has, "" for one without; None: it is no workflow.
     versions: tuple[str, ...] | None = None
+    #: JSON of `adding.announced.Enqueued`: what its jobs are enqueued with; absent where a worker did not say that.
+    enqueued: msgspec.Raw = NO_VALUE
 
 
 def tasks_specification(names: Names, replicas: int) -> StreamSpec:
@@ -109,6 +112,19 @@ async def read_tasks(connection: Connection, inbox: Inbox, names: Names) -> list
         with contextlib.suppress(msgspec.MsgspecError):  # a newer version wrote it
             entries += [msgspec.json.decode(data, type=TaskEntry)] if data else []
     return sorted(entries, key=lambda each: each.name)
+
+
+async def task_names(inbox: Inbox, names: Names) -> list[str]:
+    """Return the names of all tasks that a worker ever announced, sorted; none where no worker did.
+
+    Raises: LedgerError, JetStreamDisabledError, UnreachableError.
+    """
+    try:
+        found = await api.stream_info(inbox, _stream(names), subjects=_subject(names, ">"))
+    except api.MissingError:
+        return []
+    prefix = _subject(names, "")
+    return sorted(subject.removeprefix(prefix) for subject in found.state.subjects or ())
 
 
 def _stream(names: Names) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jobledger.ledger.adding.kind import Kind
 from jobledger.ledger.limits.keys import Keyed, with_limits
 from jobledger.ledger.model.errors import TaskDefinitionError
 from jobledger.ledger.model.events import Order
@@ -27,7 +28,7 @@ def node_of(task: Task[Any, Any], options: Options, **more: Any) -> ChildNode:
     )
 
 
-def callbacks_of(task: Task[Any, Any], tenant: str) -> tuple[Callback, ...]:
+def callbacks_of(task: Kind, tenant: str) -> tuple[Callback, ...]:
     """Return what is enqueued when a run of a workflow ends, () for any other task; `tenant`: the run's.
 
     Raises: InvalidInputError for a callback whose limits take their key from how the run ended, TaskDefinitionError for

@@ -14,7 +14,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.json_text import encode_sorted
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.unique import KeyRef, Take, Until
-from jobledger.ledger.signature import TaskSignature
+from jobledger.ledger.signature import ReadsInput
 from jobledger.ledger.unique.rule import Unique
 
 #: Characters of a hash: 160 bits, so no two keys have the same by chance.
@@ -48,7 +48,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def wish_for(
-    signature: TaskSignature,
+    signature: ReadsInput,
     rule: Unique,
     command: Enqueue,
     text: bytes,
@@ -90,7 +90,7 @@ def _span(seconds: float | None) -> timedelta | None:
     return None if seconds is None else timedelta(seconds=seconds)
 
 
-def chosen_arguments(signature: TaskSignature, rule: Unique, task: str, text: bytes) -> bytes:
+def chosen_arguments(signature: ReadsInput, rule: Unique, task: str, text: bytes) -> bytes:
     """Return the arguments that make the key, as the task would get them, as JSON text with sorted names.
 
     Raises: InvalidInputError.

@@ -1,0 +1,185 @@
+"""Inputs checked by an announced schema: as the task's own code checks them, wherever the schema can say it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import enum
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+from pydantic import BaseModel
+from tests.support.tables import each_row
+
+from jobledger.ledger import InvalidInputError, task
+from jobledger.ledger.adding.announced import AnnouncedInput
+from jobledger.ledger.adding.schemas import ANY_INPUT, type_of_input
+from jobledger.ledger.signature import TaskSignature
+
+
+class Color(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Address(msgspec.Struct):
+    street: str
+    number: int = 1
+
+
+class Card(msgspec.Struct, tag=True):
+    digits: str
+
+
+class Cash(msgspec.Struct, tag=True):
+    cents: int
+
+
+class Node(msgspec.Struct):
+    name: str
+    below: list[Node] = []
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+#: The type of an argument, and texts that are tried as its value.
+VALUES: list[tuple[Any, list[str]]] = [
+    (int, ["7", "1.5", '"7"', "true", "null", "[]", "123456789012345678901234567890"]),
+    (str, ['""', '"x"', "7", "null"]),
+    (float, ["7", "1.5", '"1"']),
+    (bool, ["true", "1", '"true"']),
+    (int | None, ["7", "null", '"x"']),
+    (int | str, ["7", '"x"', "null", "[]"]),
+    (list[int], ["[]", "[1]", '["x"]', "{}", "null"]),
+    (dict[str, int], ["{}", '{"a":1}', '{"a":"x"}', "[]"]),
+    (tuple[int, str], ['[1,"x"]', "[1]", '["x",1]', '[1,"x",2]']),
+    (set[int], ["[1,2]", '["x"]']),
+    (Literal["x", "y"], ['"x"', '"z"', "1"]),
+    (Literal[1, 2], ["1", "3"]),
+    (Color, ['"red"', '"green"']),
+    (Annotated[int, msgspec.Meta(ge=1, le=5)], ["1", "5", "0", "6"]),
+    (Annotated[str, msgspec.Meta(min_length=2, max_length=3, pattern="^a")], ['"ab"', '"a"', '"abcd"', '"bb"']),
+    (dt.date, ['"2026-01-31"', '"31.1.2026"']),
+    (uuid.UUID, ['"0197a3f2-7c1e-7d30-9a54-3f1b2c4d5e6f"', '"x"']),
+    (decimal.Decimal, ['"1.50"', '"x"']),
+    (bytes, ['"YQ=="', '"*"']),
+    (Address, ['{"street":"x"}', '{"street":1}', "{}", '{"street":"x","more":1}', '{"street":"x","number":"1"}']),
+    (list[Address], ['[{"street":"x"}]', "[{}]"]),
+    (Person, ['{"name":"x","age":1}', '{"name":"x"}', "[]"]),
+    (Path, ['"/tmp"', "7"]),
+    (Any, ["7", "[{}]", "null"]),
+]  # fmt: skip
+
+
+def announced(of: Callable[..., Any]) -> tuple[TaskSignature, AnnouncedInput]:
+    """Return the input of a task by its code, and by what is left of that once it was stored."""
+    signature = task(of).signature
+    stored = msgspec.json.decode(msgspec.json.encode(signature.json_schema()))
+    return signature, AnnouncedInput("t", stored)
+
+
+def accepts(reads: TaskSignature | AnnouncedInput, text: str) -> bool:
+    try:
+        reads.decode(text.encode())
+    except InvalidInputError:
+        return False
+    return True
+
+
+def taking(kind: Any) -> Callable[..., None]:
+    def t(value: Any) -> None: ...
+
+    t.__annotations__["value"] = kind
+    return t
+
+
+@each_row(("kind", "texts"), VALUES, ids=str)
+def test_the_announced_input_takes_what_the_code_takes(kind: Any, texts: list[str]) -> None:
+    code, schema = announced(taking(kind))
+    inputs = ['{"value":' + text + "}" for text in texts]
+    assert {each: accepts(schema, each) for each in inputs} == {each: accepts(code, each) for each in inputs}
+    for wrong in ("{}", '{"value":1,"other":2}', "[]", "7", "{", ""):
+        assert not accepts(schema, wrong), wrong
+
+
+def test_what_a_schema_cannot_say_is_left_to_the_code() -> None:
+    _, payment = announced(taking(Card | Cash))
+    assert accepts(payment, '{"value":{"type":"Wire"}}')
+    _, tree = announced(taking(Node))
+    assert accepts(tree, '{"value":{"name":"a","below":[{"name":7}]}}')
+    assert not accepts(tree, '{"value":{"name":7}}')
+
+
+def test_arguments_may_have_any_name_and_defaults_are_filled_in() -> None:
+    def t(f1: int, f0: str = "d", later: list[int] = [3], at: dt.date = dt.date(2026, 1, 31)) -> None: ...  # noqa: B006
+
+    code, schema = announced(t)
+    assert schema.names == code.names == ("f1", "f0", "later", "at")
+    assert schema.decode(b'{"f1":1}') == {"f1": 1, "f0": "d", "later": [3], "at": "2026-01-31"}
+    assert schema.parse_words({"f1": "7", "f0": "7", "later": "[1]"}) == {"f1": 7, "f0": "7", "later": [1]}
+    with pytest.raises(
+        InvalidInputError, match="task t has no argument 'x'; its arguments: f1, f0, later, at"
+    ):
+        schema.parse_words({"x": "1"})
+    nothing = announced(taking_nothing)[1]
+    assert (nothing.names, nothing.decode(b"{}")) == ((), {})
+    with pytest.raises(InvalidInputError, match="x"):
+        nothing.parse_words({"x": "1"})
+
+
+def taking_nothing() -> None: ...
+
+
+def test_only_json_that_every_reader_can_hold_is_taken() -> None:
+    _, schema = announced(taking(Any))
+    raw = b' { "value" : 1 } '
+    assert schema.text(msgspec.Raw(raw)) == schema.text(raw) == raw
+    assert schema.text({"value": 1}) == b'{"value":1}'
+    for wrong in (
+        b'{"value":NaN}',
+        b'{"value":"\\ud800"}',
+        b'{"value":' + b"[" * 200 + b"]" * 200 + b"}",
+        b"\xff",
+    ):
+        with pytest.raises(InvalidInputError, match="input of task t"):
+            schema.text(wrong)
+    with pytest.raises(InvalidInputError, match="nan"):
+        schema.text({"value": float("nan")})
+
+
+ODD: list[Any] = [
+    True, None, 7, [], {}, {"$ref": "elsewhere"}, {"$ref": "#/$defs/x"}, {"$ref": 7}, {"type": "object", "properties": 7},
+    {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}, "required": 7}, {"type": "array"},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, {"enum": []}, {"anyOf": []}, {"type": "nothing"},
+]  # fmt: skip
+
+
+@each_row("schema", ODD)
+def test_a_schema_that_says_nothing_usable_lets_every_object_through(schema: Any) -> None:
+    assert type_of_input(schema) is ANY_INPUT
+    reads = AnnouncedInput("t", schema)
+    assert accepts(reads, '{"any":[1]}')
+    assert not accepts(reads, "[1]")
+    assert reads.parse_words({"a": "1", "b": "x"}) == {"a": 1, "b": "x"}
+
+
+def test_a_part_that_says_nothing_usable_lets_every_value_through() -> None:
+    properties: dict[str, Any] = {
+        "a": {"type": "string", "pattern": "("},
+        "b": {"allOf": [{"type": "string"}]},
+        "c": {"type": ["string", "null"]},
+        "d": {"oneOf": [{"type": "object"}, {"type": "object", "properties": {}}]},
+        "class": {"const": "x"},
+    }
+    reads = AnnouncedInput("t", {"type": "object", "properties": properties, "required": ["class"]})
+    assert accepts(reads, '{"a":"(","b":1,"c":null,"d":7,"class":"x","more":1}')
+    assert not accepts(reads, '{"a":1,"class":"x"}')
+    assert not accepts(reads, '{"c":1,"class":"x"}')
+    assert not accepts(reads, '{"class":"y"}')
