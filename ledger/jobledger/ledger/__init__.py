@@ -74,6 +74,8 @@ from jobledger.ledger.model.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.model.hooks.errors import (
+    DeliveryNotFoundError,
+    RouteNotFoundError,
     SecretUnavailableError,
     WatchNotFoundError,
     WebhookNotFoundError,
@@ -159,6 +161,7 @@ __all__ = [
     "ConfigurationError",
     "Context",
     "CorruptLedgerError",
+    "DeliveryNotFoundError",
     "DivergedError",
     "EventDelivery",
     "EventStream",
@@ -212,6 +215,7 @@ __all__ = [
     "ResultMismatchError",
     "ResultTimeoutError",
     "Retry",
+    "RouteNotFoundError",
     "Run",
     "RunEnd",
     "RunTooLongError",
