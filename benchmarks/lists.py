@@ -166,6 +166,9 @@ def questions(store: Store, jobs: int) -> Iterator[tuple[str, Callable[[], objec
         if first.next is not None:
             yield f"{name}: next page", partial(store.job_page, chosen, cursor=first.next, limit=PAGE)
         yield f"{name}: counts", partial(store.job_counts, chosen)
+    yield "levels: a day", partial(store.levels, BEGIN, BEGIN + timedelta(days=1))
+    yield "levels: all", partial(store.levels, BEGIN, BEGIN + timedelta(days=90), queue="queue-3")
+    yield "levels: a moment", partial(store.levels_at, BEGIN + timedelta(hours=30))
 
 
 def measure(store: Store, jobs: int, rounds: int) -> bool:

@@ -35,6 +35,7 @@ from jobledger.projections.parquet import write_tables
 from jobledger.projections.projector import Position, Projector, ProjectorConfig
 from jobledger.projections.queries.jobs import FoundJobs, JobCounts, SearchLimits, cursor_at
 from jobledger.projections.queries.lanes import Order
+from jobledger.projections.queries.levels import Level, LevelsAt
 from jobledger.projections.queries.rows import (
     AttemptRow,
     DeadLetterGroup,
@@ -77,6 +78,8 @@ __all__ = [
     "JobCounts",
     "JobFilter",
     "JobRow",
+    "Level",
+    "LevelsAt",
     "Moment",
     "MomentAheadError",
     "MomentArchivedError",

@@ -23,6 +23,8 @@ from jobledger.projections.filters import DeadLetterFilter, JobFilter
 from jobledger.projections.projector import Position, read_position
 from jobledger.projections.queries.jobs import FoundJobs, JobCounts, SearchLimits, count_jobs, find_jobs
 from jobledger.projections.queries.lanes import Order
+from jobledger.projections.queries.levels import Level, LevelsAt, levels_at
+from jobledger.projections.queries.levels import levels as read_levels
 from jobledger.projections.queries.rows import (
     ACT_COLUMNS,
     ATTEMPT_COLUMNS,
@@ -249,6 +251,24 @@ class Store:
     def queues(self, queue: str | None = None) -> list[QueueRow]:
         """Return every queue that ever had a job, one row a priority, by name."""
         return [queue_row(row) for row in self._query(QUEUES_SQL, (queue, queue))]
+
+    def levels(self, since: datetime, until: datetime, *, queue: str | None = None) -> list[Level]:
+        """Return how many jobs were in each state from `since` to `until`, of a queue or of all together.
+
+        The first is what held at `since`; each later one tells a minute at whose end it was otherwise. Of minutes that
+        are more than two to three days older than the newest event, only each hour's last one is kept, for 90 days or
+        as long as there is room: the list begins where that begins.
+        """
+        with self._one_answer():
+            return read_levels(self._query, since, until, queue)
+
+    def levels_at(self, at: datetime) -> LevelsAt | None:
+        """Return what each queue held at a past moment, to the minute or (see `levels`) the hour; None: not known any more.
+
+        The server's clock counts. For exact lists of that moment, see `as_of`.
+        """
+        with self._one_answer():
+            return levels_at(self._query, at)
 
     def totals(self, *, queue: str | None = None, task: str | None = None) -> list[TotalsRow]:
         """Return what happened since the projection's `begins_at`, by queue and task."""

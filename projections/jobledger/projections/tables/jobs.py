@@ -19,9 +19,10 @@ from jobledger.ledger.model.events import Carried, JobEvent
 from jobledger.ledger.model.job import JobState, evolve
 from jobledger.projections.position import SELECT_BEGINS_LATE, SELECT_COUNTED
 from jobledger.projections.statistics.counted import begin_with, end_with
+from jobledger.projections.statistics.levels import LEVELS, LEVELS_SPAN, Levels
 from jobledger.projections.statistics.runs import RUN_TOTALS, STEP_TOTALS, RunTally
 from jobledger.projections.statistics.tables import STATISTICS_TABLES, add_tally
-from jobledger.projections.statistics.tally import Seen, Tally, microseconds
+from jobledger.projections.statistics.tally import Seen, Tally
 from jobledger.projections.table import AggregateTables, CacheLimits, Row, Rows
 from jobledger.projections.tables import job_schema as schema
 from jobledger.projections.tables import job_values as values
@@ -52,11 +53,13 @@ class JobRows(Rows):
         self._cache: OrderedDict[_Key, tuple[Seen, int]] = OrderedDict()  # (fold without input, its bytes)
         self._cache_bytes = 0
         self._counted_through: int | None = None  # as in the position; None: not looked at yet
+        self._levels = Levels(connection)
 
     def forget(self) -> None:
         """Empty the cache, because the rows are not, or no longer, what it came from."""
         self._forget_folds()
         self._counted_through = None
+        self._levels.forget()
 
     def _forget_folds(self) -> None:
         self._cache.clear()
@@ -99,9 +102,9 @@ class JobRows(Rows):
         before: dict[_Key, Seen | None] = {}
         after: dict[_Key, Seen] = {}
         replaced: dict[_Key, Seen | None] = {}
-        tally, acts, steps = Tally(), NotedActs(), NotedSteps()
+        levels, tally, acts, steps = self._levels.begin(), Tally(), NotedActs(), NotedSteps()
         runs = RunTally(lambda key: after.get(key) or self._known(key, look=True, keep=True))
-        for stored in events:
+        for stored, now_us in levels.timed(events, after, lambda key: replaced.get(key) or before[key]):
             event = stored.event
             key = (event.job, event.queue)
             known = after.get(key)
@@ -109,7 +112,7 @@ class JobRows(Rows):
                 known = self._known(key, look=bool(event.prev) or not begun_are_new)
                 if known is None and event.prev and self._began_before(event):
                     job = evolve(None, event, stored.stream_sequence)
-                    tally.add(event, None, job, microseconds(stored.stored_at))
+                    tally.add(event, None, job, now_us)
                     if type(event) in ACT_CLASSES:
                         acts.add(stored, None, job)
                     continue
@@ -121,7 +124,7 @@ class JobRows(Rows):
                 steps.forget(key)
                 known = before[key] = None
             job = evolve(None if known is None else known.job, event, stored.stream_sequence)
-            after[key] = tally.add(event, known, job, microseconds(stored.stored_at))
+            after[key] = tally.add(event, known, job, now_us)
             if type(event) in ACT_CLASSES and event.prev:  # to begin a job is no act
                 acts.add(stored, None if known is None else known.job, job)
             if job.steps or job.signals:
@@ -135,6 +138,7 @@ class JobRows(Rows):
         acts.write(self._connection)
         steps.write(self._connection, lambda key: after[key].job)
         runs.write(self._connection)
+        self._levels.write(levels, {queue for queue, _ in tally.gauges})
         add_tally(self._connection, tally, totals=totals)
 
     def _remove(self, keys: Iterable[_Key]) -> None:
@@ -241,7 +245,7 @@ class JobRows(Rows):
 
 JOB_TABLES: Final = AggregateTables(
     aggregate=JOB.name,
-    version=13,
+    version=14,
     tables=(
         schema.JOBS,
         schema.ATTEMPTS,
@@ -251,6 +255,8 @@ JOB_TABLES: Final = AggregateTables(
         RUN_TABLES,
         ACTS,
         *STATISTICS_TABLES,
+        LEVELS,
+        LEVELS_SPAN,
         STEP_TOTALS,
         RUN_TOTALS,
     ),
