@@ -142,8 +142,6 @@ async def test_an_act_is_in_the_ledger_with_who_and_why(
     [
         ({}, "wrong"),
         ({}, ""),
-        ({"sec-fetch-site": "cross-site"}, None),
-        ({"origin": "https://evil.example"}, None),
         ({"content-type": "text/plain"}, None),
     ],
 )
@@ -165,7 +163,9 @@ async def test_every_form_refuses_who_lacks_its_permission(
     token = token_of((await http.get(f"/jobs/mail/{job.id}")).text)
     gateway.access = Someone("viewer")
     for form in FORMS:
-        address = form.path.format(queue="mail", id=job.id, verb="cancel")
+        address = form.path.format(
+            queue="mail", id=job.id, name="nightly", verb="pause" if "schedules" in form.path else "cancel"
+        )
         answer = await http.post(address, data={"token": token})
         assert answer.status_code == 403, address
     assert await job.state() is JobState.QUEUED

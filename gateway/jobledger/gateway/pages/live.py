@@ -39,7 +39,7 @@ class Pulse:
         return self._beats()
 
     async def _beats(self) -> AsyncIterator[bytes]:
-        heard: asyncio.Queue[int] = asyncio.Queue(maxsize=1)
+        life, heard = self._gateway.life, asyncio.Queue[int](maxsize=1)
         self._listeners.add(heard)
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
@@ -47,18 +47,17 @@ class Pulse:
             yield f"retry: {RETRY_MS}\n\n".encode()
             if self._position:
                 yield _event(self._position)
-            while True:
-                try:
-                    async with asyncio.timeout(BEAT_S):
-                        yield _event(await heard.get())
-                except TimeoutError:
-                    yield b": here\n\n"
+            while not life.stopping.is_set():
+                said = b": here\n\n"
+                with life.waiting(BEAT_S):
+                    said = _event(await heard.get())
+                yield said
         finally:
             self._listeners.discard(heard)
 
     async def _look(self) -> None:
         """Tell every listener of each new position; who has not taken the last one gets the newest in its place."""
-        while self._listeners:
+        while self._listeners and not self._gateway.life.stopping.is_set():
             with contextlib.suppress(LedgerError, ProjectionError):
                 async with self._gateway.projection.opened() as view:
                     position = view.store.position().stream_sequence

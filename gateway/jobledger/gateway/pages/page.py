@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from jobledger.admin.past import AsOf
 from jobledger.gateway.access.permissions import Permission, Principal
+from jobledger.gateway.pages.strips import Strips
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
+
+_DIGITS_MAX: Final = 15
 
 
 class When(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +50,7 @@ class Looked(NamedTuple):
     gateway: Gateway
     principal: Principal
     path: str  #: of the address, without what stands behind the `?`
+    strips: Strips
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +77,24 @@ class Fields:
     def text(self, name: str) -> str:
         """Return a field's text as it was written."""
         return self._values.get(name, [""])[0].replace("\r\n", "\n")
+
+    def whole(self, name: str) -> int | None:
+        """Return a whole number that is not negative, None where the field is empty. Raises: ProblemError."""
+        text = self.one(name)
+        if text and not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX):
+            raise ProblemError("BAD_REQUEST", f"{name} must be a whole number, got {text[:40]!r}")
+        return int(text) if text else None
+
+    def number(self, name: str) -> float | None:
+        """Return a number, None where the field is empty. Raises: ProblemError."""
+        text = self.one(name)
+        try:
+            value = float(text) if text else None
+        except ValueError:
+            value = math.nan
+        if value is not None and not math.isfinite(value):
+            raise ProblemError("BAD_REQUEST", f"{name} must be a number, got {text[:40]!r}")
+        return value
 
     def many(self, name: str) -> list[str]:
         """Return all values of a field."""

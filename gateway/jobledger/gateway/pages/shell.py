@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime, timedelta
 from typing import Final
 
+import anyio.to_thread
 import msgspec
 from markupsafe import Markup
 
 from jobledger.admin.past import AsOf
-from jobledger.admin.rows import View
+from jobledger.admin.rows import AnswerPosition, View
 from jobledger.gateway.access.permissions import Permission
 from jobledger.gateway.pages.charts.bars import Happened, strip
 from jobledger.gateway.pages.page import Looked
@@ -19,19 +21,6 @@ from jobledger.projections.statistics.history import happened
 BEHIND_S: Final = 5.0
 _STRIP_SPANS: Final = 120
 _STEPS_S: Final = (60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 604800)
-
-
-class Position(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the lists of a page are."""
-
-    stream_sequence: int
-    behind_events: int
-    behind_s: float
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether a person should know."""
-        return self.behind_s >= BEHIND_S
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,11 +37,17 @@ class Shell(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     now: datetime  #: the moment shown
     today: datetime  #: the present
-    position: Position
+    position: AnswerPosition
     may: frozenset[Permission]
     past: Shown | None = None
     begin: datetime  #: when the ledger's first event was stored
     dead: int = 0  #: dead letters, for the navigation
+    strip: Markup = Markup()  #: what happened over time, under the slider of the fleet
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a person should know that the lists lag."""
+        return self.position.behind_s >= BEHIND_S
 
     @property
     def place(self) -> str:
@@ -68,38 +63,33 @@ class Shell(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, min(999, round(1000 * (self.now - self.begin).total_seconds() / whole)))
 
 
-async def surround(looked: Looked, view: View, past: AsOf | None) -> Shell:
-    """Return what surrounds a page whose rows are open. Raises: UnreachableError, ProjectionError."""
+async def surround(looked: Looked, view: View, past: AsOf | None, *, fleet: bool = True) -> Shell:
+    """Return what surrounds a page whose rows are open; `fleet`: it has the slider of the fleet.
+
+    Raises: UnreachableError, ProjectionError.
+    """
     ledger = looked.gateway.ledger
     today = ledger.clock.now()
-    position = view.store.position()
+    position = view.position()
     shown = None
     if past is not None:
-        sequence = position.stream_sequence
-        named = ("sequence", str(sequence)) if past.at is None else ("at", f"{past.at:%Y-%m-%dT%H:%M:%S.%fZ}")
-        shown = Shown(at=past.at or view.now, stream_sequence=sequence, named=named)
-    return Shell(
+        named = (
+            ("sequence", str(position.sequence))
+            if past.at is None
+            else ("at", f"{past.at:%Y-%m-%dT%H:%M:%S.%fZ}")
+        )
+        shown = Shown(at=past.at or view.now, stream_sequence=position.sequence, named=named)
+    shell = Shell(
         path=looked.path,
         now=view.now,
         today=today,
-        position=Position(stream_sequence=position.stream_sequence, behind_events=0, behind_s=0.0)
-        if past is not None
-        else await _position(looked, position.stream_sequence, today),
+        position=position,
         may=looked.principal.permissions,
         past=shown,
         begin=await _begin(looked, today),
         dead=_dead(looked, view),
     )
-
-
-async def _position(looked: Looked, at: int, today: datetime) -> Position:
-    log = looked.gateway.ledger.log
-    head = await log.head()
-    if at >= head.last_sequence:
-        return Position(stream_sequence=at, behind_events=0, behind_s=0.0)
-    unread = await log.get(max(at + 1, head.first_sequence))
-    lag_s = 0.0 if unread is None else max(0.0, (today - unread.stored_at).total_seconds())
-    return Position(stream_sequence=at, behind_events=head.last_sequence - at, behind_s=lag_s)
+    return msgspec.structs.replace(shell, strip=await _life(looked, view, shell)) if fleet else shell
 
 
 async def _begin(looked: Looked, today: datetime) -> datetime:
@@ -113,12 +103,29 @@ def _dead(looked: Looked, view: View) -> int:
     return sum(row.counts["dead_lettered"] for row in rows if looked.principal.may("view", row.queue))
 
 
-def life(looked: Looked, view: View, begin: datetime, end: datetime) -> Markup:
-    """Return the strip under the slider: what happened from the beginning of the ledger on."""
-    whole_s = max(60.0, (end - begin).total_seconds())
+async def _life(looked: Looked, view: View, shell: Shell) -> Markup:
+    """Return the strip under the slider: what happened from the beginning of the ledger until now.
+
+    Raises: ProjectionError, UnreachableError.
+    """
+    scope, now = looked.principal.queues, looked.gateway.ledger.clock.monotonic()
+    whole_s = max(60.0, (shell.today - shell.begin).total_seconds())
     step_s = next((each for each in _STEPS_S if whole_s / each <= _STRIP_SPANS), _STEPS_S[-1])
-    spans = [Happened()] * (int(whole_s // step_s) + 2)
+    known = looked.strips.known(scope, now, step_s)
+    if known is not None:
+        return known
+    async with contextlib.AsyncExitStack() as stack:
+        if shell.past is not None:  # those rows end at the moment shown
+            view = await stack.enter_async_context(looked.gateway.projection.opened())
+        made = await anyio.to_thread.run_sync(_strip, looked, view, shell, step_s)
+    looked.strips.keep(scope, now, made)
+    return made
+
+
+def _strip(looked: Looked, view: View, shell: Shell, step_s: int) -> Markup:
+    begin, end = shell.begin, shell.today
     first = begin.timestamp() // step_s
+    spans = [Happened()] * (int((end - begin).total_seconds() // step_s) + 2)
     for row in happened(view.store.select, begin, end + timedelta(minutes=1), step_s=step_s):
         index = int(row.begins_at.timestamp() // step_s - first)
         if 0 <= index < len(spans) and looked.principal.may("view", row.queue):

@@ -4,14 +4,43 @@ from __future__ import annotations
 
 from typing import Final
 
+from jobledger.gateway.pages.forms.fleet import (
+    act_on_schedule,
+    change_limit,
+    drop_limit,
+    pause_queue,
+    resume_queue,
+)
 from jobledger.gateway.pages.forms.jobs import act_on_job
 from jobledger.gateway.pages.page import Form, Page
+from jobledger.gateway.pages.views import acts, dead_letters, jobs, overview
 from jobledger.gateway.pages.views.job import job_page
-from jobledger.gateway.pages.views.overview import Query as OverviewQuery
-from jobledger.gateway.pages.views.overview import overview
+from jobledger.gateway.pages.views.limits import limits
+from jobledger.gateway.pages.views.queues import queues
+from jobledger.gateway.pages.views.schedules import schedules
+from jobledger.gateway.pages.views.workers import workers
 
 PAGES: Final = (
-    Page(path="/", template="overview.html", facts=overview, query=OverviewQuery),
+    Page(path="/", template="overview.html", facts=overview.overview, query=overview.Query),
+    Page(path="/jobs", template="jobs.html", facts=jobs.jobs, query=jobs.Query),
     Page(path="/jobs/{queue}/{id}", template="job.html", facts=job_page),
+    Page(
+        path="/dead-letters",
+        template="dead_letters.html",
+        facts=dead_letters.dead_letters,
+        query=dead_letters.Query,
+    ),
+    Page(path="/queues", template="queues.html", facts=queues),
+    Page(path="/schedules", template="schedules.html", facts=schedules),
+    Page(path="/limits", template="limits.html", facts=limits),
+    Page(path="/workers", template="workers.html", facts=workers),
+    Page(path="/acts", template="acts.html", facts=acts.acts, query=acts.Query),
 )
-FORMS: Final = (Form(path="/jobs/{queue}/{id}/{verb}", permission=None, act=act_on_job),)
+FORMS: Final = (
+    Form(path="/jobs/{queue}/{id}/{verb}", permission=None, act=act_on_job),
+    Form(path="/queues/{queue}/pause", permission="manage", act=pause_queue),
+    Form(path="/queues/{queue}/resume", permission="manage", act=resume_queue),
+    Form(path="/schedules/{name}/{verb}", permission=None, act=act_on_schedule),
+    Form(path="/limits/set", permission="manage", act=change_limit),
+    Form(path="/limits/remove", permission="manage", act=drop_limit),
+)

@@ -31,6 +31,7 @@ async def act_on_job(sent: Sent, queue: str, id: str, verb: str) -> str:  # noqa
     ledger, by, reason = sent.gateway.ledger, sent.principal.name, sent.fields.one("reason")
     if verb not in _NEEDS:
         raise ProblemError("ENDPOINT_NOT_FOUND", f"nobody can {verb[:40]!r} a job here")
+    sent.principal.require(_NEEDS[verb], queue)
     ref = JobRef(queue=check_token("queue", queue), job_id=check_token("job id", id))
     job = (await load(ledger.log, ref)).job
     if job is None:
@@ -47,15 +48,10 @@ async def act_on_job(sent: Sent, queue: str, id: str, verb: str) -> str:  # noqa
             changed = _changed(sent.fields)
             if changed is not None:
                 sent.principal.require("payloads", queue, job.task)
-            await ledger.requeue(ref, by=by, reason=reason, attempts=_attempts(sent.fields), input=changed)
+            await ledger.requeue(
+                ref, by=by, reason=reason, attempts=sent.fields.whole("attempts") or 1, input=changed
+            )
     return address(f"/jobs/{queue}/{id}")
-
-
-def _attempts(fields: Fields) -> int:
-    text = fields.one("attempts") or "1"
-    if not text.isdecimal():
-        raise ProblemError("BAD_REQUEST", f"attempts must be a whole number, got {text[:40]!r}")
-    return int(text)
 
 
 def _changed(fields: Fields) -> dict[str, Any] | None:

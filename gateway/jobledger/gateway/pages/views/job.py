@@ -76,7 +76,7 @@ async def job_page(looked: Looked, queue: str, id: str, *, query: When) -> JobPa
     asked = AsOf(stream_sequence=seen[-1].stream_sequence) if is_past else None
     explained = await why_of(gateway.rows, job.id, job.queue, past=asked)
     async with gateway.projection.opened() as view:
-        shell = await surround(looked, view, asked)
+        shell = await surround(looked, view, asked, fleet=False)
     hidden = not looked.principal.may("payloads")
     details = await job_details(gateway.ledger, job, history)
     return _page(shell, job, explained.why, history, seen, found.chain, details, hidden=hidden)

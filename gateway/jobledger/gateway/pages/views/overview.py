@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
+import anyio.to_thread
 import msgspec
 from markupsafe import Markup
 
@@ -15,10 +16,11 @@ from jobledger.admin.queues import paused_now, together
 from jobledger.admin.rows import View
 from jobledger.admin.workers import list_workers
 from jobledger.gateway.pages.charts.bars import bars
-from jobledger.gateway.pages.charts.lines import lines, spark
+from jobledger.gateway.pages.charts.lines import lines
 from jobledger.gateway.pages.charts.marks import Series, TimeAxis
 from jobledger.gateway.pages.page import Looked, When
-from jobledger.gateway.pages.shell import Shell, life, surround
+from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.views.queue_lines import COLOURS, LATELY_S, QueueLine, queue_line, styles_of
 from jobledger.gateway.pages.words import count, took
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections import DeadLetterFilter, DeadLetterGroup, QueueRow, Store
@@ -40,14 +42,11 @@ _SPANS: Final[dict[Span, tuple[int, int]]] = {
     "24h": (900, 96),
     "7d": (7200, 84),
 }
-_LATELY_S: Final = 300  #: what tiles and queues say of rates
 _BARS_MIN: Final = 20
-_COLOURS: Final = 8
 _QUEUES_MAX: Final = 20
 _CAUSES_MAX: Final = 6
 _ACTS_MAX: Final = 6
 _WORKERS_MAX: Final = 8
-_LATER: Final = ("scheduled", "retry_wait", "held", "paused")
 
 
 class Query(When, frozen=True, kw_only=True):
@@ -56,29 +55,12 @@ class Query(When, frozen=True, kw_only=True):
     span: Span = "1h"
 
 
-class QueueLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue."""
-
-    queue: str
-    style: str
-    counts: dict[str, int]
-    later: int  #: jobs that wait for their time, their limits, a step or a person
-    waits_s: float | None  #: how long the oldest one has waited for a worker
-    rate: float  #: completed a minute
-    wait95_s: float | None
-    run50_s: float | None
-    failing: float | None  #: share of the attempts
-    trend: Markup
-    paused: bool
-
-
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """The page."""
 
     shell: Shell
     span: Span
     spans: tuple[Span, ...]
-    strip: Markup
     counts: dict[str, int]
     later: int
     rate: float
@@ -103,11 +85,16 @@ async def overview(looked: Looked, *, query: Query) -> Overview:
     workers = [] if past is not None else await list_workers(looked.gateway.ledger)
     async with looked.gateway.projection.opened(past) as view:
         shell = await surround(looked, view, past)
-        with view.store.one_moment():
-            return _seen(looked, view, shell, query.span, [each for each in workers if each.kind == "worker"])
+        living = [each for each in workers if each.kind == "worker"]
+        return await anyio.to_thread.run_sync(_seen, looked, view, shell, query.span, living)
 
 
 def _seen(looked: Looked, view: View, shell: Shell, span: Span, workers: Sequence[WorkerInfo]) -> Overview:
+    with view.store.one_moment():
+        return _page(looked, view, shell, span, workers)
+
+
+def _page(looked: Looked, view: View, shell: Shell, span: Span, workers: Sequence[WorkerInfo]) -> Overview:
     def visible(queue: str) -> bool:
         return looked.principal.may("view", queue)
 
@@ -119,15 +106,17 @@ def _seen(looked: Looked, view: View, shell: Shell, span: Span, workers: Sequenc
     ]
     lately = [
         each
-        for each in by_queue(store.select, now - timedelta(seconds=_LATELY_S), now + timedelta(minutes=1))
+        for each in by_queue(store.select, now - timedelta(seconds=LATELY_S), now + timedelta(minutes=1))
         if visible(each.queue)
     ]
     wait = merged(each.wait for each in lately)
-    styles = _styles(done, rows)
+    styles = styles_of(done, rows)
     paused = paused_now(store, now)
     trends = _trends(done, axis)
     queue_lines = [
-        _line(row, lately, now, styles.get(row.queue, "k7"), trends[row.queue], paused=row.queue in paused)
+        queue_line(
+            row, lately, now, styles.get(row.queue, "k7"), trends[row.queue], paused=row.queue in paused
+        )
         for row in rows
     ]
     queue_lines.sort(key=lambda each: (-_weight(each), each.queue))
@@ -135,10 +124,9 @@ def _seen(looked: Looked, view: View, shell: Shell, span: Span, workers: Sequenc
         shell=shell,
         span=span,
         spans=tuple(_SPANS),
-        strip=life(looked, view, shell.begin, shell.today),
         counts=_counts(rows),
         later=sum(each.later for each in queue_lines),
-        rate=sum(each.completed for each in lately) * 60 / _LATELY_S,
+        rate=sum(each.completed for each in lately) * 60 / LATELY_S,
         wait50_s=wait.quantile_s(0.5),
         wait95_s=wait.quantile_s(0.95),
         failing=_failing(lately),
@@ -156,11 +144,12 @@ def _seen(looked: Looked, view: View, shell: Shell, span: Span, workers: Sequenc
         ),
         queues=sorted(queue_lines[:_QUEUES_MAX], key=lambda each: each.queue),
         queues_more=max(0, len(queue_lines) - _QUEUES_MAX),
-        causes=[
-            each
-            for each in store.dead_letter_groups(_CAUSES_MAX, chosen=DeadLetterFilter())
-            if looked.principal.may("view", each.queue, each.task)
-        ],
+        causes=store.dead_letter_groups(
+            _CAUSES_MAX,
+            chosen=DeadLetterFilter(
+                visible_queues=looked.principal.queues, visible_tasks=looked.principal.tasks
+            ),
+        ),
         acts=[each for each in store.acts(_ACTS_MAX) if looked.principal.may("view", each.queue, each.task)],
         workers=list(workers[:_WORKERS_MAX]),
         workers_more=max(0, len(workers) - _WORKERS_MAX),
@@ -175,19 +164,9 @@ def _axis(span: Span, now: datetime, begin: datetime) -> TimeAxis:
     return TimeAxis(begin=last - timedelta(seconds=step_s * (spans - 1)), step_s=step_s, count=spans)
 
 
-def _styles(done: Sequence[Happened], rows: Sequence[QueueRow]) -> dict[str, str]:
-    """Return the classes of the busiest queues, in the order of their names; the others share the last colour."""
-    busy: dict[str, int] = {row.queue: 0 for row in rows}
-    for each in done:
-        busy[each.queue] = busy.get(each.queue, 0) + each.completed + each.failed
-    most = sorted(busy, key=lambda queue: (-busy[queue], queue))
-    own = most if len(most) <= _COLOURS else most[: _COLOURS - 1]
-    return {queue: f"k{index}" for index, queue in enumerate(sorted(own))}
-
-
 def _legend(styles: dict[str, str]) -> list[tuple[str, str]]:
     named = [(style, queue) for queue, style in styles.items()]
-    return named if len(named) < _COLOURS - 1 else [*named, ("k7", "others")]
+    return named if len(named) < COLOURS - 1 else [*named, ("k7", "others")]
 
 
 def _series(
@@ -221,33 +200,6 @@ def _waits(store: Store, axis: TimeAxis, now: datetime) -> Markup:
         half[index], most[index] = each.wait.quantile_s(0.5), each.wait.quantile_s(0.95)
     series = [Series(name="p50", values=half, style="k0"), Series(name="p95", values=most, style="k2")]
     return lines(axis, series, label="How long jobs waited for a worker", said=took)
-
-
-def _line(
-    row: QueueRow,
-    lately: Sequence[QueueHappened],
-    now: datetime,
-    style: str,
-    trend: Sequence[float],
-    *,
-    paused: bool,
-) -> QueueLine:
-    found = next((each for each in lately if each.queue == row.queue), None)
-    oldest = None if row.oldest_waiting is None else datetime.fromisoformat(row.oldest_waiting)
-    ended = 0 if found is None else found.completed + found.failed
-    return QueueLine(
-        queue=row.queue,
-        style=style,
-        counts=row.counts,
-        later=sum(row.counts[state] for state in _LATER),
-        waits_s=None if oldest is None else max(0.0, (now - oldest).total_seconds()),
-        rate=0.0 if found is None else found.completed * 60 / _LATELY_S,
-        wait95_s=None if found is None else found.wait.quantile_s(0.95),
-        run50_s=None if found is None else found.run.quantile_s(0.5),
-        failing=None if found is None or not ended else found.failed / ended,
-        trend=spark(trend, style=style),
-        paused=paused,
-    )
 
 
 def _weight(line: QueueLine) -> float:

@@ -1,0 +1,58 @@
+"""Who did what to jobs, when and why."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Final
+
+import msgspec
+
+from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.problems import ProblemError
+from jobledger.projections.tables.acts import ActFilter, ActRow
+
+ACTS_MAX: Final = 200
+
+Text = Annotated[str, msgspec.Meta(max_length=200)]
+
+
+class Query(When, frozen=True, kw_only=True):
+    """Which acts."""
+
+    by: Text | None = None
+    since: Text | None = None
+
+    def chosen(self) -> ActFilter:
+        """Return the filter. Raises: ProblemError."""
+        if self.since is None:
+            return ActFilter(by=self.by)
+        found = When(at=self.since).as_of()
+        if found is None or not isinstance(found.at, datetime):
+            raise ProblemError("BAD_REQUEST", "since is no moment")
+        return ActFilter(by=self.by, since=found.at)
+
+
+class Acts(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    shell: Shell
+    query: Query
+    acts: list[ActRow]
+    total: int
+    acts_max: int
+
+
+async def acts(looked: Looked, *, query: Query) -> Acts:
+    """Return the newest acts."""
+    past, chosen = query.as_of(), query.chosen()
+    async with looked.gateway.projection.opened(past) as view:
+        found = view.store.acts(ACTS_MAX, chosen=chosen)
+        seen = [each for each in found if looked.principal.may("view", each.queue, each.task)]
+        return Acts(
+            shell=await surround(looked, view, past, fleet=False),
+            query=query,
+            acts=seen,
+            total=view.store.act_count(chosen) if len(seen) == len(found) else len(seen),
+            acts_max=ACTS_MAX,
+        )

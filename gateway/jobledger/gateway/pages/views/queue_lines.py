@@ -1,0 +1,72 @@
+"""Queues as lines of a table: what they hold, and how fast it moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+from markupsafe import Markup
+
+from jobledger.gateway.pages.charts.lines import spark
+from jobledger.projections import QueueRow
+from jobledger.projections.statistics.history import Happened, QueueHappened
+
+LATELY_S: Final = 300  #: what rates are of
+COLOURS: Final = 8
+_LATER: Final = ("scheduled", "retry_wait", "held", "paused")
+
+
+class QueueLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One queue."""
+
+    queue: str
+    style: str
+    counts: dict[str, int]
+    later: int  #: jobs that wait for their time, their limits, a step or a person
+    waits_s: float | None  #: how long the oldest one has waited for a worker
+    rate: float  #: completed a minute
+    wait95_s: float | None
+    run50_s: float | None
+    failing: float | None  #: share of the attempts
+    trend: Markup
+    paused: bool
+
+
+def styles_of(done: Sequence[Happened], rows: Sequence[QueueRow]) -> dict[str, str]:
+    """Return the classes of the busiest queues, in the order of their names; the others share the last colour."""
+    busy: dict[str, int] = {row.queue: 0 for row in rows}
+    for each in done:
+        busy[each.queue] = busy.get(each.queue, 0) + each.completed + each.failed
+    most = sorted(busy, key=lambda queue: (-busy[queue], queue))
+    own = most if len(most) <= COLOURS else most[: COLOURS - 1]
+    return {queue: f"k{index}" for index, queue in enumerate(sorted(own))}
+
+
+def queue_line(
+    row: QueueRow,
+    lately: Sequence[QueueHappened],
+    now: datetime,
+    style: str,
+    trend: Sequence[float],
+    *,
+    paused: bool,
+) -> QueueLine:
+    """Return the line of one queue; `trend`: jobs completed, span by span."""
+    found = next((each for each in lately if each.queue == row.queue), None)
+    oldest = None if row.oldest_waiting is None else datetime.fromisoformat(row.oldest_waiting)
+    ended = 0 if found is None else found.completed + found.failed
+    return QueueLine(
+        queue=row.queue,
+        style=style,
+        counts=row.counts,
+        later=sum(row.counts[state] for state in _LATER),
+        waits_s=None if oldest is None else max(0.0, (now - oldest).total_seconds()),
+        rate=0.0 if found is None else found.completed * 60 / LATELY_S,
+        wait95_s=None if found is None else found.wait.quantile_s(0.95),
+        run50_s=None if found is None else found.run.quantile_s(0.5),
+        failing=None if found is None or not ended else found.failed / ended,
+        trend=spark(trend, style=style),
+        paused=paused,
+    )

@@ -1,0 +1,80 @@
+"""Queues: what they hold, how fast it moves, which are paused; with a form to pause and resume each."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import msgspec
+from markupsafe import Markup
+
+from jobledger.admin.queues import listed, together
+from jobledger.admin.rows import View
+from jobledger.gateway.pages.charts.bars import share
+from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.views.queue_lines import LATELY_S, QueueLine, queue_line
+from jobledger.gateway.pages.words import state_word, style_of
+from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.projections import QueueRow
+from jobledger.projections.statistics.history import by_queue, happened
+
+_TREND_S = 3600
+
+
+class QueueNow(msgspec.Struct, frozen=True, kw_only=True):
+    """One queue."""
+
+    line: QueueLine
+    states: Markup  #: how its jobs are divided
+    pause: QueueState | None  #: None: it is not paused
+    total: int
+
+
+class Queues(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    shell: Shell
+    queues: list[QueueNow]
+
+
+async def queues(looked: Looked, *, query: When) -> Queues:
+    """Return every queue that ever had a job or is paused."""
+    past = query.as_of()
+    async with looked.gateway.projection.opened(past) as view:
+        shell = await surround(looked, view, past)
+        return Queues(shell=shell, queues=_queues(looked, view))
+
+
+def _queues(looked: Looked, view: View) -> list[QueueNow]:
+    store, now = view.store, view.now
+    rows, paused = listed(store, None, now)
+    lately = by_queue(store.select, now - timedelta(seconds=LATELY_S), now + timedelta(minutes=1))
+    trends = _trends(view, now)
+    return [
+        _queue(
+            row,
+            queue_line(row, lately, now, "k0", trends.get(row.queue, []), paused=row.queue in paused),
+            paused.get(row.queue),
+        )
+        for row in together(rows)
+        if looked.principal.may("view", row.queue)
+    ]
+
+
+def _queue(row: QueueRow, line: QueueLine, pause: QueueState | None) -> QueueNow:
+    parts = [(style_of(state), state_word(state), jobs) for state, jobs in row.counts.items()]
+    return QueueNow(
+        line=line,
+        states=share(parts, label=f"States of the jobs of queue {row.queue}"),
+        pause=pause,
+        total=sum(row.counts.values()),
+    )
+
+
+def _trends(view: View, now: datetime) -> dict[str, list[float]]:
+    spans, begin = _TREND_S // 60, now - timedelta(seconds=_TREND_S)
+    found: dict[str, list[float]] = {}
+    for each in happened(view.store.select, begin, now, step_s=60):
+        index = min(spans - 1, max(0, int((each.begins_at - begin).total_seconds() // 60)))
+        found.setdefault(each.queue, [0.0] * spans)[index] += each.completed
+    return found

@@ -1,0 +1,45 @@
+"""Workers: the processes that hold a lease at this moment, or gave theirs back a moment ago."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from jobledger.admin.workers import list_workers
+from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.ledger.nats.leases import WorkerInfo
+from jobledger.projections.statistics.answers import WorkerRow
+
+_WORKERS_MAX: Final = 500
+
+
+class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One process."""
+
+    info: WorkerInfo
+    did: WorkerRow | None  #: what the ledger knows of it
+
+
+class Workers(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    shell: Shell
+    workers: list[WorkerLine]
+    clients: list[WorkerInfo]  #: processes that hold locks
+
+
+async def workers(looked: Looked, *, query: When) -> Workers:
+    """Return who works now: leases are not kept, so this page has no past."""
+    del query
+    found = (await list_workers(looked.gateway.ledger))[:_WORKERS_MAX]
+    async with looked.gateway.projection.opened() as view:
+        did = {row.worker: row for row in view.store.workers(_WORKERS_MAX)}
+        return Workers(
+            shell=await surround(looked, view, None, fleet=False),
+            workers=[
+                WorkerLine(info=each, did=did.get(each.worker)) for each in found if each.kind == "worker"
+            ],
+            clients=[each for each in found if each.kind == "client"],
+        )
