@@ -96,7 +96,7 @@ async def test_a_gateway_says_how_it_is_logs_no_values_and_its_children_neither_
         assert (await client.get("/healthz")).text == "ok\n"
         assert (await answered(client, "/readyz", 200)).text == "ok\n"
         await ledger.enqueue(send.options(id="a"), to="ann")
-        answer = await client.get("/v1/jobs/mail/a?sequence=1", headers={"authorization": "Bearer secret"})
+        answer = await client.get("/v1/jobs/mail/a?sequence=1", headers={"cookie": "session=secret"})
         assert answer.json()["status"] == "queued"
         await client.get("/no/such/address?token=secret")
         async with asyncio.timeout(LIMIT_S):
@@ -141,6 +141,7 @@ def _sorted(method: str, route: str, status: str) -> str:
 async def test_a_stop_ends_a_hundred_streams_at_once_lets_a_request_end_and_leaves_nothing(
     gateway: Start, tmp_path: Path, ledger: Ledger
 ) -> None:
+    await ledger.enqueue(send.options(id="a"), to="ann")
     process, client = gateway()
     streams, opened = 100, asyncio.Event()
     begun = 0
@@ -162,12 +163,13 @@ async def test_a_stop_ends_a_hundred_streams_at_once_lets_a_request_end_and_leav
             await opened.wait()
         own = children(process.child.pid)
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
-        writer.write(b"POST /v1/nothing HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 5\r\n\r\n")
+        head = "POST /v1/jobs/mail/a/cancel HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        writer.write(f'{head}content-length: 17\r\n\r\n{{"reason":'.encode())
         assert (await client.get("/healthz")).status_code == 200
         process.child.send_signal(signal.SIGTERM)
         assert (await asyncio.wait_for(readers[0], LIMIT_S)).startswith("retry: ")
-        writer.write(b"12345")
-        assert (await reader.read()).startswith(b"HTTP/1.1 404"), "it ran, and was given its time"
+        writer.write(b'"late"}')
+        assert (await reader.read()).startswith(b"HTTP/1.1 200"), "it ran, and was given its time"
         writer.close()
         await writer.wait_closed()
     assert all(reader.result().startswith("retry: ") for reader in readers)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import anyio
+import msgspec
 import typer
 from anyio.abc import TaskGroup
 
@@ -19,103 +20,28 @@ from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import DONE
 from jobledger.cli.exposure import LOOPBACK
 from jobledger.cli.groups import TOP
-from jobledger.cli.logs import log_as_process, log_format
+from jobledger.cli.logs import log_as_process
 from jobledger.cli.output import Output
+from jobledger.cli.processes import gateway_options as own
 from jobledger.cli.processes import options as process
 from jobledger.cli.processes.supervise import environment_of_child
-from jobledger.cli.session import Stopping, stoppable, until_closed
+from jobledger.cli.session import Stopping, data_folder, load_tasks, stoppable, until_closed
 from jobledger.cli.session import until_eof as when_stdin_ends
-from jobledger.cli.times import seconds
+from jobledger.ledger import TaskRegistry
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.workers.process import log_what_nobody_catches, tune_collector
 from jobledger.workers.supervision.supervised import Parent
-from jobledger.workers.supervision.supervisor import PROCESSES_MAX, Supervisor, SupervisorConfig
+from jobledger.workers.supervision.supervisor import Supervisor, SupervisorConfig
 
 if TYPE_CHECKING:
+    from jobledger.gateway.access.keys import AccessSettings
     from jobledger.gateway.process.running import Process
     from jobledger.gateway.process.serving import Settings
 
 DEFAULT_PORT: Final = 8080
+_SESSION_KEYS: Final = "gateway-session-keys"  #: in the data folder
 #: What the extra `gateway` installs, by the names of their modules.
 _NEEDED: Final = ("httptools", "httpx", "itsdangerous", "jinja2", "starlette", "uvicorn")
-
-Port = Annotated[
-    int,
-    typer.Option(
-        "--port",
-        min=0,
-        max=65535,
-        envvar="JOBLEDGER_GATEWAY_PORT",
-        metavar="PORT",
-        help="Port to listen on; 0 takes a free one.",
-    ),
-]
-Host = Annotated[
-    str,
-    typer.Option("--host", envvar="JOBLEDGER_GATEWAY_HOST", metavar="HOST", help="Address to listen on."),
-]
-Grace = Annotated[
-    float,
-    typer.Option(
-        "--grace",
-        envvar="JOBLEDGER_GRACE_S",
-        metavar="SPAN",
-        parser=seconds(),
-        help="How long requests that run may continue after a stop was requested.",
-    ),
-]
-Processes = Annotated[
-    int | None,
-    typer.Option(
-        "--processes",
-        min=1,
-        max=PROCESSES_MAX,
-        envvar="JOBLEDGER_GATEWAY_PROCESSES",
-        metavar="N",
-        help="Run N processes on the same port and restart any that die. (default: this process alone)",
-    ),
-]
-NoProjector = Annotated[
-    bool,
-    typer.Option(
-        "--no-projector",
-        metavar="",
-        envvar="JOBLEDGER_NO_PROJECTOR",
-        help="Do not follow the ledger: another process keeps the projection's file up to date.",
-    ),
-]
-_HTTPS = "HTTPS and proxies"
-HttpsCert = Annotated[
-    Path | None,
-    typer.Option(
-        "--https-cert",
-        envvar="JOBLEDGER_HTTPS_CERT",
-        metavar="FILE",
-        help="Certificate to show, in PEM; without one the gateway speaks plain HTTP.",
-        rich_help_panel=_HTTPS,
-    ),
-]
-HttpsKey = Annotated[
-    Path | None,
-    typer.Option(
-        "--https-key",
-        envvar="JOBLEDGER_HTTPS_KEY",
-        metavar="FILE",
-        help="Its key, in PEM. (default: in the same file)",
-        rich_help_panel=_HTTPS,
-    ),
-]
-BehindProxy = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--behind-proxy",
-        envvar="JOBLEDGER_BEHIND_PROXY",
-        metavar="ADDRESSES",
-        help="Proxies that speak HTTPS for this gateway: addresses or networks whose X-Forwarded-For and "
-        "X-Forwarded-Proto are believed. Repeat it, or separate several by commas.",
-        rich_help_panel=_HTTPS,
-    ),
-]
 
 
 def missing() -> str:
@@ -126,18 +52,34 @@ def missing() -> str:
     return f"the gateway needs {', '.join(lacking)}: install them with pip install 'jobledger[gateway]'"
 
 
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
+    settings: Settings
+    access: AccessSettings
+    tasks: TaskRegistry | None
+    project: bool
+    parent: Parent | None
+    until_eof: bool
+
+
 @command(TOP, "gateway", takes=ROWS)
 def gateway(
     cli: Cli,
     *,
-    port: Port = DEFAULT_PORT,
-    host: Host = LOOPBACK,
-    grace: Grace = 10.0,
-    https_cert: HttpsCert = None,
-    https_key: HttpsKey = None,
-    behind_proxy: BehindProxy = None,
-    processes: Processes = None,
-    no_projector: NoProjector = False,
+    port: own.Port = DEFAULT_PORT,
+    host: own.Host = LOOPBACK,
+    app: options.App = None,
+    grace: own.Grace = 10.0,
+    https_cert: own.HttpsCert = None,
+    https_key: own.HttpsKey = None,
+    behind_proxy: own.BehindProxy = None,
+    allow_host: own.AllowHost = None,
+    allow_origin: own.AllowOrigin = None,
+    trust_user_header: own.TrustUserHeader = "",
+    trust_from: own.TrustFrom = None,
+    people: own.People = None,
+    session_key: own.SessionKey = None,
+    processes: own.Processes = None,
+    no_projector: own.NoProjector = False,
     until_eof: process.UntilEof = False,
     supervised: Annotated[str | None, typer.Option("--supervised", metavar="NAME:FD", hidden=True)] = None,
 ) -> Awaitable[int | None]:
@@ -149,43 +91,63 @@ def gateway(
     if sentence := missing():
         raise ConfigurationError(sentence)
     # Imported here: who lacks the extra gets the sentence above.
+    from jobledger.gateway.access.keys import AccessSettings  # noqa: PLC0415
     from jobledger.gateway.process.serving import Settings  # noqa: PLC0415
 
     parent = None if supervised is None else Parent(supervised)
-    settings = Settings(
-        host=host,
-        port=port,
-        grace_s=grace,
-        https_cert=https_cert,
-        https_key=https_key,
-        behind_proxy=tuple(options.split(behind_proxy)),
-        is_shared=parent is not None or processes is not None,
+    plan = _Plan(
+        access=AccessSettings(
+            session_key=session_key or data_folder() / _SESSION_KEYS,
+            hosts=tuple(options.split(allow_host)),
+            origins=tuple(options.split(allow_origin)),
+            behind_proxy=tuple(options.split(behind_proxy)),
+            user_header=trust_user_header,
+            trust_from=tuple(options.split(trust_from)),
+            people=people,
+        ),
+        settings=Settings(
+            host=host,
+            port=port,
+            grace_s=grace,
+            https_cert=https_cert,
+            https_key=https_key,
+            is_shared=supervised is not None or processes is not None,
+        ),
+        tasks=load_tasks(app) if options.split(app) else None,
+        project=not no_projector,
+        parent=parent,
+        until_eof=until_eof,
     )
     if processes is not None and parent is None:
-        return _supervise(cli, settings, processes, project=not no_projector, until_eof=until_eof)
-    return _gateway(cli, settings, parent, project=not no_projector, until_eof=until_eof)
+        return _supervise(cli, plan.settings, processes, until_eof=until_eof)
+    return _gateway(cli, plan)
 
 
-async def _gateway(
-    cli: Cli, settings: Settings, parent: Parent | None, *, project: bool, until_eof: bool
-) -> None:
-    from jobledger.gateway.access.local import LocalAccess  # noqa: PLC0415
-    from jobledger.gateway.process.listening import listen, refuse_keyless, refuse_plain  # noqa: PLC0415
+async def _gateway(cli: Cli, plan: _Plan) -> None:
+    from jobledger.gateway.access.keys import opened_access  # noqa: PLC0415
+    from jobledger.gateway.access.listening import may_listen  # noqa: PLC0415
+    from jobledger.gateway.process.listening import is_loopback, listen  # noqa: PLC0415
     from jobledger.gateway.process.running import Process  # noqa: PLC0415
 
     tune_collector()
+    settings = plan.settings
     async with stoppable() as stopping, cli.ledger() as ledger:
         with listen(settings.host, settings.port, is_shared=settings.is_shared) as bound:
-            refuse_keyless(bound)
-            refuse_plain(bound, settings)
             log_what_nobody_catches(ledger.connection.loop)
             path = await cli.rows(ledger).path()
-            made = Process(ledger, path, LocalAccess(), settings, project=project)
-            async with anyio.create_task_group() as group:
-                _heed(group, made, cli.output, stopping, parent, until_eof=until_eof)
-                group.start_soon(until_closed, ledger)
-                await made.run(bound, lambda: _say_ready(cli.output, bound, settings, path, parent))
-                group.cancel_scope.cancel()
+            async with opened_access(ledger, plan.access, is_loopback=is_loopback(bound)) as access:
+                may_listen(
+                    is_loopback=is_loopback(bound),
+                    has_login=access.ring.has_keys or plan.access.knows_people,
+                    tls=settings.https_cert is not None,
+                    behind_proxy=bool(plan.access.behind_proxy),
+                )
+                made = Process(ledger, path, access, settings, tasks=plan.tasks, project=plan.project)
+                async with anyio.create_task_group() as group:
+                    _heed(group, made, cli.output, stopping, plan)
+                    group.start_soon(until_closed, ledger)
+                    await made.run(bound, lambda: _say_ready(cli.output, bound, path, plan))
+                    group.cancel_scope.cancel()
 
 
 def _heed(
@@ -193,9 +155,7 @@ def _heed(
     made: Process,
     output: Output,
     stopping: Stopping,
-    parent: Parent | None,
-    *,
-    until_eof: bool,
+    plan: _Plan,
 ) -> None:
     """Stop when a signal, the supervisor or the end of stdin asks for it."""
     asked = False
@@ -218,22 +178,20 @@ def _heed(
         output.note("stopping: running requests may finish (--grace); a second signal stops at once")
         once()
 
-    stopping.act = on_signal if parent is None else once
-    if parent is not None:
-        group.start_soon(parent.watch, once, at_once)
-    if until_eof:
+    stopping.act = on_signal if plan.parent is None else once
+    if plan.parent is not None:
+        group.start_soon(plan.parent.watch, once, at_once)
+    if plan.until_eof:
         group.start_soon(when_stdin_ends, at_once)
 
 
-def _say_ready(
-    output: Output, bound: socket.socket, settings: Settings, path: Path, parent: Parent | None
-) -> None:
+def _say_ready(output: Output, bound: socket.socket, path: Path, plan: _Plan) -> None:
     from jobledger.gateway.process.listening import url_of  # noqa: PLC0415
 
-    if parent is not None:
-        parent.ready()
+    if plan.parent is not None:
+        plan.parent.ready()
         return
-    url = url_of(bound, https=settings.https_cert is not None)
+    url = url_of(bound, https=plan.settings.https_cert is not None)
     with output.telling():
         if output.as_json:
             output.object({"gateway": url, "projection": str(path), "pid": os.getpid()})
@@ -241,18 +199,17 @@ def _say_ready(
             output.say(f"the gateway is ready at {url}; stop it with Ctrl-C", style="bold green")
 
 
-async def _supervise(cli: Cli, settings: Settings, processes: int, *, project: bool, until_eof: bool) -> int:
+async def _supervise(cli: Cli, settings: Settings, processes: int, *, until_eof: bool) -> int:
     """Keep several processes on one port; the first of them follows the ledger for all."""
-    from jobledger.gateway.process.listening import listen, refuse_plain, url_of  # noqa: PLC0415
+    from jobledger.gateway.process.listening import listen, url_of  # noqa: PLC0415
 
     code = DONE  # when a signal comes before the supervisor runs
     async with stoppable() as stopping, anyio.create_task_group() as group:
         # Bound and never listened on: it keeps the port while no process has it, and tells which one 0 took.
         with listen(settings.host, settings.port, is_shared=True) as bound:
-            refuse_plain(bound, settings)
             supervisor = Supervisor(
                 _no_lease,
-                _command(cli, settings, bound.getsockname()[1], project=project),
+                _command(settings.host, bound.getsockname()[1]),
                 SupervisorConfig(processes=processes, grace_s=settings.grace_s, what="gateway process"),
                 environment=environment_of_child(cli.target),
                 of_place=lambda place: {"JOBLEDGER_NO_PROJECTOR": "1"} if place else {},
@@ -280,16 +237,8 @@ async def _no_lease(_identity: str) -> bool:
     return False
 
 
-def _command(cli: Cli, settings: Settings, port: int, *, project: bool) -> list[str]:
+def _command(host: str, port: int) -> list[str]:
+    """Return our own command for one of the processes: it has the address that we keep, and no stdin."""
     # -P, as under the installed command: a file of the current folder must not stand in for a library of ours.
-    words = [sys.executable, "-P", "-m", "jobledger.cli", "--log-format", log_format(), "gateway"]
-    words += ["--host", settings.host, "--port", str(port), "--grace", str(settings.grace_s)]
-    if cli.projection is not None:
-        words += ["--projection", str(cli.projection)]
-    if cli.target.environment:
-        words += ["--environment", cli.target.environment]
-    for name, file in (("--https-cert", settings.https_cert), ("--https-key", settings.https_key)):
-        words += [] if file is None else [name, str(file)]
-    for address in settings.behind_proxy:
-        words += ["--behind-proxy", address]
-    return words if project else [*words, "--no-projector"]
+    own_words = [word for word in sys.argv[1:] if word != "--until-eof"]
+    return [sys.executable, "-P", "-m", "jobledger.cli", *own_words, "--host", host, "--port", str(port)]

@@ -22,6 +22,6 @@ def may_listen(*, is_loopback: bool, has_login: bool, tls: bool, behind_proxy: b
         )
     if not (tls or behind_proxy):
         raise ConfigurationError(
-            "beyond this machine keys must not be sent in the clear: give --tls-cert and --tls-key, or "
+            "beyond this machine keys must not be sent in the clear: give --https-cert and --https-key, or "
             "--behind-proxy ADDRESSES where a proxy speaks https with the clients"
         )

@@ -7,7 +7,6 @@ import socket
 import ssl
 from pathlib import Path
 
-from jobledger.gateway.process.serving import Settings
 from jobledger.ledger.model.errors import ConfigurationError, PortInUseError
 
 
@@ -41,34 +40,9 @@ def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int
     return family, (str(address[0]), int(address[1]))
 
 
-def is_exposed(bound: socket.socket) -> bool:
-    """Return whether other machines reach a socket."""
-    return not ipaddress.ip_address(str(bound.getsockname()[0]).partition("%")[0]).is_loopback
-
-
-def refuse_keyless(bound: socket.socket) -> None:
-    """Refuse to listen beyond this machine where nobody needs a key. Raises: ConfigurationError."""
-    if is_exposed(bound):
-        message = (
-            f"{bound.getsockname()[0]} can be reached from other machines, and there is no key yet: make one with "
-            "`jobledger keys create`, or listen on 127.0.0.1"
-        )
-        raise ConfigurationError(message)
-
-
-def refuse_plain(bound: socket.socket, settings: Settings) -> None:
-    """Refuse to listen beyond this machine in plain HTTP: keys and cookies could be read on their way.
-
-    Raises: ConfigurationError.
-    """
-    if not is_exposed(bound):
-        return
-    if settings.https_cert is None and not settings.behind_proxy:
-        message = (
-            f"{settings.host} can be reached from other machines, and keys would travel in the clear: give --https-cert, or "
-            "--behind-proxy with the addresses of the proxy that speaks HTTPS"
-        )
-        raise ConfigurationError(message)
+def is_loopback(bound: socket.socket) -> bool:
+    """Return whether only this machine reaches a socket."""
+    return ipaddress.ip_address(str(bound.getsockname()[0]).partition("%")[0]).is_loopback
 
 
 def url_of(bound: socket.socket, *, https: bool) -> str:

@@ -24,7 +24,7 @@ from jobledger.gateway.process.past import PastViews
 from jobledger.gateway.process.reading import FollowedProjection, FollowedRows
 from jobledger.gateway.process.requests import Requests
 from jobledger.gateway.process.serving import Server, Settings
-from jobledger.ledger import Ledger
+from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.nats.jetstream import JetStreamLog
 from jobledger.projections.metrics.exporter import Exporter, ExporterConfig
 from jobledger.workers.metrics import LoopLag
@@ -42,9 +42,19 @@ class Process:
     """One gateway process; `run` it once."""
 
     def __init__(
-        self, ledger: Ledger, projection: Path, access: Access, settings: Settings, *, project: bool = True
+        self,
+        ledger: Ledger,
+        projection: Path,
+        access: Access,
+        settings: Settings,
+        *,
+        tasks: TaskRegistry | None = None,
+        project: bool = True,
     ) -> None:
-        """Without `project` somebody else follows the ledger into the file. Raises: ConfigurationError."""
+        """Without `project` somebody else follows the ledger into the file; `tasks`: see `Gateway`.
+
+        Raises: ConfigurationError.
+        """
         context = (
             None if settings.https_cert is None else tls_context(settings.https_cert, settings.https_key)
         )
@@ -59,7 +69,9 @@ class Process:
         registry = CollectorRegistry()
         health = ProcessHealth(ledger, projection, self.life, self._why_not_followed, registry)
         feed = Feed(ledger)
-        self.gateway = Gateway(ledger, rows, self._projection, access, feed, life=self.life, health=health)
+        self.gateway = Gateway(
+            ledger, rows, self._projection, access, feed, tasks=tasks, life=self.life, health=health
+        )
         answering = Requests(
             app(self.gateway),
             self.life,

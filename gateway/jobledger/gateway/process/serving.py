@@ -30,7 +30,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 10.0  #: how long requests that run may go on after a stop
     https_cert: Path | None = None  #: certificate in PEM
     https_key: Path | None = None  #: its key; None: in the same file
-    behind_proxy: tuple[str, ...] = ()  #: addresses of proxies whose X-Forwarded-For and -Proto are believed
     is_shared: bool = False  #: other processes of this gateway listen on the same port
 
     def __post_init__(self) -> None:
@@ -69,8 +68,7 @@ class Server:
             log_level="critical",  # what goes wrong in the application is logged by us, what clients send wrong by nobody
             access_log=False,
             server_header=False,
-            proxy_headers=bool(settings.behind_proxy),
-            forwarded_allow_ips=list(settings.behind_proxy),
+            proxy_headers=False,  # the gate knows which proxies are believed
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=settings.grace_s,  # type: ignore[arg-type]  # any number of seconds
