@@ -66,6 +66,7 @@ KINDS: Final[dict[str, Kind]] = {
     "PRECONDITION_FAILED": Kind(412, "It has changed since"),
     "PROJECTION_BEHIND": Kind(503, "The lists are behind", retry=True),
     "PROJECTION_UNFIT": Kind(500, "The lists cannot be read"),
+    "PROVIDER_UNREACHABLE": Kind(503, "The provider does not answer", retry=True),
     "RATE_LIMITED": Kind(429, "Too many requests", retry=True),
     "READER_TOO_SLOW": Kind(503, "The reader is too slow", retry=True),
     "REFUSED": Kind(409, "Refused"),

@@ -23,6 +23,7 @@ from jobledger.cli.groups import TOP
 from jobledger.cli.logs import log_as_process
 from jobledger.cli.output import Output
 from jobledger.cli.processes import gateway_options as own
+from jobledger.cli.processes import login_options as login
 from jobledger.cli.processes import options as process
 from jobledger.cli.processes.supervise import environment_of_child
 from jobledger.cli.session import Stopping, data_folder, load_tasks, stoppable, until_closed
@@ -78,6 +79,11 @@ def gateway(
     trust_from: own.TrustFrom = None,
     people: own.People = None,
     session_key: own.SessionKey = None,
+    oidc_issuer: login.OidcIssuer = "",
+    oidc_client_id: login.OidcClientId = "",
+    oidc_client_secret_file: login.OidcClientSecret = None,
+    oidc_user_claim: login.OidcUserClaim = "email",
+    quota: login.Quotas = None,
     processes: own.Processes = None,
     no_projector: own.NoProjector = False,
     until_eof: process.UntilEof = False,
@@ -104,6 +110,8 @@ def gateway(
             user_header=trust_user_header,
             trust_from=tuple(options.split(trust_from)),
             people=people,
+            oidc=login.provider(oidc_issuer, oidc_client_id, oidc_client_secret_file, oidc_user_claim),
+            quotas=login.quotas(quota),
         ),
         settings=Settings(
             host=host,
@@ -138,7 +146,7 @@ async def _gateway(cli: Cli, plan: _Plan) -> None:
             async with opened_access(ledger, plan.access, is_loopback=is_loopback(bound)) as access:
                 may_listen(
                     is_loopback=is_loopback(bound),
-                    has_login=access.ring.has_keys or plan.access.knows_people,
+                    has_login=access.has_login,
                     tls=settings.https_cert is not None,
                     behind_proxy=bool(plan.access.behind_proxy),
                 )

@@ -24,7 +24,7 @@ _AGAIN_S: Final = 0.5
 #: Within this time the reader has what the leader has; else it is begun anew.
 _BEHIND_S_MAX: Final = 3.0
 
-_log = logging.getLogger("jobledger.gateway.access")
+_log = logging.getLogger("jobledger.gateway.keys")
 
 
 class Following:

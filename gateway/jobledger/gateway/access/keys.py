@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import logging
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,7 @@ from jobledger.gateway.access.identity import (
     TrustedHeader,
     local_principal,
 )
+from jobledger.gateway.access.oidc import OidcSettings, Provider
 from jobledger.gateway.access.origins import Hosts, checked_origins, networks
 from jobledger.gateway.access.people import People
 from jobledger.gateway.access.permissions import Principal
@@ -45,6 +47,7 @@ from jobledger.ledger.model.errors import (
 
 _SWEEP_EVERY_S: Final = 1.0
 _FIRST_S: Final = 10.0
+_log = logging.getLogger("jobledger.gateway.keys")
 
 
 class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +60,7 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
     user_header: str = ""  #: the header in which a proxy says who somebody is
     trust_from: tuple[str, ...] = ()  #: addresses of the proxies that are believed about that
     people: Path | None = None  #: file of what people may do whom a proxy or a provider knows
+    oidc: OidcSettings | None = None  #: the provider that people can log in by
     quotas: dict[str, Quota] = {}  #: by group of requests, in the place of the usual ones
 
     def __post_init__(self) -> None:
@@ -65,15 +69,16 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(
                 "--trust-user-header and --trust-from belong together: from other addresses anybody could send that header"
             )
-        if self.user_header and self.people is None:
+        if self.knows_people and self.people is None:
+            option = "--trust-user-header" if self.user_header else "--oidc-issuer"
             raise ConfigurationError(
-                "--trust-user-header says who people are, and nothing what they may do: give --people FILE"
+                f"{option} says who people are, and nothing what they may do: give --people FILE"
             )
 
     @property
     def knows_people(self) -> bool:
         """Whether somebody else says who people are, so that a key is not needed to get in."""
-        return bool(self.user_header)
+        return bool(self.user_header) or self.oidc is not None
 
 
 class KeyAccess:
@@ -86,6 +91,8 @@ class KeyAccess:
         self.ring = KeyRing(clock)
         self.sessions = Sessions(signing_keys(settings.session_key), clock)
         self.people = None if settings.people is None else People(settings.people, clock)
+        self.provider = None if settings.oidc is None else Provider(settings.oidc, clock)
+        self._knows_people = settings.knows_people
         header = None
         if settings.user_header:
             believed = networks("--trust-from", settings.trust_from)
@@ -121,6 +128,11 @@ class KeyAccess:
             while True:
                 await asyncio.sleep(_SWEEP_EVERY_S)
                 self.gate.sweep()
+
+    @property
+    def has_login(self) -> bool:
+        """Whether somebody can say who they are: by a key that can be used now, or as a proxy or provider says."""
+        return self._knows_people or self.ring.has_live_key(self._ledger.clock.now())
 
     def principal(self, connection: HTTPConnection) -> Principal:
         """Return who asks. Raises: ProblemError (UNAUTHENTICATED, LEDGER_UNREACHABLE)."""
@@ -178,6 +190,13 @@ class KeyAccess:
             raise wrong from error
         return self.open_session(key=shown.key, sha256=shown.sha256, secure=secure)
 
+    def require_person(self, user: str, groups: tuple[str, ...]) -> None:
+        """Refuse a person who may do nothing here. Raises: ProblemError (UNAUTHENTICATED)."""
+        if self.people is None or self.people.principal(user, groups) is None:
+            raise ProblemError(
+                "UNAUTHENTICATED", f"{user[:80]!a} may do nothing here: ask who manages the gateway"
+            )
+
     def open_session(self, *, secure: bool, **who: object) -> str:
         """Return the header `Set-Cookie` of a new session of somebody who said who they are; see `Sessions.open`."""
         return self.sessions.cookie(self.sessions.open(**who), secure=secure)
@@ -207,8 +226,8 @@ async def opened_access(
     Raises: ConfigurationError, ServerUnreachableError.
     """
     access = KeyAccess(ledger, settings, is_loopback=is_loopback)
-    async with anyio.create_task_group() as group:
-        group.start_soon(access.run)
+    running = asyncio.ensure_future(_kept(access))
+    try:
         try:
             async with asyncio.timeout(_FIRST_S):
                 await access.following.begun.wait()
@@ -217,4 +236,18 @@ async def opened_access(
                 f"the keys in the ledger could not be read within {_FIRST_S:g} s: is the server there?"
             ) from error
         yield access
-        group.cancel_scope.cancel()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        if access.provider is not None:
+            await access.provider.close()
+
+
+async def _kept(access: KeyAccess) -> None:
+    """Run for ever: without it nobody is let in any more, once what is known is too old."""
+    while True:
+        try:
+            await access.run()
+        except Exception:  # noqa: BLE001 - whatever it is, the log says it and keys are followed on
+            _log.exception("following the keys ended, and begins again")
+        await asyncio.sleep(_SWEEP_EVERY_S)

@@ -21,8 +21,8 @@ Headers = Mapping[str, str]
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _OURS: Final = frozenset({"same-origin", "none"})
-#: What a page of another site can send without being asked whether it may.
-_SIMPLE: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain", ""})
+#: What a form of another site's page can send. Scripts can send bodies without a type; browsers name their origin then.
+_SIMPLE: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"})
 _CORS_AGE_S: Final = 600
 _CORS_HEADERS: Final = "authorization, content-type, idempotency-key, if-match, if-none-match, last-event-id, prefer, traceparent"
 _CORS_SHOWN: Final = (
@@ -89,8 +89,7 @@ def check_kind(method: str, headers: Headers) -> None:
     Raises: ProblemError (CROSS_SITE).
     """
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    is_empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
-    if method not in SAFE and kind in _SIMPLE and not (is_empty and not kind):
+    if method not in SAFE and kind in _SIMPLE:
         raise ProblemError(
             "CROSS_SITE",
             f"Content-Type is {kind[:80]!r}, as of a form of any page: send application/json, or a key in Authorization",

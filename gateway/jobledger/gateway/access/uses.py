@@ -15,7 +15,7 @@ from jobledger.ledger.nats.inbox import ReplyTimeoutError
 
 _STORE_EVERY_S: Final = 5.0
 _APART_S: Final = 60.0
-_log = logging.getLogger("jobledger.gateway.access")
+_log = logging.getLogger("jobledger.gateway.keys")
 
 
 class Uses:

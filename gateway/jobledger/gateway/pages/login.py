@@ -6,6 +6,7 @@ mail do, must not use it up.
 
 from __future__ import annotations
 
+import hmac
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -23,9 +24,13 @@ from jobledger.gateway.problems import ProblemError, problem_of
 
 LOGIN: Final = "/login"
 LOGOUT: Final = "/logout"
+_BY_PROVIDER: Final = "/login/oidc"
+_BACK: Final = "/login/oidc/callback"
+_PASSING: Final = "oidc"
+_PASSING_S: Final = 600
 _FORM_BYTES_MAX: Final = 16 << 10
 _LINK_MAX: Final = 200
-_log = logging.getLogger("jobledger.gateway.access")
+_log = logging.getLogger("jobledger.gateway")
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -43,6 +48,14 @@ class Login:
             Route(LOGIN, self._told(self._show), methods=["GET"]),
             Route(LOGIN, self._told(self._log_in), methods=["POST"]),
             Route(LOGOUT, self._told(self._log_out), methods=["POST"]),
+            *(
+                []
+                if self._access.provider is None
+                else [
+                    Route(_BY_PROVIDER, self._told(self._go), methods=["GET"]),
+                    Route(_BACK, self._told(self._come_back), methods=["GET"]),
+                ]
+            ),
         ]
 
     def _told(self, handler: Handler) -> Handler:
@@ -75,12 +88,13 @@ class Login:
         given = request.query_params
         after, link = inside(given.get("after", "")), given.get("link", "")[:_LINK_MAX]
         query = urlencode({"after": after})
+        name = "" if self._access.provider is None else self._access.provider.name
         facts = {
             "problem": problem,
             "after": after,
             "link": link,
             "query": query,
-            "provider": "",
+            "provider": name,
             "assets": ASSETS,
         }
         return Response(rendered("login.html", facts), status, headers, "text/html; charset=utf-8")
@@ -95,11 +109,52 @@ class Login:
         cookie = await (access.redeem if link else access.log_in)(key, secure=caller.secure)
         return RedirectResponse(inside(fields.get("after", "")), 303, {"set-cookie": cookie})
 
+    async def _go(self, request: Request) -> Response:
+        """Send somebody to the provider."""
+        access, provider = self._access, self._access.provider
+        assert provider is not None
+        address, passing = await provider.begin(_back(request))
+        passing["after"] = inside(request.query_params.get("after", ""))
+        secure = access.caller(request).secure
+        cookie = access.sessions.passing(_PASSING, passing, _PASSING_S, secure=secure)
+        return RedirectResponse(address, 303, {"set-cookie": cookie})
+
+    async def _come_back(self, request: Request) -> Response:
+        """Let in who comes back from the provider with a code, in the browser that was sent there."""
+        access, caller, provider = self._access, self._access.caller(request), self._access.provider
+        assert provider is not None
+        access.count_login(request.client.host if request.client else "")
+        given, secure = request.query_params, caller.secure
+        passed = access.sessions.passed(caller.headers.get("cookie", ""), _PASSING, _PASSING_S, secure=secure)
+        if not passed or not hmac.compare_digest(
+            given.get("state", "").encode(), str(passed["state"]).encode()
+        ):
+            raise ProblemError(
+                "UNAUTHENTICATED", "this log-in was not begun in this browser, or too long ago: log in again"
+            )
+        if not given.get("code"):
+            raise ProblemError(
+                "UNAUTHENTICATED", f"the provider said no: {given.get('error', 'no reason')[:80]!a}"
+            )
+        person = await provider.finish(given["code"], _back(request), passed)
+        access.require_person(person.user, person.groups)
+        response = RedirectResponse(str(passed["after"]), 303)
+        response.headers.append(
+            "set-cookie", access.open_session(user=person.user, groups=person.groups, secure=secure)
+        )
+        response.headers.append("set-cookie", access.sessions.passing(_PASSING, {}, 0, secure=secure))
+        return response
+
     async def _log_out(self, request: Request) -> Response:
         access = self._access
         access.check_form(request, (await _fields(request)).get("token", ""))
         cookie = access.sessions.end(secure=access.caller(request).secure)
         return RedirectResponse(LOGIN, 303, {"set-cookie": cookie})
+
+
+def _back(request: Request) -> str:
+    """Return where the provider sends people back to; the gate has checked the host."""
+    return f"{request.url.scheme}://{request.headers['host']}{_BACK}"
 
 
 async def _fields(request: Request) -> dict[str, str]:

@@ -1,0 +1,101 @@
+"""Options of a gateway on log-ins by a provider and on how much one key may ask, and what they come to."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from jobledger.cli import options
+from jobledger.cli.errors import UsageError
+from jobledger.cli.times import parse_span
+
+if TYPE_CHECKING:
+    from jobledger.gateway.access.oidc import OidcSettings
+    from jobledger.gateway.access.rates import Quota
+
+_WHO: Final = "Who asks"
+_QUOTA: Final = re.compile(r"(?P<group>[a-z]+)=(?P<count>\d{1,7})/(?P<window>.+)", flags=re.ASCII)
+
+OidcIssuer = Annotated[
+    str,
+    typer.Option(
+        "--oidc-issuer",
+        envvar="JOBLEDGER_OIDC_ISSUER",
+        metavar="URL",
+        help="Provider of OpenID Connect that people can log in by; with --oidc-client-id and --people.",
+        rich_help_panel=_WHO,
+    ),
+]
+OidcClientId = Annotated[
+    str,
+    typer.Option(
+        "--oidc-client-id",
+        envvar="JOBLEDGER_OIDC_CLIENT_ID",
+        metavar="ID",
+        help="What that provider knows this gateway by.",
+        rich_help_panel=_WHO,
+    ),
+]
+OidcClientSecret = Annotated[
+    Path | None,
+    typer.Option(
+        "--oidc-client-secret-file",
+        envvar="JOBLEDGER_OIDC_CLIENT_SECRET_FILE",
+        metavar="FILE",
+        help="File whose first line is the secret that the provider gave.",
+        rich_help_panel=_WHO,
+    ),
+]
+OidcUserClaim = Annotated[
+    str,
+    typer.Option(
+        "--oidc-user-claim",
+        envvar="JOBLEDGER_OIDC_USER_CLAIM",
+        metavar="NAME",
+        help="What of the provider's token is a person's name.",
+        rich_help_panel=_WHO,
+    ),
+]
+Quotas = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--quota",
+        envvar="JOBLEDGER_QUOTA",
+        metavar="GROUP=N/SPAN",
+        help="How many requests of a group (read, write, bulk, login) one key may send in a time, such as "
+        "write=600/10s. Repeat it, or separate several by commas.",
+        rich_help_panel=_WHO,
+    ),
+]
+
+
+def provider(issuer: str, client_id: str, secret: Path | None, user_claim: str) -> OidcSettings | None:
+    """Return the provider that was named, None for none. Raises: ConfigurationError, UsageError."""
+    # Imported here: it needs the extra, whose absence is told in a sentence before.
+    from jobledger.gateway.access.oidc import OidcSettings  # noqa: PLC0415
+
+    if issuer:
+        return OidcSettings(issuer=issuer, client_id=client_id, client_secret=secret, user_claim=user_claim)
+    if client_id or secret is not None:
+        raise UsageError(
+            "--oidc-client-id and --oidc-client-secret-file belong to --oidc-issuer: give it too"
+        )
+    return None
+
+
+def quotas(given: list[str] | None) -> dict[str, Quota]:
+    """Return the quotas that were named, by group. Raises: ConfigurationError, UsageError."""
+    from jobledger.gateway.access.rates import QUOTAS, Quota  # noqa: PLC0415 - as above
+
+    found: dict[str, Quota] = {}
+    for text in options.split(given):
+        said = _QUOTA.fullmatch(text)
+        if said is None or said["group"] not in QUOTAS:
+            known = ", ".join(QUOTAS)
+            raise UsageError(f"--quota {text[:60]!r} is none of {known} with N/SPAN, such as write=600/10s")
+        window_s = parse_span("--quota", said["window"]).total_seconds()
+        found[said["group"]] = Quota(count=int(said["count"]), window_s=window_s)
+    return found
