@@ -18,17 +18,19 @@ from jobledger.admin.bulk import discard_act, perform, requeue_act
 from jobledger.admin.dead_letters import (
     DeadLetterChoice,
     find_dead_letters,
-    list_dead_letters,
     show_dead_letter,
 )
 from jobledger.admin.errors import ChoiceError, JobNotYetError, NotADeadLetterError
 from jobledger.admin.find import find_history, find_job
 from jobledger.admin.health import Asked, examine
+from jobledger.admin.lists.acts import list_acts
+from jobledger.admin.lists.dead_letters import group_dead_letters, list_dead_letters
+from jobledger.admin.lists.jobs import count_jobs, list_jobs
 from jobledger.admin.operators import operator_acts
 from jobledger.admin.past import AsOf, events_until
 from jobledger.admin.projection import projection_status
 from jobledger.admin.queues import together
-from jobledger.admin.rows import Rows, file_name
+from jobledger.admin.rows import AnswerPosition, Rows, file_name
 from jobledger.admin.views import job_details
 from jobledger.ledger import Ledger, connect, task
 from jobledger.ledger.dead_letters import Requeuing
@@ -36,7 +38,13 @@ from jobledger.ledger.model.commands import Claim, Fail
 from jobledger.ledger.model.errors import AmbiguousIdError, JobNotFoundError, ServerUnreachableError
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.projections import ActFilter
+from jobledger.projections import (
+    ActFilter,
+    CursorMismatchError,
+    DeadLetterFilter,
+    JobFilter,
+    ProjectionBehindError,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -174,7 +182,8 @@ async def test_a_plan_changes_nothing_and_says_what_would_be_done(rows: Rows) ->
     assert {each.result for each in done} == {"done"}
     again = await perform(rows, discard_act("late", by="alice"), chosen, plan=False)
     assert {each.result for each in again} == {"refused"}
-    assert (await list_dead_letters(rows, DeadLetterChoice(), limit=5)).total == 0
+    async with rows.opened() as view:
+        assert (await list_dead_letters(view, DeadLetterFilter())).total == 0
 
 
 async def test_what_is_done_to_many_is_asked_for_on_purpose(rows: Rows) -> None:
@@ -183,6 +192,53 @@ async def test_what_is_done_to_many_is_asked_for_on_purpose(rows: Rows) -> None:
     with pytest.raises(ChoiceError):
         await find_dead_letters(rows, DeadLetterChoice(ids=("bill-0",), since=datetime.now(UTC)))
     assert len(await find_dead_letters(rows, DeadLetterChoice(everything=True), limit=2)) == 2
+
+
+async def test_lists_are_told_page_by_page_with_their_position(rows: Rows) -> None:
+    await acts.retry(rows, "bill-2", by="alice")
+    await acts.cancel(rows, "bill-2", reason="paid", by="bob")
+    head = (await rows.ledger.log.head()).last_sequence
+    async with rows.opened() as view:
+        first = await list_jobs(view, JobFilter(), limit=3)
+        second = await list_jobs(view, JobFilter(), limit=3, cursor=first.next)
+        assert (len(first.items), len(second.items), second.next) == (3, 1, None)
+        assert first.position == AnswerPosition(
+            sequence=head, at=first.position.at, behind_events=0, behind_s=0.0
+        )
+        assert (await count_jobs(view, JobFilter())).by_state["dead_lettered"] == 2
+        dead = await list_dead_letters(view, DeadLetterFilter(), limit=1)
+        rest = await list_dead_letters(view, DeadLetterFilter(), limit=5, cursor=dead.next)
+        assert ([row.job_id for row in (*dead.items, *rest.items)], dead.total) == (["bill-1", "bill-0"], 2)
+        (group,) = (await group_dead_letters(view, DeadLetterFilter())).items
+        assert (group.count, group.job_id, group.error_type) == (2, "bill-1", "ValueError")
+        newest = await list_acts(view, ActFilter(), limit=1)
+        older = await list_acts(view, ActFilter(), limit=1, cursor=newest.next)
+        assert [act.act for act in (*newest.items, *older.items)] == ["cancel", "requeue"]
+        assert (newest.total, older.next) == (2, None)
+        for seen in (ActFilter(act="cancel"), ActFilter(by="bob"), ActFilter(job="bill-2", since=view.now)):
+            assert (await list_acts(view, seen)).total == (0 if seen.since else 1)
+        hidden = ActFilter(visible_queues=("other-*",))
+        assert (await list_acts(view, hidden)).items == []
+        with pytest.raises(CursorMismatchError):
+            await list_acts(view, hidden, cursor=newest.next)
+
+
+async def test_rows_that_others_follow_say_how_far_they_are_behind(rows: Rows) -> None:
+    await rows.catch_up()
+    reached = (await rows.ledger.log.head()).last_sequence
+    await rows.ledger.enqueue(bill, 1)
+    written = (await rows.ledger.log.head()).last_sequence
+    async with rows.followed(min_sequence=reached) as view:
+        position = view.position()
+        assert (position.sequence, position.behind_events) == (reached, written - reached)
+        assert position.behind_s >= 0
+    with pytest.raises(ProjectionBehindError) as behind:
+        async with rows.followed(min_sequence=written, timeout_s=0.05):
+            pass
+    assert (behind.value.wanted, behind.value.reached) == (written, reached)
+    await rows.catch_up()
+    async with rows.followed(min_sequence=written) as view:
+        assert (view.position().behind_events, view.position().behind_s) == (0, 0.0)
 
 
 async def test_a_projection_says_how_far_it_is(rows: Rows) -> None:

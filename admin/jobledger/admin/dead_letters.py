@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jobledger.admin.choice import Choice, Chosen, check_choice, find_by_ids
 from jobledger.admin.errors import NotADeadLetterError
 from jobledger.admin.find import find_job
-from jobledger.admin.rows import Rows, View
+from jobledger.admin.rows import Rows
 from jobledger.admin.views import JobDetails, job_details
 from jobledger.audit.verify.links import ChainCheck, check_history
 from jobledger.ledger.model.chain import fold
@@ -17,7 +17,7 @@ from jobledger.ledger.model.fingerprint import job_fingerprint
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.times import time_text
-from jobledger.projections import DeadLetterFilter, DeadLetterGroup, DeadLetterRow, Store
+from jobledger.projections import DeadLetterFilter, DeadLetterRow, Store
 
 
 class DeadLetterChoice(Choice, frozen=True, kw_only=True):
@@ -39,15 +39,6 @@ class DeadLetterChoice(Choice, frozen=True, kw_only=True):
         )
 
 
-class Listed(NamedTuple):
-    """Dead letters, one by one or grouped by error."""
-
-    total: int  #: of all that the choice names
-    rows: list[DeadLetterRow]  #: the newest first; empty where groups were asked for
-    groups: list[DeadLetterGroup]  #: the most frequent first; empty where rows were asked for
-    now: datetime
-
-
 class Shown(NamedTuple):
     """One dead letter whole."""
 
@@ -56,29 +47,6 @@ class Shown(NamedTuple):
     history: list[StoredEvent]
     fingerprint: str
     chain: ChainCheck  #: whether the hash links of the history hold
-
-
-async def list_dead_letters(
-    rows: Rows, choice: DeadLetterChoice, *, limit: int, grouped: bool = False
-) -> Listed:
-    """Return what a choice names, as the ledger has it at this moment.
-
-    Raises: ProjectionError, UnreachableError.
-    """
-    async with rows.opened() as view:
-        return listed_in(view, choice.filter(view.now), limit=limit, grouped=grouped)
-
-
-def listed_in(view: View, condition: DeadLetterFilter, *, limit: int, grouped: bool) -> Listed:
-    """Return the dead letters of one moment that fit; see `list_dead_letters`. Raises: ProjectionError."""
-    store = view.store
-    with store.one_moment():
-        return Listed(
-            store.dead_letter_count(condition),
-            [] if grouped else store.dead_letters(limit, chosen=condition),
-            store.dead_letter_groups(limit, chosen=condition) if grouped else [],
-            view.now,
-        )
 
 
 async def show_dead_letter(rows: Rows, job_id: str, queue: str | None = None) -> Shown:

@@ -114,6 +114,10 @@ App = Annotated[
 ]
 Queue = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Only this queue.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="At most this many.")]
+After = Annotated[
+    str | None,
+    typer.Option("--after", metavar="CURSOR", help="The page behind the one that told this cursor."),
+]
 ProjectionFile = Annotated[
     Path | None,
     typer.Option(

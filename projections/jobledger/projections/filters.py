@@ -79,29 +79,23 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     visible_queues: tuple[str, ...] = ()
     visible_tasks: tuple[str, ...] = ()
 
-    def where(self) -> tuple[str, list[object]]:
-        """Return the condition in SQL, and its values."""
-        terms = {
-            "queue = ?": self.queue,
-            "task = ?": self.task,
-            "reason = ?": self.reason,
-            "dead_at >= ?": self.since,
-            "dead_at < ?": self.until,
-        }
+    def terms(self) -> list[Term]:
+        """Return every condition, on rows of `dead_letters`."""
+        exact = {"queue = ?": self.queue, "task = ?": self.task, "reason = ?": self.reason}
+        given = {**exact, "dead_at >= ?": self.since, "dead_at < ?": self.until}
+        terms = [Term("", sql, (value,)) for sql, value in given.items() if value is not None]
         if self.fingerprint is not None:
-            low, high = _of_prefix(self.fingerprint)
-            terms |= {"fingerprint >= ?": low, "fingerprint < ?": high}
-        found = [Term("", sql, (value,)) for sql, value in terms.items() if value is not None]
+            terms.append(Term("", "fingerprint >= ? AND fingerprint < ?", _of_prefix(self.fingerprint)))
         said = self.said.terms()
         if said:
             where, values = joined(said)
-            found.append(
-                Term("", f"(job_id, queue) IN (SELECT id, queue FROM jobs WHERE {where})", tuple(values))  # noqa: S608
-            )
-        for column, patterns in (("queue", self.visible_queues), ("task", self.visible_tasks)):
-            if patterns and "*" not in patterns:
-                found.append(Term("", *glob(column, patterns)))
-        return joined(found)
+            of_jobs = f"(job_id, queue) IN (SELECT id, queue FROM jobs WHERE {where})"  # noqa: S608 - our own columns
+            terms.append(Term("", of_jobs, tuple(values)))
+        return [*terms, *visible(self.visible_queues, self.visible_tasks)]
+
+    def where(self) -> tuple[str, list[object]]:
+        """Return the condition in SQL, and its values."""
+        return joined(self.terms())
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +151,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
             terms.append(
                 Term("fingerprint", f"(id, queue) IN ({OF_FINGERPRINT})", _of_prefix(self.fingerprint))
             )
-        return [*terms, *self._times(), *self.said.terms(), *self._looked_for(), *self._visible()]
+        return [*terms, *self._times(), *self.said.terms(), *self._looked_for(), *self._seen()]
 
     def _times(self) -> list[Term]:
         given = {"created_at >= ?": self.since, "created_at < ?": self.until}
@@ -171,12 +165,9 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
             terms.append(Term("text", f"({said})", (f"%{escaped}%",) * len(_WORDS_OF)))
         return terms
 
-    def _visible(self) -> list[Term]:
-        terms = [] if self.members else [Term("members", "parent_id IS NULL")]
-        for column, patterns in (("queue", self.visible_queues), ("task", self.visible_tasks)):
-            if patterns and "*" not in patterns:
-                terms.append(Term(f"visible_{column}s", *glob(column, patterns)))
-        return terms
+    def _seen(self) -> list[Term]:
+        members = [] if self.members else [Term("members", "parent_id IS NULL")]
+        return [*members, *visible(self.visible_queues, self.visible_tasks)]
 
     def where(self) -> tuple[str, list[object]]:
         """Return the condition in SQL, and its values."""
@@ -191,10 +182,15 @@ def joined(terms: Sequence[Term]) -> tuple[str, list[object]]:
     return " AND ".join(each.sql for each in terms) or "1", [value for each in terms for value in each.values]
 
 
-def glob(column: str, patterns: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Return the condition that a column fits one of several name patterns, as a shell reads them."""
-    said = " OR ".join([f"{column} GLOB ?"] * len(patterns))
-    return f"({said})", tuple(each.replace("[!", "[^") for each in patterns)
+def visible(queues: tuple[str, ...], tasks: tuple[str, ...]) -> list[Term]:
+    """Return the conditions that the columns `queue` and `task` fit name patterns, as a shell reads them; empty: any."""
+    terms: list[Term] = []
+    for column, patterns in (("queue", queues), ("task", tasks)):
+        if patterns and "*" not in patterns:
+            said = " OR ".join([f"{column} GLOB ?"] * len(patterns))
+            values = tuple(each.replace("[!", "[^") for each in patterns)
+            terms.append(Term(f"visible_{column}s", f"({said})", values))
+    return terms
 
 
 def _of_prefix(fingerprint: str) -> tuple[str, str]:

@@ -86,6 +86,13 @@ async def dead_letters(asker: Asker) -> None:
     await asker.sees("GET", f"/v1/dead-letters/mail/{waiting.id}", "ILLEGAL_TRANSITION")
     elsewhere = someone("view", queues=("bills",))
     assert (await asker.get("/v1/dead-letters", who=elsewhere))["total"] == 0
+    for path in ("/v1/dead-letters", "/v1/dead-letters/groups"):
+        await asker.sees("GET", f"{path}?after=none", "CURSOR_MISMATCH")
+    other = await asker.dead(queue="deaths")
+    first = await asker.get("/v1/dead-letters", params={"queue": "deaths", "limit": 1})
+    second = {"queue": "deaths", "limit": 1, "after": first["next"]}
+    (older,) = (await asker.get("/v1/dead-letters", params=second))["items"]
+    assert (first["items"][0]["job_id"], older["job_id"]) == (other.id, job.id)
 
 
 async def acts(asker: Asker) -> None:
@@ -95,6 +102,8 @@ async def acts(asker: Asker) -> None:
     (act,) = found["items"]
     assert (act["act"], act["job"], act["reason"]) == ("discard", job.id, "too old")
     assert (await asker.get("/v1/acts", params={"by": "nobody"}))["total"] == 0
+    assert (await asker.get("/v1/acts", params={"act": "cancel", "job": job.id}))["total"] == 0
+    await asker.sees("GET", "/v1/acts?after=none", "CURSOR_MISMATCH")
     assert (await asker.get("/v1/acts", who=someone("view", queues=("bills",))))["items"] == []
 
 

@@ -7,7 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from jobledger.admin.dead_letters import cause, list_dead_letters
+from jobledger.admin.dead_letters import cause
+from jobledger.admin.lists.dead_letters import (
+    DeadLetterGroupPage,
+    DeadLetterPage,
+    group_dead_letters,
+    list_dead_letters,
+)
 from jobledger.cli import options
 from jobledger.cli.command import CHOOSES, Cli, command
 from jobledger.cli.dlq import choice
@@ -30,6 +36,7 @@ async def list_command(
         bool, typer.Option("--group", metavar="", help="One line for each error, the most frequent first.")
     ] = False,
     limit: options.Limit = 50,
+    after: options.After = None,
 ) -> None:
     """List dead letters, the newest first, as the ledger has them at this moment."""
     wanted = choice.choose(
@@ -41,24 +48,28 @@ async def list_command(
         since=since,
         older_than=older_than,
     )
-    async with cli.ledger() as ledger:
-        count, rows, groups, now = await list_dead_letters(
-            cli.rows(ledger), wanted, limit=limit, grouped=group
-        )
+    page: DeadLetterGroupPage | DeadLetterPage
+    async with cli.ledger() as ledger, cli.rows(ledger).opened() as view:
+        read = group_dead_letters if group else list_dead_letters
+        page, now = await read(view, wanted.filter(view.now), cursor=after, limit=limit), view.now
     output = cli.output
     if output.as_json:
-        for each in groups or rows:
+        for each in page.items:
             output.object(each)
-    elif not count:
+    elif not page.items:
         output.say("no dead letters")
-    elif group:
+    elif isinstance(page, DeadLetterGroupPage):
         columns = ("count>", "fingerprint!", "task", "error", "newest>")
-        output.table(columns, [_group_row(each, now) for each in groups])
-        output.note(f"{count:,} dead letters; show one group with --fingerprint")
+        output.table(columns, [_group_row(each, now) for each in page.items])
+        output.note(f"{page.total:,} dead letters; show one group with --fingerprint")
     else:
-        output.table(("id!", "task", "error", "fingerprint!", "age>"), [_row(each, now) for each in rows])
-        if count > len(rows):
-            output.note(f"the newest {len(rows):,} of {count:,} are shown; --limit shows more, --group less")
+        output.table(
+            ("id!", "task", "error", "fingerprint!", "age>"), [_row(each, now) for each in page.items]
+        )
+        if page.next is not None and after is None:
+            output.note(f"the newest {limit:,} of {page.total:,} are shown; --limit shows more, --group less")
+    if page.next is not None:
+        output.note(f"the next page: add `--after {page.next}`")
 
 
 def _row(row: DeadLetterRow, now: datetime) -> tuple[Any, ...]:

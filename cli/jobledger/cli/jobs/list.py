@@ -80,10 +80,6 @@ _Text = Annotated[
     ),
 ]
 _Members = Annotated[bool, typer.Option("--members", metavar="", help="The children of runs, too.")]
-_After = Annotated[
-    str | None,
-    typer.Option("--after", metavar="CURSOR", help="The page behind the one that told this cursor."),
-]
 _Counts = Annotated[
     bool, typer.Option("--counts", metavar="", help="How many jobs are in each state, and no list.")
 ]
@@ -107,7 +103,7 @@ async def list_command(
     text: _Text = None,
     members: _Members = False,
     limit: options.Limit = 50,
-    after: _After = None,
+    after: options.After = None,
     counts: _Counts = False,
     at: options.At = None,
     sequence: options.Sequence = None,

@@ -7,10 +7,12 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.admin.dead_letters import Listed, listed_in
+from jobledger.admin.lists import acts as lists_of_acts
+from jobledger.admin.lists import dead_letters as lists_of_letters
+from jobledger.admin.lists.acts import ActPage
+from jobledger.admin.lists.dead_letters import DeadLetterGroupPage, DeadLetterPage, group_dead_letters
 from jobledger.admin.lists.jobs import CountedJobs, JobPage, count_jobs, list_jobs
 from jobledger.admin.objects.jobs import DeadLetterShown, dead_letter_shown
-from jobledger.admin.rows import AnswerPosition
 from jobledger.admin.views import job_details
 from jobledger.audit.verify.links import check_history
 from jobledger.gateway.api.asking import Limit, Looked, Past, aware
@@ -25,14 +27,12 @@ from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.model.times import time_text
 from jobledger.projections import (
     ActFilter,
-    ActRow,
     DeadLetterFilter,
-    DeadLetterGroup,
-    DeadLetterRow,
     JobFilter,
     Order,
     SaidFilter,
 )
+from jobledger.projections.tables.acts import ActName
 
 _PAIRS_MAX: Final = 10
 _HIDDEN_VALUE: Final = msgspec.Raw(msgspec.json.encode(HIDDEN))
@@ -118,6 +118,7 @@ class DeadLettersQuery(Said, frozen=True, kw_only=True):
     since: datetime | None = None
     until: datetime | None = None
     limit: Limit = 50
+    after: str | None = None  #: `next` of the page before
 
     def filter(self, asked: Asked) -> DeadLetterFilter:
         """Return the condition, within what the asker may see. Raises: ProblemError."""
@@ -134,36 +135,16 @@ class DeadLettersQuery(Said, frozen=True, kw_only=True):
         )
 
 
-class DeadLetters(msgspec.Struct, frozen=True, kw_only=True):
-    """Dead letters, the newest first."""
-
-    items: list[DeadLetterRow]
-    total: int  #: of all that fit
-    position: AnswerPosition
-
-
-class DeadLetterGroups(msgspec.Struct, frozen=True, kw_only=True):
-    """Dead letters by cause, the most frequent first."""
-
-    items: list[DeadLetterGroup]
-    total: int  #: dead letters that fit
-    position: AnswerPosition
-
-
 class ActsQuery(Looked, frozen=True, kw_only=True):
     """Which acts."""
 
     by: str | None = None  #: one actor
+    act: ActName | None = None
+    queue: str | None = None
+    job: str | None = None  #: one job's id
     since: datetime | None = None
     limit: Limit = 50
-
-
-class Acts(msgspec.Struct, frozen=True, kw_only=True):
-    """What people did to jobs, the newest first."""
-
-    items: list[ActRow]
-    total: int  #: of all that fit, also of jobs that the asker may not see
-    position: AnswerPosition
+    after: str | None = None  #: `next` of the page before
 
 
 def _pairs(name: str, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -200,24 +181,20 @@ async def count_all_jobs(asked: Asked, *, query: Which) -> CountedJobs:
         return await count_jobs(view, chosen)
 
 
-async def list_dead_letters(asked: Asked, *, query: DeadLettersQuery) -> DeadLetters:
+async def list_dead_letters(asked: Asked, *, query: DeadLettersQuery) -> Answer:
     """List dead letters, the newest first."""
-    found, position = await _dead_letters(asked, query, grouped=False)
-    return DeadLetters(items=found.rows, total=found.total, position=position)
-
-
-async def list_dead_letter_groups(asked: Asked, *, query: DeadLettersQuery) -> DeadLetterGroups:
-    """List dead letters by cause, the most frequent first."""
-    found, position = await _dead_letters(asked, query, grouped=True)
-    return DeadLetterGroups(items=found.groups, total=found.total, position=position)
-
-
-async def _dead_letters(
-    asked: Asked, query: DeadLettersQuery, *, grouped: bool
-) -> tuple[Listed, AnswerPosition]:
     chosen = query.filter(asked)
-    async with looking(asked, query) as (view, position):
-        return listed_in(view, chosen, limit=query.limit, grouped=grouped), position
+    async with looking(asked, query) as (view, _):
+        page = await lists_of_letters.list_dead_letters(view, chosen, cursor=query.after, limit=query.limit)
+    return Answer(value=page, headers=next_page(asked, page.next))
+
+
+async def list_dead_letter_groups(asked: Asked, *, query: DeadLettersQuery) -> Answer:
+    """List dead letters by cause, the most frequent first."""
+    chosen = query.filter(asked)
+    async with looking(asked, query) as (view, _):
+        page = await group_dead_letters(view, chosen, cursor=query.after, limit=query.limit)
+    return Answer(value=page, headers=next_page(asked, page.next))
 
 
 async def show_dead_letter(asked: Asked, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002
@@ -233,15 +210,20 @@ async def show_dead_letter(asked: Asked, queue: str, id: str, *, query: Past) ->
     return Answer(value=dead_letter_shown(details, job, check), etag=str(job.last_sequence))
 
 
-async def list_acts(asked: Asked, *, query: ActsQuery) -> Acts:
+async def list_acts(asked: Asked, *, query: ActsQuery) -> Answer:
     """List what people did to jobs: cancel, retry, reschedule, requeue, discard, with actor and reason."""
-    chosen = ActFilter(by=query.by, since=aware("since", query.since))
-    async with looking(asked, query) as (view, position):
-        with view.store.one_moment():
-            items, total = view.store.acts(query.limit, chosen=chosen), view.store.act_count(chosen)
-    may = asked.principal.may
-    seen = [each for each in items if may("view", each.queue, each.task)]
-    return Acts(items=seen, total=total, position=position)
+    chosen = ActFilter(
+        by=query.by,
+        act=query.act,
+        queue=query.queue,
+        job=query.job,
+        since=aware("since", query.since),
+        visible_queues=asked.principal.queues,
+        visible_tasks=asked.principal.tasks,
+    )
+    async with looking(asked, query) as (view, _):
+        page = await lists_of_acts.list_acts(view, chosen, cursor=query.after, limit=query.limit)
+    return Answer(value=page, headers=next_page(asked, page.next))
 
 
 def _list(path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:
@@ -250,17 +232,24 @@ def _list(path: str, handler: Any, summary: str, returns: Any, **more: Any) -> E
 
 
 _DEAD: Final = "/v1/dead-letters"
-_JOBS: Final = {"query": JobsQuery, "problems": (*READ, "CURSOR_MISMATCH")}
-_LETTERS: Final = {"query": DeadLettersQuery, "tag": "dead letters"}
+_PAGES: Final = {"problems": (*READ, "CURSOR_MISMATCH")}
+_JOBS: Final = {"query": JobsQuery, **_PAGES}
+_LETTERS: Final = {"query": DeadLettersQuery, "tag": "dead letters", **_PAGES}
 _LETTER: Final = {"query": Past, "tag": "dead letters", "problems": (*PROBLEMS, "ILLEGAL_TRANSITION")}
 
 ENDPOINTS: Final = (
     _list("/v1/jobs", list_all_jobs, "List jobs", JobPage, **_JOBS),
     _list("/v1/jobs/counts", count_all_jobs, "Count jobs by state", CountedJobs, query=Which),
-    _list(_DEAD, list_dead_letters, "List dead letters", DeadLetters, **_LETTERS),
+    _list(_DEAD, list_dead_letters, "List dead letters", DeadLetterPage, **_LETTERS),
     _list(
-        f"{_DEAD}/groups", list_dead_letter_groups, "List dead letters by cause", DeadLetterGroups, **_LETTERS
+        f"{_DEAD}/groups",
+        list_dead_letter_groups,
+        "List dead letters by cause",
+        DeadLetterGroupPage,
+        **_LETTERS,
     ),
     _list(f"{_DEAD}/{{queue}}/{{id}}", show_dead_letter, "Show a dead letter", DeadLetterShown, **_LETTER),
-    _list("/v1/acts", list_acts, "List what people did to jobs", Acts, query=ActsQuery, tag="acts"),
+    _list(
+        "/v1/acts", list_acts, "List what people did to jobs", ActPage, query=ActsQuery, tag="acts", **_PAGES
+    ),
 )

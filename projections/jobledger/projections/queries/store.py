@@ -23,12 +23,18 @@ from jobledger.projections.filters import DeadLetterFilter, JobFilter
 from jobledger.projections.projector import Position, read_position
 from jobledger.projections.queries.jobs import FoundJobs, JobCounts, SearchLimits, count_jobs, find_jobs
 from jobledger.projections.queries.lanes import Order
+from jobledger.projections.queries.letters import (
+    FoundActs,
+    FoundDeadLetters,
+    FoundGroups,
+    find_acts,
+    find_groups,
+    find_letters,
+)
 from jobledger.projections.queries.levels import Level, LevelsAt, levels_at
 from jobledger.projections.queries.levels import levels as read_levels
 from jobledger.projections.queries.rows import (
-    ACT_COLUMNS,
     ATTEMPT_COLUMNS,
-    DEAD_LETTER_COLUMNS,
     JOB_COLUMNS,
     AttemptRow,
     ChosenJob,
@@ -36,7 +42,6 @@ from jobledger.projections.queries.rows import (
     DeadLetterRow,
     JobRow,
     SlowAttempt,
-    act_row,
     job_row,
     raw,
     struct,
@@ -203,14 +208,22 @@ class Store:
 
         The conditions are those of `DeadLetterFilter`, given as one or by name.
         """
+        return self.dead_letter_page(chosen or DeadLetterFilter(**conditions), limit=limit, order=order).items
+
+    def dead_letter_page(
+        self,
+        chosen: DeadLetterFilter,
+        *,
+        cursor: str | None = None,
+        limit: int = 50,
+        order: Order = "newest",
+    ) -> FoundDeadLetters:
+        """Return at most `limit` dead letters that fit; with the `cursor` of a page those that follow it.
+
+        Raises: CursorMismatchError for a cursor of another filter or order.
+        """
         _check_limit(limit)
-        where, values = (chosen or DeadLetterFilter(**conditions)).where()
-        direction = "DESC" if order == "newest" else "ASC"
-        sql = (
-            f"SELECT {DEAD_LETTER_COLUMNS} FROM dead_letters WHERE {where} "  # noqa: S608 - our own columns
-            f"ORDER BY dead_at {direction}, last_sequence {direction} LIMIT ?"
-        )
-        return [struct(DeadLetterRow, row) for row in self._query(sql, [*values, limit])]
+        return find_letters(self._query, chosen, cursor=cursor, limit=limit, order=order)
 
     def dead_letter_count(self, chosen: DeadLetterFilter) -> int:
         """Return how many dead letters fit."""
@@ -219,23 +232,31 @@ class Store:
 
     def dead_letter_groups(self, limit: int = 50, *, chosen: DeadLetterFilter) -> list[DeadLetterGroup]:
         """Return at most `limit` groups of one fingerprint, the largest first."""
+        return self.dead_letter_group_page(chosen, limit=limit).items
+
+    def dead_letter_group_page(
+        self, chosen: DeadLetterFilter, *, cursor: str | None = None, limit: int = 50
+    ) -> FoundGroups:
+        """Return at most `limit` groups of one fingerprint, the largest first; with a `cursor` those that follow.
+
+        A group that grows or shrinks meanwhile may move from one page to another.
+
+        Raises: CursorMismatchError for a cursor of another filter.
+        """
         _check_limit(limit)
-        where, values = chosen.where()
-        # With max() as the only min or max in it, SQLite takes the other columns from the row that has it.
-        newest = (
-            "SELECT fingerprint, count(*) AS n, task, reason, error_type, error, queue, job_id, "  # noqa: S608
-            f"max(dead_at) FROM dead_letters WHERE {where} GROUP BY fingerprint ORDER BY n DESC, fingerprint LIMIT ?"
-        )
-        oldest = f"SELECT min(dead_at) FROM dead_letters WHERE fingerprint = g.fingerprint AND {where}"  # noqa: S608
-        sql = f"SELECT g.*, ({oldest}) FROM ({newest}) AS g ORDER BY n DESC, fingerprint"  # noqa: S608
-        return [struct(DeadLetterGroup, row) for row in self._query(sql, [*values, *values, limit])]
+        return find_groups(self._query, chosen, cursor=cursor, limit=limit)
 
     def acts(self, limit: int = 50, *, chosen: ActFilter | None = None) -> list[ActRow]:
         """Return at most `limit` acts of people that fit, the newest first."""
+        return self.act_page(chosen or ActFilter(), limit=limit).items
+
+    def act_page(self, chosen: ActFilter, *, cursor: str | None = None, limit: int = 50) -> FoundActs:
+        """Return at most `limit` acts of people that fit, the newest first; with a `cursor` those that follow.
+
+        Raises: CursorMismatchError for a cursor of another filter.
+        """
         _check_limit(limit)
-        where, values = (chosen or ActFilter()).where()
-        sql = f"SELECT {ACT_COLUMNS} FROM acts WHERE {where} ORDER BY stream_sequence DESC LIMIT ?"  # noqa: S608
-        return [act_row(row) for row in self._query(sql, [*values, limit])]
+        return find_acts(self._query, chosen, cursor=cursor, limit=limit)
 
     def act_count(self, chosen: ActFilter) -> int:
         """Return how many acts fit."""

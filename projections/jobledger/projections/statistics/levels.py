@@ -117,8 +117,8 @@ class Levels:
     def _write_over(self, notes: LevelNotes) -> None:
         now = _Known(self._connection, _NOW)
         newest = _Known(self._connection, _NEWEST)
-        touched = self._touched
-        if touched is None:
+        touched: set[str] = self._touched or set()
+        if self._touched is None:
             touched = {row[0] for row in self._connection.execute(_NAMES)}
         ends = [*(minute for minute, _ in notes.over[1:]), notes.open_minute]
         rows: list[tuple[object, ...]] = []

@@ -26,6 +26,7 @@ from jobledger.ledger.model.events import (
 )
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
 from jobledger.ledger.model.times import time_text
+from jobledger.projections.filters import Term, joined, visible
 from jobledger.projections.table import Index, Row, Table, integer, text, timestamp
 
 ActName = Literal["cancel", "retry", "reschedule", "requeue", "discard"]
@@ -78,19 +79,28 @@ class ActFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which acts; None is no condition."""
 
     by: str | None = None  #: one actor
+    act: ActName | None = None
+    queue: str | None = None
+    job: str | None = None  #: one job's id
     since: datetime | None = None  #: at this time or later, by the server's clock
     from_sequence: int = 1  #: at this stream sequence or later
+    #: Only of queues and tasks with such names; see `JobFilter`.
+    visible_queues: tuple[str, ...] = ()
+    visible_tasks: tuple[str, ...] = ()
 
-    def where(self) -> tuple[str, list[str | int]]:
+    def where(self) -> tuple[str, list[object]]:
         """Return the condition in SQL, and its values."""
-        terms, values = ["unsure = 0", "stream_sequence >= ?"], list[str | int]([self.from_sequence])
-        if self.by is not None:
-            terms.append("by = ?")
-            values.append(self.by)
-        if self.since is not None:
-            terms.append("at >= ?")
-            values.append(time_text(self.since))
-        return " AND ".join(terms), values
+        since = None if self.since is None else time_text(self.since)
+        given = {
+            "by = ?": self.by,
+            "act = ?": self.act,
+            "queue = ?": self.queue,
+            "job = ?": self.job,
+            "at >= ?": since,
+        }
+        terms = [Term("", "unsure = 0"), Term("", "stream_sequence >= ?", (self.from_sequence,))]
+        terms += [Term("", sql, (value,)) for sql, value in given.items() if value is not None]
+        return joined([*terms, *visible(self.visible_queues, self.visible_tasks)])
 
 
 class NotedActs:
