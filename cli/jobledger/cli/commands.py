@@ -118,6 +118,25 @@ COMMANDS: Final = Group(
                 ),
             },
         ),
+        "webhooks": Group(
+            groups.WEBHOOKS,
+            {
+                "set": "webhooks.change",
+                "list": "webhooks.show",
+                "show": "webhooks.show",
+                "remove": "webhooks.acts",
+                "pause": "webhooks.acts",
+                "resume": "webhooks.acts",
+                "test": "webhooks.acts",
+                "redeliver": "webhooks.acts",
+                "rotate": "webhooks.change",
+                "keygen": "webhooks.change",
+            },
+        ),
+        "watches": Group(
+            groups.WATCHES,
+            {"set": "watches", "list": "watches", "show": "watches", "remove": "watches"},
+        ),
         "keys": Group(
             groups.KEYS,
             {

@@ -19,6 +19,10 @@ JOBS: Final = _group("List, show, explain, signal, pause, cancel, retry, resched
 LIMITS: Final = _group("Set, list, show and remove limits: how many jobs may run at once or start in a time.")
 TABLES: Final = _group("List, show, export and remove the tables of runs.")
 UNIQUE: Final = _group("Show the keys of unique jobs, and which job holds each.")
+WEBHOOKS: Final = _group(
+    "Set, list, show, pause and remove webhooks that go out; rotate secrets, test and redeliver."
+)
+WATCHES: Final = _group("Set, list, show and remove watches: figures that fire beyond a bound.")
 KEYS: Final = _group("Make, list, rotate and revoke keys for the gateway, and links to log in with.")
 DLQ: Final = _group("List, show, requeue and discard dead letters.")
 EVENTS: Final = _group("Read the ledger's events, their schemas, and who subscribes to them.")

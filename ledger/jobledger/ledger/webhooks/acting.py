@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.chain import retry_raced
+from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.hooks import watch, webhook
@@ -120,6 +121,19 @@ async def histories(log: Log, of: Aggregate[E, S], name: str = "") -> dict[str, 
             for message in events_among(batch):
                 states = found.setdefault(of.key_in(message.subject)[0], [])
                 states.append(of.evolve(None, of.decode(message), message.stream_sequence))
+    return found
+
+
+async def events_of(log: Log, of: Aggregate[E, S], name: str) -> list[Message]:
+    """Return the events of one webhook or watch, the oldest first; none where nothing was ever said of it.
+
+    Raises: InvalidTokenError, UnreachableError.
+    """
+    check_token(f"{of.name} name", name)
+    found: list[Message] = []
+    async with contextlib.aclosing(log.read_messages(subject=of.chain(log.names, name))) as batches:
+        async for batch in batches:
+            found += events_among(batch)
     return found
 
 

@@ -1,0 +1,1 @@
+"""What a person does to routes, webhooks and watches, and sees of them."""

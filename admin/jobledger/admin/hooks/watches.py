@@ -1,0 +1,113 @@
+"""What a person does with watches: set, list, show and remove them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.envelope import Moment
+from jobledger.ledger.model.hooks.errors import WatchNotFoundError
+from jobledger.ledger.model.hooks.watch import (
+    WATCH,
+    RemoveWatch,
+    SetWatch,
+    Watch,
+    WatchDefinition,
+    bound_words,
+)
+from jobledger.ledger.webhooks.acting import all_watches, change_watch, events_of
+
+
+class WatchInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A watch as it stands."""
+
+    watch: str  #: its name
+    definition: WatchDefinition
+    watches: str  #: the figure and its bounds, in words
+    firing: bool  #: whether the figure was beyond a bound for long enough, when it was judged last
+    value: (
+        float | None
+    )  #: the figure when it began to fire, or to be within its bounds again; none: it never fired
+    removed: bool
+    changed_at: Moment  #: when its newest event was appended
+    changed_by: str
+    sequence: int  #: stream sequence of that event
+
+
+class WatchSaid(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a watch's chain."""
+
+    stream_sequence: int
+    at: Moment  #: by the server's clock
+    event: str
+    by: str
+    words: str  #: what it says
+
+
+class ShownWatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A watch, and how it became so."""
+
+    info: WatchInfo
+    history: tuple[WatchSaid, ...]  #: the newest first
+
+
+async def set_watch(
+    ledger: Ledger, name: str, definition: WatchDefinition, *, reason: str = "", by: str
+) -> WatchInfo:
+    """Have a watch look at something; what fires is judged anew.
+
+    Raises: InvalidInputError, InvalidTokenError, LedgerFullError, ServerUnreachableError.
+    """
+    return info_of(await change_watch(ledger, name, SetWatch(definition=definition, reason=reason), by=by))
+
+
+async def remove_watch(ledger: Ledger, name: str, *, reason: str = "", by: str) -> WatchInfo:
+    """End a watch. Raises: WatchNotFoundError, InvalidTokenError, LedgerFullError, ServerUnreachableError."""
+    return info_of(await change_watch(ledger, name, RemoveWatch(reason=reason), by=by))
+
+
+async def list_watches(ledger: Ledger) -> list[WatchInfo]:
+    """Return the watches that are set, those that fire first, then by name. Raises: CorruptLedgerError, UnreachableError."""
+    found = [info_of(each) for each in await all_watches(ledger.log)]
+    return sorted(found, key=lambda each: (not each.firing, each.watch))
+
+
+async def show_watch(ledger: Ledger, name: str, *, history_max: int = 20) -> ShownWatch:
+    """Return a watch as its chain says now, and its newest events.
+
+    Raises: WatchNotFoundError where nothing was ever said of it, InvalidTokenError, UnreachableError.
+    """
+    messages = await events_of(ledger.log, WATCH, name)
+    if not messages:
+        raise WatchNotFoundError(name)
+    newest = messages[-1]
+    state = WATCH.evolve(None, WATCH.decode(newest), newest.stream_sequence)
+    said = tuple(_said(message) for message in reversed(messages[-history_max:]))
+    return ShownWatch(info=info_of(state), history=said)
+
+
+def info_of(watch: Watch) -> WatchInfo:
+    """Return a watch as a person sees it."""
+    return WatchInfo(
+        watch=watch.name,
+        definition=watch.definition,
+        watches=bound_words(watch.definition),
+        firing=watch.firing,
+        value=watch.value,
+        removed=watch.removed,
+        changed_at=watch.at,
+        changed_by=watch.by,
+        sequence=watch.sequence,
+    )
+
+
+def _said(message: Message) -> WatchSaid:
+    event = WATCH.decode(message)
+    return WatchSaid(
+        stream_sequence=message.stream_sequence,
+        at=message.stored_at,
+        event=WATCH.type_of(event),
+        by=event.by,
+        words=WATCH.words(event),
+    )

@@ -1,0 +1,280 @@
+"""What a person does with webhooks: set, list, show, pause, resume, rotate, test and remove them, and send events again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+import uuid_utils
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.handle import JobHandle
+from jobledger.ledger.model.chain import EMPTY_CHAIN, link
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.commands import Enqueue
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.envelope import Moment
+from jobledger.ledger.model.errors import RefusedError
+from jobledger.ledger.model.events import Order
+from jobledger.ledger.model.hooks.definition import (
+    WebhookDefinition,
+    WebhookTarget,
+    filter_words,
+    target_words,
+)
+from jobledger.ledger.model.hooks.errors import WebhookNotFoundError
+from jobledger.ledger.model.hooks.references import reference_words
+from jobledger.ledger.model.hooks.webhook import (
+    WEBHOOK,
+    Pause,
+    Remove,
+    Resume,
+    Rotate,
+    SetWebhook,
+    Status,
+    Webhook,
+    WebhookCommand,
+)
+from jobledger.ledger.model.subjects import DELIVERIES_QUEUE, JobRef
+from jobledger.ledger.webhooks.acting import (
+    change_webhook,
+    events_of,
+    find_webhook,
+    histories,
+    update_webhook,
+)
+from jobledger.ledger.webhooks.making import DELIVER, DeliverInput
+from jobledger.ledger.webhooks.redelivery import Only, Plan, plan_redelivery, redeliver
+
+_TEST_TIMEOUT_S: Final = 60.0
+KEEP_OLD_S: Final = 24 * 3600.0
+
+
+class WebhookInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A webhook as it stands. Of a sealed secret it says only that it is one."""
+
+    webhook: str  #: its name
+    status: Status
+    definition: WebhookDefinition
+    sends: str  #: which events, in words
+    to: str  #: where, in words
+    failing_since: Moment | None  #: since when nothing but failures came of its deliveries
+    changed_at: Moment  #: when its newest event was appended
+    changed_by: str
+    reason: str  #: why, as that person or the gateway said
+    sequence: int  #: stream sequence of that event
+
+
+class WebhookSaid(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a webhook's chain."""
+
+    stream_sequence: int
+    at: Moment  #: by the server's clock
+    event: str
+    by: str
+    words: str  #: what it says
+
+
+class ShownWebhook(msgspec.Struct, frozen=True, kw_only=True):
+    """A webhook, and how it became so."""
+
+    info: WebhookInfo
+    history: tuple[WebhookSaid, ...]  #: the newest first
+
+
+class Redelivered(msgspec.Struct, frozen=True, kw_only=True):
+    """What a redelivery sends, or would."""
+
+    webhook: str
+    only: Only
+    matched: int  #: events of the range that the webhook asks for
+    delivered: int  #: of them, those that had arrived
+    under_way: int  #: of them, those whose delivery goes on; they are not sent once more
+    owed: int  #: of them, those to be sent
+    first: int | None  #: stream sequence of the first one to be sent
+    last: int | None  #: and of the last one
+    made: int | None  #: how many jobs were made for it; None: it is a plan
+
+
+async def put_webhook(
+    ledger: Ledger, name: str, definition: WebhookDefinition, *, reason: str = "", by: str
+) -> WebhookInfo:
+    """Have a webhook do what a definition says; one without secrets keeps those that the webhook has.
+
+    Raises: InvalidInputError, InvalidTokenError, LedgerFullError, ServerUnreachableError.
+    """
+
+    def wish(before: Webhook | None) -> WebhookCommand:
+        wanted = definition
+        if before is not None and wanted.target.url and not wanted.secrets:
+            kept = before.definition
+            wanted = msgspec.structs.replace(
+                wanted, secrets=kept.secrets, old_secret_until=kept.old_secret_until
+            )
+        return SetWebhook(definition=wanted, reason=reason)
+
+    return info_of(await update_webhook(ledger, name, wish, by=by))
+
+
+async def set_webhook(
+    ledger: Ledger, name: str, changes: Mapping[str, Any], *, reason: str = "", by: str
+) -> WebhookInfo:
+    """Change some of what a webhook does, or make one; what `changes` does not name stays as it is.
+
+    `changes`: fields of `WebhookDefinition`. A target that is a task takes secrets and headers away.
+
+    Raises: InvalidInputError, InvalidTokenError, LedgerFullError, ServerUnreachableError.
+    """
+
+    def wish(before: Webhook | None) -> WebhookCommand:
+        base = WebhookDefinition(target=WebhookTarget()) if before is None else before.definition
+        if changes.get("secrets"):
+            base = msgspec.structs.replace(base, old_secret_until=None)
+        if "target" in changes and changes["target"].task:
+            base = msgspec.structs.replace(
+                base, secrets=(), old_secret_until=None, headers={}, allow_http=False
+            )
+        return SetWebhook(definition=msgspec.structs.replace(base, **changes), reason=reason)
+
+    return info_of(await update_webhook(ledger, name, wish, by=by))
+
+
+async def pause_webhook(ledger: Ledger, name: str, *, reason: str = "", by: str) -> WebhookInfo:
+    """Let no event match, and send nothing that waits, until the webhook is resumed. What is missed can be redelivered.
+
+    Raises: WebhookNotFoundError, RefusedError for one that is not active, LedgerFullError, ServerUnreachableError.
+    """
+    return info_of(await change_webhook(ledger, name, Pause(reason=reason), by=by))
+
+
+async def resume_webhook(ledger: Ledger, name: str, *, reason: str = "", by: str) -> WebhookInfo:
+    """Let events match again, of a webhook that is paused or disabled. Raises: as `pause_webhook`."""
+    return info_of(await change_webhook(ledger, name, Resume(reason=reason), by=by))
+
+
+async def remove_webhook(ledger: Ledger, name: str, *, reason: str = "", by: str) -> WebhookInfo:
+    """End a webhook; deliveries that wait are not sent. Raises: as `pause_webhook`."""
+    return info_of(await change_webhook(ledger, name, Remove(reason=reason), by=by))
+
+
+async def rotate_webhook(
+    ledger: Ledger, name: str, secret: str, *, keep_old_s: float = KEEP_OLD_S, reason: str = "", by: str
+) -> WebhookInfo:
+    """Sign with another secret, named by a reference; the one before signs, too, for `keep_old_s` seconds.
+
+    Raises: as `pause_webhook`, InvalidInputError for what is no reference.
+    """
+    command = Rotate(secret=secret, keep_old_s=keep_old_s, reason=reason)
+    return info_of(await change_webhook(ledger, name, command, by=by))
+
+
+async def list_webhooks(ledger: Ledger) -> list[WebhookInfo]:
+    """Return the webhooks that are set, by name, as the ledger says. Raises: CorruptLedgerError, UnreachableError."""
+    newest = [states[-1] for states in (await histories(ledger.log, WEBHOOK)).values()]
+    found = (info_of(each) for each in newest if each.status != "removed")
+    return sorted(found, key=lambda each: each.webhook)
+
+
+async def show_webhook(ledger: Ledger, name: str, *, history_max: int = 20) -> ShownWebhook:
+    """Return a webhook as its chain says now, and its newest events.
+
+    Raises: WebhookNotFoundError where nothing was ever said of it, InvalidTokenError, UnreachableError.
+    """
+    messages = await events_of(ledger.log, WEBHOOK, name)
+    if not messages:
+        raise WebhookNotFoundError(name)
+    newest = messages[-1]
+    state = WEBHOOK.evolve(None, WEBHOOK.decode(newest), newest.stream_sequence)
+    said = tuple(_said(message) for message in reversed(messages[-history_max:]))
+    return ShownWebhook(info=info_of(state), history=said)
+
+
+async def try_webhook(ledger: Ledger, name: str, *, by: str) -> JobHandle[Any]:
+    """Make a job that posts a message of type `webhook.test`, once, also for a webhook that is paused or disabled.
+
+    A gateway has to run: its worker has the secrets, and its result says what the receiver answered.
+
+    Raises: WebhookNotFoundError, RefusedError for a webhook whose target is a task, LedgerFullError, UnreachableError.
+    """
+    webhook = await find_webhook(ledger.log, name)
+    if not webhook.definition.target.url:
+        raise RefusedError(f"webhook {name} makes jobs of task {webhook.definition.target.task}: enqueue one")
+    ref = JobRef(queue=DELIVERIES_QUEUE, job_id=f"{name}-test-{uuid_utils.uuid7().hex[-12:]}")
+    text = msgspec.json.encode(DeliverInput(name, 0))
+    order = Order(
+        input=msgspec.Raw(text), max_attempts=1, timeout_s=_TEST_TIMEOUT_S, notify=ledger.hints.inbox
+    )
+    first = decide(None, Enqueue(ref=ref, task=DELIVER, order=order), ledger.stamp(by))
+    sequence = await ledger.log.append(link(EMPTY_CHAIN, first, ledger.names).entries)
+    return ledger.handle_of(ref, created=True, sequence=sequence)
+
+
+async def redeliver_events(
+    ledger: Ledger,
+    name: str,
+    *,
+    since: datetime,
+    until: datetime | None = None,
+    only: Only = "failed",
+    plan: bool = True,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Redelivered:
+    """Send events of a range of time again, those that never arrived or all of them; `plan`: say what would be sent.
+
+    What is under way is left to its own tries. The same again sends nothing twice that is on its way.
+
+    Raises: WebhookNotFoundError, RefusedError for a webhook that is not active, InvalidInputError, SequenceGapError
+        for events in an archive, LedgerFullError, UnreachableError.
+    """
+    webhook = await find_webhook(ledger.log, name)
+    planned = await plan_redelivery(ledger, webhook, since=since, until=until, only=only)
+    made = None if plan else await redeliver(ledger, webhook, planned, on_progress=on_progress)
+    return _redelivered(planned, only, made)
+
+
+def _redelivered(plan: Plan, only: Only, made: int | None) -> Redelivered:
+    ends = [plan.owed[0].sequence, plan.owed[-1].sequence] if plan.owed else [None, None]
+    return Redelivered(
+        webhook=plan.webhook,
+        only=only,
+        matched=plan.matched,
+        delivered=plan.delivered,
+        under_way=plan.under_way,
+        owed=len(plan.owed),
+        first=ends[0],
+        last=ends[1],
+        made=made,
+    )
+
+
+def info_of(webhook: Webhook) -> WebhookInfo:
+    """Return a webhook as a person sees it."""
+    terms = webhook.definition
+    shown = msgspec.structs.replace(terms, secrets=tuple(map(reference_words, terms.secrets)))
+    return WebhookInfo(
+        webhook=webhook.name,
+        status=webhook.status,
+        definition=msgspec.structs.replace(
+            shown, headers={name: reference_words(value) for name, value in terms.headers.items()}
+        ),
+        sends=filter_words(terms),
+        to=target_words(terms.target),
+        failing_since=webhook.failing_since,
+        changed_at=webhook.at,
+        changed_by=webhook.by,
+        reason=webhook.reason,
+        sequence=webhook.sequence,
+    )
+
+
+def _said(message: Message) -> WebhookSaid:
+    event = WEBHOOK.decode(message)
+    return WebhookSaid(
+        stream_sequence=message.stream_sequence,
+        at=message.stored_at,
+        event=WEBHOOK.type_of(event),
+        by=event.by,
+        words=WEBHOOK.words(event),
+    )

@@ -1,0 +1,1 @@
+"""Commands on webhooks that go out."""
