@@ -137,6 +137,18 @@ COMMANDS: Final = Group(
             groups.WATCHES,
             {"set": "watches", "list": "watches", "show": "watches", "remove": "watches"},
         ),
+        "routes": Group(
+            groups.ROUTES,
+            {
+                "set": "routes.change",
+                "list": "routes.show",
+                "show": "routes.show",
+                "remove": "routes.change",
+                "deliveries": "routes.show",
+                "test": "routes.acts",
+                "retry": "routes.acts",
+            },
+        ),
         "keys": Group(
             groups.KEYS,
             {

@@ -23,6 +23,9 @@ WEBHOOKS: Final = _group(
     "Set, list, show, pause and remove webhooks that go out; rotate secrets, test and redeliver."
 )
 WATCHES: Final = _group("Set, list, show and remove watches: figures that fire beyond a bound.")
+ROUTES: Final = _group(
+    "Set, list, show and remove routes for webhooks of others; see, test and retry deliveries."
+)
 KEYS: Final = _group("Make, list, rotate and revoke keys for the gateway, and links to log in with.")
 DLQ: Final = _group("List, show, requeue and discard dead letters.")
 EVENTS: Final = _group("Read the ledger's events, their schemas, and who subscribes to them.")

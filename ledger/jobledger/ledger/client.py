@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from jobledger.ledger.named.book import AnnouncedTasks
     from jobledger.ledger.named.verbs import Named, NamedJob
     from jobledger.ledger.reruns.beginning import Rerun
+    from jobledger.ledger.webhooks.receiving import BodyStore, Outcome
+    from jobledger.ledger.webhooks.verbs import RouteVerbs
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -233,6 +235,38 @@ class Ledger:
     async def task_names(self) -> list[str]:
         """Return the names of all tasks that a worker ever announced, sorted. Raises: UnreachableError."""
         return await task_names(self.inbox, self.names)
+
+    @property
+    def routes(self) -> RouteVerbs:
+        """Routes: where others send webhooks, and what is made of them."""
+        from jobledger.ledger.webhooks.verbs import RouteVerbs  # noqa: PLC0415 - as `enqueue_named`
+
+        return RouteVerbs(self, self.announced, self._enqueuer, self.bodies)
+
+    @functools.cached_property
+    def bodies(self) -> BodyStore:
+        """Where bodies of webhooks are kept."""
+        from jobledger.ledger.webhooks.bodies import Bodies  # noqa: PLC0415 - as `enqueue_named`
+
+        config = self.config
+        return Bodies(
+            self.connection,
+            self.inbox,
+            self.names,
+            ledger_bytes_max=config.ledger_bytes_max,
+            replicas=config.replicas,
+        )
+
+    async def emit(self, name: str, data: Any, *, by: str = "", id: str | None = None) -> Outcome:  # noqa: A002
+        """Hand data to a route as a delivery: `received` and the jobs of its rules are stored together, or not at all.
+
+        `data`: what JSON can say; rules see it as the body of a request without headers. `id` names the delivery: one that
+        the route has had already makes nothing, and gives what was made then, with `repeated=True`.
+
+        Raises: RouteNotFoundError, InvalidInputError, PayloadTooLargeError, LedgerFullError; UnreachableError, after which
+            the same with an `id` is safe.
+        """
+        return await self.routes.emit(name, data, by=by, id=id)
 
     async def run_graph(
         self,

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from jobledger.ledger.graphs.graph import Graph
     from jobledger.ledger.named.verbs import Named, NamedJob
     from jobledger.ledger.reruns.beginning import Rerun
+    from jobledger.ledger.webhooks.receiving import Outcome
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -227,6 +228,10 @@ class Ledger:
                 )
             )
         )
+
+    def emit(self, name: str, data: Any, *, by: str = "", id: str | None = None) -> Outcome:  # noqa: A002
+        """Hand data to a route as a delivery. See `client.Ledger.emit`."""
+        return self._caller.call(lambda ledger: ledger.emit(name, data, by=by, id=id))
 
     def run_graph(
         self,

@@ -38,7 +38,7 @@ from jobledger.ledger.subscriptions.options import SubscriptionConfig, configure
 from jobledger.ledger.tasks import Task, TaskWithOptions
 from jobledger.testing.clock import MovableClock
 from jobledger.testing.crashing import MortalLog
-from jobledger.testing.parts import Loopback, MemoryLeases, MemoryValues
+from jobledger.testing.parts import Loopback, MemoryBodies, MemoryLeases, MemoryValues
 from jobledger.testing.running import Pending
 
 P = ParamSpec("P")
@@ -78,6 +78,7 @@ class MemoryLedger(Ledger):
             clock=clock,
         )
         self.patience = Patience(None, config.request_timeout_s)
+        self.bodies = MemoryBodies()
         self.tasks: dict[str, Task[..., Any]] = {task.name: task for task in tasks}
         self._enqueuer = _Remembering(self, self.tasks, config=config, clock=clock, tracing=self.tracing)
         self.schedules = ScheduleVerbs(self, self._enqueuer)

@@ -10,7 +10,8 @@ from typing import IO, NoReturn
 import msgspec
 
 from jobledger.ledger.config import LedgerConfig
-from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.model.codec import digest
+from jobledger.ledger.model.errors import ConfigurationError, PayloadMissingError
 from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.subjects import filter_pattern
 from jobledger.ledger.nats.connection import Connection
@@ -120,3 +121,21 @@ class MemoryValues(Payloads):
     async def remove(self, reference: PayloadRef) -> None:
         """Let go of a value; see `Payloads.remove`."""
         self._values.pop(reference.sha256, None)
+
+
+class MemoryBodies:
+    """Bodies of webhooks in this process; whoever asks for one knows how long it was to be kept."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, bytes] = {}
+
+    async def keep(self, body: bytes, life_s: float) -> None:  # noqa: ARG002 - as `Bodies`
+        """Keep a body under its sha256; see `Bodies.keep`."""
+        self._kept[digest(body)] = body
+
+    async def body(self, sha256: str) -> bytes:
+        """Return a body; see `Bodies.body`."""
+        try:
+            return self._kept[sha256]
+        except KeyError as error:
+            raise PayloadMissingError(f"the body {sha256[:12]}... was never kept", state="gone") from error

@@ -193,6 +193,11 @@ class Names(msgspec.Struct, frozen=True):
         return self._stream("TABLES")
 
     @property
+    def bodies_bucket(self) -> str:
+        """The object store of bodies of webhooks; each says how long it is kept."""
+        return self._stream("BODIES")
+
+    @property
     def advisories_stream(self) -> str:
         """The stream that keeps what the server says of dispatches whose deliveries are used up."""
         return self._stream("ADVISORIES")

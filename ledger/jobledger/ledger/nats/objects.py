@@ -6,13 +6,14 @@ import asyncio
 import base64
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator
+import secrets
+from collections.abc import AsyncGenerator, Mapping
 from typing import IO, TYPE_CHECKING, Final, cast
 
 import msgspec
 import nats.errors
 import nats.js.errors
-from nats.js.api import Header
+from nats.js.api import Header, ObjectInfo, ObjectMetaOptions
 from nats.js.object_store import ObjectStore
 
 from jobledger.ledger.model.errors import LedgerFullError, PermissionRefusedError, ServerUnreachableError
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 _TRANSFER_S: Final = 60.0
 #: A transfer that moves fewer bytes a second, beyond its first minute, counts as one that hangs.
 _BYTES_PER_S_MIN: Final = 1 << 20
+_CHUNK_BYTES: Final = 128 << 10
+_TTL: Final = "Nats-TTL"
+_CHUNKS_LONGER_S: Final = 60
+_NONE: Final[Mapping[str, str]] = {}
 
 
 class ObjectGoneError(Exception):
@@ -79,6 +84,44 @@ class ObjectBucket:
         except (TimeoutError, OSError, nats.errors.Error) as error:
             message = f"the {what} could not be stored: {str(error) or type(error).__name__}"
             raise ServerUnreachableError(message) from error
+
+    async def store_for(self, name: str, data: bytes, life_s: float, *, what: str) -> None:
+        """Store bytes under a name for some seconds, in a bucket whose messages may have a life of their own.
+
+        Raises: LedgerFullError, ServerUnreachableError.
+        """
+        try:
+            async with self._transfer(len(data)):
+                await self._store_for(name, data, max(1, int(life_s)))
+        except nats.js.errors.ServerError as error:
+            raise LedgerFullError(f"the server has no room for the {what}") from error
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            message = f"the {what} could not be stored: {str(error) or type(error).__name__}"
+            raise ServerUnreachableError(message) from error
+
+    async def _store_for(self, name: str, data: bytes, life_s: int) -> None:
+        """Store the chunks, then what names them, as nats-py does, which knows no life of an object.
+
+        The chunks outlive their name: a reader who finds that would wait for those that are gone.
+        """
+        publish, place = self._connection.jetstream().publish, secrets.token_hex(11)
+        chunks = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
+        for chunk in chunks:
+            await publish(
+                f"$O.{self._bucket}.C.{place}", chunk, headers={_TTL: f"{life_s + _CHUNKS_LONGER_S}s"}
+            )
+        sha256 = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
+        info = ObjectInfo(
+            name=name,
+            bucket=self._bucket,
+            nuid=place,
+            size=len(data),
+            chunks=len(chunks),
+            digest=f"SHA-256={sha256}",
+            options=ObjectMetaOptions(max_chunk_size=_CHUNK_BYTES),
+        )
+        encoded = base64.urlsafe_b64encode(name.encode()).decode()
+        await self._replace(f"M.{encoded}", msgspec.json.encode(info.as_dict()), {_TTL: f"{life_s}s"})
 
     async def _holds(self, store: ObjectStore, name: str) -> bool:  # noqa: ARG002 - for those that know
         """Return whether nothing needs to be stored under a name."""
@@ -153,9 +196,9 @@ class ObjectBucket:
             raise ServerUnreachableError(f"{what} could not be removed: {said}") from error
         return was_there
 
-    async def _replace(self, subject: str, data: bytes) -> None:
+    async def _replace(self, subject: str, data: bytes, headers: Mapping[str, str] = _NONE) -> None:
         """Store a message in the place of all others of its subject."""
-        rollup: dict[str, str] = {Header.ROLLUP.value: "sub"}
+        rollup: dict[str, str] = {**headers, Header.ROLLUP.value: "sub"}
         await self._connection.jetstream().publish(f"$O.{self._bucket}.{subject}", data, headers=rollup)
 
     @contextlib.asynccontextmanager

@@ -20,6 +20,8 @@ _ADVISORIES: Final = "$JS.EVENT.ADVISORY.CONSUMER"
 _GIVEN_UP: Final = ("MAX_DELIVERIES", "MSG_TERMINATED")
 _ADVISORIES_SHARE: Final = 64  # of the ledger's size
 _ADVISORIES_BYTES_MIN: Final = 256 << 10
+_BODIES_SHARE: Final = 16
+_BODIES_BYTES_MIN: Final = 64 << 20
 _DLQ_SHARE: Final = 16
 _DLQ_BYTES_MIN: Final = 1 << 20
 _NAMES_MAX: Final = 10_000
@@ -181,6 +183,17 @@ def tables_specification(names: Names, *, bytes_max: int, life_s: float, replica
     """Return the object store of tables; the first worker that stores one makes it, so that others need none."""
     spec = _objects(names.tables_bucket, life_s, replicas)
     return msgspec.structs.replace(spec, config={**spec.config, "max_bytes": bytes_max})
+
+
+def bodies_specification(names: Names, *, ledger_bytes_max: int, replicas: int) -> StreamSpec:
+    """Return the object store of bodies of webhooks, each of which says how long it is kept.
+
+    Where it is full the oldest go: no webhook is refused because earlier ones are kept.
+    """
+    spec = _objects(names.bodies_bucket, 0.0, replicas)
+    bytes_max = max(_BODIES_BYTES_MIN, ledger_bytes_max // _BODIES_SHARE)
+    config = {**spec.config, "max_bytes": bytes_max, "discard": "old", "allow_msg_ttl": True}
+    return msgspec.structs.replace(spec, config=config, required=(*spec.required, "allow_msg_ttl"))
 
 
 def _objects(bucket: str, life_s: float, replicas: int) -> StreamSpec:

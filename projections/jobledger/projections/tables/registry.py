@@ -20,6 +20,7 @@ from jobledger.projections.table import AggregateTables, CacheLimits, Query, Row
 from jobledger.projections.tables.jobs import JOB_TABLES
 from jobledger.projections.tables.limits import LIMIT_TABLES
 from jobledger.projections.tables.queues import QUEUE_TABLES
+from jobledger.projections.tables.routes import DELIVERY_TABLES, ROUTE_TABLES
 from jobledger.projections.tables.schedules import SCHEDULE_TABLES
 from jobledger.projections.tables.slots import SLOT_TABLES
 from jobledger.projections.tables.unreadable import UNREADABLE_TABLES
@@ -27,7 +28,16 @@ from jobledger.projections.tables.unreadable import UNREADABLE_TABLES
 #: By aggregate, the second word of a ledger subject.
 TABLES: Final[dict[str, AggregateTables]] = {
     each.aggregate: each
-    for each in (JOB_TABLES, UNREADABLE_TABLES, LIMIT_TABLES, QUEUE_TABLES, SCHEDULE_TABLES, SLOT_TABLES)
+    for each in (
+        JOB_TABLES,
+        UNREADABLE_TABLES,
+        LIMIT_TABLES,
+        QUEUE_TABLES,
+        SCHEDULE_TABLES,
+        SLOT_TABLES,
+        ROUTE_TABLES,
+        DELIVERY_TABLES,
+    )
 }
 
 

@@ -1,0 +1,1 @@
+"""Commands on routes and what is delivered to them."""

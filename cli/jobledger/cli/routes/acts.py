@@ -1,0 +1,97 @@
+"""`jobledger routes test` and `retry`: what a route would make of a delivery, and making it once more."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from jobledger.admin.hooks.routes import RuleTried, retry_delivery, try_route
+from jobledger.cli.bulk import Why
+from jobledger.cli.command import Cli, command
+from jobledger.cli.errors import UsageError
+from jobledger.cli.groups import ROUTES
+from jobledger.cli.pairs import pairs
+from jobledger.cli.routes.change import Name
+from jobledger.cli.session import operator
+from jobledger.cli.text import shortened
+from jobledger.ledger.opening import open_file
+from jobledger.ledger.webhooks.receiving import Arrival
+
+_BODY_BYTES_MAX: Final = 16 << 20
+_INPUT_MAX: Final = 200
+
+_Id = Annotated[str, typer.Argument(metavar="DELIVERY", help="As `routes deliveries` shows it.")]
+_Delivery = Annotated[
+    str | None, typer.Option("--id", metavar="DELIVERY", help="A delivery that came in, as it was kept.")
+]
+_Body = Annotated[
+    str | None, typer.Option("--body", metavar="FILE", help="A file with a body; - reads it from stdin.")
+]
+_Header = Annotated[
+    list[str] | None,
+    typer.Option("--header", metavar="NAME=VALUE", help="A header beside --body; may be given again."),
+]
+
+
+@command(ROUTES, "test")
+async def try_(
+    cli: Cli, *, name: Name, delivery: _Delivery = None, body: _Body = None, header: _Header = None
+) -> None:
+    """Show which jobs a route would make of a delivery or of a body, without a signature and without making any."""
+    if (delivery is None) == (body is None) or (header and body is None):
+        raise UsageError(
+            "say of what: --id DELIVERY, or --body FILE with a --header NAME=VALUE for each header"
+        )
+    given = pairs(header, "--header") if header else {}
+    text = None if body is None else _read(body)
+    async with cli.ledger() as ledger:
+        if text is None:
+            arrival = await ledger.routes.stored(name, delivery or "")
+        else:
+            arrival = Arrival(body=text, headers={key.lower(): value for key, value in given.items()})
+        found = await try_route(ledger, name, arrival)
+    output = cli.output
+    if output.as_json:
+        for each in found:
+            output.object(each)
+    elif not found:
+        output.say("no rule holds: it would be recorded, and make no job")
+    else:
+        output.table(("rule", "task", "queue", "input"), [_cells(each) for each in found])
+        output.say(f"it would make {len(found):,} job{'' if len(found) == 1 else 's'}; nothing was made")
+
+
+def _cells(each: RuleTried) -> tuple[str, str, str, str]:
+    text = msgspec.json.encode(each.input).decode()
+    return each.rule, each.task, each.queue or "its own", shortened(text, _INPUT_MAX)
+
+
+@command(ROUTES, "retry")
+async def retry(cli: Cli, *, name: Name, delivery: _Id, reason: Why = "") -> None:
+    """Process a delivery once more, by the rules as they are now: its jobs have ids of their own."""
+    async with cli.ledger() as ledger:
+        done = await retry_delivery(ledger, name, delivery, reason=reason, by=operator())
+    output = cli.output
+    if output.as_json:
+        output.object(done)
+    elif not done.jobs:
+        output.say(f"delivery {done.delivery} was processed once more: no rule holds")
+    else:
+        output.table(("rule", "job"), [(job.rule, f"{job.queue}/{job.job}") for job in done.jobs])
+        count = len(done.jobs)
+        output.say(f"delivery {done.delivery} made {count:,} more job{'' if count == 1 else 's'}")
+
+
+def _read(body: str) -> bytes:
+    """Read a body. Raises: UsageError beyond the largest that a route can take; OSError."""
+    if body != "-":
+        with open_file(Path(body), bytes_max=_BODY_BYTES_MAX) as file:
+            return file.read()
+    text = sys.stdin.buffer.read(_BODY_BYTES_MAX + 1)
+    if len(text) > _BODY_BYTES_MAX:
+        raise UsageError(f"the body on stdin is larger than {_BODY_BYTES_MAX:,} bytes, which no route takes")
+    return text

@@ -1,0 +1,182 @@
+"""`jobledger routes set` and `remove`: say what a route does, from a file or by options, and take it away."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from jobledger.admin.hooks.routes import ChangedRoute, definition_of, remove_route, set_route
+from jobledger.cli import bulk
+from jobledger.cli.command import CREATES, LEDGER, Cli, command
+from jobledger.cli.errors import UsageError
+from jobledger.cli.groups import ROUTES
+from jobledger.cli.jobs.input_text import read_object
+from jobledger.cli.session import operator
+from jobledger.cli.times import seconds
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.hooks.route import INTERNAL, RouteDefinition
+from jobledger.ledger.model.hooks.schemes import PRESETS
+from jobledger.ledger.model.json_text import check_text
+from jobledger.ledger.opening import open_file
+
+_FILE_BYTES_MAX: Final = 1 << 20
+_TOLERANCE_S_MAX: Final = 24 * 3600.0
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="The route's name, the last word of its address /in/NAME.")
+]
+_File = Annotated[
+    Path | None, typer.Option("--file", metavar="FILE", help="The whole definition, as JSON or TOML.")
+]
+_Scheme = Annotated[
+    str | None,
+    typer.Option(
+        "--scheme", metavar="SCHEME", help=f"How requests are proven: {', '.join(PRESETS)}, {INTERNAL}."
+    ),
+]
+_Secret = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--secret", metavar="REF", help="Where a secret is: env:NAME or file:/PATH; may be given again."
+    ),
+]
+_Task = Annotated[
+    str | None, typer.Option("--task", metavar="TASK", help="Make a job of this task: the route's one rule.")
+]
+_When = Annotated[
+    str | None,
+    typer.Option("--when", metavar="JSON", help="The condition of that rule; default: every delivery."),
+]
+_Input = Annotated[
+    str | None,
+    typer.Option("--input", metavar="JSON", help="The input of that rule; default: all of the body."),
+]
+_Queue = Annotated[
+    str | None, typer.Option("--queue", metavar="QUEUE", help="The queue of that rule's jobs.")
+]
+_Tolerance = Annotated[
+    float | None,
+    typer.Option(
+        "--tolerance",
+        metavar="SPAN",
+        parser=seconds(1.0, _TOLERANCE_S_MAX),
+        help="How far the time of a request may be from now. (default: 5m)",
+    ),
+]
+_KeepDays = Annotated[
+    int | None,
+    typer.Option("--keep-days", min=0, metavar="N", help="How long bodies are kept; 0: not. (default: 7)"),
+]
+_BodyMax = Annotated[
+    int | None,
+    typer.Option("--body-max", min=1, metavar="BYTES", help="Larger requests are refused. (default: 1 MiB)"),
+]
+
+
+@command(ROUTES, "set", takes=(*LEDGER, CREATES))
+async def set_(
+    cli: Cli,
+    *,
+    name: Name,
+    file: _File = None,
+    scheme: _Scheme = None,
+    secret: _Secret = None,
+    task: _Task = None,
+    when: _When = None,
+    input_text: _Input = None,
+    queue: _Queue = None,
+    tolerance: _Tolerance = None,
+    keep_days: _KeepDays = None,
+    body_max: _BodyMax = None,
+    reason: bulk.Why = "",
+    plan: bulk.Plan = False,
+) -> None:
+    """Say what a route does: all of it by --file, or by options, where what is not named stays as it is."""
+    rule = _rule(task, when, input_text, queue)
+    chosen: dict[str, Any] = {
+        "scheme": scheme,
+        "secrets": None if secret is None else tuple(secret),
+        "rules": None if rule is None else [rule],
+        "tolerance_s": None if tolerance is None else int(tolerance),
+        "keep_bodies_days": keep_days,
+        "body_bytes_max": body_max,
+    }
+    said = {field: value for field, value in chosen.items() if value is not None}
+    if bool(said) == (file is not None):
+        raise UsageError(
+            "say what the route does: by --file FILE, or by options such as --scheme github --secret env:NAME "
+            "--task TASK"
+        )
+    given = definition_of(_read(file)) if file is not None else None
+    async with cli.ledger() as ledger:
+        if given is None:
+            known = await ledger.routes.find(name)
+            given = _changed(None if known is None else known.definition, said)
+        done = await set_route(ledger, name, given, reason=reason, by=operator(), plan=plan)
+    _tell(cli, done, plan=plan)
+
+
+@command(ROUTES, "remove")
+async def remove(cli: Cli, *, name: Name, reason: bulk.Why = "", plan: bulk.Plan = False) -> None:
+    """Take a route away: requests to it are refused from then on. What came in stays."""
+    async with cli.ledger() as ledger:
+        done = await remove_route(ledger, name, reason=reason, by=operator(), plan=plan)
+    _tell(cli, done, plan=plan)
+
+
+def _rule(
+    task: str | None, when: str | None, input_text: str | None, queue: str | None
+) -> dict[str, Any] | None:
+    if task is None:
+        if (when, input_text, queue) != (None, None, None):
+            raise UsageError("--when, --input and --queue are about the rule of --task: name the task")
+        return None
+    return {
+        "name": task,
+        "task": task,
+        "when": {} if when is None else read_object(when, what="condition"),
+        "input": {"*": "/"} if input_text is None else read_object(input_text, what="input"),
+        "queue": queue or "",
+    }
+
+
+def _changed(known: RouteDefinition | None, said: dict[str, Any]) -> RouteDefinition:
+    """Return what a route did with what was said in place of it. Raises: InvalidInputError, UsageError."""
+    before: dict[str, Any] = {} if known is None else msgspec.to_builtins(known)
+    if known is None and "scheme" not in said:
+        raise UsageError("the route is not set yet: say --scheme, how its requests are proven")
+    return definition_of({**before, **said})
+
+
+def _read(file: Path) -> object:
+    """Read a definition. Raises: InvalidInputError, OSError."""
+    with open_file(file, bytes_max=_FILE_BYTES_MAX) as opened:
+        text = opened.read()
+    try:
+        if file.suffix == ".toml":
+            return tomllib.loads(text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInputError(f"{file} is not TOML: {error}") from error
+    return msgspec.json.decode(check_text(text, what=f"file {file}"))
+
+
+def _tell(cli: Cli, done: ChangedRoute, *, plan: bool) -> None:
+    output, definition = cli.output, done.definition
+    if output.as_json:
+        output.object(done)
+        return
+    if definition is None:
+        output.say(f"route {done.route} {'would be' if plan else 'is'} removed")
+    else:
+        verb = "would be" if plan else "is"
+        rules = ", ".join(f"{rule.name} -> {rule.task}" for rule in definition.rules) or "no rule"
+        state = "as it was" if not done.changed else definition.scheme_name
+        output.say(f"route {done.route} {verb} {state}: {rules}")
+        if definition.signature is not None and done.changed and not plan:
+            output.note(f"requests are taken at /in/{done.route} of every gateway that has its secrets")
+    if plan:
+        output.say("nothing was changed")

@@ -1,0 +1,143 @@
+"""`Ledger.routes`: what a program or a person does with routes, and with what is delivered to them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from jobledger.ledger.enqueueing import Enqueuer
+from jobledger.ledger.model.commands import Enqueue
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.hooks.route import (
+    RemoveRoute,
+    Route,
+    RouteDefinition,
+    RouteRule,
+    SetRoute,
+)
+from jobledger.ledger.model.json_text import encode_value
+from jobledger.ledger.named.book import AnnouncedTasks
+from jobledger.ledger.parts import Client
+from jobledger.ledger.webhooks.receiving import Arrival, BodyStore, Match, Outcome, Receiver, matches
+from jobledger.ledger.webhooks.routes import SetRouteDone, change, look, route_named
+
+R = TypeVar("R")
+
+
+class RouteVerbs:
+    """The routes of one client's ledger."""
+
+    def __init__(
+        self, client: Client, announced: AnnouncedTasks, enqueuer: Enqueuer, bodies: BodyStore
+    ) -> None:
+        """`announced`: the tasks that workers announced, which say what the jobs of rules begin with."""
+        self._client = client
+        self._announced = announced
+        self._enqueuer = enqueuer
+        self._receiver = Receiver(client.log, bodies, self._order, client.stamp)
+
+    async def set(
+        self, name: str, definition: RouteDefinition, *, reason: str = "", by: str = "", plan: bool = False
+    ) -> SetRouteDone:
+        """Have a route do something, whatever it did before. `plan`: append nothing.
+
+        Raises: InvalidInputError, InvalidTokenError, LedgerFullError, UnreachableError.
+        """
+        return await self._change(name, SetRoute(definition=definition, reason=reason), by, plan=plan)
+
+    async def remove(self, name: str, *, reason: str = "", by: str = "", plan: bool = False) -> SetRouteDone:
+        """Take a route away; what came in stays. Raises: RouteNotFoundError, LedgerFullError, UnreachableError."""
+        return await self._change(name, RemoveRoute(reason=reason), by, plan=plan)
+
+    async def _change(
+        self, name: str, command: SetRoute | RemoveRoute, by: str, *, plan: bool
+    ) -> SetRouteDone:
+        log = self._client.log
+        return await self._patiently(
+            lambda: change(log, name, command, lambda: self._client.stamp(by), plan=plan)
+        )
+
+    async def get(self, name: str) -> Route:
+        """Return a route that is set. Raises: RouteNotFoundError, InvalidTokenError, UnreachableError."""
+        return (await self._patiently(lambda: route_named(self._client.log, name)))[0]
+
+    async def find(self, name: str) -> Route | None:
+        """Return a route as its newest event says, None where it was never set. Raises: as `get`."""
+        return (await self._patiently(lambda: look(self._client.log, name))).state
+
+    async def receive(self, route: Route, arrival: Arrival, *, by: str = "", trace: str = "") -> Outcome:
+        """Record a delivery to a route that was read, and every job that its rules make, as one batch.
+
+        A repeat of the provider's id gives what the first one made. Without an id the same body within twice
+        `tolerance_s` is a repeat.
+
+        Raises: InvalidInputError, PayloadTooLargeError, LedgerFullError; UnreachableError, after which the same is safe.
+        """
+        return await self._client.patience.append(
+            lambda: self._receiver.receive(route, arrival, by=by, trace=trace),
+            job_id=route.name,
+            doing="took the delivery",
+        )
+
+    async def retry(self, route: str, delivery: str, *, reason: str = "", by: str = "") -> Outcome:
+        """Have a delivery processed once more, by the rules as they are now; it makes jobs with ids of their own.
+
+        Raises: RouteNotFoundError, DeliveryNotFoundError, PayloadMissingError once its body is gone, and as `receive`.
+        """
+        return await self._patiently(lambda: self._receiver.retry(route, delivery, reason=reason, by=by))
+
+    async def stored(self, route: str, delivery: str) -> Arrival:
+        """Return what a delivery was. Raises: DeliveryNotFoundError, PayloadMissingError, UnreachableError."""
+        return await self._patiently(lambda: self._receiver.stored(route, delivery))
+
+    async def test(self, route: str, arrival: Arrival) -> list[Match]:
+        """Return which rules would hold for a delivery, and the inputs they would make; nothing is changed.
+
+        Raises: RouteNotFoundError, InvalidTokenError, UnreachableError.
+        """
+        _, definition = await self._patiently(lambda: route_named(self._client.log, route))
+        return matches(definition, arrival)
+
+    async def emit(self, name: str, data: Any, *, by: str = "", id: str | None = None) -> Outcome:  # noqa: A002
+        """See `Ledger.emit`."""
+        if id is not None and not 0 < len(id) <= _ID_CHARACTERS_MAX:
+            raise InvalidInputError(f"id must have 1 to {_ID_CHARACTERS_MAX:,} characters, got {len(id):,}")
+        body = encode_value(data, what=f"data for route {name}")
+        route = await self.get(name)
+        assert route.definition is not None, "it is set"
+        if len(body) > route.definition.body_bytes_max:
+            raise InvalidInputError(
+                f"the data has {len(body):,} bytes, and route {name} takes {route.definition.body_bytes_max:,}"
+            )
+        arrival = Arrival(body=body, given=self._enqueuer.new_id(name) if id is None else id)
+        return await self.receive(route, arrival, by=by)
+
+    async def _order(self, rule: RouteRule, job_id: str, text: bytes) -> Enqueue:
+        """Return what begins a rule's job: as the task was announced, but for what the rule says itself.
+
+        A task that nobody announced yet gets its job all the same, and an input that does not fit is found by the worker:
+        the delivery is recorded either way, and no provider sends it again because of that.
+        """
+        task = await self._announced.get(rule.task, unknown_ok=True)
+        said: Mapping[str, Any] = {
+            "priority": rule.priority,
+            "max_attempts": rule.max_attempts or None,
+            "timeout_s": rule.timeout_s,
+            "delay_s": rule.delay_s or None,
+        }
+        options = task.defaults.changed(said, queue=rule.queue or None, limits=())
+        # What makes the job the only one of its kind is the delivery.
+        options = msgspec.structs.replace(options, unique=None, debounce_s=None, max_wait_s=None)
+        try:
+            return await self._enqueuer.bulk_order(task, options, job_id, text)
+        except InvalidInputError:
+            without = msgspec.structs.replace(options, declared=(), declared_queue=None)
+            return await self._enqueuer.bulk_order(task, without, job_id, text)
+
+    async def _patiently(self, work: Callable[[], Awaitable[R]]) -> R:
+        return await self._client.patience.read(work)
+
+
+_ID_CHARACTERS_MAX = 1_000
