@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
@@ -11,6 +12,7 @@ from typing import Any, Final
 import pytest
 from tests.gateway.cases import (
     archived,
+    enqueueing,
     events,
     fleet,
     job_acts,
@@ -25,9 +27,10 @@ from tests.gateway.cases import (
 )
 from tests.support.gateway import ADMIN, Asker, Doorman, Failing, refusing, send, someone
 from tests.support.gateways import gateway_of
+from tests.support.limits import LIMIT_S
 
 from jobledger.gateway.api.table import ENDPOINTS
-from jobledger.gateway.http.endpoint import NDJSON, Endpoint
+from jobledger.gateway.http.endpoint import JSON, NDJSON, Endpoint
 from jobledger.gateway.http.openapi import openapi
 from jobledger.ledger import TaskRegistry, connect
 from jobledger.ledger.model.errors import (
@@ -45,6 +48,7 @@ pytestmark = pytest.mark.anyio
 Case = Callable[[Asker], Awaitable[None]]
 CASES: Final[tuple[Case, ...]] = (
     *jobs.CASES,
+    *enqueueing.CASES,
     *job_acts.CASES,
     *listing.CASES,
     *queues.CASES,
@@ -59,6 +63,7 @@ CASES: Final[tuple[Case, ...]] = (
 #: What an address has in its braces, and what a body holds: enough to come as far as the ledger.
 WORDS: Final = {"queue": "mail", "id": "job-1", "limit": "api", "name": "nightly", "task": "send", "key": "k"}
 BODIES: Final[dict[str, Any]] = {
+    "POST /v1/jobs": {"task": "send"},
     "POST /v1/jobs/{queue}/{id}/reschedule": {"delay_s": 60},
     "POST /v1/jobs/{queue}/{id}/rerun": {"from": "a"},
     "PUT /v1/limits/{limit}": {"slots": 1},
@@ -110,7 +115,8 @@ async def _generic(asker: Asker, endpoint: Endpoint) -> None:
     path = endpoint.path.format_map(WORDS)
     named = f"{endpoint.method} {endpoint.path}"
     body = BODIES.get(named, {}) if endpoint.body is not None else None
-    request: dict[str, Any] = {"headers": {"accept": NDJSON}, **({} if body is None else {"json": body})}
+    heads = {"accept": NDJSON, **({"content-type": endpoint.takes} if endpoint.takes != JSON else {})}
+    request: dict[str, Any] = {"headers": heads, **({} if body is None else {"json": body})}
     method = endpoint.method
     codes = {code for _, _, code in _declared([endpoint])}
     await asker.sees(method, f"{path}?colour=red", "BAD_REQUEST", **request)
@@ -145,7 +151,8 @@ async def test_every_endpoint_is_called_with_each_of_its_codes(
         for endpoint in ENDPOINTS:
             await _generic(asker, endpoint)
         for case in CASES:
-            await case(asker)
+            async with asyncio.timeout(LIMIT_S):
+                await case(asker)
     seen = asker.seen
     async with _asking(nats_server, tmp_path / "other") as asker:
         for case in archived.CASES:

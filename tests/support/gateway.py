@@ -20,10 +20,12 @@ from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger import JobHandle, Ledger, Task, Unique, task
+from jobledger.ledger.adding.announced import entry_of
 from jobledger.ledger.model.commands import Claim, Complete, Fail, Interrupt
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.nats.leases import WorkerInfo
+from jobledger.ledger.nats.task_book import write_tasks
 
 ADMIN = Principal(name="ann", permissions=ROLES["admin"])
 BASE = "http://127.0.0.1:8080"
@@ -38,6 +40,11 @@ async def send(to: str = "ann", cents: int = 1) -> str:
 @task(queue="mail", max_attempts=1, unique=Unique(args=("to",)))
 async def greet(to: str) -> None:
     """Greet somebody, one greeting at a time."""
+
+
+@task(queue="mail", max_attempts=1, unique=Unique(args=("to",), on_conflict="reject"))
+async def once(to: str) -> None:
+    """Greet somebody, and refuse a second greeting."""
 
 
 def someone(
@@ -136,6 +143,12 @@ class Asker:
     async def running(self, job: JobHandle[Any]) -> Job:
         """Let somebody claim a job."""
         return await self.ledger.execute(job.ref, Claim(worker="web-1-0a", lease_s=15))
+
+    async def announced(self, *tasks: Task[..., Any]) -> None:
+        """Announce tasks, as a worker does when it starts."""
+        ledger, now = self.ledger, self.ledger.clock.now()
+        entries = [entry_of(each, worker="web-1-0a", at=now) for each in tasks]
+        await write_tasks(ledger.inbox, ledger.names, entries, replicas=1)
 
     async def dead(self, *, queue: str = "mail", **values: Any) -> JobHandle[Any]:
         """Return a dead letter."""

@@ -85,6 +85,7 @@ CODE_OF: Final[dict[type[BaseException], str]] = {
     ledger.UnknownTaskError: "TASK_NOT_FOUND",
     ledger.NotFoundError: "NOT_FOUND",
     ledger.JobNotFoundError: "JOB_NOT_FOUND",
+    ledger.TaskNotFoundError: "TASK_NOT_FOUND",
     ledger.LedgerNotFoundError: "LEDGER_UNREACHABLE",
     asked.JobNotHeldError: "JOB_NOT_FOUND",
     asked.JobNotYetError: "JOB_NOT_FOUND",

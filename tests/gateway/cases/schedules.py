@@ -22,7 +22,7 @@ NIGHTLY: Final[dict[str, Any]] = {
 
 async def declaring(asker: Asker) -> None:
     made = (await asker.sees("PUT", "/v1/schedules/nightly", 200, json=NIGHTLY)).json()
-    assert (made["queue"], made["task_known"], made["source"]) == ("mail", False, "operator")
+    assert (made["queue"], made["task_known"], made["source"]) == ("mail", True, "operator")
     other = {**NIGHTLY, "cron": "0 3 * * *"}
     await asker.sees("PUT", "/v1/schedules/nightly", "DUPLICATE", json=other)
     await asker.sees("PUT", "/v1/schedules/nightly", 200, json={**other, "replace": True})

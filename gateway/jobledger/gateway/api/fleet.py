@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -25,9 +26,16 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
     items: list[WorkerInfo]
 
 
-class TaskShown(TaskEntry, frozen=True, kw_only=True):
-    """What is known of a task."""
+class TaskShown(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a task, as the last worker said that started with it."""
 
+    name: str
+    queue: str  #: where its jobs go unless their enqueuer says otherwise
+    text: str  #: the docstring of its function, "" without
+    input: Any  #: JSON Schema of its input; true, which lets anything through, where that is not known
+    worker: str  #: the worker that said so
+    announced_at: datetime  #: by that worker's clock
+    versions: tuple[str, ...] | None  #: of a workflow; null: it is none
     workers: int  #: how many living workers have it; those with very many tasks do not say
 
 
@@ -95,7 +103,16 @@ async def show_task(asked: Asked, task: str) -> TaskShown:
 
 def _task(entry: TaskEntry, workers: list[WorkerInfo]) -> TaskShown:
     with_it = sum(entry.name in (each.tasks or ()) for each in workers)
-    return TaskShown(**msgspec.structs.asdict(entry), workers=with_it)
+    return TaskShown(
+        name=entry.name,
+        queue=entry.queue,
+        text=entry.text,
+        input=entry.input,
+        worker=entry.worker,
+        announced_at=entry.announced_at,
+        versions=entry.versions,
+        workers=with_it,
+    )
 
 
 async def show_locks(asked: Asked, *, query: LocksQuery) -> Locks:

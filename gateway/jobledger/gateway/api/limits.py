@@ -81,7 +81,7 @@ class Simulation(
     """Slots by limit or `name:key`, and other fields by `limit.field`, such as `{"api.rate": 5}`."""
 
 
-class Keys(msgspec.Struct, frozen=True, kw_only=True):
+class UniqueKeys(msgspec.Struct, frozen=True, kw_only=True):
     """The unique keys of a task, those that were taken last first."""
 
     items: list[KeyShown]
@@ -102,12 +102,14 @@ async def list_limits(asked: Asked, *, query: Looked) -> Limits:
 
 async def show_one_limit(asked: Asked, limit: str) -> LimitShown:
     """Show a limit, or one key of it: what holds, who said so, which jobs hold it and which wait for it."""
+    asked.principal.require_everywhere("view")  # it names jobs of whatever queue
     ledger = asked.gateway.ledger
     return limit_shown(await show_limit(ledger, limit), await limit_now(ledger, limit))
 
 
 async def put_limit(asked: Asked, limit: str, *, query: Planned, body: LimitTerms) -> ChangedLimit:
     """Define a limit, or what differs for one key of it; nothing that runs is ended for it."""
+    asked.principal.require_everywhere("manage")
     given = msgspec.structs.asdict(body)
     changes = {
         name: value for name, value in given.items() if name != "reason" and value is not msgspec.UNSET
@@ -120,12 +122,14 @@ async def put_limit(asked: Asked, limit: str, *, query: Planned, body: LimitTerm
 
 async def delete_limit(asked: Asked, limit: str, *, query: Removing) -> ChangedLimit:
     """Take a limit's definition away, so that its jobs stay held; or what differs for one key."""
+    asked.principal.require_everywhere("manage")
     by = asked.principal.name
     return await remove_limit(asked.gateway.ledger, limit, reason=query.reason, by=by, plan=query.plan)
 
 
 async def simulate(asked: Asked, *, body: Simulation) -> Simulated:
     """Tell how long the jobs of a span of time would have waited with other limits; changes nothing."""
+    asked.principal.require_everywhere("view")
     ledger = asked.gateway.ledger
     begin, end = aware("from", body.begin), aware("to", body.end)
     assert begin is not None, "it is required"
@@ -137,13 +141,13 @@ async def simulate(asked: Asked, *, body: Simulation) -> Simulated:
     return await simulate_limits(ledger, begin, min(end, ledger.clock.now()), body.limits)
 
 
-async def list_keys(asked: Asked, task: str, *, query: KeysQuery) -> Keys:
+async def list_keys(asked: Asked, task: str, *, query: KeysQuery) -> UniqueKeys:
     """List the unique keys of a task: which job took each, and whether it still holds it."""
     ledger = asked.gateway.ledger
     asked.principal.require("view", None, check_token("task name", task))
     found = await find_keys(ledger.log, task, now=ledger.clock.now(), limit=query.limit)
     seen = [each for each in found if asked.principal.may("view", each.taken.queue)]
-    return Keys(items=list(map(key_shown, seen)))
+    return UniqueKeys(items=list(map(key_shown, seen)))
 
 
 async def show_key(asked: Asked, task: str, key: str) -> KeyShown:
@@ -200,7 +204,7 @@ ENDPOINTS: Final = (
         "/v1/unique/{task}",
         list_keys,
         "List the unique keys of a task",
-        Keys,
+        UniqueKeys,
         query=KeysQuery,
         problems=("LEDGER_DAMAGED",),
     ),

@@ -92,8 +92,8 @@ class Which(Said, frozen=True, kw_only=True):
             input=_pairs("input", self.input),
             text=self.q,
             members=self.members,
-            visible_queues=asked.principal.queues,
-            visible_tasks=asked.principal.tasks,
+            visible_queues=asked.principal.scope.queues,
+            visible_tasks=asked.principal.scope.tasks,
         )
         if chosen.reads_payloads:
             asked.principal.require("payloads")
@@ -130,8 +130,8 @@ class DeadLettersQuery(Said, frozen=True, kw_only=True):
             since=_text(aware("since", self.since)),
             until=_text(aware("until", self.until)),
             said=self.said(),
-            visible_queues=asked.principal.queues,
-            visible_tasks=asked.principal.tasks,
+            visible_queues=asked.principal.scope.queues,
+            visible_tasks=asked.principal.scope.tasks,
         )
 
 

@@ -12,7 +12,7 @@ from jobledger.admin.objects.jobs import JobShown, job_now, job_shown
 from jobledger.admin.past import events_until
 from jobledger.admin.views import job_details
 from jobledger.audit.verify.links import check_history
-from jobledger.gateway.access.permissions import Permission, Principal
+from jobledger.gateway.access.permissions import Permission
 from jobledger.gateway.api.asking import Past
 from jobledger.gateway.conditions import acting_on, require_at
 from jobledger.gateway.http.asked import Asked
@@ -117,7 +117,7 @@ async def act(
     ledger, principal = asked.gateway.ledger, asked.principal
     principal.require(permission, check_token("queue", queue))
     ref = JobRef(queue=queue, job_id=check_token("job id", job_id))
-    if not _acts_on_every_task(principal):
+    if principal.scope.tasks:
         await read_job(asked, queue, job_id, permission=permission)
     if asked.if_match is not None:  # here, for what an act does before it changes the job; and at each append
         newest = await ledger.log.newest_sequence(ledger.names.chain(ref))
@@ -129,7 +129,3 @@ async def act(
         raise await _missing(asked, queue, job_id) from None
     status = asked_status if job.state is JobState.RUNNING else 200
     return Answer(value=job_now(job), status=status, etag=str(job.last_sequence))
-
-
-def _acts_on_every_task(principal: Principal) -> bool:
-    return "*" in principal.tasks

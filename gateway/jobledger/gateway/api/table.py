@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from jobledger.gateway.api import (
+    enqueueing,
     events,
     fleet,
     job_acts,
@@ -21,6 +22,7 @@ from jobledger.gateway.http.endpoint import Endpoint
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *listing.ENDPOINTS,
+    *enqueueing.ENDPOINTS,
     *jobs.ENDPOINTS,
     *job_acts.ENDPOINTS,
     *runs.ENDPOINTS,
