@@ -15,6 +15,7 @@ from jobledger.gateway.parts import Gateway
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.job import JobState
+from jobledger.ledger.nats.task_book import TaskEntry, write_tasks
 
 pytestmark = pytest.mark.anyio
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'"
@@ -40,6 +41,15 @@ class Someone(LocalAccess):
 async def job(ledger: Ledger) -> JobHandle[None]:
     """One job whose texts are all hostile."""
     sending = send.options(correlation=HOSTILE.replace(" ", ""), tenant="t1", metadata={"note": HOSTILE})
+    entry = TaskEntry(
+        name="send",
+        queue="mail",
+        text=HOSTILE,
+        input={"type": "object", "properties": {"to": {"type": "string", "description": HOSTILE}}},
+        worker="w",
+        announced_at=ledger.clock.now(),
+    )
+    await write_tasks(ledger.inbox, ledger.names, [entry], replicas=1)
     made = await ledger.enqueue(sending, to=HOSTILE)
     await ledger.enqueue(send.options(delay_s=3600), to=HOSTILE)
     return made
@@ -47,7 +57,7 @@ async def job(ledger: Ledger) -> JobHandle[None]:
 
 def addresses(job: JobHandle[None]) -> list[str]:
     """Return an address of every page."""
-    words = {"queue": "mail", "id": job.id}
+    words = {"queue": "mail", "id": job.id, "task": "send"}
     return [page.path.format(**words) for page in PAGES]
 
 
@@ -100,7 +110,7 @@ async def test_values_are_hidden_from_who_may_not_see_them(
 ) -> None:
     made = await ledger.enqueue(send, to="ann@example.com")
     seen = [(await http.get(each)).text for each in addresses(made)]
-    assert any("ann@example.com" in text for text in seen)
+    assert sum("ann@example.com" in text for text in seen) == 2  # the list, and the job
     gateway.access = Someone("viewer")
     for address in addresses(made):
         assert "ann@example.com" not in (await http.get(address)).text, address
@@ -164,7 +174,12 @@ async def test_every_form_refuses_who_lacks_its_permission(
     gateway.access = Someone("viewer")
     for form in FORMS:
         address = form.path.format(
-            queue="mail", id=job.id, name="nightly", verb="pause" if "schedules" in form.path else "cancel"
+            queue="mail",
+            id=job.id,
+            name="nightly",
+            task="send",
+            key="k",
+            verb="pause" if "schedules" in form.path else "cancel",
         )
         answer = await http.post(address, data={"token": token})
         assert answer.status_code == 403, address
@@ -204,3 +219,95 @@ async def test_what_cannot_be_shown_is_said_on_a_page(
     assert word in answer.text
     if not address.startswith("/jobs/.."):
         check_page(answer)
+
+
+async def test_a_job_is_added_by_the_form_of_its_task(
+    http: httpx.AsyncClient, ledger: Ledger, job: JobHandle[None]
+) -> None:
+    token = token_of((await http.get("/tasks/send")).text)
+    sent = {"token": token, "arg.to": "bob", "priority": "high", "delay_s": "60", "id": "by-hand"}
+    answer = await http.post("/tasks/send/enqueue", data=sent)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/jobs/mail/by-hand")
+    made = await (await ledger.job("by-hand")).snapshot()
+    assert (bytes(made.order.input), made.order.priority) == (b'{"to":"bob"}', "high")
+    assert made.state is JobState.SCHEDULED
+    shown = (await http.get("/jobs/mail/by-hand")).text
+    assert "local:" in shown  # who asked
+    wrong = await http.post("/tasks/send/enqueue", data={"token": token, "arg.to": "bob", "delay_s": "soon"})
+    assert (wrong.status_code, "delay_s must be a number" in wrong.text) == (400, True)
+
+
+async def test_a_queue_is_paused_and_resumed_by_name(
+    http: httpx.AsyncClient, ledger: Ledger, job: JobHandle[None]
+) -> None:
+    token = token_of((await http.get("/queues")).text)
+    sent = {"token": token, "reason": HOSTILE, "minutes": "5"}
+    assert (await http.post("/queues/mail/pause", data=sent)).status_code == 303
+    state = await ledger.queue_state("mail")
+    assert (state.paused, state.reason, state.until is not None) == (True, HOSTILE, True)
+    page = await http.get("/queues")
+    check_page(page)
+    assert "paused" in page.text
+    assert (await http.post("/queues/mail/resume", data={"token": token, "reason": "x"})).status_code == 303
+    assert not (await ledger.queue_state("mail")).paused
+
+
+async def test_a_limit_is_set_and_removed_by_a_form(http: httpx.AsyncClient, ledger: Ledger) -> None:
+    token = token_of((await http.get("/limits")).text)
+    sent = {"token": token, "limit": "mail", "slots": "3", "reason": "enough"}
+    assert (await http.post("/limits/set", data=sent)).status_code == 303
+    page = (await http.get("/limits")).text
+    assert "of 3" in page
+    assert "enough" in page
+    nothing = await http.post("/limits/set", data={"token": token, "limit": "mail", "reason": "x"})
+    assert nothing.status_code == 400
+    sent = {"token": token, "limit": "mail", "reason": "away"}
+    assert (await http.post("/limits/remove", data=sent)).status_code == 303
+    assert "No limit is set" in (await http.get("/limits")).text
+
+
+async def test_the_secret_of_a_key_is_told_once(http: httpx.AsyncClient, ledger: Ledger) -> None:
+    token = token_of((await http.get("/keys")).text)
+    sent = {"token": token, "name": "ann", "role": "viewer", "queues": "mail", "reason": "x"}
+    made = await http.post("/keys/create", data=sent)
+    check_page(made)
+    secret = re.search(r"jl_\w{12}_[\w-]{43}", made.text)
+    assert made.status_code == 200
+    assert secret is not None
+    assert made.headers["cache-control"] == "no-store"
+    assert secret[0] not in (await http.get("/keys")).text
+
+
+async def test_the_list_shows_what_fits(
+    http: httpx.AsyncClient, ledger: Ledger, job: JobHandle[None]
+) -> None:
+    await ledger.enqueue(send, to="bob")
+    rows = {"q=bob": 1, "q=to%3Dbob": 1, "state=queued": 2, "queue=none": 0, "task=send&q=nobody": 0}
+    rows["state=queued&state=scheduled&queue=mail"] = 3
+    for query, found in rows.items():
+        text = (await http.get(f"/jobs?{query}")).text
+        assert text.count('<tr id="r-mail-') == found, query
+        assert (found == 0) == ("No job fits" in text), query
+
+
+async def test_newer_jobs_are_counted_above_a_list_that_holds_still(
+    http: httpx.AsyncClient, ledger: Ledger, job: JobHandle[None]
+) -> None:
+    top = re.search(r'data-top="([^"]+)"', (await http.get("/jobs")).text)
+    assert top is not None
+    for _ in range(3):
+        await ledger.enqueue(send, to="bob")
+    still = (await http.get("/jobs", params={"top": top[1]})).text
+    assert "3 newer: show" in still
+    assert still.count('<tr id="r-mail-') == 2
+
+
+async def test_pages_of_a_list_follow_each_other(http: httpx.AsyncClient, ledger: Ledger) -> None:
+    await ledger.enqueue_many(send, ({"to": str(n)} for n in range(50)))
+    first = (await http.get("/jobs")).text
+    older = re.search(r'rel="next" href="([^"]+)"', first)
+    assert older is not None
+    second = (await http.get(older[1].replace("&amp;", "&"))).text
+    ids = [re.findall(r'<tr id="(r-mail-[^"]+)"', text) for text in (first, second)]
+    assert len({*ids[0], *ids[1]}) == 50
+    assert "data-live" not in second

@@ -110,11 +110,19 @@ class Sent(NamedTuple):
     gateway: Gateway
     principal: Principal
     fields: Fields
+    looked: Looked
+
+
+class Told(NamedTuple):
+    """A page that a form answers with itself: what is told once, and stands at no address."""
+
+    template: str
+    facts: Any  #: as of a page
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
-    """What a form of a page does; it answers with the address to go to."""
+    """What a form of a page does; it answers with the address to go to, or with a page of its own."""
 
     path: str
     permission: Permission | None
-    act: Callable[..., Awaitable[str]]  #: async (sent, path words...) -> address
+    act: Callable[..., Awaitable[str | Told]]  #: async (sent, path words...) -> what it answers with

@@ -18,7 +18,20 @@ _FOLDER: Final = Path(__file__).parent
 
 #: Entries of the navigation whose pages there are.
 HERE: Final = frozenset(
-    {"overview", "jobs", "dead-letters", "queues", "schedules", "limits", "workers", "acts"}
+    {
+        "overview",
+        "jobs",
+        "runs",
+        "dead-letters",
+        "queues",
+        "schedules",
+        "limits",
+        "workers",
+        "ledger",
+        "acts",
+        "keys",
+        "tasks",
+    }
 )
 STATIC: Final = _FOLDER / "static"
 

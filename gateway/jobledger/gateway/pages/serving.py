@@ -126,9 +126,14 @@ class Dashboard:
             )
         if form.permission is not None:
             principal.require(form.permission)
-        address = await form.act(Sent(self._gateway, principal, fields), **request.path_params)
+        looked = Looked(self._gateway, principal, request.url.path, self._strips)
+        answer = await form.act(Sent(self._gateway, principal, fields, looked), **request.path_params)
         self._shared.forget()
-        return RedirectResponse(address, 303)
+        if isinstance(answer, str):
+            return RedirectResponse(answer, 303)
+        made = self._rendered(answer.template, answer.facts.shell, answer.facts)
+        token = self._gateway.access.form_token(request)
+        return Response(self._personal(made, principal, token), media_type=_HTML)
 
     async def _live(self, request: Request, _about: None) -> Response:
         self._gateway.access.principal(request).require("view")

@@ -12,12 +12,17 @@ from jobledger.gateway.pages.forms.fleet import (
     resume_queue,
 )
 from jobledger.gateway.pages.forms.jobs import act_on_job
+from jobledger.gateway.pages.forms.keys import make_key, revoke, rotate
+from jobledger.gateway.pages.forms.tasks import add_job
 from jobledger.gateway.pages.page import Form, Page
-from jobledger.gateway.pages.views import acts, dead_letters, jobs, overview
+from jobledger.gateway.pages.views import acts, dead_letters, jobs, keys, overview
 from jobledger.gateway.pages.views.job import job_page
+from jobledger.gateway.pages.views.ledger import ledger
 from jobledger.gateway.pages.views.limits import limits
 from jobledger.gateway.pages.views.queues import queues
+from jobledger.gateway.pages.views.runs import runs
 from jobledger.gateway.pages.views.schedules import schedules
+from jobledger.gateway.pages.views.tasks import task_form, tasks
 from jobledger.gateway.pages.views.workers import workers
 
 PAGES: Final = (
@@ -34,6 +39,11 @@ PAGES: Final = (
     Page(path="/schedules", template="schedules.html", facts=schedules),
     Page(path="/limits", template="limits.html", facts=limits),
     Page(path="/workers", template="workers.html", facts=workers),
+    Page(path="/runs", template="runs.html", facts=runs),
+    Page(path="/tasks", template="tasks.html", facts=tasks),
+    Page(path="/tasks/{task}", template="task.html", facts=task_form),
+    Page(path="/ledger", template="ledger.html", facts=ledger),
+    Page(path="/keys", template="keys.html", facts=keys.keys, query=keys.Query, permission="admin"),
     Page(path="/acts", template="acts.html", facts=acts.acts, query=acts.Query),
 )
 FORMS: Final = (
@@ -43,4 +53,8 @@ FORMS: Final = (
     Form(path="/schedules/{name}/{verb}", permission=None, act=act_on_schedule),
     Form(path="/limits/set", permission="manage", act=change_limit),
     Form(path="/limits/remove", permission="manage", act=drop_limit),
+    Form(path="/tasks/{task}/enqueue", permission="queue", act=add_job),
+    Form(path="/keys/create", permission="admin", act=make_key),
+    Form(path="/keys/{key}/rotate", permission="admin", act=rotate),
+    Form(path="/keys/{key}/revoke", permission="admin", act=revoke),
 )

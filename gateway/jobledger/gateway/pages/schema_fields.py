@@ -1,0 +1,110 @@
+"""The fields of a form from the JSON Schema that a worker announced of a task's input; and the input from such a form. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, cast
+
+import msgspec
+
+from jobledger.gateway.pages.page import Fields
+from jobledger.gateway.problems import ProblemError
+
+Kind = Literal["text", "whole", "number", "flag", "choice", "json"]
+
+FIELDS_MAX: Final = 40
+_KINDS: Final[dict[str, Kind]] = {"string": "text", "integer": "whole", "number": "number", "boolean": "flag"}
+_DEPTH_MAX: Final = 8
+_PREFIX: Final = "arg."
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True):
+    """One argument."""
+
+    name: str
+    kind: Kind
+    required: bool
+    text: str  #: what it is for, "" where nobody said
+    default: str  #: as somebody would type it, "" without
+    choices: tuple[str, ...] = ()
+
+    @property
+    def input_name(self) -> str:
+        """What the field of the form is called."""
+        return _PREFIX + self.name
+
+
+def fields_of(schema: Any) -> tuple[Field, ...] | None:
+    """Return a field for each argument; None where the schema does not tell them, so that JSON has to be typed."""
+    found = _resolved(schema, schema)
+    properties = found.get("properties")
+    if not isinstance(properties, dict) or len(cast("dict[str, Any]", properties)) > FIELDS_MAX:
+        return None
+    required = {str(each) for each in found.get("required") or ()}
+    named = cast("dict[str, Any]", properties)
+    return tuple(_field(name, _resolved(each, schema), name in required) for name, each in named.items())
+
+
+def _resolved(given: Any, whole: Any) -> dict[str, Any]:
+    """Return a part of a schema with what it refers to in its place; of a type or null, the type."""
+    part: Any = given
+    for _ in range(_DEPTH_MAX):
+        if not isinstance(part, dict):
+            return {}
+        found = cast("dict[str, Any]", part)
+        options = [each for each in found.get("anyOf") or () if each != {"type": "null"}]
+        if "$ref" in found:
+            name = str(found["$ref"]).rpartition("/")[2]
+            definitions: dict[str, dict[str, Any]] = cast("dict[str, Any]", whole).get("$defs") or {}
+            part = definitions.get(name, {}) | {key: found[key] for key in found if key != "$ref"}
+        elif len(options) == 1:
+            part = {**found, **options[0]}
+            del part["anyOf"]
+        else:
+            return found
+    return {}
+
+
+def _field(name: str, part: Mapping[str, Any], required: bool) -> Field:  # noqa: FBT001 - a fact of the schema
+    given = part.get("default", "")
+    kind = _KINDS.get(str(part.get("type")), "json")
+    choices = part.get("enum")
+    if isinstance(choices, list) and all(isinstance(each, str) for each in cast("list[Any]", choices)):
+        kind = "choice"
+    default = given if isinstance(given, str) and kind != "json" else msgspec.json.encode(given).decode()
+    return Field(
+        name=name,
+        kind=kind,
+        required=required and "default" not in part,
+        text=str(part.get("description") or part.get("title") or ""),
+        default="" if given in ("", None) else default,
+        choices=tuple(cast("list[str]", choices)) if kind == "choice" else (),
+    )
+
+
+def input_of(fields: tuple[Field, ...] | None, sent: Fields) -> bytes:
+    """Return the input that a form says, as JSON text. Raises: ProblemError naming the field."""
+    if fields is None:
+        return (sent.text("input").strip() or "{}").encode()
+    values = {
+        each.name: _value(each, sent.text(each.input_name))
+        for each in fields
+        if each.kind == "flag"
+        or sent.text(each.input_name).strip()
+        or (each.required and each.kind == "text")
+    }
+    return msgspec.json.encode(values)
+
+
+def _value(field: Field, text: str) -> Any:
+    if field.kind == "flag":
+        return text == "true"
+    if field.kind in {"text", "choice"}:
+        return text
+    try:
+        found = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise ProblemError("JOB_INVALID_INPUT", f"{field.name}: {text[:60]!r} is no JSON value") from error
+    if field.kind != "json" and (isinstance(found, bool) or not isinstance(found, int | float)):
+        raise ProblemError("JOB_INVALID_INPUT", f"{field.name} must be a number, got {text[:60]!r}")
+    return found

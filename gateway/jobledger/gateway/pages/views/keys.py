@@ -1,0 +1,43 @@
+"""Keys: who may do what over HTTP, and when each was used last."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jobledger.admin.access.keys import KeyInfo, MadeKey, list_keys
+from jobledger.gateway.access.permissions import PERMISSIONS, ROLES
+from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.shell import Shell, surround
+
+
+class Query(When, frozen=True, kw_only=True):
+    """Which keys."""
+
+    ended: bool = False  #: also those that expired or were revoked
+
+
+class Keys(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    shell: Shell
+    keys: list[KeyInfo]
+    ended: bool
+    roles: tuple[str, ...]
+    permissions: tuple[str, ...]
+    made: MadeKey | None = None  #: a key that was just made: its secret is told here and nowhere else
+
+
+async def keys(looked: Looked, *, query: Query) -> Keys:
+    """Return the keys by name, read from the ledger. Raises: ProblemError."""
+    return await shown(looked, ended=query.ended)
+
+
+async def shown(looked: Looked, *, ended: bool = False, made: MadeKey | None = None) -> Keys:
+    """Return the page of keys, with one that was just made. Raises: ProblemError."""
+    looked.principal.require_everywhere("admin")
+    found = await list_keys(looked.gateway.ledger, ended=ended)
+    async with looked.gateway.projection.opened() as view:
+        shell = await surround(looked, view, None, fleet=False)
+    return Keys(
+        shell=shell, keys=found, ended=ended, roles=tuple(ROLES), permissions=tuple(PERMISSIONS), made=made
+    )

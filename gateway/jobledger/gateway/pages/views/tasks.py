@@ -1,0 +1,72 @@
+"""The tasks that workers ever had, and a form for each to add a job."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.schema_fields import Field, fields_of
+from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.nats.task_book import TaskEntry, find_task, read_tasks
+
+
+class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One task."""
+
+    entry: TaskEntry
+    workers: int  #: how many living workers have it
+
+
+class Tasks(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    shell: Shell
+    tasks: list[TaskLine]
+
+
+class TaskForm(msgspec.Struct, frozen=True, kw_only=True):
+    """The page of one task."""
+
+    shell: Shell
+    entry: TaskEntry
+    fields: tuple[Field, ...] | None  #: None: its input is typed as JSON
+    workers: int
+
+
+async def tasks(looked: Looked, *, query: When) -> Tasks:
+    """Return the tasks by name."""
+    del query
+    ledger, may = looked.gateway.ledger, looked.principal.may
+    entries = await read_tasks(ledger.connection, ledger.inbox, ledger.names)
+    living = [each for each in await ledger.leases.all() if not each.stopped]
+    async with looked.gateway.projection.opened() as view:
+        shell = await surround(looked, view, None, fleet=False)
+    return Tasks(
+        shell=shell,
+        tasks=[
+            TaskLine(entry=each, workers=sum(each.name in (worker.tasks or ()) for worker in living))
+            for each in entries
+            if may("view", each.queue, each.name)
+        ],
+    )
+
+
+async def task_form(looked: Looked, task: str, *, query: When) -> TaskForm:
+    """Return the form of one task. Raises: ProblemError (TASK_NOT_FOUND)."""
+    del query
+    ledger = looked.gateway.ledger
+    found = await find_task(ledger.inbox, ledger.names, check_token("task name", task))
+    if found is None:
+        raise ProblemError("TASK_NOT_FOUND", f"no worker ever had a task {task}")
+    looked.principal.require("view", found.queue, found.name)
+    living = [each for each in await ledger.leases.all() if not each.stopped]
+    async with looked.gateway.projection.opened() as view:
+        shell = await surround(looked, view, None, fleet=False)
+    return TaskForm(
+        shell=shell,
+        entry=found,
+        fields=fields_of(found.input),
+        workers=sum(found.name in (each.tasks or ()) for each in living),
+    )
