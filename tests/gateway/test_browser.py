@@ -69,7 +69,8 @@ async def shop(nats_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFac
 
 def addresses(shop: Shop) -> list[str]:
     """Return an address of every page."""
-    return [page.path.format(queue="billing", id=shop.dead, task="charge") for page in PAGES]
+    words = {"queue": "billing", "id": shop.dead, "task": "charge"}
+    return [page.path.format(**words) + ("?state=queued" if page.path == "/plan" else "") for page in PAGES]
 
 
 async def test_the_overview_changes_by_itself_within_three_seconds(browser: Browser, shop: Shop) -> None:

@@ -58,7 +58,7 @@ async def job(ledger: Ledger) -> JobHandle[None]:
 def addresses(job: JobHandle[None]) -> list[str]:
     """Return an address of every page."""
     words = {"queue": "mail", "id": job.id, "task": "send"}
-    return [page.path.format(**words) for page in PAGES]
+    return [page.path.format(**words) + ("?state=queued" if page.path == "/plan" else "") for page in PAGES]
 
 
 def token_of(text: str) -> str:
@@ -91,7 +91,8 @@ async def test_every_page_is_safe_for_every_role(
     gateway.access = Someone(role)
     for page, address in zip(PAGES, addresses(job), strict=True):
         answer = await http.get(address)
-        allowed = page.permission is None or page.permission in ROLES[role]
+        needed = "review" if page.path == "/plan" else page.permission
+        allowed = needed is None or needed in ROLES[role]
         assert answer.status_code == (200 if allowed else 403), address
         check_page(answer)
         assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -99,7 +100,7 @@ async def test_every_page_is_safe_for_every_role(
 
 async def test_pages_of_an_empty_ledger_are_there(http: httpx.AsyncClient) -> None:
     for page in PAGES:
-        if "{" not in page.path:
+        if "{" not in page.path and page.path != "/plan":
             answer = await http.get(page.path)
             assert answer.status_code == 200, page.path
             check_page(answer)
@@ -123,7 +124,7 @@ async def test_who_has_a_scope_sees_no_other_queue(
     made = await ledger.enqueue(send.options(queue="other"), to="ann")
     gateway.access = Someone("operator", queues=("mail",))
     for page in PAGES:
-        if "{" not in page.path:
+        if "{" not in page.path and page.path != "/plan":
             assert "secret" not in (await http.get(page.path)).text, page.path
     assert (await http.get(f"/jobs/other/{made.id}")).status_code == 403
 
@@ -181,7 +182,7 @@ async def test_every_form_refuses_who_lacks_its_permission(
             key="k",
             verb="pause" if "schedules" in form.path else "cancel",
         )
-        answer = await http.post(address, data={"token": token})
+        answer = await http.post(address, data={"token": token, "verb": "cancel"})
         assert answer.status_code == 403, address
     assert await job.state() is JobState.QUEUED
 
@@ -311,3 +312,35 @@ async def test_pages_of_a_list_follow_each_other(http: httpx.AsyncClient, ledger
     ids = [re.findall(r'<tr id="(r-mail-[^"]+)"', text) for text in (first, second)]
     assert len({*ids[0], *ids[1]}) == 50
     assert "data-live" not in second
+
+
+async def test_many_jobs_are_acted_on_as_they_were_planned(
+    http: httpx.AsyncClient, ledger: Ledger, job: JobHandle[None]
+) -> None:
+    others = [await ledger.enqueue(send, to=f"bob{n}") for n in range(3)]
+    listed = (await http.get("/jobs?state=queued")).text
+    assert 'action="/plan"' in listed
+    planned = await http.get("/plan", params={"verb": "cancel", "state": "queued", "q": "bob"})
+    check_page(planned)
+    assert "3 of 3 jobs would be" in planned.text
+    names = re.findall(r'name="job" value="([^"]+)"', planned.text)
+    assert sorted(names) == sorted(f"mail/{each.id}" for each in others)
+    await ledger.cancel(others[0])
+    sent = {"token": token_of(planned.text), "verb": "cancel", "reason": HOSTILE, "job": names}
+    done = await http.post("/plan", data=sent)
+    check_page(done)
+    assert "2 of 3 jobs were" in done.text
+    assert [await each.state() for each in (*others, job)] == [JobState.CANCELLED] * 3 + [JobState.QUEUED]
+    assert "Nothing has been changed yet" not in done.text
+    for wrong in ({"verb": "cancel"}, {"verb": "cancel", "what": "chosen"}, {"verb": "explode", "q": "bob"}):
+        assert (await http.get("/plan", params=wrong)).status_code == 400
+
+
+async def test_the_slider_is_told_what_each_minute_held(
+    http: httpx.AsyncClient, gateway: Gateway, job: JobHandle[None]
+) -> None:
+    found = (await http.get("/levels")).json()
+    assert found["states"]["queued"][-1:] in ([1], [])
+    assert len(found["minutes"]) == len(found["states"]["later"])
+    gateway.access = Someone("viewer", queues=("other",))
+    assert not any((await http.get("/levels")).json()["states"]["queued"])

@@ -31,6 +31,7 @@ HERE: Final = frozenset(
         "acts",
         "keys",
         "tasks",
+        "plan",
     }
 )
 STATIC: Final = _FOLDER / "static"

@@ -68,9 +68,8 @@ def _resolved(given: Any, whole: Any) -> dict[str, Any]:
 def _field(name: str, part: Mapping[str, Any], required: bool) -> Field:  # noqa: FBT001 - a fact of the schema
     given = part.get("default", "")
     kind = _KINDS.get(str(part.get("type")), "json")
-    choices = part.get("enum")
-    if isinstance(choices, list) and all(isinstance(each, str) for each in cast("list[Any]", choices)):
-        kind = "choice"
+    choices = _choices(part.get("enum"))
+    kind = "choice" if choices else kind
     default = given if isinstance(given, str) and kind != "json" else msgspec.json.encode(given).decode()
     return Field(
         name=name,
@@ -78,8 +77,16 @@ def _field(name: str, part: Mapping[str, Any], required: bool) -> Field:  # noqa
         required=required and "default" not in part,
         text=str(part.get("description") or part.get("title") or ""),
         default="" if given in ("", None) else default,
-        choices=tuple(cast("list[str]", choices)) if kind == "choice" else (),
+        choices=choices,
     )
+
+
+def _choices(given: Any) -> tuple[str, ...]:
+    """Return the words that an argument can be, none where it can be something else."""
+    try:
+        return tuple(msgspec.convert(given or [], list[str]))
+    except msgspec.ValidationError:
+        return ()
 
 
 def input_of(fields: tuple[Field, ...] | None, sent: Fields) -> bytes:

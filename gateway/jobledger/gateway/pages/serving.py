@@ -25,6 +25,7 @@ from jobledger.gateway.pages.rendering import STATIC, rendered
 from jobledger.gateway.pages.shared import Shared
 from jobledger.gateway.pages.strips import Strips
 from jobledger.gateway.pages.table import FORMS, PAGES
+from jobledger.gateway.pages.views.levels import levels
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError, problem_of
 
@@ -75,7 +76,8 @@ class Dashboard:
         pages = [Route(page.path, self._answered(self._page, page), methods=["GET"]) for page in PAGES]
         forms = [Route(form.path, self._answered(self._form, form), methods=["POST"]) for form in FORMS]
         live = Route("/live", self._answered(self._live, None), methods=["GET"])
-        return [*pages, *forms, live, Mount("/static", StaticFiles(directory=STATIC))]
+        moved = Route("/levels", self._answered(self._levels, None), methods=["GET"])
+        return [*pages, *forms, live, moved, Mount("/static", StaticFiles(directory=STATIC))]
 
     def _answered(
         self, answer: Callable[[Request, Any], Awaitable[Response]], about: Page | Form | None
@@ -138,6 +140,17 @@ class Dashboard:
     async def _live(self, request: Request, _about: None) -> Response:
         self._gateway.access.principal(request).require("view")
         return StreamingResponse(await self._pulse.beats(), media_type="text/event-stream", headers=_STREAM)
+
+    async def _levels(self, request: Request, _about: None) -> Response:
+        principal = self._gateway.access.principal(request)
+        principal.require("view")
+        looked = Looked(self._gateway, principal, request.url.path, self._strips)
+
+        async def make() -> bytes:
+            return msgspec.json.encode(await levels(looked))
+
+        made = await self._shared.get(("/levels", principal.queues, principal.tasks), make)
+        return Response(made, media_type="application/json")
 
     def _refusal(self, request: Request, error: Exception) -> Response:
         request_id = request_id_of(request)

@@ -13,9 +13,10 @@ from jobledger.gateway.pages.forms.fleet import (
 )
 from jobledger.gateway.pages.forms.jobs import act_on_job
 from jobledger.gateway.pages.forms.keys import make_key, revoke, rotate
+from jobledger.gateway.pages.forms.plan import do_plan
 from jobledger.gateway.pages.forms.tasks import add_job
 from jobledger.gateway.pages.page import Form, Page
-from jobledger.gateway.pages.views import acts, dead_letters, jobs, keys, overview
+from jobledger.gateway.pages.views import acts, dead_letters, jobs, keys, overview, plan
 from jobledger.gateway.pages.views.job import job_page
 from jobledger.gateway.pages.views.ledger import ledger
 from jobledger.gateway.pages.views.limits import limits
@@ -35,6 +36,7 @@ PAGES: Final = (
         facts=dead_letters.dead_letters,
         query=dead_letters.Query,
     ),
+    Page(path="/plan", template="plan.html", facts=plan.plan, query=plan.Query),
     Page(path="/queues", template="queues.html", facts=queues),
     Page(path="/schedules", template="schedules.html", facts=schedules),
     Page(path="/limits", template="limits.html", facts=limits),
@@ -48,6 +50,7 @@ PAGES: Final = (
 )
 FORMS: Final = (
     Form(path="/jobs/{queue}/{id}/{verb}", permission=None, act=act_on_job),
+    Form(path="/plan", permission=None, act=do_plan),
     Form(path="/queues/{queue}/pause", permission="manage", act=pause_queue),
     Form(path="/queues/{queue}/resume", permission="manage", act=resume_queue),
     Form(path="/schedules/{name}/{verb}", permission=None, act=act_on_schedule),

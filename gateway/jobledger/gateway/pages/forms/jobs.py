@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from jobledger.admin import run_acts
 from jobledger.gateway.access.permissions import Permission
 from jobledger.gateway.pages.page import Fields, Sent
 from jobledger.gateway.pages.rendering import address
@@ -20,6 +21,9 @@ _NEEDS: Final[dict[str, Permission]] = {
     "retry": "cancel",
     "requeue": "review",
     "discard": "review",
+    "pause": "cancel",
+    "resume": "cancel",
+    "signal": "queue",
 }
 
 
@@ -44,6 +48,13 @@ async def act_on_job(sent: Sent, queue: str, id: str, verb: str) -> str:  # noqa
             await ledger.retry(ref, reason=reason, by=by)
         case "discard":
             await ledger.discard(ref, reason=reason, by=by)
+        case "pause":
+            await run_acts.pause_ref(ledger, ref, reason=reason, by=by)
+        case "resume":
+            await run_acts.resume_ref(ledger, ref, reason=reason, by=by)
+        case "signal":
+            value = (sent.fields.text("value").strip() or "null").encode()
+            await run_acts.signal(sent.gateway.rows, id, sent.fields.one("name"), value, queue=queue, by=by)
         case _:
             changed = _changed(sent.fields)
             if changed is not None:

@@ -21,6 +21,7 @@ from jobledger.gateway.pages.charts.waterfall import waterfall
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.spans import drawn
+from jobledger.gateway.pages.views.run import RunPart, run_part
 from jobledger.gateway.pages.words import took
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
@@ -50,6 +51,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     why: Why
     hidden: bool  #: whether values are not shown to who looks
+    run: RunPart | None  #: None: it recorded no step
     chain: ChainCheck
     hash: str  #: of the newest event
     waterfall: Markup
@@ -75,11 +77,12 @@ async def job_page(looked: Looked, queue: str, id: str, *, query: When) -> JobPa
     assert job is not None, "a history is not empty"
     asked = AsOf(stream_sequence=seen[-1].stream_sequence) if is_past else None
     explained = await why_of(gateway.rows, job.id, job.queue, past=asked)
-    async with gateway.projection.opened() as view:
+    async with gateway.projection.opened(None) as view:
         shell = await surround(looked, view, asked, fleet=False)
+        run = run_part(job, seen, view)
     hidden = not looked.principal.may("payloads")
     details = await job_details(gateway.ledger, job, history)
-    return _page(shell, job, explained.why, history, seen, found.chain, details, hidden=hidden)
+    return _page(shell, job, explained.why, history, seen, found.chain, details, run, hidden=hidden)
 
 
 async def _until(looked: Looked, history: list[StoredEvent], past: AsOf) -> list[StoredEvent]:
@@ -95,6 +98,7 @@ def _page(  # noqa: PLR0917 - everything that was read, once
     seen: list[StoredEvent],
     chain: ChainCheck,
     details: JobDetails,
+    run: RunPart | None,
     *,
     hidden: bool,
 ) -> JobPage:
@@ -114,6 +118,7 @@ def _page(  # noqa: PLR0917 - everything that was read, once
         job=job,
         why=why,
         hidden=hidden,
+        run=run,
         chain=chain,
         hash=hashlib.sha256(history[-1].data).hexdigest(),
         waterfall=waterfall(picture, label=f"Attempts over time: {trail.summary.text()}", said=took),
@@ -152,6 +157,10 @@ def _acts(job: Job, shell: Shell) -> list[Act]:
     if "cancel" in shell.may:
         if job.state in {JobState.SCHEDULED, JobState.RETRY_WAIT}:
             found.append("retry")
+        if job.paused_by_operator:
+            found.append("resume")
+        elif (waits or job.state is JobState.RUNNING) and not job.pause_requested:
+            found.append("pause")
         if (waits or job.state is JobState.RUNNING) and not job.cancel_requested:
             found.append("cancel")
     return found

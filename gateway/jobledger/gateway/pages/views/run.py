@@ -1,0 +1,65 @@
+"""What a job page shows of a run: its steps, what came after what, the jobs below it, the signals it can be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from markupsafe import Markup
+
+from jobledger.admin.rows import View
+from jobledger.admin.run_graph import graph_of, levels
+from jobledger.admin.runs import Tree, recorded, run_tree
+from jobledger.gateway.pages.charts.graph import Box, graph
+from jobledger.gateway.pages.words import state_word, style_of
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.errors import NotFoundError
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.runs.awaiting import awaited_of
+from jobledger.projections.tables.steps import SignalRow, StepRow
+
+_STEPS_MAX = 300
+
+
+class RunPart(msgspec.Struct, frozen=True, kw_only=True):
+    """The run of a job page."""
+
+    steps: list[StepRow]  #: the newest, in their order
+    steps_more: int
+    signals: list[SignalRow]
+    graph: Markup
+    hidden: int  #: nodes that the graph leaves out
+    tree: Tree | None  #: None: it has no children, or the lists do not know it yet
+    awaited: list[str]  #: names of the signals that it waits for
+
+
+def run_part(job: Job, seen: Sequence[StoredEvent], view: View) -> RunPart | None:
+    """Return what a job recorded as a run, None where it recorded nothing."""
+    if not job.steps and not job.signals:
+        return None
+    run, drawn = recorded(seen), graph_of(job)
+    rows = [
+        [Box(id=node.id, label=node.label, style=style_of(node.status), state=node.status) for node in row]
+        for row in levels(drawn)
+    ]
+    return RunPart(
+        steps=run.steps[-_STEPS_MAX:],
+        steps_more=max(0, len(run.steps) - _STEPS_MAX),
+        signals=run.signals[-_STEPS_MAX:],
+        graph=graph(rows, drawn.edges, label=f"Steps of the run, which is {state_word(job.state.value)}"),
+        hidden=drawn.hidden,
+        tree=_tree(job, view) if any(step.order is not None for step in job.steps.values()) else None,
+        awaited=_signals(job),
+    )
+
+
+def _tree(job: Job, view: View) -> Tree | None:
+    try:
+        return run_tree(view.store, job.id, job.queue)
+    except NotFoundError:  # the rows are behind the chain
+        return None
+
+
+def _signals(job: Job) -> list[str]:
+    steps = (job.steps[key] for key in job.awaited if key in job.steps)
+    return [step.target for step in steps if awaited_of(step) == "signal"]
