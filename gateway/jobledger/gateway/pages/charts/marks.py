@@ -126,7 +126,7 @@ def time_texts(axis: TimeAxis, height: int) -> str:
     return "".join(
         f'<text class="tick" x="{number(100 * index / axis.count)}%" y="{y}">{text}</text>'
         for index, text in axis.ticks()
-        if index / axis.count < 0.96  # noqa: PLR2004 - a text there would be cut off
+        if index / axis.count < 0.94  # noqa: PLR2004 - a text there would be cut off
     )
 
 

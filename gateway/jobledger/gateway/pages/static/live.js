@@ -67,7 +67,7 @@ function advanced(position) {
   const live = $("#live");
   if (live) {
     live.classList.add("on");
-    if (!live.classList.contains("behind")) $("span", live).textContent = "#" + number.format(position);
+    if ($("#region[data-live]") && !live.classList.contains("behind")) $("span", live).textContent = "#" + number.format(position);
   }
   const region = $("#region[data-live]");
   if (!region || waiting) return;
