@@ -31,7 +31,7 @@ def app(gateway: Gateway) -> ASGIApp:
     made = [*routes(gateway, ENDPOINTS), Route(DOCUMENT, _document), *Dashboard(gateway).routes()]
     if isinstance(gateway.access, KeyAccess):
         made += Login(gateway.access).routes()
-    inner = Starlette(routes=made, exception_handlers={404: _not_found})
+    inner = Starlette(routes=made, exception_handlers={404: _not_found, 405: _not_allowed})
     gate = gateway.access.gate
     return inner if gate is None else Guard(inner, gate)
 
@@ -49,3 +49,9 @@ async def _not_found(request: Request, _error: Exception) -> Response:
     sentence = f"nothing is at {request.url.path[:200]}: {DOCUMENT} lists what can be asked for"
     request.scope["jobledger.code"] = "ENDPOINT_NOT_FOUND"
     return refusal(ProblemError("ENDPOINT_NOT_FOUND", sentence), request_id_of(request))
+
+
+async def _not_allowed(request: Request, _error: Exception) -> Response:
+    request.scope["jobledger.code"] = "METHOD_NOT_ALLOWED"
+    sentence = f"{request.method[:20]} is answered by no address: GET, POST, PUT and DELETE are"
+    return refusal(ProblemError("METHOD_NOT_ALLOWED", sentence), request_id_of(request))

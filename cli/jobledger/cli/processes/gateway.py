@@ -100,7 +100,6 @@ def gateway(
     from jobledger.gateway.access.keys import AccessSettings  # noqa: PLC0415
     from jobledger.gateway.process.serving import Settings  # noqa: PLC0415
 
-    parent = None if supervised is None else Parent(supervised)
     plan = _Plan(
         access=AccessSettings(
             session_key=session_key or data_folder() / _SESSION_KEYS,
@@ -113,20 +112,13 @@ def gateway(
             oidc=login.provider(oidc_issuer, oidc_client_id, oidc_client_secret_file, oidc_user_claim),
             quotas=login.quotas(quota),
         ),
-        settings=Settings(
-            host=host,
-            port=port,
-            grace_s=grace,
-            https_cert=https_cert,
-            https_key=https_key,
-            is_shared=supervised is not None or processes is not None,
-        ),
+        settings=Settings(host=host, port=port, grace_s=grace, https_cert=https_cert, https_key=https_key),
         tasks=load_tasks(app) if options.split(app) else None,
         project=not no_projector,
-        parent=parent,
+        parent=None if supervised is None else Parent(supervised),
         until_eof=until_eof,
     )
-    if processes is not None and parent is None:
+    if processes is not None and plan.parent is None:
         return _supervise(cli, plan.settings, processes, until_eof=until_eof)
     return _gateway(cli, plan)
 
@@ -140,7 +132,7 @@ async def _gateway(cli: Cli, plan: _Plan) -> None:
     tune_collector()
     settings = plan.settings
     async with stoppable() as stopping, cli.ledger() as ledger:
-        with listen(settings.host, settings.port, is_shared=settings.is_shared) as bound:
+        with listen(settings.host, settings.port, is_shared=plan.parent is not None) as bound:
             log_what_nobody_catches(ledger.connection.loop)
             path = await cli.rows(ledger).path()
             async with opened_access(ledger, plan.access, is_loopback=is_loopback(bound)) as access:

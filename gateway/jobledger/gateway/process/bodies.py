@@ -51,17 +51,13 @@ class Body:
         """Return the next part. Raises: ProblemError, also for a body that breaks off."""
         if not self._more:
             return await self._receive()
-        limit_s = max(BODY_S, self._bytes / BODY_BYTES_PER_S_MIN) - self._waited_s
         began = time.monotonic()
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(self._allowed_s - self._waited_s):
                 message = await self._receive()
         except TimeoutError as error:
-            sentence = (
-                f"{self._bytes:,} bytes of the body came in {self._waited_s + limit_s:,.0f} s: send all within {BODY_S:g} s, "
-                f"or {BODY_BYTES_PER_S_MIN:,} bytes in each second"
-            )
-            raise ProblemError("BODY_TOO_SLOW", sentence) from error
+            self._waited_s += time.monotonic() - began
+            raise self._too_slow() from error
         self._waited_s += time.monotonic() - began
         if message["type"] == "http.disconnect":
             self._more = False
@@ -71,7 +67,20 @@ class Body:
         self._bytes += len(message.get("body", b""))
         self._more = message.get("more_body", False)
         self._check(self._bytes)
+        if self._more and self._waited_s > self._allowed_s:
+            raise self._too_slow()
         return message
+
+    @property
+    def _allowed_s(self) -> float:
+        return max(BODY_S, self._bytes / BODY_BYTES_PER_S_MIN)
+
+    def _too_slow(self) -> ProblemError:
+        return ProblemError(
+            "BODY_TOO_SLOW",
+            f"{self._bytes:,} bytes of the body came in {self._waited_s:,.0f} s: send all within {BODY_S:g} s, "
+            f"or {BODY_BYTES_PER_S_MIN:,} bytes in each second",
+        )
 
     async def send(self, message: Message) -> None:
         """Send a part of the answer; one that comes before the end of the body ends the connection."""

@@ -98,8 +98,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._reader_limit = None
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP."""
-        self._refuse("400 Bad Request", msg)
+        """Refuse what is no HTTP; what the parser says of it helps nobody."""
+        del msg
+        self._refuse(
+            "400 Bad Request", "this is no HTTP/1.1 request: see whether http and https are mixed up"
+        )
 
     def _refuse(self, status: str, sentence: str) -> None:
         """Answer with one sentence, and close."""

@@ -30,7 +30,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 10.0  #: how long requests that run may go on after a stop
     https_cert: Path | None = None  #: certificate in PEM
     https_key: Path | None = None  #: its key; None: in the same file
-    is_shared: bool = False  #: other processes of this gateway listen on the same port
 
     def __post_init__(self) -> None:
         """Check every value. Raises: ConfigurationError."""
