@@ -104,7 +104,11 @@ async def show_one_limit(asked: Asked, limit: str) -> LimitShown:
     """Show a limit, or one key of it: what holds, who said so, which jobs hold it and which wait for it."""
     asked.principal.require_everywhere("view")  # it names jobs of whatever queue
     ledger = asked.gateway.ledger
-    return limit_shown(await show_limit(ledger, limit), await limit_now(ledger, limit))
+    held = await limit_now(ledger, limit)
+    if not asked.principal.is_everywhere:  # jobs of any queue and task hold it
+        hidden = msgspec.structs.replace(held.state, holders=())
+        held = msgspec.structs.replace(held, state=hidden, waits=(), keys=())
+    return limit_shown(await show_limit(ledger, limit), held)
 
 
 async def put_limit(asked: Asked, limit: str, *, query: Planned, body: LimitTerms) -> ChangedLimit:

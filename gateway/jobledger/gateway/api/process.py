@@ -26,6 +26,7 @@ async def readyz(asked: Asked) -> Raw:
 
 async def metrics(asked: Asked) -> Raw:
     """Show the metrics of the ledger and of this process, in OpenMetrics or Prometheus' text format."""
+    asked.principal.require_everywhere("view")  # they name every queue and task
     if asked.gateway.health is None:
         return Raw(data=b"", media=_TEXT)
     media, text = await asked.gateway.health.scrape(asked.header("accept"))

@@ -63,6 +63,7 @@ async def act_on_schedule(sent: Sent, name: str, verb: str) -> str:
 
 async def change_limit(sent: Sent) -> str:
     """Set a limit or one key of it; a field that is left empty stays as it is. Raises: ProblemError, as `set_limit`."""
+    sent.principal.require_everywhere("manage")
     fields = sent.fields
     given: dict[str, Any] = {"slots": fields.whole("slots"), "burst": fields.whole("burst")}
     given |= {name: fields.number(name) for name in ("rate", "per_s", "weight")}
@@ -80,6 +81,7 @@ async def change_limit(sent: Sent) -> str:
 
 async def drop_limit(sent: Sent) -> str:
     """Take the definition of a limit away, so that its jobs stay held. Raises: as `remove_limit`."""
+    sent.principal.require_everywhere("manage")
     fields = sent.fields
     await remove_limit(
         sent.gateway.ledger, fields.one("limit"), reason=fields.one("reason"), by=sent.principal.name
