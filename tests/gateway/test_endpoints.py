@@ -24,6 +24,7 @@ from tests.gateway.cases import (
     queues,
     runs,
     schedules,
+    webhooks,
 )
 from tests.support.gateway import ADMIN, Asker, Doorman, Failing, refusing, send, someone
 from tests.support.gateways import gateway_of
@@ -59,6 +60,7 @@ CASES: Final[tuple[Case, ...]] = (
     *process.CASES,
     *events.CASES,
     *keys.CASES,
+    *webhooks.CASES,
 )
 #: What an address has in its braces, and what a body holds: enough to come as far as the ledger.
 WORDS: Final = {"queue": "mail", "id": "job-1", "limit": "api", "name": "nightly", "task": "send", "key": "k"}
@@ -70,6 +72,10 @@ BODIES: Final[dict[str, Any]] = {
     "POST /v1/keys": {"name": "ci", "role": "viewer"},
     "POST /v1/limits/simulate": {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T01:00:00Z", "limits": {}},
     "PUT /v1/schedules/{name}": schedules.NIGHTLY,
+    "PUT /v1/webhooks/{name}": webhooks.SHOP,
+    "POST /v1/webhooks/{name}/rotate": {"secret": "env:NEW"},
+    "POST /v1/webhooks/{name}/redeliver": {"since": "2026-01-01T00:00:00Z"},
+    "PUT /v1/watches/{name}": webhooks.DEEP,
     "POST /v1/schedules/{name}/backfill": {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T01:00:00Z"},
 }
 #: What handlers ask: each of them fails where a test says so.

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from tests.gateway.cases.job_acts import VERBS
+from tests.gateway.cases.webhooks import SHOP
 from tests.support.gateway import Asker, send
 
 from jobledger.audit.archive import Archiver, archive_deps
@@ -47,7 +48,8 @@ async def archived(asker: Asker) -> None:
     await asker.post(f"{path}/signals/approval", {}, "ARCHIVED")
     await asker.post(f"{path}/rerun", {"from": "a"}, "ARCHIVED")
     other = await asker.job()
-    for each in (*_LISTS, f"/v1/jobs/mail/{other.id}/tree"):
+    await asker.sees("PUT", "/v1/webhooks/shop", 200, json=SHOP)
+    for each in (*_LISTS, f"/v1/jobs/mail/{other.id}/tree", "/v1/webhooks/shop/deliveries"):
         await asker.sees("GET", each, "ARCHIVED", params=then)
     await asker.sees("GET", f"/v1/jobs/mail/{other.id}", "ARCHIVED", params=then)
     await asker.sees("GET", f"/v1/jobs/{job.id}", "ARCHIVED")

@@ -17,6 +17,8 @@ from jobledger.gateway.api import (
     queues,
     runs,
     schedules,
+    watches,
+    webhooks,
 )
 from jobledger.gateway.http.endpoint import Endpoint
 
@@ -33,4 +35,6 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *events.ENDPOINTS,
     *process.ENDPOINTS,
     *keys.ENDPOINTS,
+    *webhooks.ENDPOINTS,
+    *watches.ENDPOINTS,
 )

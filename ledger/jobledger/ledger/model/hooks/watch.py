@@ -25,7 +25,7 @@ Figure = Literal[
     "depth",  # jobs that are queued and wait for a worker
     "oldest_wait_s",  # seconds since the oldest of them was queued
     "error_rate",  # of the attempts that ended within the window, the share that failed: 0 to 1
-    "success_rate",  # of the jobs that ended within the window, the share that completed: 0 to 1
+    "success_rate",  # of the jobs that completed or became dead letters within the window, the share that completed
     "wait_p99_s",  # seconds that 99 of 100 attempts that started within the window had waited at the most
     "dead_letters",  # dead letters that nobody requeued or discarded
     "lag",  # seconds that the figures are behind the ledger
@@ -205,6 +205,8 @@ def _check_definition(given: WatchDefinition) -> None:
             f"queue {given.queue} has the deliveries of webhooks, and what fires for them would be delivered there: "
             "see `jobledger webhooks list` instead"
         )
+    if given.figure == "oldest_wait_s" and given.task:
+        raise InvalidInputError("oldest_wait_s is told of queues: give it no task")
     if given.figure == "lag" and (given.queue or given.task):
         raise InvalidInputError("lag is one figure for the whole ledger: give it no queue and no task")
 

@@ -1,0 +1,72 @@
+"""The figures that watches look at, from the rows of a projection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from jobledger.admin.rows import View
+from jobledger.ledger.model.hooks.watch import Figure, WatchDefinition
+from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
+from jobledger.ledger.model.times import as_utc
+from jobledger.projections import JobFilter
+from jobledger.projections.statistics.answers import QueueRow, Statistics
+from jobledger.projections.statistics.history import merged
+
+#: The states that a figure counts.
+_STATES: Final[dict[Figure, JobState]] = {
+    "depth": JobState.QUEUED,
+    "dead_letters": JobState.DEAD_LETTERED,
+}
+_P99: Final = 0.99
+
+
+def figure_of(view: View, definition: WatchDefinition) -> float | None:
+    """Return what a watch looks at, as the rows have it; None where it cannot be told.
+
+    Deliveries of webhooks count for nothing: what fires is delivered, and must not fire for that. Reads files: not for
+    an event loop.
+
+    Raises: ProjectionError.
+    """
+    match definition.figure:
+        case "lag":
+            return view.position().behind_s
+        case "depth" | "dead_letters":
+            return float(_count(view, definition, _STATES[definition.figure]))
+        case "oldest_wait_s":
+            return _oldest_wait_s(_queues(view, definition), view.now)
+        case "error_rate" | "success_rate" | "wait_p99_s":
+            return _of_window(view, definition)
+
+
+def _queues(view: View, definition: WatchDefinition) -> list[QueueRow]:
+    rows = view.store.queues(definition.queue or None)
+    return [row for row in rows if row.queue != DELIVERIES_QUEUE]
+
+
+def _count(view: View, definition: WatchDefinition, state: JobState) -> int:
+    if not definition.task:  # as the projector keeps it
+        return sum(row.counts[state] for row in _queues(view, definition))
+    chosen = JobFilter(queue=definition.queue or None, task=definition.task)
+    return view.store.job_counts(chosen).by_state[state]
+
+
+def _oldest_wait_s(rows: Sequence[QueueRow], now: datetime) -> float:
+    since = [datetime.fromisoformat(row.oldest_waiting) for row in rows if row.oldest_waiting is not None]
+    return max(0.0, (now - as_utc(min(since))).total_seconds()) if since else 0.0
+
+
+def _of_window(view: View, definition: WatchDefinition) -> float | None:
+    since = view.now - timedelta(seconds=definition.window_s)
+    buckets = view.store.buckets(since, queue=definition.queue or None, task=definition.task or None)
+    rows: list[Statistics] = [row for row in buckets if row.queue != DELIVERIES_QUEUE]
+    if definition.figure == "wait_p99_s":
+        return merged(row.wait for row in rows).quantile_s(_P99)
+    good = sum(row.completed for row in rows)
+    bad = sum(row.failed if definition.figure == "error_rate" else row.dead_lettered for row in rows)
+    if not good + bad:
+        return None
+    return (bad if definition.figure == "error_rate" else good) / (good + bad)

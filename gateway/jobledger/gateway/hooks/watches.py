@@ -1,0 +1,111 @@
+"""Watches, judged once a tick by each gateway from its own rows; the ledger takes what the first one says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+import anyio.to_thread
+
+from jobledger.admin.hooks.figures import figure_of
+from jobledger.admin.rows import AnswerPosition, View
+from jobledger.gateway.parts import Projection
+from jobledger.ledger import Ledger
+from jobledger.ledger.model.errors import LedgerError, UnreachableError
+from jobledger.ledger.model.hooks.errors import WatchNotFoundError
+from jobledger.ledger.model.hooks.watch import WATCH, Judge, Watch
+from jobledger.ledger.webhooks.acting import all_watches, change_watch
+from jobledger.projections.errors import ProjectionError
+
+logger = logging.getLogger("jobledger.gateway.hooks.watches")
+
+TICK_S: Final = 5.0
+#: Rows that are further behind say nothing of now.
+BEHIND_S_MAX: Final = 10.0
+
+
+class Figured(NamedTuple):
+    """A watch, and what its figure is."""
+
+    watch: Watch
+    value: float | None
+
+
+class Watching:
+    """Judges the watches of a ledger; one gateway has one, for as long as it runs."""
+
+    name = "watches"
+
+    def __init__(self, ledger: Ledger, projection: Projection, *, tick_s: float = TICK_S) -> None:
+        self._ledger = ledger
+        self._projection = projection
+        self._tick_s = tick_s
+        self._newest = -1  #: stream sequence of the newest event of any watch when they were read last
+        self._watches: list[Watch] = []
+        #: Since when a figure has been beyond its bound, by the watch's name and the event that set it.
+        self._breached: dict[tuple[str, int], datetime] = {}
+
+    async def run(self) -> None:
+        """Judge until cancelled; what cannot be read now is judged at a later tick."""
+        while True:
+            try:
+                await self.judge()
+            except (ProjectionError, UnreachableError) as error:
+                logger.debug("watches are judged later: %s", error)
+            except LedgerError as error:
+                logger.error("watches: %s", error)  # noqa: TRY400 - a sentence
+            await asyncio.sleep(self._tick_s)
+
+    async def judge(self) -> None:
+        """Judge every watch once, by the rows as they are.
+
+        Raises: ProjectionError, LedgerError.
+        """
+        watches = await self._read()
+        if not watches:
+            return
+        async with self._projection.opened() as view:
+            figured, place = await anyio.to_thread.run_sync(_figures, view, watches)
+            now = view.now
+        known = {(each.name, each.sequence) for each in watches}
+        self._breached = {key: since for key, since in self._breached.items() if key in known}
+        for each in figured:
+            if place.behind_s <= BEHIND_S_MAX or each.watch.definition.figure == "lag":
+                await self._say(each, place, now)
+
+    async def _read(self) -> Sequence[Watch]:
+        """Return the watches that are set; read again only where one changed."""
+        log = self._ledger.log
+        newest = await log.newest_sequence(WATCH.everything(log.names))
+        if newest != self._newest:
+            self._watches = await all_watches(log)
+            self._newest = newest
+        return self._watches
+
+    async def _say(self, figured: Figured, place: AnswerPosition, now: datetime) -> None:
+        watch, value = figured
+        key = (watch.name, watch.sequence)
+        if not watch.definition.is_breached(value):
+            self._breached.pop(key, None)
+            fires = False
+        else:
+            since = self._breached.setdefault(key, now)
+            fires = watch.firing or now - since >= timedelta(seconds=watch.definition.for_s)
+        if fires == watch.firing:
+            return
+        command = Judge(value=value, position=place.sequence, sequence=watch.sequence, fires=fires)
+        try:
+            await change_watch(self._ledger, watch.name, command)
+        except WatchNotFoundError:
+            pass  # it was removed meanwhile
+        else:
+            logger.info("watch %s %s", watch.name, "fires" if fires else "is within its bounds again")
+
+
+def _figures(view: View, watches: Sequence[Watch]) -> tuple[list[Figured], AnswerPosition]:
+    """Read all figures of one moment."""
+    with view.store.one_moment():
+        return [Figured(each, figure_of(view, each.definition)) for each in watches], view.position()
