@@ -50,7 +50,7 @@ class Cli(CommandLine):
 
 async def tell(ledger: Ledger) -> None:
     """Append the six events of docs/retention.md: a job that completed, one that was cancelled, one that waits."""
-    first = (await ledger.enqueue(charge.options(id="charge-1"), 100)).ref
+    first = (await ledger.enqueue(charge.options(id="charge-1", by="web-1"), 100)).ref
     claimed = await ledger.execute(first, Claim(worker="web-1-0a", lease_s=15))
     await ledger.execute(first, Complete(epoch=claimed.claim_epoch, result=msgspec.Raw(b'"paid"')))
     second = (await ledger.enqueue(charge.options(id="charge-2"), 200)).ref

@@ -79,7 +79,7 @@ def test_a_person_sets_changes_lists_shows_and_removes_a_limit(cli: CommandLine)
     assert run("remove", "tenant").startswith("limit tenant is removed")
     assert [row["name"] for row in cli.run("limits", "list", "--json", *cli.where).lines] == ["task", "task"]
     assert "nothing: jobs that name it stay held" in run("show", "tenant")
-    tail = cli.run("events", "tail", "--type", "set", "--type", "limit.removed", *cli.where)
+    tail = cli.run("events", "tail", "--type", "limit.set", "--type", "limit.removed", *cli.where)
     assert tail.code == 0, tail.err
     assert "limit tenant" in tail.out
     checked = cli.run("audit", "verify", *cli.where)

@@ -62,7 +62,7 @@ def test_its_events_are_listed_and_chosen_by_type(cli: CommandLine) -> None:
     assert [(line["type"], line["name"]) for line in chosen.lines] == [("dropped", "ball")]
     refused = cli.run("events", "tail", "--type", "made", "--queue", "q", *cli.where)
     assert refused.code == 2
-    assert "--queue chooses events of jobs, and made is not one of them" in refused.err
+    assert "queue chooses events of jobs, and made is not one of them" in refused.err
 
 
 def test_its_chains_and_rules_are_checked(cli: CommandLine) -> None:

@@ -95,6 +95,29 @@ WORDS = {
     "timers status": "",
     "timers rebuild": "",
     "workers list": "",
+    "gateway": "--port 0",
+    "keys list": "",
+    "keys show": "ci",
+    "keys rotate": "ci",
+    "keys revoke": "ci",
+    "keys link": "dana --role viewer",
+    "routes list": "",
+    "routes show": "shop",
+    "routes remove": "shop",
+    "routes deliveries": "shop",
+    "routes test": "shop --body FOLDER/app.py",
+    "routes retry": "shop d",
+    "webhooks list": "",
+    "webhooks show": "w",
+    "webhooks remove": "w",
+    "webhooks pause": "w",
+    "webhooks resume": "w",
+    "webhooks test": "w",
+    "webhooks redeliver": f"w --since {PAST}",
+    "webhooks rotate": "w --secret env:S",
+    "watches list": "",
+    "watches show": "deep",
+    "watches remove": "deep",
     "workflows list": "",
     "workflows versions": "",
     "workflows check": "--open --app FOLDER/app.py",
@@ -103,9 +126,20 @@ WORDS = {
     "doctor": "",
 }
 #: Those that make a ledger, by words or by themselves.
-CREATING = {"up", "worker", "enqueue", "schedules add", "audit restore", "demo"}
+CREATING = {
+    "up",
+    "worker",
+    "enqueue",
+    "keys create",
+    "routes set",
+    "watches set",
+    "webhooks set",
+    "schedules add",
+    "audit restore",
+    "demo",
+}
 #: Those that need no ledger.
-OFFLINE = {"server", "events schema", "events asyncapi", "audit keygen"}
+OFFLINE = {"server", "events schema", "events asyncapi", "audit keygen", "webhooks keygen"}
 
 
 class Cli(CommandLine):

@@ -154,7 +154,7 @@ async def test_what_is_no_schedule_is_refused_where_it_is_loaded() -> None:
         _registry(_nightly(input={"m": 1}))
     with pytest.raises(ConfigurationError, match="needs a name and a task"):
         _registry(Schedule("nightly", every_s=5))
-    with pytest.raises(ConfigurationError, match="run_at or a delay_s"):
+    with pytest.raises(ConfigurationError, match="a run_at, a delay_s or a by"):
         _registry(Schedule("nightly", every_s=5, task=add.options(delay_s=1), input={"n": 1}))
     with pytest.raises(ConfigurationError, match="two schedules are called 'nightly'"):
         _registry(_nightly(), _nightly())

@@ -163,5 +163,5 @@ async def test_pauses_grow_to_their_limit_and_begin_anew_after_a_healthy_life(
         supervisor.stop()
     deaths = [record for record in caplog.records if "another starts" in record.message]
     assert all("ended with code 9: another starts" in record.message for record in deaths)
-    pauses = [record.args[2] for record in deaths[:4] if isinstance(record.args, tuple)]
+    pauses = [record.args[3] for record in deaths[:4] if isinstance(record.args, tuple)]
     assert pauses == [0.01, 0.02, 0.03, 0.01]
