@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.support.tables import each_row
 
+from jobledger.gateway.process.counting import GATEWAY_METRICS
 from jobledger.ledger.metrics.exposition import Measure
 from jobledger.projections.metrics.names import EXPORTER_METRICS
 from jobledger.workers.metrics import WORKER_METRICS
@@ -24,7 +25,7 @@ RULES_TEST = (PROMETHEUS / "alerts_test.yml").read_text(encoding="utf-8")
 DASHBOARD: dict[str, Any] = json.loads(
     (ROOT / "deploy" / "grafana" / "jobledger.json").read_text(encoding="utf-8")
 )
-METRICS = {measure.name: measure for measure in (*EXPORTER_METRICS, *WORKER_METRICS)}
+METRICS = {measure.name: measure for measure in (*EXPORTER_METRICS, *WORKER_METRICS, *GATEWAY_METRICS)}
 #: Labels that every target has, or that whoever scrapes may give it.
 TARGET = {"instance", "job", "pod", "environment"}
 OF_INFO = {"version", "ledger_environment", "worker"}
@@ -41,7 +42,7 @@ _TOKEN = re.compile(
 
 
 def test_every_metric_has_a_name_by_the_conventions() -> None:
-    assert len(METRICS) == len(EXPORTER_METRICS) + len(WORKER_METRICS)
+    assert len(METRICS) == len(EXPORTER_METRICS) + len(WORKER_METRICS) + len(GATEWAY_METRICS)
     for measure in METRICS.values():
         assert re.fullmatch(r"jobledger_[a-z]+(_[a-z]+)*", measure.name)
         assert measure.name.endswith("_total") == (measure.kind == "counter")
