@@ -180,6 +180,8 @@ async def test_every_form_refuses_who_lacks_its_permission(
             name="nightly",
             task="send",
             key="k",
+            route="r",
+            delivery="d",
             verb="pause" if "schedules" in form.path else "cancel",
         )
         answer = await http.post(address, data={"token": token, "verb": "cancel"})

@@ -11,7 +11,7 @@ import msgspec
 
 from jobledger.admin.past import AsOf
 from jobledger.gateway.access.permissions import Permission, Principal
-from jobledger.gateway.pages.strips import Strips
+from jobledger.gateway.pages.kept import Kept
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
 
@@ -50,7 +50,7 @@ class Looked(NamedTuple):
     gateway: Gateway
     principal: Principal
     path: str  #: of the address, without what stands behind the `?`
-    strips: Strips
+    kept: Kept
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ HERE: Final = frozenset(
         "keys",
         "tasks",
         "plan",
+        "webhooks",
     }
 )
 STATIC: Final = _FOLDER / "static"

@@ -19,11 +19,11 @@ from starlette.staticfiles import StaticFiles
 
 from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.http.routing import request_id_of
+from jobledger.gateway.pages.kept import Kept
 from jobledger.gateway.pages.live import Pulse
 from jobledger.gateway.pages.page import Fields, Form, Looked, Page, Sent
 from jobledger.gateway.pages.rendering import STATIC, rendered
 from jobledger.gateway.pages.shared import Shared
-from jobledger.gateway.pages.strips import Strips
 from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.gateway.pages.views.levels import levels
 from jobledger.gateway.parts import Gateway
@@ -67,7 +67,7 @@ class Dashboard:
         self._gateway = gateway
         self._shared = Shared(gateway.ledger.clock)
         self._pulse = Pulse(gateway)
-        self._strips = Strips()
+        self._kept = Kept(gateway.ledger.clock)
         # Renderings are shared by all who may see the same, so what is of one person is put in when they are sent.
         self._name_mark, self._token_mark = (f"~{secrets.token_hex(16)}~" for _ in range(2))
 
@@ -97,7 +97,7 @@ class Dashboard:
         if page.permission is not None:
             principal.require(page.permission)
         query = _query(page.query, request)
-        looked = Looked(self._gateway, principal, request.url.path, self._strips)
+        looked = Looked(self._gateway, principal, request.url.path, self._kept)
         scope = (principal.permissions, principal.queues, principal.tasks)
 
         async def make() -> bytes:
@@ -128,7 +128,7 @@ class Dashboard:
             )
         if form.permission is not None:
             principal.require(form.permission)
-        looked = Looked(self._gateway, principal, request.url.path, self._strips)
+        looked = Looked(self._gateway, principal, request.url.path, self._kept)
         answer = await form.act(Sent(self._gateway, principal, fields, looked), **request.path_params)
         self._shared.forget()
         if isinstance(answer, str):
@@ -144,7 +144,7 @@ class Dashboard:
     async def _levels(self, request: Request, _about: None) -> Response:
         principal = self._gateway.access.principal(request)
         principal.require("view")
-        looked = Looked(self._gateway, principal, request.url.path, self._strips)
+        looked = Looked(self._gateway, principal, request.url.path, self._kept)
 
         async def make() -> bytes:
             return msgspec.json.encode(await levels(looked))

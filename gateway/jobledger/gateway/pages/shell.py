@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -20,6 +19,7 @@ from jobledger.projections.statistics.history import happened
 #: A page says that it is behind from this lag on.
 BEHIND_S: Final = 5.0
 _STRIP_SPANS: Final = 120
+_STRIP_FRESH_S: Final = 5.0
 _STEPS_S: Final = (60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 604800)
 
 
@@ -108,18 +108,17 @@ async def _life(looked: Looked, view: View, shell: Shell) -> Markup:
 
     Raises: ProjectionError, UnreachableError.
     """
-    scope, now = looked.principal.queues, looked.gateway.ledger.clock.monotonic()
     whole_s = max(60.0, (shell.today - shell.begin).total_seconds())
     step_s = next((each for each in _STEPS_S if whole_s / each <= _STRIP_SPANS), _STEPS_S[-1])
-    known = looked.strips.known(scope, now, step_s)
-    if known is not None:
-        return known
-    async with contextlib.AsyncExitStack() as stack:
-        if shell.past is not None:  # those rows end at the moment shown
-            view = await stack.enter_async_context(looked.gateway.projection.opened())
-        made = await anyio.to_thread.run_sync(_strip, looked, view, shell, step_s)
-    looked.strips.keep(scope, now, made)
-    return made
+
+    async def make() -> Markup:
+        if shell.past is None:
+            return await anyio.to_thread.run_sync(_strip, looked, view, shell, step_s)
+        async with looked.gateway.projection.opened() as now:  # the rows of the past end at the moment shown
+            return await anyio.to_thread.run_sync(_strip, looked, now, shell, step_s)
+
+    key = ("strip", looked.principal.queues)
+    return await looked.kept.get(key, make, fresh_s=max(_STRIP_FRESH_S, step_s / 20))
 
 
 def _strip(looked: Looked, view: View, shell: Shell, step_s: int) -> Markup:

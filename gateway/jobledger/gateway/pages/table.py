@@ -15,8 +15,9 @@ from jobledger.gateway.pages.forms.jobs import act_on_job
 from jobledger.gateway.pages.forms.keys import make_key, revoke, rotate
 from jobledger.gateway.pages.forms.plan import do_plan
 from jobledger.gateway.pages.forms.tasks import add_job
+from jobledger.gateway.pages.forms.webhooks import act_on_webhook, process_again
 from jobledger.gateway.pages.page import Form, Page
-from jobledger.gateway.pages.views import acts, dead_letters, jobs, keys, overview, plan
+from jobledger.gateway.pages.views import acts, dead_letters, jobs, keys, overview, plan, webhooks
 from jobledger.gateway.pages.views.job import job_page
 from jobledger.gateway.pages.views.ledger import ledger
 from jobledger.gateway.pages.views.limits import limits
@@ -44,6 +45,7 @@ PAGES: Final = (
     Page(path="/runs", template="runs.html", facts=runs),
     Page(path="/tasks", template="tasks.html", facts=tasks),
     Page(path="/tasks/{task}", template="task.html", facts=task_form),
+    Page(path="/webhooks", template="webhooks.html", facts=webhooks.webhooks, query=webhooks.Query),
     Page(path="/ledger", template="ledger.html", facts=ledger),
     Page(path="/keys", template="keys.html", facts=keys.keys, query=keys.Query, permission="admin"),
     Page(path="/acts", template="acts.html", facts=acts.acts, query=acts.Query),
@@ -57,6 +59,8 @@ FORMS: Final = (
     Form(path="/limits/set", permission="manage", act=change_limit),
     Form(path="/limits/remove", permission="manage", act=drop_limit),
     Form(path="/tasks/{task}/enqueue", permission="queue", act=add_job),
+    Form(path="/webhooks/in/{route}/{delivery}/retry", permission="manage", act=process_again),
+    Form(path="/webhooks/{name}/{verb}", permission="manage", act=act_on_webhook),
     Form(path="/keys/create", permission="admin", act=make_key),
     Form(path="/keys/{key}/rotate", permission="admin", act=rotate),
     Form(path="/keys/{key}/revoke", permission="admin", act=revoke),

@@ -12,6 +12,7 @@ import anyio.to_thread
 import msgspec
 from markupsafe import Markup
 
+from jobledger.admin.hooks.watches import WatchInfo, list_watches
 from jobledger.admin.queues import paused_now, together
 from jobledger.admin.rows import View
 from jobledger.admin.workers import list_workers
@@ -47,6 +48,7 @@ _QUEUES_MAX: Final = 20
 _CAUSES_MAX: Final = 6
 _ACTS_MAX: Final = 6
 _WORKERS_MAX: Final = 8
+_WATCHES_FRESH_S: Final = 3.0
 
 
 class Query(When, frozen=True, kw_only=True):
@@ -77,16 +79,29 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     acts: list[ActRow]
     workers: list[WorkerInfo]
     workers_more: int
+    firing: list[WatchInfo]  #: watches whose figure is beyond its bound
 
 
 async def overview(looked: Looked, *, query: Query) -> Overview:
     """Return the overview as it is, or as of a past moment."""
     past = query.as_of()
     workers = [] if past is not None else await list_workers(looked.gateway.ledger)
+    firing = [] if past is not None else await _firing(looked)
     async with looked.gateway.projection.opened(past) as view:
         shell = await surround(looked, view, past)
         living = [each for each in workers if each.kind == "worker"]
-        return await anyio.to_thread.run_sync(_seen, looked, view, shell, query.span, living)
+        seen = await anyio.to_thread.run_sync(_seen, looked, view, shell, query.span, living)
+    return msgspec.structs.replace(seen, firing=firing)
+
+
+async def _firing(looked: Looked) -> list[WatchInfo]:
+    """Return the watches that fire, for who may see all queues: their figures are of all."""
+    if not looked.principal.is_everywhere:
+        return []
+    found = await looked.kept.get(
+        "watches", lambda: list_watches(looked.gateway.ledger), fresh_s=_WATCHES_FRESH_S
+    )
+    return [each for each in found if each.firing]
 
 
 def _seen(looked: Looked, view: View, shell: Shell, span: Span, workers: Sequence[WorkerInfo]) -> Overview:
@@ -152,6 +167,7 @@ def _page(looked: Looked, view: View, shell: Shell, span: Span, workers: Sequenc
         ),
         acts=[each for each in store.acts(_ACTS_MAX) if looked.principal.may("view", each.queue, each.task)],
         workers=list(workers[:_WORKERS_MAX]),
+        firing=[],
         workers_more=max(0, len(workers) - _WORKERS_MAX),
     )
 

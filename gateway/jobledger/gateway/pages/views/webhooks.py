@@ -1,0 +1,59 @@
+"""What comes in from outside and what goes out: routes with their deliveries, webhooks, and watches."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+from jobledger.admin.hooks.watches import WatchInfo, list_watches
+from jobledger.admin.hooks.webhooks import WebhookInfo, list_webhooks
+from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.projections.tables.routes import DeliveryRow, RouteRow, read_deliveries, read_routes
+
+_DELIVERIES: Final = 50
+
+Text = Annotated[str, msgspec.Meta(max_length=200)]
+
+
+class Query(When, frozen=True, kw_only=True):
+    """Which deliveries."""
+
+    route: Text = ""
+    unmatched: bool = False  #: only those that no rule matched
+
+
+class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    shell: Shell
+    query: Query
+    watches: list[WatchInfo]
+    webhooks: list[WebhookInfo]
+    routes: list[RouteRow]
+    deliveries: list[DeliveryRow]
+
+
+async def webhooks(looked: Looked, *, query: Query) -> Webhooks:
+    """Return them as they are now. Raises: ProblemError for who may not see all queues."""
+    looked.principal.require_everywhere("view")
+    ledger = looked.gateway.ledger
+    async with looked.gateway.projection.opened() as view:
+        shell = await surround(looked, view, None, fleet=False)
+        with view.store.one_moment():
+            routes = read_routes(view.store.select)
+            deliveries = read_deliveries(
+                view.store.select,
+                route=query.route,
+                matched=False if query.unmatched else None,
+                limit=_DELIVERIES,
+            )
+    return Webhooks(
+        shell=shell,
+        query=query,
+        watches=[each for each in await list_watches(ledger) if not each.removed],
+        webhooks=await list_webhooks(ledger),
+        routes=routes,
+        deliveries=deliveries,
+    )
