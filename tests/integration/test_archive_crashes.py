@@ -33,7 +33,7 @@ from jobledger.audit.errors import (
 from jobledger.audit.export import ExportLog, import_export, read_manifest, write_export
 from jobledger.audit.export.manifest import MANIFEST, manifest_bytes, sealed
 from jobledger.ledger.model.codec import Message, Unreadable, encode
-from jobledger.ledger.model.commands import Complete, Fence
+from jobledger.ledger.model.commands import Complete, Fence, Note
 from jobledger.ledger.model.errors import InvalidInputError, JobNotFoundError, UnknownEventError
 from jobledger.ledger.model.events import Carried, Started
 from jobledger.ledger.model.job import JobState
@@ -269,6 +269,26 @@ async def test_a_receipt_at_the_moment_of_the_purge_is_put_right(
     await world.check()
     with pytest.raises(JobNotFoundError):
         await world.do("cancelled", Fence(epoch=1, attempt=1, worker="w1", outcome="failed"))
+
+
+async def test_a_note_on_a_job_that_goes_away_keeps_it_whole(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person remarks something about a job that is over, after the last event that goes away, and during the purge."""
+    await populate(world)
+    purge = world.log.purge
+
+    async def late(through: int) -> None:
+        await world.do("completed", Note(text="during the purge"))
+        await purge(through)
+
+    monkeypatch.setattr(world.log, "purge", late)
+    await world.archive()
+    monkeypatch.undo()
+    job = await world.job("completed")
+    assert (job.state, job.result) == (JobState.COMPLETED, msgspec.Raw(b"1"))
+    await world.do("completed", Note(text="later"))
+    await world.check()
 
 
 async def test_a_time_that_cannot_be_is_refused(world: World) -> None:

@@ -207,7 +207,7 @@ def _acted(audit: AuditCommand) -> datetime:
 
 
 def test_acts_of_people_are_listed_the_newest_first(audit: AuditCommand) -> None:
-    assert audit("who").out == "no operator acted on a job\n"
+    assert audit("who").out == "no operator acted\n"
     between = _acted(audit)
     listed = audit("who", "--json").lines
     assert [(each["by"], each["act"], each["job"], each["reason"]) for each in listed] == [

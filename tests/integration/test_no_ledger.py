@@ -44,6 +44,7 @@ WORDS = {
     "jobs signal": "j go",
     "jobs pause": "j",
     "jobs resume": "j",
+    "jobs note": "j seen",
     "jobs rerun": "j --from charge",
     "jobs reschedule": "j --in 1m",
     "unique show": "send",

@@ -15,26 +15,37 @@ from tests.support.projections import SMALL, assert_true, finish
 
 from jobledger.audit.archive.chain import open_archive
 from jobledger.audit.export import ExportLog, JoinedLog, write_export
+from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.chain import commit, load, transact
 from jobledger.ledger.model.commands import (
     CancelJob,
     Claim,
     Command,
+    CompleteStep,
     ConfirmCancel,
     DeadLetter,
     Discard,
     Dispatch,
     Fail,
+    GiveSignal,
     Interrupt,
+    Note,
+    Pause,
+    RequestPause,
     Requeue,
+    ResumeJob,
     Stamp,
     TakeOver,
 )
 from jobledger.ledger.model.decisions import decide
-from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.events import ErrorInfo, RerunOf
+from jobledger.ledger.model.job import OPERATOR
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.queues.pause import QUEUE, PauseQueue, QueueState
+from jobledger.ledger.model.queues.pause import decide as decide_pause
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.unreadable import UNREADABLE, Acknowledged
 from jobledger.projections import ActFilter, ActRow, Projector, ProjectorConfig, Store, rebuild
 
 pytestmark = pytest.mark.anyio
@@ -56,11 +67,11 @@ class Place:
     def monotonic(self) -> float:
         return (self.at - BEGIN).total_seconds()
 
-    async def enqueue(self, job: str, **options: Any) -> None:
+    async def enqueue(self, job: str, by: str = "shop", **options: Any) -> None:
         ref = JobRef(queue="q", job_id=job)
         chain = await load(self.log, ref)
         order = enqueue_of(ref, task="t", **options)
-        await commit(self.log, chain, decide(None, order, Stamp(at=self.at, by="shop")))
+        await commit(self.log, chain, decide(None, order, Stamp(at=self.at, by=by)))
         self.at += timedelta(seconds=1)
 
     async def do(self, job: str, command: Command, by: str = "w1") -> int:
@@ -147,6 +158,85 @@ async def test_acts_on_a_job_with_limits_are_acts_though_it_is_held(tmp_path: Pa
         ("alice", "retry", "limited", "now, please"),
         ("bob", "requeue", "limited", "fixed"),
     ]
+
+
+async def test_pauses_resumes_signals_reruns_and_notes_are_acts(tmp_path: Path) -> None:
+    place = Place()
+    claim = Claim(worker="w1", lease_s=15)
+    await place.enqueue("waits")
+    await place.do("waits", RequestPause(reason="closed"), by="alice")
+    await place.do("waits", ResumeJob(reason="open again"), by="bob")  # no `retry`
+    await place.do("waits", RequestPause(), by="alice")
+    await place.do("waits", ResumeJob(), by="bob")  # though nobody says why
+    await place.enqueue("later", run_at=place.at + timedelta(hours=1))
+    await place.do("later", RequestPause(), by="alice")
+    await place.do("later", ResumeJob(), by="bob")  # it waits for its time again: no `reschedule`
+    await place.enqueue("runs")
+    held = await place.do("runs", claim)
+    await place.do("runs", RequestPause(reason="deploy"), by="alice")
+    await place.do("runs", Pause(epoch=held, event=OPERATOR), by="w1")  # it obeys
+    await place.do("runs", ResumeJob(), by="alice")
+    await place.enqueue("fails", max_attempts=2)
+    held = await place.do("fails", claim)
+    await place.do("fails", RequestPause(), by="alice")
+    await place.do("fails", Fail(epoch=held, error=BOOM), by="w1")  # and so does this one
+    await place.enqueue("child")
+    await place.do("child", RequestPause(reason="its run r1 is paused"), by="w1")
+    await place.do("child", ResumeJob(reason="its run goes on"), by="w1")
+    await place.enqueue("run")
+    held = await place.do("run", claim)
+    step: dict[str, Any] = {"step": "pay", "kind": "step", "target": "pay"}
+    await place.do("run", CompleteStep(epoch=held, **step))
+    await place.do("run", GiveSignal(name="approved", id="click-1"), by="carol")
+    await place.do("run", GiveSignal(name="ticked"), by="host-17-0a1b2c3d")  # a program's
+    await place.do("run", Interrupt(epoch=held, reason="deploy"))
+    await place.do("run", Note(text="look at this"), by="dana")
+    source = RerunOf(queue="q", job="run", sequence=9, hash="", from_step="pay", steps=0)
+    await place.enqueue("again", rerun_of=source, by="erin")
+    assert shown(await acts_in(place.log, tmp_path / "p")) == [
+        ("alice", "pause", "waits", "closed"),
+        ("bob", "resume", "waits", "open again"),
+        ("alice", "pause", "waits", "closed"),  # a pause without a reason keeps the one before
+        ("bob", "resume", "waits", ""),
+        ("alice", "pause", "later", ""),
+        ("bob", "resume", "later", ""),
+        ("alice", "pause", "runs", "deploy"),
+        ("alice", "resume", "runs", ""),
+        ("alice", "pause", "fails", ""),
+        ("carol", "signal", "run", "approved"),
+        ("dana", "note", "run", "look at this"),
+        ("erin", "rerun", "again", "of q/run from step pay"),
+    ]
+    await assert_true(place.log, tmp_path / "p")
+
+
+async def test_a_cancel_that_begins_with_undos_is_a_cancel(tmp_path: Path) -> None:
+    place = Place()
+    await place.enqueue("run")
+    held = await place.do("run", Claim(worker="w1", lease_s=15))
+    await place.do("run", CompleteStep(epoch=held, step="pay", kind="step", target="pay"))
+    await place.do("run", Pause(epoch=held, until=place.at + timedelta(hours=1), undos=1))
+    await place.do("run", CancelJob(reason="refunded"), by="alice")
+    assert shown(await acts_in(place.log, tmp_path / "p")) == [("alice", "cancel", "run", "refunded")]
+
+
+async def test_pauses_of_queues_and_acknowledgements_are_acts_about_no_job(tmp_path: Path) -> None:
+    place = Place()
+    stamp = Stamp(at=place.at, by="alice")
+    paused = decide_pause("mail", QueueState(), PauseQueue(reason="smtp is down"), stamp)
+    (entry,) = QUEUE.link(place.log.names, [paused], View[QueueState]())
+    await place.log.append([entry])
+    accepted = Acknowledged(
+        at=place.at, by="bob", sequence=7, sha256="0" * 64, stored_as="x", why="y", reason="looked at"
+    )
+    (entry,) = UNREADABLE.link(place.log.names, [accepted], View[Acknowledged]())
+    await place.log.append([entry])
+    found = await acts_in(place.log, tmp_path / "p")
+    assert [(act.by, act.act, act.queue, act.job, act.reason) for act in found] == [
+        ("alice", "pause", "mail", "", "smtp is down"),
+        ("bob", "acknowledge", "", "", "stream sequence 7: looked at"),
+    ]
+    await assert_true(place.log, tmp_path / "p")
 
 
 async def test_acts_are_chosen_by_actor_by_time_and_by_place(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from jobledger.ledger.model.commands import (
     GiveSignal,
     Interrupt,
     Join,
+    Note,
     Outcome,
     Pause,
     PutBack,
@@ -161,6 +162,7 @@ COMMANDS: dict[str, Command] = {
     "join": Join(step="a", completed=((0, 0),)),
     "signal": GiveSignal(name="paid"),
     "request_pause": RequestPause(reason="deploy"),
+    "note": Note(text="seen"),
     "resume": ResumeJob(),
 }
 
@@ -216,6 +218,7 @@ join              ?    -         -    -      -         -          -      -      
 signal            ?    sign      sign sign   sign      sign       sign   -         -         -             -
 request_pause     ?    paus      paus paus   p_re      paus       paus   -         -         -             -
 resume            ?    -         -    -      -         -          -      -         -         -             -
+note              ?    note      note note   note      note       note   note      note      note          note
 """
 
 SHORT = {
@@ -224,7 +227,7 @@ SHORT = {
     "dead_lettered": "dead", "discarded": "disc", "checkpointed": "chec", "progressed": "prog",
     "cancel_requested": "c_re", "fenced": "fenc", "carried": "carr",
     "step_started": "s_st", "step_completed": "s_co", "step_failed": "s_fa", "joined": "join", "signalled": "sign",
-    "pause_requested": "p_re",
+    "pause_requested": "p_re", "noted": "note",
 }  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from jobledger.ledger.model.events import (
     Interrupted,
     JobEvent,
     Joined,
+    Noted,
     Paused,
     PauseRequested,
     Progressed,
@@ -79,11 +80,12 @@ STEP_FAILED = StepFailed(**ENVELOPE, **STEP, attempt=1, error=BOOM)
 JOINED = Joined(**ENVELOPE, step="pages", completed=((0, 3),))
 SIGNALLED = Signalled(**ENVELOPE, name="approved")
 PAUSE_REQUESTED = PauseRequested(**ENVELOPE)
+NOTED = Noted(**ENVELOPE, text="seen")
 
 ONE_OF_EACH: tuple[JobEvent, ...] = (
     SCHEDULED, HELD, QUEUED, STARTED, COMPLETED, FAILED, CANCELLED, INTERRUPTED, PAUSED, SNOOZED, DEAD, DISCARDED,
     CHECKPOINTED, PROGRESSED, CANCEL_REQUESTED, FENCED, CARRIED, STEP_STARTED, STEP_COMPLETED,
-    STEP_FAILED, JOINED, SIGNALLED, PAUSE_REQUESTED,
+    STEP_FAILED, JOINED, SIGNALLED, PAUSE_REQUESTED, NOTED,
 )  # fmt: skip
 
 
@@ -123,6 +125,9 @@ TABLE: list[tuple[tuple[JobEvent, ...], str, tuple[str, ...], int, int, datetime
     ((QUEUED, STARTED, CHECKPOINTED, PROGRESSED, CANCEL_REQUESTED), "running", ("running",), 2, 2, None, False),
     ((QUEUED, STARTED, STARTED_2, FENCED), "running", ("lost", "running"), 3, 1, None, False),
     ((QUEUED, STARTED, COMPLETED, FENCED), "completed", ("completed",), 0, 2, None, True),
+    ((SCHEDULED, NOTED), "scheduled", (), 0, 1, LATER, False),
+    ((QUEUED, STARTED, NOTED), "running", ("running",), 2, 2, None, False),
+    ((QUEUED, STARTED, COMPLETED, NOTED), "completed", ("completed",), 0, 2, None, True),
 ]  # fmt: skip
 
 

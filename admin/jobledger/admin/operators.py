@@ -1,4 +1,4 @@
-"""What operators did to jobs: cancel, retry, requeue, discard, with actor and reason."""
+"""What operators did, to jobs above all, with actor and reason."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Acted(NamedTuple):
 
 
 async def operator_acts(rows: Rows, chosen: ActFilter, *, limit: int, archives: Sequence[Path] = ()) -> Acted:
-    """Return what operators did to jobs, the newest first; also before the ledger's beginning where `archives` is named.
+    """Return what operators did, the newest first; also before the ledger's beginning where `archives` is named.
 
     Raises: as `with_archive`; ProjectionError, UnreachableError.
     """
@@ -67,7 +67,7 @@ async def operator_acts(rows: Rows, chosen: ActFilter, *, limit: int, archives: 
         path = await _projected(rows, log, Path(folder), chosen.from_sequence)
         with Store.open(path) as store, store.one_moment():
             newest, total = store.acts(limit, chosen=chosen), store.act_count(chosen)
-    chains, own = await _chains(log, sorted({(act.queue, act.job) for act in newest}))
+    chains, own = await _chains(log, sorted({(act.queue, act.job) for act in newest if act.job}))
     newest = [
         msgspec.structs.replace(act, at=time_text(own[act.stream_sequence]))
         if act.stream_sequence in own

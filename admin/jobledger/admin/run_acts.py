@@ -8,7 +8,7 @@ from jobledger.admin.find import find_job
 from jobledger.admin.rows import Rows
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.handle import JobHandle, would_accept
-from jobledger.ledger.model.commands import RequestPause, ResumeJob
+from jobledger.ledger.model.commands import Note, RequestPause, ResumeJob
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.json_text import check_text
 from jobledger.ledger.model.runs.awaiting import awaited_of
@@ -101,6 +101,12 @@ async def resume_ref(ledger: Ledger, ref: JobRef, *, reason: str = "", by: str) 
         # Before the run itself: who dies in between leaves one that can be resumed again.
         await Reaching(ledger).resume(ref, job)
     return await ledger.execute(ref, command, by=by)
+
+
+async def note(rows: Rows, job_id: str, text: str, queue: str | None = None, *, by: str) -> Job:
+    """Keep a remark about a job; return the job after it. Raises: as `find_job` and `Ledger.note`."""
+    command = Note(text=text)  # refused before anything is looked for
+    return await rows.ledger.execute((await find_job(rows, job_id, queue)).ref, command, by=by)
 
 
 async def rerun_planned(

@@ -41,6 +41,7 @@ COMMANDS: Final = Group(
                 "signal": "jobs.run_acts",
                 "pause": "jobs.run_acts",
                 "resume": "jobs.run_acts",
+                "note": "jobs.run_acts",
                 "rerun": "jobs.rerun",
                 "cancel": "jobs.bulk",
                 "retry": "jobs.bulk",

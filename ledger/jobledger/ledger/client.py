@@ -22,7 +22,7 @@ from jobledger.ledger.held_lock import HeldLock
 from jobledger.ledger.limits.defining import CodeLimits
 from jobledger.ledger.locks import WAIT_S_DEFAULT, Locks
 from jobledger.ledger.model.clock import Clock
-from jobledger.ledger.model.commands import Command, Discard, Stamp
+from jobledger.ledger.model.commands import Command, Discard, Note, Stamp
 from jobledger.ledger.model.errors import AmbiguousIdError, InvalidInputError, JobNotFoundError
 from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.job import Job
@@ -368,6 +368,14 @@ class Ledger:
     async def discard(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
         """Close a dead letter for good; all of it is kept. Raises: JobNotFoundError, IllegalTransitionError."""
         return await self.execute((await self._named(job, queue)).ref, Discard(reason=reason), by=by)
+
+    async def note(self, job: AnyJob, text: str, *, queue: str | None = None, by: str = "") -> Job:
+        """Keep a remark about a job, whatever its state: at most 4,000 characters; nothing follows from it.
+
+        Raises: JobNotFoundError, AmbiguousIdError, InvalidInputError, LedgerFullError, UnreachableError.
+        """
+        command = Note(text=text)
+        return await self.execute((await self._named(job, queue)).ref, command, by=by)
 
     async def signal(
         self,

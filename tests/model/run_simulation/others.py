@@ -36,13 +36,14 @@ from jobledger.ledger.model.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.model.job import CLOSED_STATES, OPERATOR, JobState
+from jobledger.ledger.model.runs.orders import WITH_ITS_RUN
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.parts import Client
 from jobledger.ledger.timers import wait_timer
 from jobledger.workers.reactors.children.joining import Joining
 from jobledger.workers.reactors.children.opening import Opening
-from jobledger.workers.reactors.children.reaching import WITH_ITS_RUN, Reaching
+from jobledger.workers.reactors.children.reaching import Reaching
 from jobledger.workers.reactors.children.reactor import ChildrenReactor
 
 #: What people may prefer; see `wish`.

@@ -49,6 +49,7 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.events import Carried
 from jobledger.ledger.model.job import WAITING_STATES, Job
+from jobledger.ledger.model.lifecycle import REMARKS
 from jobledger.ledger.model.log import Log, end_of_chain
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.schedules.events import Removed
@@ -335,7 +336,7 @@ class Archiver:
         return after.job
 
     async def _carry_fenced(self, through: int) -> int:
-        """Carry jobs that were over and whose late worker left a receipt behind what goes away; return how many."""
+        """Carry jobs that were over and have a late worker's receipt, or a note, behind what goes away; return how many."""
         carried = self._jobs_carried
         for ref in await self._fenced_since(through):
             chain = await self._log.read_chain(self._log.names.chain(ref))
@@ -346,14 +347,15 @@ class Archiver:
 
     async def _fenced_since(self, through: int) -> Collection[JobRef]:
         found: set[JobRef] = set()
-        subject = self._log.names.all_of_type("fenced")
         head = await self._log.head()
         if head.last_sequence <= through:
             return found
         begin = max(through + 1, head.first_sequence)
-        async with contextlib.aclosing(self._log.read(from_sequence=begin, subject=subject)) as batches:
-            async for batch in batches:
-                found |= {JobRef(queue=each.event.queue, job_id=each.event.job) for each in batch}
+        for cls in REMARKS:
+            subject = self._log.names.all_of_type(str(cls.__struct_config__.tag))
+            async with contextlib.aclosing(self._log.read(from_sequence=begin, subject=subject)) as batches:
+                async for batch in batches:
+                    found |= {JobRef(queue=each.event.queue, job_id=each.event.job) for each in batch}
         return found
 
     async def _count(self, export: ExportLog, *, force: bool) -> None:

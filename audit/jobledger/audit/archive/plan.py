@@ -18,9 +18,9 @@ from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.aggregates import AGGREGATES, JOB
 from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.errors import WrongSequenceError
-from jobledger.ledger.model.events import Carried, Fenced, StepCompleted, StepFailed
+from jobledger.ledger.model.events import Carried, StepCompleted, StepFailed
 from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
-from jobledger.ledger.model.lifecycle import lean
+from jobledger.ledger.model.lifecycle import REMARKS, lean
 from jobledger.ledger.model.log import Head, Log, end_of_chain, events_among
 from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, JobRef, Names, aggregate_of
 from jobledger.ledger.model.unique import UNIQUE, KeyRef, Taken, key_of
@@ -168,8 +168,8 @@ class Prefix:
         event = stored.event
         ref = JobRef(queue=event.queue, job_id=event.job)
         known = self.jobs.get(ref)
-        if known is None and isinstance(event, Fenced):
-            return  # the receipt of somebody who was late to a job that is over
+        if known is None and isinstance(event, REMARKS):
+            return  # about a job that is over: the receipt of somebody who was late, or a note
         job = evolve(known, lean(event), stored.stream_sequence)
         if job.state in CLOSED_STATES:
             self.jobs_over += not isinstance(event, Carried)  # that one came to its end before

@@ -32,9 +32,9 @@ from jobledger.ledger.model.aggregate import Rule
 from jobledger.ledger.model.aggregates import AGGREGATES, JOB, chain_named
 from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError, SequenceGapError
-from jobledger.ledger.model.events import Carried, Fenced
+from jobledger.ledger.model.events import Carried
 from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
-from jobledger.ledger.model.lifecycle import lean
+from jobledger.ledger.model.lifecycle import REMARKS, lean
 from jobledger.ledger.model.limits.definition import LimitRemoved, LimitSet
 from jobledger.ledger.model.limits.flow import Granted
 from jobledger.ledger.model.lock import LOCK
@@ -324,7 +324,7 @@ class Checker:
             return
         # By the event of the run that took away what is missing: those of earlier runs may still be there.
         is_over = self._archived_through >= self._from_sequence - 1
-        if self._prefix_archived and is_over and not isinstance(event, Fenced):
+        if self._prefix_archived and is_over and not isinstance(event, REMARKS):
             sentence = (
                 f"its chain began before {self._from_sequence}, and no `carried` brought it over the archive"
             )

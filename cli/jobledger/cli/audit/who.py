@@ -37,7 +37,7 @@ async def who(
     ] = 50,
     archives: options.Archives = None,
 ) -> None:
-    """List what operators did to jobs, the newest first: cancel, retry, requeue, discard, with actor and reason."""
+    """List what operators did, the newest first: to jobs and queues, and notes that they left, with actor and reason."""
     output, chosen = cli.output, ActFilter(by=by, since=time_of("--since", since))
     async with cli.ledger() as ledger:
         newest, count, gap, chains, own_times = await operator_acts(
@@ -54,7 +54,7 @@ async def who(
     if not count:
         begins = "" if gap is None else f" since stream sequence {gap.first_sequence}"
         output.say(
-            f"no operator acted on a job{begins}"
+            f"no operator acted{begins}"
             if chosen.by is None and chosen.since is None
             else "no operator actions match"
         )
@@ -74,7 +74,8 @@ async def who(
 def _show_act(output: Output, act: ActRow) -> None:
     head = Text(f"{act.at[:10]} {act.at[11:19]} ", style="dim")
     head.append_text(colored(act.act))
-    head.pad_right(max(0, _ACT_WIDTH - len(act.act)))
+    head.pad_right(max(1, _ACT_WIDTH - len(act.act)))
     edited = ", with a new input" if act.new_input else ""
     reason = f": {act.reason}" if act.reason else ""
-    output.hanging(head, Text(plain(f"{act.queue}/{act.job} by {act.by}{edited}{reason}")))
+    of = f"{act.queue}/{act.job} " if act.job else f"queue {act.queue} " if act.queue else ""
+    output.hanging(head, Text(plain(f"{of}by {act.by}{edited}{reason}")))

@@ -1,4 +1,4 @@
-"""`jobledger jobs signal`, `pause` and `resume`: what a person tells a run, or any job."""
+"""`jobledger jobs signal`, `pause`, `resume` and `note`: what a person tells a run, or any job, or says of it."""
 
 from __future__ import annotations
 
@@ -87,3 +87,20 @@ async def resume(cli: Cli, *, job_id: JobId, reason: bulk.Why = "", queue: optio
         cli.output.say(f"job {job.id} is {state_words(job.state.value)} in {job.queue}")
     else:
         cli.output.say(f"job {job.id} waits as before it was paused: `jobledger jobs why {job.id}`")
+
+
+@command(JOBS, "note", takes=ROWS)
+async def note(
+    cli: Cli,
+    *,
+    job_id: JobId,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The remark, at most 4,000 characters.")],
+    queue: options.Queue = None,
+) -> None:
+    """Keep a remark about a job, in whatever state it is; it changes nothing, and stays with the job's events."""
+    async with cli.ledger() as ledger:
+        job = await run_acts.note(cli.rows(ledger), job_id, text, queue, by=operator())
+    if cli.output.as_json:
+        cli.output.object({**status_of(job), "last_sequence": job.last_sequence})
+    else:
+        cli.output.say(f"kept with job {job.id}; `jobledger jobs show {job.id}` shows it")

@@ -21,7 +21,7 @@ from jobledger.ledger.model.events import (
     Priority,
     StepKind,
 )
-from jobledger.ledger.model.inputs import check_finite, check_whole, checked_order, keep_utc
+from jobledger.ledger.model.inputs import check_finite, check_note, check_whole, checked_order, keep_utc
 from jobledger.ledger.model.runs.orders import Ranges, check_order
 from jobledger.ledger.model.subjects import JobRef, check_token
 
@@ -355,6 +355,16 @@ class ResumeJob(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """Keep a person's remark about a job."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        """Check the text. Raises: InvalidInputError."""
+        check_note(self.text)
+
+
 def _check_key(key: str) -> None:
     if not 0 < len(key) <= STEP_KEY_MAX:
         raise InvalidInputError(
@@ -391,6 +401,7 @@ Command = (
     | GiveSignal
     | RequestPause
     | ResumeJob
+    | Note
 )
 
 Outcome = Complete | Fail | Interrupt | Snooze | Pause | ConfirmCancel

@@ -30,6 +30,7 @@ from jobledger.ledger.model.commands import (
     GiveSignal,
     Interrupt,
     Join,
+    Note,
     Outcome,
     Pause,
     PutBack,
@@ -76,6 +77,7 @@ from jobledger.ledger.model.events import (
     Held,
     Interrupted,
     JobEvent,
+    Noted,
     Order,
     Progressed,
     Queued,
@@ -141,6 +143,8 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
             return request_pause(job, command, stamp)
         case ResumeJob():
             return resume(job, command, stamp)
+        case Note():
+            return (Noted(**envelope(job, stamp), text=command.text),)
         case Fence():
             return _fence(job, command, stamp)
         case Carry():

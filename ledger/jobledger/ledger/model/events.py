@@ -27,6 +27,7 @@ from jobledger.ledger.model.envelope import (
 from jobledger.ledger.model.runs.carrying import CarriedSignal, CarriedStep
 from jobledger.ledger.model.runs.events import (
     Joined,
+    Noted,
     PauseRequested,
     Signalled,
     StepCompleted,
@@ -76,6 +77,7 @@ __all__ = [
     "JoinFact",
     "Joined",
     "Member",
+    "Noted",
     "Order",
     "PauseRequested",
     "Paused",
@@ -468,6 +470,7 @@ JobEvent = (
     | Joined
     | Signalled
     | PauseRequested
+    | Noted
 )
 
 EVENT_CLASSES: tuple[type[JobEvent], ...] = JobEvent.__args__

@@ -12,6 +12,14 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _HOST_LENGTH_MAX: Final = 32
 
 
+_IDENTITY: Final = re.compile(r".*-\d+-[0-9a-f]{8}")
+
+
+def is_identity(name: str) -> bool:
+    """Return whether a name has the form of a process's: nobody named a person instead."""
+    return _IDENTITY.fullmatch(name) is not None
+
+
 def new_identity() -> str:
     """Return a name for this process that no other has had: `<host>-<pid>-<random>`, fit for a subject."""
     host = _UNSAFE.sub("-", socket.gethostname())[:_HOST_LENGTH_MAX] or "host"

@@ -15,6 +15,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.subjects import check_token
 
+NOTE_MAX: Final = 4_000  #: characters of a remark
 LIMITS_MAX: Final = 8  #: that one job may name
 _PAIRS_MAX: Final = 16
 _NAME_MAX: Final = 64
@@ -105,6 +106,21 @@ def check_traceparent(value: object) -> str:
             f"got {_shown(value)}"
         )
     return value
+
+
+def check_note(text: object) -> None:
+    """Refuse a remark that nobody could read: blank, above 4,000 characters, or no Unicode text.
+
+    Raises: InvalidInputError.
+    """
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidInputError("a note needs a text")
+    if len(text) > NOTE_MAX:
+        raise InvalidInputError(f"the note has {len(text):,} characters: give at most {NOTE_MAX:,}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(f"the note is no valid Unicode text: {error.reason}") from error
 
 
 def _shown(value: object) -> str:

@@ -31,6 +31,7 @@ from jobledger.ledger.model.events import (
     JobEvent,
     Joined,
     Member,
+    Noted,
     Order,
     Paused,
     PauseRequested,
@@ -233,6 +234,8 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
             return _replace(
                 _note(job, event, stream_sequence), cancel_requested=True, cancel_reason=event.reason
             )
+        case Noted():  # since when it is as it is stays as it was
+            return _replace(job, last_sequence=stream_sequence)
         case Fenced():
             return _replace(_note(job, event, stream_sequence), fenced_count=job.fenced_count + 1)
         case StepStarted() | StepCompleted() | StepFailed() | Joined() | Signalled() | PauseRequested():

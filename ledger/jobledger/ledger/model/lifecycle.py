@@ -54,6 +54,7 @@ from jobledger.ledger.model.events import (
     JobEvent,
     Joined,
     Member,
+    Noted,
     Order,
     Paused,
     PauseRequested,
@@ -301,6 +302,7 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             words=of_signal,
         ),
         PauseRequested: Row[PauseRequested](after=_RUNNING, counted=False, words=of_reason),
+        Noted: Row[Noted](after=_ANY, counted=False, words=lambda event: event.text),
     }
 )
 _UNEVEN: Final = sorted(cls.__name__ for cls in set(LIFECYCLE) ^ set(EVENT_CLASSES))
@@ -319,6 +321,8 @@ LEGAL: Final[Mapping[JobState | None, frozenset[type[JobEvent]]]] = MappingProxy
         for state in (None, *JobState)
     }
 )
+#: Events that may come when the job is over, and do not say that it is: a receipt and a remark.
+REMARKS: Final = (Fenced, Noted)
 #: Events that begin a job, or dispatch it again.
 ORDERS: Final = frozenset(cls for cls, row in LIFECYCLE.items() if row.order)
 #: Events about the attempt that runs, which only the holder of its claim may append.

@@ -19,7 +19,8 @@ from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.chain import load, retry_raced
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.events import Cancelled, Completed, DeadLettered, Discarded, Fenced
+from jobledger.ledger.model.events import Cancelled, Completed, DeadLettered, Discarded
+from jobledger.ledger.model.lifecycle import REMARKS
 from jobledger.ledger.model.limits.definition import Terms
 from jobledger.ledger.model.limits.names import split
 from jobledger.ledger.model.log import end_of_chain
@@ -194,8 +195,8 @@ class Schedules:
         event = newest.event if isinstance(newest, StoredEvent) else None
         if event is not None:
             ref = replace(ref, queue=event.queue)
-        if newest is not None and (event is None or isinstance(event, Fenced)):
-            job = (await load(log, ref)).job  # the receipt of a late worker says nothing about the job
+        if newest is not None and (event is None or isinstance(event, REMARKS)):
+            job = (await load(log, ref)).job  # what may come after its end does not say whether it has ended
             return job is None or job.is_final
         return event is None or isinstance(event, _ENDS)
 

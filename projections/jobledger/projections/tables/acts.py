@@ -1,4 +1,4 @@
-"""The table of what people did to jobs: cancel, retry, reschedule, requeue, discard, each with who, when and why.
+"""The table of what people did: to jobs, to queues, and to what in the ledger is no event, each with who, when and why.
 
 An act carries the name its caller gave (`by`); the ledger records it and cannot prove it. Which events are acts is told
 from the event and from the job as it was before it.
@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import (
     Cancelled,
@@ -21,15 +21,34 @@ from jobledger.ledger.model.events import (
     Discarded,
     Held,
     JobEvent,
+    Noted,
+    Paused,
+    PauseRequested,
     Queued,
+    RerunOf,
     Scheduled,
+    Signalled,
 )
-from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
+from jobledger.ledger.model.identity import is_identity
+from jobledger.ledger.model.job import OPERATOR, WAITING_STATES, Job, JobState
+from jobledger.ledger.model.runs.orders import WITH_ITS_RUN
 from jobledger.ledger.model.times import time_text
 from jobledger.projections.filters import Term, joined, visible
 from jobledger.projections.table import Index, Row, Table, integer, text, timestamp
 
-ActName = Literal["cancel", "retry", "reschedule", "requeue", "discard"]
+ActName = Literal[
+    "cancel",
+    "retry",
+    "reschedule",
+    "requeue",
+    "discard",
+    "pause",
+    "resume",
+    "signal",
+    "rerun",
+    "note",
+    "acknowledge",
+]
 
 ACTS: Final = Table(
     name="acts",
@@ -37,11 +56,16 @@ ACTS: Final = Table(
         "stream_sequence": integer("of the event"),
         "at": timestamp("the server's time of the event"),
         "by": text("who, as the caller named himself"),
-        "act": text("`cancel`, `retry`, `reschedule`, `requeue` or `discard`"),
-        "queue": text("the job's queue"),
-        "job": text("the job's id"),
-        "task": text("the job's task"),
-        "reason": text("why, if somebody said so"),
+        "act": text(
+            "`cancel`, `retry`, `reschedule`, `requeue`, `discard`, `pause`, `resume`, `signal`, `rerun`, `note` or "
+            "`acknowledge`"
+        ),
+        "queue": text("the job's queue, or the one that was paused or resumed; empty of `acknowledge`"),
+        "job": text("the job's id; empty of a queue and of `acknowledge`"),
+        "task": text("the job's task; empty without a job"),
+        "reason": text(
+            "why, if somebody said so; the signal's name, the note's text, or what a rerun began from"
+        ),
         "new_input": integer("1: the job was given another input"),
         "unsure": integer(
             "1: a cancel of a job whose beginning was archived, until the ledger tells more of it"
@@ -57,7 +81,19 @@ _WAS_NONE: Final = "DELETE FROM acts WHERE job = ? AND queue = ? AND unsure = 1"
 
 #: Types of event that can be an act, or tell of one.
 ACT_CLASSES: Final = frozenset[type[JobEvent]](
-    {Scheduled, Queued, Held, CancelRequested, Cancelled, Discarded, Carried}
+    {
+        Scheduled,
+        Queued,
+        Held,
+        Paused,
+        PauseRequested,
+        Signalled,
+        CancelRequested,
+        Cancelled,
+        Discarded,
+        Noted,
+        Carried,
+    }
 )
 
 
@@ -68,8 +104,8 @@ class ActRow(msgspec.Struct, frozen=True, kw_only=True):
     at: str  #: the server's clock, ISO-8601 text in UTC
     by: str  #: an operator's name, or the identity of the program that acted without naming one
     act: ActName  #: `retry` ends a wait early, `reschedule` moves its end, `requeue` gives a dead letter new attempts
-    queue: str
-    job: str
+    queue: str  #: of the job, or that was paused or resumed; "" of `acknowledge`
+    job: str  #: "" of a queue, and of `acknowledge`
     task: str
     reason: str
     new_input: bool  #: of a requeue that replaced the job's input
@@ -116,15 +152,16 @@ class NotedActs:
         """Note what an event of one of `ACT_CLASSES` tells; `before` is the job before it, None where that is unknown."""
         event = stored.event
         match event:
-            case Queued(cause="requeued") | Held(cause="requeued"):
-                edited = event.input is not NO_VALUE or event.input_ref is not None
-                self._note(stored, "requeue", event.reason, new_input=edited)
-            case Queued(reason=reason) | Held(reason=reason):
-                if reason:  # a timer or a reactor that dispatches names none
-                    self._note(stored, "retry", reason)
-            case Scheduled(reason=reason):
-                if reason:  # neither a first event nor a further call of a debounced job has one
-                    self._note(stored, "reschedule", reason)
+            case Queued() | Held():
+                self._ready(stored, event, before)
+            case Scheduled() | Paused():
+                self._wait(stored, event, before)
+            case PauseRequested(reason=reason):
+                self._pause(stored, reason)
+            case Signalled():
+                self._signal(stored, event.name)
+            case Noted(text=text):
+                self._note(stored, "note", text)
             case CancelRequested(reason=reason):
                 self._note(stored, "cancel", reason)
             case Discarded(reason=reason):
@@ -139,6 +176,44 @@ class NotedActs:
             case _:
                 pass
 
+    def _ready(self, stored: StoredEvent, event: Queued | Held, before: Job | None) -> None:
+        if event.cause == "requeued":
+            edited = event.input is not NO_VALUE or event.input_ref is not None
+            self._note(stored, "requeue", event.reason, new_input=edited)
+        elif event.rerun_of is not None and not event.prev:
+            self._rerun(stored, event.rerun_of)
+        elif event.cause == "cancelling":  # a run that waits, and has something to undo first
+            self._note(stored, "cancel", event.reason)
+        elif event.signal is not None:
+            self._signal(stored, event.signal.name)
+        elif event.cause == "resumed" and _is_resumed(before):
+            if before is None or not before.pause_reason.startswith(WITH_ITS_RUN):
+                self._note(stored, "resume", event.reason)
+        elif event.reason:  # a timer or a reactor that dispatches names none
+            self._note(stored, "retry", event.reason)
+
+    def _wait(self, stored: StoredEvent, event: Scheduled | Paused, before: Job | None) -> None:
+        if _is_resumed(before):
+            self._note(stored, "resume", event.reason)
+        elif isinstance(event, Paused):
+            if event.event == OPERATOR and before is not None and _waits(before):
+                self._pause(stored, event.reason)
+        elif event.rerun_of is not None:
+            self._rerun(stored, event.rerun_of)
+        elif event.reason:  # neither a first event nor a further call of a debounced job has one
+            self._note(stored, "reschedule", event.reason)
+
+    def _pause(self, stored: StoredEvent, reason: str) -> None:
+        if not reason.startswith(WITH_ITS_RUN):  # else a reactor paused it, as a child
+            self._note(stored, "pause", reason)
+
+    def _signal(self, stored: StoredEvent, name: str) -> None:
+        if not is_identity(stored.event.by):  # programs may send very many, and name nobody
+            self._note(stored, "signal", name)
+
+    def _rerun(self, stored: StoredEvent, source: RerunOf) -> None:
+        self._note(stored, "rerun", f"of {source.queue}/{source.job} from step {source.from_step}")
+
     def _note(
         self, stored: StoredEvent, act: ActName, reason: str, *, new_input: bool = False, unsure: bool = False
     ) -> None:
@@ -152,6 +227,24 @@ class NotedActs:
         connection.executemany(_PUT, self._rows)
         for statement, key in self._told:
             connection.execute(statement, key)
+
+
+def put_act(
+    connection: sqlite3.Connection, message: Message, act: ActName, *, by: str, reason: str, queue: str = ""
+) -> None:
+    """Write an act that is about no job."""
+    told = (by, act, queue, "", "", reason, 0, 0)
+    connection.execute(_PUT, (message.stream_sequence, time_text(message.stored_at), *told))
+
+
+def _is_resumed(before: Job | None) -> bool:
+    """Whether a job that goes on, or waits again, was paused by a person: then one resumed it."""
+    return before is not None and before.paused_by_operator
+
+
+def _waits(job: Job) -> bool:
+    """Whether a pause of this job is a person's: of one that ran it only follows from what somebody asked before."""
+    return job.state in WAITING_STATES and not job.pause_requested
 
 
 def _waited(job: Job) -> bool:

@@ -40,7 +40,7 @@ _CHANGING: Final = {
     "result": text("what the task returned, as JSON; NULL before"),
     "error": text("the message of the newest failure or of the dead letter; NULL without any"),
     "error_type": text("the class name of that exception; NULL without any"),
-    "updated_at": timestamp("when its newest event was appended"),
+    "updated_at": timestamp("when its newest event but notes was appended"),
     "due_at": timestamp("when a waiting job moves on by itself; NULL where it does not wait for a time"),
     "started_at": timestamp("when its first attempt began; NULL before"),
     "completed_at": timestamp("when the present final state was entered, whichever it is; NULL before"),

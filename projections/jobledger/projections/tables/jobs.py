@@ -15,7 +15,7 @@ from jobledger.audit.counts import Counts
 from jobledger.ledger.model.aggregates import JOB
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.envelope import NO_VALUE
-from jobledger.ledger.model.events import Carried, JobEvent
+from jobledger.ledger.model.events import Carried, Held, JobEvent, Queued, Scheduled
 from jobledger.ledger.model.job import JobState, evolve
 from jobledger.projections.position import SELECT_BEGINS_LATE, SELECT_COUNTED
 from jobledger.projections.statistics.counted import begin_with, end_with
@@ -35,6 +35,10 @@ _Key = tuple[str, str]  # (job id, queue), as in the primary key
 
 class _NotNewError(sqlite3.IntegrityError):
     """A job that begins has the id of one that is in the rows: that one was archived, and its id was free again."""
+
+
+def _is_rerun(event: JobEvent) -> bool:
+    return isinstance(event, Queued | Scheduled | Held) and event.rerun_of is not None
 
 
 def _sequence(stored: StoredEvent) -> int:
@@ -125,7 +129,7 @@ class JobRows(Rows):
                 known = before[key] = None
             job = evolve(None if known is None else known.job, event, stored.stream_sequence)
             after[key] = tally.add(event, known, job, now_us)
-            if type(event) in ACT_CLASSES and event.prev:  # to begin a job is no act
+            if type(event) in ACT_CLASSES and (event.prev or _is_rerun(event)):  # to begin a job is no act
                 acts.add(stored, None if known is None else known.job, job)
             if job.steps or job.signals:
                 steps.add(stored, None if known is None else known.job, job)
@@ -245,7 +249,7 @@ class JobRows(Rows):
 
 JOB_TABLES: Final = AggregateTables(
     aggregate=JOB.name,
-    version=14,
+    version=15,
     tables=(
         schema.JOBS,
         schema.ATTEMPTS,

@@ -11,6 +11,7 @@ from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.queues.pause import QUEUE, QueueState
 from jobledger.ledger.model.times import time_text
 from jobledger.projections.table import AggregateTables, CacheLimits, Rows, Table, integer, text, timestamp
+from jobledger.projections.tables.acts import ActName, put_act
 
 QUEUE_PAUSES: Final = Table(
     name="queue_pauses",
@@ -62,6 +63,8 @@ class QueueRows(Rows):
             said = (int(state.paused), time_text(message.stored_at), state.by, state.reason, until)
             row = (event.queue, *said, int(state.interrupt), state.sequence)
             self._connection.execute(_PUT, row)
+            act: ActName = "pause" if state.paused else "resume"
+            put_act(self._connection, message, act, by=state.by, reason=state.reason, queue=event.queue)
 
 
-QUEUE_TABLES: Final = AggregateTables(aggregate=QUEUE.name, version=1, tables=(QUEUE_PAUSES,), rows=QueueRows)
+QUEUE_TABLES: Final = AggregateTables(aggregate=QUEUE.name, version=2, tables=(QUEUE_PAUSES,), rows=QueueRows)

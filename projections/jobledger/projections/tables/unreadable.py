@@ -21,6 +21,7 @@ from jobledger.projections.table import (
     text,
     timestamp,
 )
+from jobledger.projections.tables.acts import put_act
 
 _SHOWN_MAX: Final = 300
 
@@ -83,8 +84,10 @@ class UnreadableRows(Rows):
             else:
                 event = UNREADABLE.decode(message)
                 self._connection.execute(_ACCEPT, (at, event.by, event.reason, event.sequence, event.sha256))
+                reason = f"stream sequence {event.sequence}: {event.reason}"
+                put_act(self._connection, message, "acknowledge", by=event.by, reason=reason)
 
 
 UNREADABLE_TABLES: Final = AggregateTables(
-    aggregate=UNREADABLE.name, version=1, tables=(SET_ASIDE,), rows=UnreadableRows
+    aggregate=UNREADABLE.name, version=2, tables=(SET_ASIDE,), rows=UnreadableRows
 )

@@ -1,4 +1,4 @@
-"""The facts that only runs have: steps, counted children, messages, and the wish that a job pauses.
+"""The facts that only runs have: steps, counted children, messages; and what a person tells any job, or says of it.
 
 They are members of `events.JobEvent`; how steps add up is in `steps`.
 """
@@ -67,6 +67,12 @@ class Signalled(Event, frozen=True, kw_only=True, tag="signalled", gc=False):
     id: str = ""  #: chosen by the sender: the same one twice is the same message; "": each is its own
     value: msgspec.Raw = NO_VALUE  #: what it says
     value_ref: PayloadRef | None = None  #: where a large value lies
+
+
+class Noted(Event, frozen=True, kw_only=True, tag="noted", gc=False):
+    """A person's remark about the job, in whatever state it is; nothing follows from it."""
+
+    text: str  #: at most 4,000 characters
 
 
 class PauseRequested(Event, frozen=True, kw_only=True, tag="pause_requested", gc=False):

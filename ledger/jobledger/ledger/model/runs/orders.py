@@ -31,6 +31,8 @@ BUILT_IN_ATTEMPTS: Final = 50
 RUN_BATCH: Final = "run_batch"
 BATCH_STEP: Final = "jobs"
 BATCH_CLOSED: Final = "closed"
+#: How the reason begins of a child's pause that no person asked for: the child is paused because its run is.
+WITH_ITS_RUN: Final = "its run "
 
 #: How many children one step may have; a larger group is made of groups.
 ITEMS_MAX: Final = 100_000

@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from jobledger.ledger.model.events import Cancelled, Completed, DeadLettered, Discarded, JobEvent, Paused
-from jobledger.ledger.model.runs.orders import RUN_BATCH, Member
+from jobledger.ledger.model.runs.orders import RUN_BATCH, WITH_ITS_RUN, Member
 from jobledger.ledger.runs.ending import RunEnd, end_of
-from jobledger.workers.reactors.children.reaching import WITH_ITS_RUN
 
 _ENDS = (Completed, Cancelled, DeadLettered, Discarded)
 

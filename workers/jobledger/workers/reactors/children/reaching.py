@@ -16,7 +16,7 @@ from jobledger.ledger.model.chain import JobView, catch_up, load
 from jobledger.ledger.model.commands import CancelJob, Command, RequestPause, ResumeJob
 from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.job import Job, JobState
-from jobledger.ledger.model.runs.orders import items_of
+from jobledger.ledger.model.runs.orders import WITH_ITS_RUN, items_of
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
 
@@ -24,9 +24,6 @@ from jobledger.ledger.parts import Client
 _AT_ONCE: Final = 64
 #: How often a run may change while its children follow it; then the caller tries again later.
 _LOOKS_MAX: Final = 8
-
-#: How the reason begins of a child's pause that no person asked for: the child is paused because its run is.
-WITH_ITS_RUN: Final = "its run "
 
 #: What a run is to its children: it goes on, it is paused by a person, or it has ended.
 Course = Literal["goes on", "paused", "ended"]
