@@ -227,6 +227,8 @@ async def test_logging_out_needs_a_form_of_ones_own(home: House) -> None:
     other = home.access.sessions.form_token("session of somebody else")
     own = home.access.sessions.form_token(f"session {session.token}")
     async with home.client(headers={"cookie": cookie}) as browser:
+        page = (await browser.get("/")).text
+        assert f'action="/logout"><input type="hidden" name="token" value="{own}">' in page
         assert (await browser.post("/logout", data={"token": other})).status_code == 403
         answer = await browser.post("/logout", data={"token": own})
         assert (answer.status_code, answer.headers["location"]) == (303, "/login")

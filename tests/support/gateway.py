@@ -73,6 +73,11 @@ class Doorman:
         """Return what forms hold."""
         return self.principal(connection).name
 
+    def can_log_out(self, connection: HTTPConnection) -> bool:
+        """Return that nobody logged in."""
+        del connection
+        return False
+
 
 class Failing:
     """Stands where a ledger or a projection was, and fails at whatever is asked of it."""

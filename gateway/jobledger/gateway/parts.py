@@ -32,6 +32,10 @@ class Access(Protocol):
         """Return what each form of a page must hold that is sent back by the same person. Raises: as `principal`."""
         ...
 
+    def can_log_out(self, connection: HTTPConnection) -> bool:
+        """Return whether who asks logged in, in this browser. Raises: as `principal`."""
+        ...
+
 
 class Projection(Protocol):
     """Where lists are read."""

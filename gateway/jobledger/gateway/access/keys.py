@@ -142,6 +142,10 @@ class KeyAccess:
         """Return what each form of a page must hold, so that no page of another site can send one. Raises: ProblemError."""
         return self.sessions.form_token(self._admitted(connection).form_name)
 
+    def can_log_out(self, connection: HTTPConnection) -> bool:
+        """Return whether who asks logged in, in this browser. Raises: ProblemError."""
+        return self._admitted(connection).session is not None
+
     def check_form(self, connection: HTTPConnection, token: str) -> None:
         """Refuse a form that was not made for whoever sends it. Raises: ProblemError (CROSS_SITE)."""
         if not hmac.compare_digest(token.encode(), self.form_token(connection).encode()):

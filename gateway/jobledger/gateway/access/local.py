@@ -27,3 +27,8 @@ class LocalAccess:
         """Return what each form of a page must hold: here nothing is at stake."""
         del connection
         return "local"
+
+    def can_log_out(self, connection: HTTPConnection) -> bool:
+        """Return that nobody logged in."""
+        del connection
+        return False

@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs, quote
 
 import msgspec
-from markupsafe import escape
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
@@ -45,6 +45,10 @@ _FIELDS_MAX: Final = 2_000
 _STREAM: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _HTML: Final = "text/html; charset=utf-8"
 _LOGIN: Final = "/login"
+_WAY_OUT: Final = Markup(
+    '<form method="post" action="/logout"><input type="hidden" name="token" value="{token}"> '
+    '<button type="submit">Log out</button></form>'
+)
 _log = logging.getLogger("jobledger.gateway")
 
 
@@ -105,18 +109,20 @@ class Dashboard:
             return self._rendered(page.template, facts.shell, facts)
 
         made = await self._shared.get((request.url.path, query, scope), make)
-        token = self._gateway.access.form_token(request)
-        return Response(self._personal(made, principal, token), media_type=_HTML)
+        return Response(self._personal(made, principal, request), media_type=_HTML)
 
     def _rendered(self, template: str, shell: Any, facts: Any) -> bytes:
         marks = {"name": self._name_mark, "token": self._token_mark}
         return rendered(template, {"shell": shell, "page": facts, "marks": marks, "assets": ASSETS})
 
-    def _personal(self, made: bytes, principal: Principal, token: str) -> bytes:
-        name = str(escape(principal.name))
-        return made.replace(self._name_mark.encode(), name.encode()).replace(
-            self._token_mark.encode(), token.encode()
-        )
+    def _personal(self, made: bytes, principal: Principal, request: Request) -> bytes:
+        """Put in what is of one person: the name, a way out for who logged in, and the token of the forms."""
+        access = self._gateway.access
+        name, token = escape(principal.name), access.form_token(request)
+        if access.can_log_out(request):
+            name += _WAY_OUT.format(token=token)
+        named = made.replace(self._name_mark.encode(), str(name).encode())
+        return named.replace(self._token_mark.encode(), token.encode())
 
     async def _form(self, request: Request, form: Form) -> Response:
         principal = self._gateway.access.principal(request)
@@ -134,8 +140,7 @@ class Dashboard:
         if isinstance(answer, str):
             return RedirectResponse(answer, 303)
         made = self._rendered(answer.template, answer.facts.shell, answer.facts)
-        token = self._gateway.access.form_token(request)
-        return Response(self._personal(made, principal, token), media_type=_HTML)
+        return Response(self._personal(made, principal, request), media_type=_HTML)
 
     async def _live(self, request: Request, _about: None) -> Response:
         self._gateway.access.principal(request).require("view")
