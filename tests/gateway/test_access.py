@@ -330,7 +330,7 @@ async def test_a_proxy_in_front_says_where_a_request_began(ledger: Ledger, tmp_p
             assert answer.headers["set-cookie"].startswith("__Host-")
         async with home.holder(made, peer="10.0.0.1") as client:
             assert (await client.get("/v1/me", headers=on_https)).status_code == 200
-        await home.access._uses.store()
+        await home.access.uses.store()
         (info,) = await list_keys(ledger)
         assert (info.last_used_from, info.last_used_at is not None) == ("192.0.2.7", True)
 

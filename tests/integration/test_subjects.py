@@ -25,8 +25,10 @@ from tests.support.schedules import declare
 from tests.support.subjects import EVERYBODY, ONLY_IN_A_CLUSTER, Recorder, Row, Use, rows
 from tests.support.working import LIMIT_S, becomes, ended, until, working
 
+from jobledger.admin.access.keys import list_keys
 from jobledger.cli.errors import NOT_FOUND
 from jobledger.cli.main import run
+from jobledger.gateway.access.keys import AccessSettings, opened_access
 from jobledger.ledger import (
     Backoff,
     Context,
@@ -257,6 +259,18 @@ class Stage:
         finally:
             await stranger.close()
 
+    async def _let_in(self) -> None:
+        """Follow the keys as a gateway does, and note that one was used."""
+        settings = AccessSettings(session_key=self._folder / "session.key")
+        async with (
+            self.client("Operator") as ledger,
+            opened_access(ledger, settings, is_loopback=True) as access,
+        ):
+            await until(lambda: self._has_used("Operator", "$JS.API.STREAM.MSG.GET.LEDGER"))
+            (info,) = await list_keys(ledger)
+            access.uses.note(info.key, "127.0.0.1")
+            await access.uses.store()
+
     def operate(self) -> None:
         """Look and act as a person does."""
         act = functools.partial(self.command, "Operator")
@@ -278,6 +292,7 @@ class Stage:
         act("jobs", "cancel", "taken")
         act("queues", "pause", "work")
         act("keys", "create", "ci", "--role", "viewer")
+        anyio.run(self._let_in)
         act("keys", "list")
         act("queues", "resume", "work")
         act("dlq", "requeue", "dead")

@@ -107,7 +107,7 @@ class KeyAccess:
             people=self.people,
         )
         self.rates = Rates(clock, settings.quotas)
-        self._uses = Uses(ledger)
+        self.uses = Uses(ledger)
         self.gate = Gate(
             identities=self.identities,
             sessions=self.sessions,
@@ -115,7 +115,7 @@ class KeyAccess:
             origins=checked_origins(settings.origins),
             proxies=networks("--behind-proxy", settings.behind_proxy),
             rates=self.rates,
-            on_use=self._uses.note,
+            on_use=self.uses.note,
         )
         self.following = Following(ledger, self.ring)
         self.ring.on_change(self.gate.sweep)
@@ -124,7 +124,7 @@ class KeyAccess:
         """Follow the keys, end what has to end, and store when keys were used, until cancelled."""
         async with anyio.create_task_group() as group:
             group.start_soon(self.following.run)
-            group.start_soon(self._uses.run)
+            group.start_soon(self.uses.run)
             while True:
                 await asyncio.sleep(_SWEEP_EVERY_S)
                 self.gate.sweep()
