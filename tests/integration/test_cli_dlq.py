@@ -304,6 +304,23 @@ def test_what_is_older_than_a_span_is_what_died_before_it_began(four: Cli) -> No
     assert four("discard", "--older-than", "1d", "--plan").out == "no dead letters match\n"
 
 
+def test_the_page_behind_is_listed_by_the_cursor_that_was_told(four: Cli) -> None:
+    for words, expected in (
+        (("--older-than", "1ms"), ["mail-0", "charge-2", "charge-1", "charge-0"]),
+        (("--since", "1 h ago", "--group"), ["3", "1"]),
+    ):
+        found: list[str] = []
+        after: list[str] = []
+        for _ in expected:
+            shown = four("list", *words, "--limit", "1", *after)
+            found += [line.split()[0] for line in shown.out.splitlines()[2:]]
+            _, told, cursor = shown.err.partition("add `--after ")
+            after = ["--after", cursor.split("`")[0]]
+            assert bool(told) == (len(found) < len(expected))
+        assert found == expected
+    assert four("list", "--after", "none").code == 2
+
+
 def test_the_api_does_the_same(four: Cli) -> None:
     async def act(ledger: Ledger) -> None:
         tasks = TaskRegistry([charge])

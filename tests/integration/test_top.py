@@ -51,6 +51,27 @@ def test_one_look_shows_queues_with_rates(cli: CommandLine, tmp_path: Path) -> N
     assert "11 events, 0 events/s, 0 jobs running" in shown.out
 
 
+def test_figures_of_the_last_hour_are_shown_by_queue_and_by_task(cli: CommandLine, tmp_path: Path) -> None:
+    where = [*cli.where, "--projection", str(tmp_path / "p")]
+    shown = cli.run("stats", *where)
+    assert shown.code == 0, shown.err
+    lines = [line.split() for line in shown.out.splitlines()]
+    (mail,) = [line for line in lines if line[:1] == ["mail"]]
+    assert "3" in mail
+    assert "100.0%" in mail
+    (found,) = cli.run("stats", "--by", "task", "--queue", "mail", "--json", *where).lines
+    (task,) = found["tasks"]
+    assert (task["name"], task["completed"], task["success_rate"], task["wait"]["count"]) == (
+        "send",
+        3,
+        1.0,
+        3,
+    )
+    assert sum(each["completed"] for each in found["spans"]) == 3
+    assert cli.run("stats", "--queue", "nowhere", *where).out == "nothing happened in the last 1 h\n"
+    assert cli.run("stats", "--last", "5s", *where).code == 2
+
+
 def test_a_program_gets_an_object_a_look(cli: CommandLine, tmp_path: Path) -> None:
     where = [*cli.where, "--projection", str(tmp_path / "p")]
     shown = cli.run("top", "--once", "--interval", "200ms", "--json", *where)

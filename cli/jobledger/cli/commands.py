@@ -31,6 +31,7 @@ COMMANDS: Final = Group(
         "gateway": "processes.gateway",
         "enqueue": "jobs.enqueue",
         "top": "processes.top",
+        "stats": "jobs.stats",
         "jobs": Group(
             groups.JOBS,
             {

@@ -12,8 +12,7 @@ from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
 from jobledger.ledger.model.times import as_utc
 from jobledger.projections import JobFilter
-from jobledger.projections.statistics.answers import QueueRow, Statistics
-from jobledger.projections.statistics.history import merged
+from jobledger.projections.statistics.answers import Histogram, QueueRow, Statistics
 
 #: The states that a figure counts.
 _STATES: Final[dict[Figure, JobState]] = {
@@ -64,7 +63,7 @@ def _of_window(view: View, definition: WatchDefinition) -> float | None:
     buckets = view.store.buckets(since, queue=definition.queue or None, task=definition.task or None)
     rows: list[Statistics] = [row for row in buckets if row.queue != DELIVERIES_QUEUE]
     if definition.figure == "wait_p99_s":
-        return merged(row.wait for row in rows).quantile_s(_P99)
+        return Histogram.merged(row.wait for row in rows).quantile_s(_P99)
     good = sum(row.completed for row in rows)
     bad = sum(row.failed if definition.figure == "error_rate" else row.dead_lettered for row in rows)
     if not good + bad:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import anyio.to_thread
 import msgspec
 
 from jobledger.admin.rows import AnswerPosition, View
-from jobledger.projections import JobFilter, JobRow, Order
+from jobledger.projections import JobFilter, JobRow, Order, SearchLimits
+
+SEARCH_LIMITS: Final = SearchLimits()
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +33,13 @@ class CountedJobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def list_jobs(
-    view: View, chosen: JobFilter, *, cursor: str | None = None, limit: int = 50, order: Order = "newest"
+    view: View,
+    chosen: JobFilter,
+    *,
+    cursor: str | None = None,
+    limit: int = 50,
+    order: Order = "newest",
+    limits: SearchLimits = SEARCH_LIMITS,
 ) -> JobPage:
     """Return at most `limit` jobs that fit, by creation; with the `next` of a page as `cursor` those behind it.
 
@@ -41,7 +51,7 @@ async def list_jobs(
 
     def read() -> JobPage:
         with view.store.one_moment():
-            found = view.store.job_page(chosen, cursor=cursor, limit=limit, order=order)
+            found = view.store.job_page(chosen, cursor=cursor, limit=limit, order=order, limits=limits)
             return JobPage(
                 items=found.items,
                 next=found.next,
@@ -52,7 +62,7 @@ async def list_jobs(
     return await anyio.to_thread.run_sync(read)
 
 
-async def count_jobs(view: View, chosen: JobFilter) -> CountedJobs:
+async def count_jobs(view: View, chosen: JobFilter, *, limits: SearchLimits = SEARCH_LIMITS) -> CountedJobs:
     """Return how many jobs fit, by state; the states that the filter names are left out of it, so that each is counted.
 
     Raises: ProjectionError.
@@ -60,7 +70,7 @@ async def count_jobs(view: View, chosen: JobFilter) -> CountedJobs:
 
     def read() -> CountedJobs:
         with view.store.one_moment():
-            found = view.store.job_counts(chosen)
+            found = view.store.job_counts(chosen, limits=limits)
             return CountedJobs(
                 by_state=found.by_state,
                 position=view.position(),

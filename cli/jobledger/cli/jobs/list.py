@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -27,7 +27,9 @@ from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.model.times import shown_time, time_text
 from jobledger.ledger.model.trace import trace_id
-from jobledger.projections import JobFilter, JobRow
+from jobledger.projections import JobFilter, JobRow, SearchLimits
+
+_LIMITS: Final = SearchLimits(seconds_max=2.0)  #: nobody waits behind a person's own command
 
 _States = Annotated[
     list[JobState] | None,
@@ -131,9 +133,9 @@ async def list_command(
     past = asked(at, sequence)
     async with viewed(cli, past) as view:
         if counts:
-            _show_counts(cli.output, await count_jobs(view, chosen))
+            _show_counts(cli.output, await count_jobs(view, chosen, limits=_LIMITS))
             return
-        page = await list_jobs(view, chosen, cursor=after, limit=limit)
+        page = await list_jobs(view, chosen, cursor=after, limit=limit, limits=_LIMITS)
     _show(cli, page, view, chosen, past, limit=limit)
 
 

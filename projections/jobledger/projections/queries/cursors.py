@@ -1,6 +1,6 @@
 """A place in a list, as text that a caller hands back for the next page: it stays where it is while rows come.
 
-It holds what the list is ordered by, and a hash of the question: a cursor of another question would skip rows.
+It holds what the list is ordered by, and a hash of the question, times left out: that of another would skip rows.
 """
 
 from __future__ import annotations
@@ -8,14 +8,22 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from jobledger.projections.errors import CursorMismatchError
+from jobledger.projections.filters import DeadLetterFilter, JobFilter
+
+_Filter = TypeVar("_Filter", JobFilter, DeadLetterFilter)
 
 _HASH_BYTES: Final = 6
 _LENGTH_MAX: Final = 1_000
+
+
+def without_times(chosen: _Filter) -> _Filter:
+    """Return a filter as cursors know it: `2 hours ago` is another time for every page, and moves no row's place."""
+    return msgspec.structs.replace(chosen, since=None, until=None)
 
 
 def make_cursor(question: object, *place: str | int) -> str:

@@ -14,13 +14,16 @@ import msgspec
 
 from jobledger.ledger.model.job import JobState
 from jobledger.projections.filters import JobFilter, joined
-from jobledger.projections.queries.cursors import make_cursor, read_cursor
+from jobledger.projections.queries.cursors import make_cursor, read_cursor, without_times
 from jobledger.projections.queries.lanes import NAMED_MAX, Lane, Order, Place, Select, Walk, Way, choose_way
 from jobledger.projections.queries.rows import JOB_COLUMNS, JobRow, job_row
 from jobledger.projections.statistics.tally import QUEUE_COUNTS
 
 _SLICE_FIRST: Final = 500
 _SLICE_MAX: Final = 8_000
+#: A slice that took less is followed by a larger one, one that took more by a smaller one.
+_SLICE_SHORT_S: Final = 0.01
+_SLICE_LONG_S: Final = 0.03
 _MEMBERS_OF: Final = (
     "FROM jobs INDEXED BY jobs_by_parent_id_parent_queue_parent_step_parent_item WHERE parent_id IS NOT NULL"
 )
@@ -39,9 +42,8 @@ class SearchLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     rows_max: int = 100_000  #: looked at one by one
     entries_max: int = 2_000_000  #: of an index, counted without a look at their rows
-    seconds_max: float = (
-        1.0  #: after which no further part is begun: large inputs take longer than small ones
-    )
+    #: After which no further part is begun: rows that are large, or lie apart on the disk, take longer than others.
+    seconds_max: float = 0.1
 
 
 class FoundJobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +79,8 @@ class _Search:
         self._walk = walk
         self._ahead = [_Ahead(lane, walk.after) for lane in way.lanes]
         self._left = entries_max
-        self._ends_s = time.monotonic() + limits.seconds_max
+        self._stepped_s = time.monotonic()
+        self._ends_s = self._stepped_s + limits.seconds_max
         self._slice = NAMED_MAX if way.is_named else _SLICE_FIRST
         self._slice_max = max(self._slice, _SLICE_MAX // len(way.lanes))
 
@@ -104,15 +107,23 @@ class _Search:
         Returns None when all is walked, or as much as the limits allow: at least one slice of each lane, so that whoever
         goes on from the horizon comes further.
         """
-        each = self._least()
-        if each is None or (each.has_begun and (self._left <= 0 or time.monotonic() > self._ends_s)):
+        each, took_s = self._least(), -self._stepped_s
+        self._stepped_s = time.monotonic()
+        if each is None or (each.has_begun and (self._left <= 0 or self._stepped_s > self._ends_s)):
             return None
+        self._adapt(took_s + self._stepped_s)
         count = max(1, min(self._slice, self._left))
         began, each.at = each.at, self._walk.edge(each.lane, count, after=each.at)
         each.has_begun = True
         self._left -= count
-        self._slice = min(2 * self._slice, self._slice_max)
         return each.lane, began, each.at
+
+    def _adapt(self, took_s: float) -> None:
+        """Choose the size of the next slice by what the one before took: rows that lie apart take much longer."""
+        if took_s < _SLICE_SHORT_S:
+            self._slice = min(2 * self._slice, self._slice_max)
+        elif took_s > _SLICE_LONG_S:
+            self._slice = max(self._slice // 2, 1)
 
     def ends(self) -> list[tuple[Lane, Place | None]]:
         """Return where each lane was walked to, None for its end."""
@@ -129,7 +140,7 @@ def find_jobs(
     limits: SearchLimits,
 ) -> FoundJobs:
     """Return a page of the jobs that fit; see `Store.job_page`."""
-    question = (chosen, order)
+    question = (without_times(chosen), order)
     after = None if cursor is None else _place(select, read_cursor(question, cursor, str, str, str), order)
     walk = Walk(select, order, after)
     way = choose_way(select, walk, _without_members(select, chosen), by_state=False)
@@ -179,7 +190,7 @@ def _page(
 
 def cursor_at(row: JobRow, chosen: JobFilter, order: Order = "newest") -> str:
     """Return the cursor of what follows a job in a list."""
-    return make_cursor((chosen, order), row.created_at, row.queue, row.id)
+    return make_cursor((without_times(chosen), order), row.created_at, row.queue, row.id)
 
 
 def _rows(select: Select, places: Sequence[Place]) -> list[JobRow]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from jobledger.projections.filters import DeadLetterFilter, Term, joined
-from jobledger.projections.queries.cursors import make_cursor, read_cursor
+from jobledger.projections.queries.cursors import make_cursor, read_cursor, without_times
 from jobledger.projections.queries.lanes import Order, Select
 from jobledger.projections.queries.rows import (
     ACT_COLUMNS,
@@ -43,7 +43,7 @@ def find_letters(
     select: Select, chosen: DeadLetterFilter, *, cursor: str | None, limit: int, order: Order
 ) -> FoundDeadLetters:
     """Return a page of dead letters; see `Store.dead_letter_page`."""
-    question = ("dead letters", chosen, order)
+    question = ("dead letters", without_times(chosen), order)
     terms = chosen.terms()
     sign, direction = ("<", "DESC") if order == "newest" else (">", "ASC")
     if cursor is not None:
@@ -62,7 +62,7 @@ def find_letters(
 
 def find_groups(select: Select, chosen: DeadLetterFilter, *, cursor: str | None, limit: int) -> FoundGroups:
     """Return a page of groups; see `Store.dead_letter_group_page`."""
-    question = ("groups", chosen)
+    question = ("groups", without_times(chosen))
     where, values = chosen.where()
     having = "1"
     after: tuple[str | int, ...] = ()
@@ -84,7 +84,7 @@ def find_groups(select: Select, chosen: DeadLetterFilter, *, cursor: str | None,
 
 def find_acts(select: Select, chosen: ActFilter, *, cursor: str | None, limit: int) -> FoundActs:
     """Return a page of acts; see `Store.act_page`."""
-    question = ("acts", chosen)
+    question = ("acts", msgspec.structs.replace(chosen, since=None))
     where, values = chosen.where()
     if cursor is not None:
         where, values = f"{where} AND stream_sequence < ?", [*values, *read_cursor(question, cursor, int)]

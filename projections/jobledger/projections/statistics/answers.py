@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -47,6 +47,21 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     sum_s: float
     counts: tuple[int, ...]  #: per bound, how many took at most that long; `count` has the longer ones too
+
+    @classmethod
+    def merged(cls, histograms: Iterable[Histogram]) -> Self:
+        """Return several as one; one of nothing where there is none."""
+        count, sum_s, counts = 0, 0.0, [0] * len(HISTOGRAM_BOUNDS_S)
+        for each in histograms:
+            count, sum_s = count + each.count, sum_s + each.sum_s
+            counts = [mine + its for mine, its in zip(counts, each.counts, strict=True)]
+        return cls(count=count, sum_s=sum_s, counts=tuple(counts))
+
+    @classmethod
+    def of_columns(cls, values: Sequence[int]) -> Self:
+        """Return the one that the columns `tally.histogram_columns` of a row hold."""
+        *counts, count, sum_us = values
+        return cls(count=count, sum_s=sum_us * _MICROSECOND, counts=tuple(counts))
 
     def quantile_s(self, share: float) -> float | None:
         """Return below which time a `share` (0 to 1) lies, by linear interpolation between bounds.
@@ -197,13 +212,11 @@ def bucket_row(row: Sequence[Any], step_s: int) -> BucketRow:
 
 def _statistics(values: Sequence[int]) -> dict[str, Any]:
     found: dict[str, Any] = dict(zip(COUNTERS, values, strict=False))
-    rest = iter(values[len(COUNTERS) :])
-    return found | {name: _histogram(rest) for name in HISTOGRAMS}
-
-
-def _histogram(values: Iterator[int]) -> Histogram:
-    counts = tuple(next(values) for _ in HISTOGRAM_BOUNDS_S)
-    return Histogram(counts=counts, count=next(values), sum_s=next(values) * _MICROSECOND)
+    width = len(HISTOGRAM_BOUNDS_S) + 2
+    for place, name in enumerate(HISTOGRAMS):
+        first = len(COUNTERS) + place * width
+        found[name] = Histogram.of_columns(values[first : first + width])
+    return found
 
 
 def bucket_values(since: str | datetime | None, until: str | datetime | None, step_s: int) -> dict[str, int]:

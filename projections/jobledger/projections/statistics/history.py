@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
+from jobledger.projections.filters import Term, joined
 from jobledger.projections.statistics.answers import Histogram, bucket_values
-from jobledger.projections.statistics.tally import HISTOGRAM_BOUNDS_S, MINUTE_US, histogram_columns, moment
+from jobledger.projections.statistics.tally import MINUTE_US, histogram_columns, moment
 
 Select = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
 
@@ -19,7 +20,7 @@ _RUN: Final = ", ".join(f"sum({name})" for name in histogram_columns("run"))
 _SUMS: Final = ", ".join(f"sum({name})" for name in _HAPPENED)
 _SPANS: Final = (
     f"SELECT minute / ? AS span, queue, {_SUMS} FROM buckets "  # noqa: S608 - columns, here and below
-    "WHERE minute >= ? AND minute < ? GROUP BY span, queue ORDER BY span, queue"
+    "WHERE minute >= ? AND minute < ? AND ({}) GROUP BY span, queue ORDER BY span, queue"
 )
 _WAITS: Final = (
     f"SELECT minute / ? AS span, {_WAIT} FROM buckets "  # noqa: S608
@@ -56,9 +57,15 @@ class QueueHappened(Happened, frozen=True, kw_only=True):
     run: Histogram  #: from the start of an attempt to its outcome
 
 
-def happened(select: Select, since: datetime, until: datetime, *, step_s: int) -> list[Happened]:
-    """Return what happened by span and queue, spans without anything left out. Raises: ProjectionConfigError."""
-    rows = select(_SPANS, _values(since, until, step_s))
+def happened(
+    select: Select, since: datetime, until: datetime, *, step_s: int, terms: Sequence[Term] = ()
+) -> list[Happened]:
+    """Return what happened by span and queue, spans without anything left out; `terms`: on `queue` and `task`.
+
+    Raises: ProjectionConfigError.
+    """
+    where, values = joined(terms)
+    rows = select(_SPANS.format(where), (*_values(since, until, step_s), *values))
     return [
         Happened(begins_at=_begin(span, step_s), queue=queue, **dict(zip(_HAPPENED, sums, strict=True)))
         for span, queue, *sums in rows
@@ -68,7 +75,9 @@ def happened(select: Select, since: datetime, until: datetime, *, step_s: int) -
 def waited(select: Select, since: datetime, until: datetime, *, step_s: int) -> list[Waited]:
     """Return how long jobs of all queues waited, by span. Raises: ProjectionConfigError."""
     rows = select(_WAITS, _values(since, until, step_s))
-    return [Waited(begins_at=_begin(span, step_s), wait=_histogram(values)) for span, *values in rows]
+    return [
+        Waited(begins_at=_begin(span, step_s), wait=Histogram.of_columns(values)) for span, *values in rows
+    ]
 
 
 def by_queue(select: Select, since: datetime, until: datetime) -> list[QueueHappened]:
@@ -81,21 +90,12 @@ def by_queue(select: Select, since: datetime, until: datetime) -> list[QueueHapp
             QueueHappened(
                 begins_at=since,
                 queue=queue,
-                wait=_histogram(histograms[:width]),
-                run=_histogram(histograms[width:]),
+                wait=Histogram.of_columns(histograms[:width]),
+                run=Histogram.of_columns(histograms[width:]),
                 **dict(zip(_HAPPENED, sums, strict=True)),
             )
         )
     return found
-
-
-def merged(histograms: Iterable[Histogram]) -> Histogram:
-    """Return several histograms as one."""
-    count, sum_s, counts = 0, 0.0, [0] * len(HISTOGRAM_BOUNDS_S)
-    for each in histograms:
-        count, sum_s = count + each.count, sum_s + each.sum_s
-        counts = [mine + its for mine, its in zip(counts, each.counts, strict=True)]
-    return Histogram(count=count, sum_s=sum_s, counts=tuple(counts))
 
 
 def _values(since: datetime, until: datetime, step_s: int) -> tuple[int, int, int]:
@@ -105,8 +105,3 @@ def _values(since: datetime, until: datetime, step_s: int) -> tuple[int, int, in
 
 def _begin(span: int, step_s: int) -> datetime:
     return moment(span * step_s * MINUTE_US // 60)
-
-
-def _histogram(values: Sequence[int]) -> Histogram:
-    *counts, count, sum_us = values
-    return Histogram(count=count, sum_s=sum_us / 1e6, counts=tuple(counts))

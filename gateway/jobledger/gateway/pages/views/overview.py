@@ -24,13 +24,12 @@ from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.views.queue_lines import COLOURS, LATELY_S, QueueLine, queue_line, styles_of
 from jobledger.gateway.pages.words import count, took
 from jobledger.ledger.nats.leases import WorkerInfo
-from jobledger.projections import DeadLetterFilter, DeadLetterGroup, QueueRow, Store
+from jobledger.projections import DeadLetterFilter, DeadLetterGroup, Histogram, QueueRow, Store
 from jobledger.projections.statistics.history import (
     Happened,
     QueueHappened,
     by_queue,
     happened,
-    merged,
     waited,
 )
 from jobledger.projections.tables.acts import ActRow
@@ -124,7 +123,7 @@ def _page(looked: Looked, view: View, shell: Shell, span: Span, workers: Sequenc
         for each in by_queue(store.select, now - timedelta(seconds=LATELY_S), now + timedelta(minutes=1))
         if visible(each.queue)
     ]
-    wait = merged(each.wait for each in lately)
+    wait = Histogram.merged(each.wait for each in lately)
     styles = styles_of(done, rows)
     paused = paused_now(store, now)
     trends = _trends(done, axis)

@@ -1,0 +1,65 @@
+"""How well and how fast jobs went in a span of time: by queue, by task, and minute by minute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import anyio.to_thread
+import msgspec
+
+from jobledger.admin.rows import AnswerPosition, View
+from jobledger.projections.filters import Term, visible
+from jobledger.projections.statistics.history import Happened, happened
+from jobledger.projections.statistics.rates import Rates, rates
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to jobs between two moments, by the server's clock."""
+
+    since: datetime
+    until: datetime
+    step_s: int
+    queues: list[Rates]
+    tasks: list[Rates]
+    spans: list[
+        Happened
+    ]  #: by span of `step_s` seconds and queue, the oldest first; without those where nothing did
+    position: AnswerPosition
+
+
+async def stats(
+    view: View,
+    since: datetime,
+    until: datetime,
+    *,
+    step_s: int = 60,
+    queue: str | None = None,
+    task: str | None = None,
+    visible_queues: Sequence[str] = (),
+    visible_tasks: Sequence[str] = (),
+) -> Stats:
+    """Return what happened in the minutes from the one of `since` to the one before `until`.
+
+    `visible_queues`, `visible_tasks`: as in `JobFilter`. Reads in a thread.
+
+    Raises: ProjectionConfigError for a step that is no multiple of a minute; ProjectionError.
+    """
+    given = {"queue": queue, "task": task}
+    terms = [Term(name, f"{name} = ?", (value,)) for name, value in given.items() if value is not None]
+    terms += visible(tuple(visible_queues), tuple(visible_tasks))
+
+    def read() -> Stats:
+        select = view.store.select
+        with view.store.one_moment():
+            return Stats(
+                since=since,
+                until=until,
+                step_s=step_s,
+                queues=rates(select, "queue", since, until, terms),
+                tasks=rates(select, "task", since, until, terms),
+                spans=happened(select, since, until, step_s=step_s, terms=terms),
+                position=view.position(),
+            )
+
+    return await anyio.to_thread.run_sync(read)

@@ -1,0 +1,90 @@
+"""How well and how fast jobs went between two moments, by queue or by task: from the minutes of `buckets`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import msgspec
+
+from jobledger.projections.filters import Term, joined
+from jobledger.projections.statistics.answers import Histogram, bucket_values
+from jobledger.projections.statistics.tally import HISTOGRAM_BOUNDS_S, histogram_columns
+
+Select = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
+
+_COUNTED: Final = ("enqueued", "completed", "failed", "dead_lettered")
+_TIMED: Final = ("wait", "run")
+_SUMS: Final = ", ".join(
+    f"sum({name})" for name in (*_COUNTED, *(each for name in _TIMED for each in histogram_columns(name)))
+)
+
+
+class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
+    """How long something took, in seconds; None where it never happened, the highest bound where it took longer."""
+
+    count: int
+    p50_s: float | None
+    p95_s: float | None
+    p99_s: float | None
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to the jobs of a queue or of a task."""
+
+    name: str  #: of the queue or the task
+    enqueued: int
+    completed: int
+    failed: int  #: attempts
+    dead_lettered: int
+    success_rate: (
+        float | None
+    )  #: part of the attempts that completed, of those that completed or failed; None: none did
+    wait: Quantiles  #: from becoming queued to the start of an attempt
+    run: Quantiles  #: from the start of an attempt to its outcome
+
+
+def rates(
+    select: Select,
+    by: Literal["queue", "task"],
+    since: datetime,
+    until: datetime,
+    terms: Sequence[Term] = (),
+) -> list[Rates]:
+    """Return what happened between two moments, in whole minutes, by name; `terms`: conditions on `queue` and `task`.
+
+    Raises: ProjectionConfigError.
+    """
+    minutes = bucket_values(since, until, 60)
+    between = Term("", "minute >= ? AND minute < ?", (minutes["since"], minutes["until"]))
+    where, values = joined([between, *terms])
+    sql = f"SELECT {by}, {_SUMS} FROM buckets WHERE {where} GROUP BY {by} ORDER BY {by}"  # noqa: S608 - columns
+    return [_rates(row) for row in select(sql, values)]
+
+
+def quantiles(of: Histogram) -> Quantiles:
+    """Return the quantiles that are shown of a histogram."""
+    return Quantiles(
+        count=of.count, p50_s=of.quantile_s(0.5), p95_s=of.quantile_s(0.95), p99_s=of.quantile_s(0.99)
+    )
+
+
+def success_rate(completed: int, failed: int) -> float | None:
+    """Return which part of the attempts completed, of those that completed or failed; None where none did either."""
+    return completed / (completed + failed) if completed + failed else None
+
+
+def _rates(row: Sequence[Any]) -> Rates:
+    name, enqueued, completed, failed, dead_lettered, *timed = row
+    width = len(HISTOGRAM_BOUNDS_S) + 2
+    return Rates(
+        name=name,
+        enqueued=enqueued,
+        completed=completed,
+        failed=failed,
+        dead_lettered=dead_lettered,
+        success_rate=success_rate(completed, failed),
+        wait=quantiles(Histogram.of_columns(timed[:width])),
+        run=quantiles(Histogram.of_columns(timed[width:])),
+    )
