@@ -22,6 +22,7 @@ from tests.gateway.cases import (
     listing,
     process,
     queues,
+    routes,
     runs,
     schedules,
     webhooks,
@@ -61,15 +62,27 @@ CASES: Final[tuple[Case, ...]] = (
     *events.CASES,
     *keys.CASES,
     *webhooks.CASES,
+    *routes.CASES,
 )
 #: What an address has in its braces, and what a body holds: enough to come as far as the ledger.
-WORDS: Final = {"queue": "mail", "id": "job-1", "limit": "api", "name": "nightly", "task": "send", "key": "k"}
+WORDS: Final = {
+    "queue": "mail",
+    "id": "job-1",
+    "limit": "api",
+    "name": "nightly",
+    "task": "send",
+    "key": "k",
+    "route": "github",
+    "delivery": "d1",
+}
 BODIES: Final[dict[str, Any]] = {
     "POST /v1/jobs": {"task": "send"},
     "POST /v1/jobs/{queue}/{id}/reschedule": {"delay_s": 60},
     "POST /v1/jobs/{queue}/{id}/rerun": {"from": "a"},
     "PUT /v1/limits/{limit}": {"slots": 1},
     "POST /v1/keys": {"name": "ci", "role": "viewer"},
+    "PUT /v1/routes/{route}": routes.GITHUB,
+    "POST /v1/routes/{route}/test": {"delivery": "d1"},
     "POST /v1/limits/simulate": {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T01:00:00Z", "limits": {}},
     "PUT /v1/schedules/{name}": schedules.NIGHTLY,
     "PUT /v1/webhooks/{name}": webhooks.SHOP,

@@ -13,7 +13,9 @@ from jobledger.gateway.access.gate import Gate
 from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.events.feed import Feed
 from jobledger.gateway.life import Life
+from jobledger.gateway.refused import Refused
 from jobledger.ledger import Ledger, TaskRegistry
+from jobledger.ledger.webhooks.secrets import Secrets
 
 
 class Access(Protocol):
@@ -76,11 +78,15 @@ class Gateway:
         tasks: TaskRegistry | None = None,
         life: Life | None = None,
         health: Health | None = None,
+        secrets: Secrets | None = None,
     ) -> None:
         """`rows` finds jobs by the beginning of their id, as commands do; `projection` is what lists are read from.
 
-        `tasks`: the user's code, which runs jobs inside requests; None: this gateway runs none.
+        `tasks`: the user's code, which runs jobs inside requests; None: this gateway runs none. `secrets`: what the
+        references of routes stand for; None: nothing, so no webhook is taken.
         """
+        self.secrets = secrets or Secrets({})
+        self.refused = Refused()
         self.life = life or Life()
         self.health = health
         self.ledger = ledger

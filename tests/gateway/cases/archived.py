@@ -27,6 +27,8 @@ _LISTS: Final = (
     "/v1/schedules/nightly",
     "/v1/limits",
     "/v1/tables",
+    "/v1/routes",
+    "/v1/routes/github/deliveries",
 )
 
 

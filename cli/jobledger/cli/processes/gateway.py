@@ -30,6 +30,7 @@ from jobledger.cli.session import Stopping, data_folder, load_tasks, stoppable, 
 from jobledger.cli.session import until_eof as when_stdin_ends
 from jobledger.ledger import TaskRegistry
 from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.webhooks.secrets import Secrets
 from jobledger.workers.process import log_what_nobody_catches, tune_collector
 from jobledger.workers.supervision.supervised import Parent
 from jobledger.workers.supervision.supervisor import Supervisor, SupervisorConfig
@@ -142,7 +143,15 @@ async def _gateway(cli: Cli, plan: _Plan) -> None:
                     tls=settings.https_cert is not None,
                     behind_proxy=bool(plan.access.behind_proxy),
                 )
-                made = Process(ledger, path, access, settings, tasks=plan.tasks, project=plan.project)
+                made = Process(
+                    ledger,
+                    path,
+                    access,
+                    settings,
+                    tasks=plan.tasks,
+                    project=plan.project,
+                    secrets=Secrets(os.environ),
+                )
                 async with anyio.create_task_group() as group:
                     _heed(group, made, cli.output, stopping, plan)
                     group.start_soon(until_closed, ledger)

@@ -15,11 +15,13 @@ from jobledger.gateway.api import (
     listing,
     process,
     queues,
+    routes,
     runs,
     schedules,
     watches,
     webhooks,
 )
+from jobledger.gateway.hooks import receive
 from jobledger.gateway.http.endpoint import Endpoint
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
@@ -37,4 +39,6 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *keys.ENDPOINTS,
     *webhooks.ENDPOINTS,
     *watches.ENDPOINTS,
+    *receive.ENDPOINTS,
+    *routes.ENDPOINTS,
 )

@@ -26,6 +26,7 @@ from jobledger.gateway.process.requests import Requests
 from jobledger.gateway.process.serving import Server, Settings
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.nats.jetstream import JetStreamLog
+from jobledger.ledger.webhooks.secrets import Secrets
 from jobledger.projections.metrics.exporter import Exporter, ExporterConfig
 from jobledger.workers.metrics import LoopLag
 from jobledger.workers.services import outlive
@@ -50,8 +51,9 @@ class Process:
         *,
         tasks: TaskRegistry | None = None,
         project: bool = True,
+        secrets: Secrets | None = None,
     ) -> None:
-        """Without `project` somebody else follows the ledger into the file; `tasks`: see `Gateway`.
+        """Without `project` somebody else follows the ledger into the file; `tasks`, `secrets`: see `Gateway`.
 
         Raises: ConfigurationError.
         """
@@ -70,7 +72,15 @@ class Process:
         health = ProcessHealth(ledger, projection, self.life, self._why_not_followed, registry)
         feed = Feed(ledger)
         self.gateway = Gateway(
-            ledger, rows, self._projection, access, feed, tasks=tasks, life=self.life, health=health
+            ledger,
+            rows,
+            self._projection,
+            access,
+            feed,
+            tasks=tasks,
+            life=self.life,
+            health=health,
+            secrets=secrets,
         )
         answering = Requests(
             app(self.gateway),

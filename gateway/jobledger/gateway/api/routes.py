@@ -1,0 +1,247 @@
+"""Routes: where others send webhooks. Which there are, what each does, what came in, and processing it again."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from jobledger.admin.hooks.routes import (
+    ChangedRoute,
+    ProcessedDelivery,
+    RuleTried,
+    ShownDelivery,
+    ShownRoute,
+    definition_of,
+    remove_route,
+    retry_delivery,
+    set_route,
+    show_delivery,
+    show_route,
+    try_route,
+)
+from jobledger.admin.rows import AnswerPosition
+from jobledger.gateway.api.asking import Limit, Looked, Reasoned, Text
+from jobledger.gateway.api.looking import READ, looking
+from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.refused import RefusedRequest
+from jobledger.ledger.model.hooks.route import RouteDefinition
+from jobledger.ledger.webhooks.receiving import Arrival
+from jobledger.projections.tables.routes import DeliveryRow, RouteRow, read_deliveries, read_routes
+
+_BODY_CHARACTERS_MAX: Final = 24 << 20
+_HEADERS_MAX: Final = 100
+
+
+class Routes(msgspec.Struct, frozen=True, kw_only=True):
+    """The routes that are set, by name."""
+
+    items: list[RouteRow]
+    position: AnswerPosition
+
+
+class ReceivedQuery(Looked, frozen=True, kw_only=True):
+    """Which deliveries."""
+
+    limit: Limit = 50
+    before: Annotated[int, msgspec.Meta(ge=0)] | None = (
+        None  #: those that were stored before this stream sequence
+    )
+    matched: bool | None = None  #: only those that made jobs, or only those that made none
+
+
+class ReceivedDeliveries(msgspec.Struct, frozen=True, kw_only=True):
+    """What came in, the newest first."""
+
+    items: list[DeliveryRow]
+    next: int | None  #: what `before` is for the next page; none: there is no more
+    position: AnswerPosition
+
+
+class ChangingRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether to do it, and why."""
+
+    plan: bool = False  #: tell what would be, and change nothing
+    reason: Text = ""  #: kept in the ledger with who said so
+
+
+class RouteTrial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of what a route is tested: a delivery that was kept, or a body with headers; one of the two is given."""
+
+    delivery: str | None = None
+    body: Annotated[str, msgspec.Meta(max_length=_BODY_CHARACTERS_MAX)] | None = None  #: base64
+    headers: Annotated[dict[str, str], msgspec.Meta(max_length=_HEADERS_MAX)] = {}  #: beside `body`
+
+
+class RouteTried(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs would be made; none was."""
+
+    items: list[RuleTried]
+
+
+class RefusedRequests(msgspec.Struct, frozen=True, kw_only=True):
+    """What this process refused to a route, the newest first, among the newest 200 of all routes."""
+
+    items: list[RefusedRequest]
+
+
+async def list_routes(asked: Asked, *, query: Looked) -> Routes:
+    """List the routes that are set."""
+    async with looking(asked, query) as (view, place):
+        return Routes(items=read_routes(view.store.select), position=place)
+
+
+async def show_one_route(asked: Asked, route: str) -> ShownRoute:
+    """Show a route: how its requests are proven, its rules, and how it became so."""
+    return await show_route(asked.gateway.ledger, route)
+
+
+async def put_route(asked: Asked, route: str, *, query: ChangingRoute, body: RouteDefinition) -> ChangedRoute:
+    """Have a route do what the body says, whatever it did before; secrets are references."""
+    # Read once more: a field that there is not is refused, at every depth.
+    definition = definition_of(msgspec.json.decode(await asked.request.body()))
+    del body
+    for rule in definition.rules:
+        asked.principal.require("manage", rule.queue or None, rule.task)
+    by = asked.principal.name
+    return await set_route(
+        asked.gateway.ledger, route, definition, reason=query.reason, by=by, plan=query.plan
+    )
+
+
+async def delete_route(asked: Asked, route: str, *, query: ChangingRoute) -> ChangedRoute:
+    """Take a route away: its requests are refused from then on; what came in stays."""
+    by = asked.principal.name
+    return await remove_route(asked.gateway.ledger, route, reason=query.reason, by=by, plan=query.plan)
+
+
+async def test_one_route(asked: Asked, route: str, *, body: RouteTrial) -> RouteTried:
+    """Tell which jobs a route would make of a delivery; nothing is made, and no signature is asked for."""
+    ledger = asked.gateway.ledger
+    if (body.delivery is None) == (body.body is None):
+        raise ProblemError("BAD_REQUEST", "say of what: give delivery, or body as base64, one of the two")
+    if body.delivery is not None:
+        arrival = await ledger.routes.stored(route, body.delivery)
+    else:
+        arrival = Arrival(
+            body=_decoded(body.body or ""),
+            headers={name.lower(): value for name, value in body.headers.items()},
+        )
+    return RouteTried(items=await try_route(ledger, route, arrival))
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error) as error:
+        raise ProblemError("BAD_REQUEST", "body is not base64") from error
+
+
+async def list_deliveries(asked: Asked, route: str, *, query: ReceivedQuery) -> ReceivedDeliveries:
+    """List what came in to a route."""
+    async with looking(asked, query) as (view, place):
+        items = read_deliveries(
+            view.store.select,
+            route=route,
+            matched=query.matched,
+            before=query.before,
+            limit=query.limit + 1,
+        )
+    more = len(items) > query.limit
+    items = items[: query.limit]
+    return ReceivedDeliveries(items=items, next=items[-1].last_sequence if more else None, position=place)
+
+
+async def show_one_delivery(asked: Asked, route: str, delivery: str) -> Answer:
+    """Show a delivery, each time it was processed, and the jobs that it made."""
+    found: ShownDelivery = await show_delivery(asked.gateway.ledger, route, delivery)
+    return Answer(value=found, etag=str(found.history[-1].stream_sequence))
+
+
+async def retry_one_delivery(asked: Asked, route: str, delivery: str, *, body: Reasoned) -> ProcessedDelivery:
+    """Process a delivery once more, by the rules as they are now; its jobs have ids of their own."""
+    by = asked.principal.name
+    return await retry_delivery(asked.gateway.ledger, route, delivery, reason=body.reason, by=by)
+
+
+async def list_refused(asked: Asked, route: str) -> RefusedRequests:
+    """List the newest requests to a route that this process refused."""
+    await asked.gateway.ledger.routes.get(route)
+    return RefusedRequests(items=[each for each in asked.gateway.refused.newest if each.route == route])
+
+
+_ROUTE: Final = "/v1/routes/{route}"
+_DELIVERY: Final = f"{_ROUTE}/deliveries/{{delivery}}"
+_WRITES: Final = ("LEDGER_BUSY", "LEDGER_FULL")
+
+
+def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:
+    given: dict[str, Any] = {"permission": "view" if method == "GET" else "manage", **more}
+    return Endpoint(
+        method=method, path=path, handler=handler, summary=summary, tag="routes", returns=returns, **given
+    )
+
+
+ENDPOINTS: Final = (
+    _endpoint("GET", "/v1/routes", list_routes, "List the routes", Routes, query=Looked, problems=READ),
+    _endpoint("GET", _ROUTE, show_one_route, "Show a route", ShownRoute, problems=("NOT_FOUND",)),
+    _endpoint(
+        "PUT",
+        _ROUTE,
+        put_route,
+        "Have a route do something",
+        ChangedRoute,
+        query=ChangingRoute,
+        body=RouteDefinition,
+        problems=("JOB_INVALID_INPUT", *_WRITES),
+    ),
+    _endpoint(
+        "DELETE",
+        _ROUTE,
+        delete_route,
+        "Take a route away",
+        ChangedRoute,
+        query=ChangingRoute,
+        problems=("NOT_FOUND", *_WRITES),
+    ),
+    _endpoint(
+        "POST",
+        f"{_ROUTE}/test",
+        test_one_route,
+        "Tell what a route would make of a delivery",
+        RouteTried,
+        body=RouteTrial,
+        problems=("NOT_FOUND", "PAYLOAD_GONE"),
+    ),
+    _endpoint(
+        "GET",
+        f"{_ROUTE}/deliveries",
+        list_deliveries,
+        "List what came in to a route",
+        ReceivedDeliveries,
+        query=ReceivedQuery,
+        problems=READ,
+    ),
+    _endpoint("GET", _DELIVERY, show_one_delivery, "Show a delivery", ShownDelivery, problems=("NOT_FOUND",)),
+    _endpoint(
+        "POST",
+        f"{_DELIVERY}/retry",
+        retry_one_delivery,
+        "Process a delivery once more",
+        ProcessedDelivery,
+        body=Reasoned,
+        problems=("NOT_FOUND", "PAYLOAD_GONE", *_WRITES),
+    ),
+    _endpoint(
+        "GET",
+        f"{_ROUTE}/refused",
+        list_refused,
+        "List what this process refused to a route",
+        RefusedRequests,
+        problems=("NOT_FOUND",),
+    ),
+)

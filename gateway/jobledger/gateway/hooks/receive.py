@@ -1,0 +1,165 @@
+"""`POST /in/{route}`: a webhook of somebody else is proven, and recorded with every job that it makes, or changes nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import msgspec
+
+from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.endpoint import Answer, Endpoint, Raw
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.hooks.delivery import MatchedJob
+from jobledger.ledger.model.hooks.errors import RouteNotFoundError, SecretUnavailableError
+from jobledger.ledger.model.hooks.match import document_of
+from jobledger.ledger.model.hooks.route import Route, RouteDefinition
+from jobledger.ledger.model.hooks.schemes import Scheme, Unverified, Verified, delivery_named, verify
+from jobledger.ledger.webhooks.receiving import Arrival
+from jobledger.ledger.webhooks.secrets import Secrets
+
+_log: Final = logging.getLogger("jobledger.gateway")
+_ACCEPTED: Final = 202
+_ID_CHARACTERS_MAX: Final = 1_000
+#: What the gateway answers with `text/plain` of its own is never read; a body may be of any kind.
+ANYTHING: Final = "*/*"
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a delivery; of a repeat, what became of the first one."""
+
+    delivery: str  #: its name, as `routes deliveries` shows it; "" for a greeting, which is not recorded
+    matched: int  #: how many rules held
+    jobs: tuple[MatchedJob, ...]  #: the jobs that it made
+
+
+async def receive_webhook(asked: Asked, route: str) -> Answer | Raw:
+    """Take a delivery: the route, its size, its signature, then all of it as one batch."""
+    gateway = asked.gateway
+    known = await gateway.ledger.routes.get(route)
+    definition = known.definition
+    scheme = None if definition is None else definition.signature
+    if definition is None or scheme is None:  # programs emit to it; nobody else is told that it is there
+        raise RouteNotFoundError(route)
+    headers = _headers(asked)
+    body = await _body(asked, definition.body_bytes_max)
+    verified = _verified(asked, known, scheme, headers, body)
+    document = document_of(body, headers.get("content-type", ""))
+    hello = _hello(definition, headers, document)
+    if hello is not None:
+        return Raw(data=msgspec.json.encode(hello))
+    arrival = Arrival(
+        body=body,
+        headers=headers,
+        given=delivery_named(scheme, headers, document)[:_ID_CHARACTERS_MAX],
+        scheme=definition.scheme_name,
+        secret=verified.secret,
+    )
+    found = await gateway.ledger.routes.receive(known, arrival, trace=asked.trace)
+    taken = Taken(delivery=found.delivery, matched=len(found.matched), jobs=found.matched)
+    return Answer(value=taken, status=_ACCEPTED if found.matched else 200)
+
+
+def _headers(asked: Asked) -> dict[str, str]:
+    """Return the headers by their names in lower case; of one that is said twice the first counts."""
+    found: dict[str, str] = {}
+    for name, value in asked.request.headers.items():
+        found.setdefault(name.lower(), value)
+    return found
+
+
+async def _body(asked: Asked, bytes_max: int) -> bytes:
+    """Read the body. Raises: ProblemError (PAYLOAD_TOO_LARGE)."""
+    said = asked.header("content-length")
+    parts: list[bytes] = []
+    size = int(said) if said.isdecimal() and len(said) < 20 else 0  # noqa: PLR2004 - digits of a number
+    if size <= bytes_max:
+        size = 0
+        async for part in asked.chunks():
+            size += len(part)
+            if size > bytes_max:
+                break
+            parts.append(part)
+    if size > bytes_max:
+        raise ProblemError(
+            "PAYLOAD_TOO_LARGE", f"the body is larger than the {bytes_max:,} bytes that this route takes"
+        )
+    return b"".join(parts)
+
+
+def _verified(
+    asked: Asked, route: Route, scheme: Scheme, headers: Mapping[str, str], body: bytes
+) -> Verified:
+    """Prove a request. Raises: ProblemError (BAD_SIGNATURE, STALE_TIMESTAMP, SECRET_UNAVAILABLE)."""
+    gateway, definition = asked.gateway, route.definition
+    assert definition is not None, "it is set"
+    now = gateway.ledger.clock.now()
+    secrets = _secrets(gateway.secrets, route.name, definition)
+    found = verify(scheme, secrets, headers, body, now=now, tolerance_s=definition.tolerance_s)
+    if isinstance(found, Unverified):
+        client = asked.request.client.host if asked.request.client else ""
+        gateway.refused.add(route.name, found.code, found.why, client=client, at=now)
+        raise ProblemError(found.code, found.why)
+    return found
+
+
+def _secrets(secrets: Secrets, route: str, definition: RouteDefinition) -> list[str]:
+    """Return the secrets that count, in their order; one that cannot be read is "", and fits nothing.
+
+    Raises: ProblemError (SECRET_UNAVAILABLE) where none can be read.
+    """
+    found: list[str] = []
+    for reference in definition.secrets:
+        try:
+            found.append(secrets.read(reference).decode())
+        except (SecretUnavailableError, UnicodeDecodeError) as error:
+            why = str(error) if isinstance(error, SecretUnavailableError) else "it is no text"
+            _log.warning("a secret of route %s cannot be read: %s", route, why)
+            found.append("")
+    if not any(found):
+        raise ProblemError(
+            "SECRET_UNAVAILABLE", f"no secret of route {route} can be read: the log of the gateway says why"
+        )
+    return found
+
+
+def _hello(
+    definition: RouteDefinition, headers: Mapping[str, str], document: Any
+) -> dict[str, object] | None:
+    """Return the answer to what a provider sends when somebody enters the address there; None for a delivery."""
+    if definition.scheme == "github" and headers.get("x-github-event") == "ping":
+        return {"delivery": "", "matched": 0, "jobs": []}
+    if definition.scheme == "slack" and isinstance(document, dict):
+        said = cast("dict[str, object]", document)
+        if said.get("type") == "url_verification" and isinstance(said.get("challenge"), str):
+            return {"challenge": said["challenge"]}
+    return None
+
+
+ENDPOINTS: Final = (
+    Endpoint(
+        method="POST",
+        path="/in/{route}",
+        permission=None,
+        public=True,
+        handler=receive_webhook,
+        summary="Take a webhook of somebody else, proven by its signature",
+        tag="routes",
+        takes=ANYTHING,
+        returns=Taken,
+        status=_ACCEPTED,
+        also=(200,),
+        problems=(
+            "NOT_FOUND",
+            "BAD_SIGNATURE",
+            "STALE_TIMESTAMP",
+            "PAYLOAD_TOO_LARGE",
+            "SECRET_UNAVAILABLE",
+            "LEDGER_BUSY",
+            "LEDGER_FULL",
+            "LEDGER_UNREACHABLE",
+            "INTERNAL",
+        ),
+    ),
+)
