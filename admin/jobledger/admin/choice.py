@@ -8,7 +8,7 @@ import msgspec
 
 from jobledger.admin.errors import ChoiceError
 from jobledger.admin.find import find_job
-from jobledger.admin.rows import Rows
+from jobledger.admin.rows import Rows, View
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.times import time_text
 from jobledger.projections import JobFilter, SaidFilter, Store
@@ -109,3 +109,19 @@ async def _by_id(rows: Rows, job_id: str, queue: str | None) -> Chosen:
     state = job.state.value.replace("_", " ")
     about = f"{job.error.type}: {job.error.message}" if job.error is not None else state
     return Chosen(ref=handle.ref, task=job.task, about=about)
+
+
+def chosen_until(view: View, condition: JobFilter, until: int, *, limit: int) -> list[Chosen]:
+    """Return the jobs that fit and did not change after the stream sequence `until`, the oldest first.
+
+    Raises: ProjectionError.
+    """
+    where, values = condition.where()
+    sql = (
+        f"SELECT queue, id, task, status FROM jobs WHERE {where} AND last_sequence <= ? "  # noqa: S608 - our own words
+        "ORDER BY created_at, rowid LIMIT ?"
+    )
+    return [
+        Chosen(ref=JobRef(queue=queue, job_id=job_id), task=task, about=status.replace("_", " "))
+        for queue, job_id, task, status in view.store.select(sql, (*values, until, limit))
+    ]

@@ -64,6 +64,7 @@ KINDS: Final[dict[str, Kind]] = {
     "NOT_FOUND": Kind(404, "There is no such thing"),
     "PAYLOAD_GONE": Kind(410, "The value is gone"),
     "PAYLOAD_TOO_LARGE": Kind(413, "Too large"),
+    "PLAN_EXPIRED": Kind(409, "The plan is too old"),
     "PRECONDITION_FAILED": Kind(412, "It has changed since"),
     "PROJECTION_BEHIND": Kind(503, "The lists are behind", retry=True),
     "PROJECTION_UNFIT": Kind(500, "The lists cannot be read"),

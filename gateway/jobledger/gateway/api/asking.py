@@ -17,7 +17,7 @@ Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
 Text = Annotated[str, msgspec.Meta(max_length=2_000)]
 
 
-class Past(msgspec.Struct, frozen=True, kw_only=True):
+class Past(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A moment of the past; the present where neither is given."""
 
     at: datetime | None = None  #: by the clock of the server, RFC 3339

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from jobledger.gateway.api import (
+    bulk_acts,
     enqueueing,
     events,
     fleet,
@@ -26,6 +27,7 @@ from jobledger.gateway.http.endpoint import Endpoint
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *listing.ENDPOINTS,
+    *bulk_acts.ENDPOINTS,
     *enqueueing.ENDPOINTS,
     *jobs.ENDPOINTS,
     *job_acts.ENDPOINTS,

@@ -18,6 +18,7 @@ Schema = dict[str, Any]
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _TOKEN: Final = "^[A-Za-z0-9_-]{1,64}$"
+_REFERRED: Final = re.compile(re.escape(_REFERENCE.format(name="")) + r"(\w+)")
 #: What every endpoint that asks who one is may answer with.
 _ALWAYS: Final = (
     "BAD_REQUEST",
@@ -40,6 +41,8 @@ def openapi(endpoints: Iterable[Endpoint]) -> Schema:
             endpoint, schemas, components
         )
     queries = {endpoint.query.__name__ for endpoint in table if endpoint.query is not None}
+    # A body may hold what other endpoints take as parameters.
+    queries -= set(_REFERRED.findall(msgspec.json.encode((paths, components)).decode()))
     return {
         "openapi": "3.1.0",
         "info": {

@@ -1,0 +1,101 @@
+"""What is to be done to many jobs, as a plan and as the input of the job that does it."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import msgspec
+
+from jobledger.admin.bulk import (
+    Act,
+    Result,
+    cancel_act,
+    discard_act,
+    requeue_act,
+    reschedule_act,
+    retry_act,
+)
+from jobledger.gateway.access.permissions import Permission
+from jobledger.ledger.dead_letters import Requeuing
+from jobledger.ledger.model.events import Priority
+
+#: The queue of the jobs that do acts; users cannot add jobs to it.
+QUEUE: Final = "jobledger-acts"
+TASK: Final = "bulk_act"
+#: Jobs of one act: their names fit into one input.
+JOBS_MAX: Final = 50_000
+#: Outcomes that the result of an act names; those that went well are only counted.
+NAMED_MAX: Final = 1_000
+
+Verb = Literal["cancel", "retry", "reschedule", "requeue", "discard"]
+PERMISSIONS: Final[dict[Verb, Permission]] = {
+    "cancel": "cancel",
+    "retry": "cancel",
+    "reschedule": "cancel",
+    "requeue": "review",
+    "discard": "review",
+}
+
+
+class ToDo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is to be done to each job."""
+
+    act: Verb
+    reason: str = ""
+    run_at: datetime | None = None  #: of a reschedule
+    edit: dict[str, Any] | None = None  #: of a requeue: arguments to replace
+    attempts: int = 1  #: of a requeue: how many more each may have
+    priority: Priority | None = None  #: of a requeue; left out: as before
+
+
+class Job(msgspec.Struct, frozen=True, array_like=True):
+    """One of the jobs."""
+
+    queue: str
+    id: str
+    task: str
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one job."""
+
+    queue: str
+    id: str
+    result: Result  #: refused: its state does not allow it; invalid: it cannot be done as it was asked for
+    message: str
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """How far an act came."""
+
+    next: int = 0  #: place of the first job that it was not done to
+    done: int = 0
+    refused: int = 0
+    invalid: int = 0
+    others: tuple[Outcome, ...] = ()  #: the first of those that it was not done to
+
+
+def act_of(to_do: ToDo, by: str) -> Act:
+    """Return the act. Raises: InvalidInputError."""
+    match to_do.act:
+        case "cancel":
+            return cancel_act(to_do.reason, by=by)
+        case "retry":
+            return retry_act(to_do.reason, by=by)
+        case "reschedule":
+            assert to_do.run_at is not None, "it was checked"
+            return reschedule_act(to_do.run_at, to_do.reason, by=by)
+        case "requeue":
+            how = Requeuing(
+                edit=to_do.edit, attempts=to_do.attempts, priority=to_do.priority, reason=to_do.reason
+            )
+            return requeue_act(lambda _chosen: how, by=by)
+        case "discard":
+            return discard_act(to_do.reason, by=by)
+
+
+def job_id_of(plan: str) -> str:
+    """Return the id of the job that does a plan: a plan is done once, however often that is asked for."""
+    return f"act-{hashlib.sha256(plan.encode()).hexdigest()[:40]}"

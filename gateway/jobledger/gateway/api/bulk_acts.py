@@ -1,0 +1,300 @@
+"""Acts on many jobs over HTTP: a plan that changes nothing, then the plan's id, which a job of the ledger does."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Final
+
+import anyio.to_thread
+import msgspec
+
+from jobledger.admin.bulk import perform
+from jobledger.admin.choice import Chosen, chosen_until
+from jobledger.admin.objects.acts import ActDone, act_done
+from jobledger.gateway.acts.asked import (
+    JOBS_MAX,
+    PERMISSIONS,
+    QUEUE,
+    Done,
+    Job,
+    ToDo,
+    Verb,
+    act_of,
+    job_id_of,
+)
+from jobledger.gateway.acts.bulk_act import bulk_act
+from jobledger.gateway.api.asking import Looked, Text, aware
+from jobledger.gateway.api.listing import Which
+from jobledger.gateway.api.looking import looking
+from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.chain import fold
+from jobledger.ledger.model.errors import JobNotFoundError
+from jobledger.ledger.model.events import Priority
+from jobledger.ledger.model.job import Job as LedgerJob
+from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.subjects import JobRef, check_token
+from jobledger.projections import JobFilter
+
+_GOOD_FOR: Final = timedelta(minutes=15)
+_SAMPLE: Final = 20
+_IDS_MAX: Final = 500
+
+
+class JobNamed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which job."""
+
+    queue: str
+    id: str
+
+
+class ManyActs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An act to plan, or the id of a plan to do."""
+
+    plan: str | None = None  #: the id of a plan: do it; nothing else is given then
+    act: Verb | None = None
+    filter: Which | None = None  #: which jobs, as `GET /v1/jobs` lists them
+    jobs: Annotated[tuple[JobNamed, ...], msgspec.Meta(max_length=_IDS_MAX)] = ()  #: or these
+    reason: Text = ""  #: kept in the ledger with who acted
+    run_at: datetime | None = None  #: of a reschedule
+    edit: dict[str, Any] | None = None  #: of a requeue: arguments to replace
+    attempts: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1  #: of a requeue: how many more each may have
+    priority: Priority | None = None  #: of a requeue; left out: as before
+
+
+class ActPlanned(msgspec.Struct, frozen=True, kw_only=True):
+    """What an act would do, or the job that does it."""
+
+    plan: str  #: give it back to do it
+    count: int  #: how many jobs it is about
+    sample: list[ActDone]  #: what would come of the first of them
+    expires_at: datetime
+    id: str | None = None  #: of the job that does it; null: it is only planned
+
+
+class ActProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """An act under way."""
+
+    id: str
+    status: str  #: of the job that does it
+    by: str  #: who asked for it
+    act: Verb
+    reason: str
+    count: int  #: how many jobs it is about
+    so_far: Done
+
+
+class _Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a plan's id holds: all that is needed to do it, on any gateway. Whoever does it needs the rights once more."""
+
+    by: str
+    to_do: ToDo
+    filter: Which | None = None
+    jobs: tuple[JobNamed, ...] = ()
+    until: int  #: jobs that changed after this sequence are left out
+    expires_at: datetime
+
+
+async def act_on_many(asked: Asked, *, body: ManyActs) -> Answer:
+    """Plan an act on many jobs, which changes nothing; or do what was planned."""
+    if body.plan is None:
+        return Answer(value=await _planned(asked, body), status=200)
+    if msgspec.structs.replace(body, plan=None) != ManyActs():
+        raise ProblemError("BAD_REQUEST", "a plan says all by itself: give nothing beside it")
+    return await _begun(asked, body.plan)
+
+
+async def _planned(asked: Asked, body: ManyActs) -> ActPlanned:
+    to_do = _to_do(asked, body)
+    if (body.filter is None) == (not body.jobs):
+        raise ProblemError(
+            "BAD_REQUEST", "choose the jobs by a filter, {} for all of them, or by their ids in jobs"
+        )
+    if body.filter is not None and body.filter.as_of() is not None:
+        raise ProblemError(
+            "ACTS_ON_PAST", "a filter with at or sequence means the past, which cannot be changed"
+        )
+    ledger = asked.gateway.ledger
+    async with looking(asked, body.filter or Looked()) as (_, position):
+        until = position.sequence
+    expires_at = ledger.clock.now() + _GOOD_FOR
+    plan = _Plan(
+        by=asked.principal.name,
+        to_do=to_do,
+        filter=body.filter,
+        jobs=body.jobs,
+        until=until,
+        expires_at=expires_at,
+    )
+    chosen = await _chosen(asked, plan)
+    act = act_of(to_do, asked.principal.name)
+    outcomes = await perform(asked.gateway.rows, act, chosen[:_SAMPLE], plan=True)
+    return ActPlanned(
+        plan=_encode(plan),
+        count=len(chosen),
+        sample=[act_done(act.verb, each) for each in outcomes],
+        expires_at=expires_at,
+    )
+
+
+def _to_do(asked: Asked, body: ManyActs) -> ToDo:
+    if body.act is None:
+        raise ProblemError("BAD_REQUEST", "say which act is planned, or give the id of a plan")
+    asked.principal.require(PERMISSIONS[body.act])
+    run_at = aware("run_at", body.run_at)
+    if (body.act == "reschedule") == (run_at is None):
+        raise ProblemError(
+            "BAD_REQUEST", "run_at says when jobs are to be due: it belongs to reschedule alone"
+        )
+    if body.act != "requeue" and (body.edit is not None or body.attempts != 1 or body.priority is not None):
+        raise ProblemError("BAD_REQUEST", "edit, attempts and priority belong to requeue alone")
+    return ToDo(
+        act=body.act,
+        reason=body.reason,
+        run_at=run_at,
+        edit=body.edit,
+        attempts=body.attempts,
+        priority=body.priority,
+    )
+
+
+async def _chosen(asked: Asked, plan: _Plan) -> list[Chosen]:
+    """Return the jobs of a plan that did not change since, as far as the asker may act on them. Raises: ProblemError."""
+    if plan.jobs:
+        return [await _by_name(asked, each, plan.to_do.act) for each in plan.jobs]
+    act = act_of(plan.to_do, plan.by)
+    which = plan.filter or Which()
+    chosen: JobFilter = which.filter(asked)
+    if not chosen.states:
+        chosen = msgspec.structs.replace(chosen, states=act.states)
+    async with looking(asked, Looked(min_sequence=which.min_sequence)) as (view, _):
+        found = await anyio.to_thread.run_sync(
+            lambda: chosen_until(view, chosen, plan.until, limit=JOBS_MAX + 1)
+        )
+    if len(found) > JOBS_MAX:
+        raise ProblemError(
+            "BAD_REQUEST", f"more than {JOBS_MAX:,} jobs fit: narrow the filter, and act in turns"
+        )
+    return found
+
+
+async def _by_name(asked: Asked, each: JobNamed, act: Verb) -> Chosen:
+    ref = JobRef(queue=check_token("queue", each.queue), job_id=check_token("job id", each.id))
+    asked.principal.require(PERMISSIONS[act], ref.queue)
+    job = await asked.gateway.ledger.handle_of(ref).snapshot()
+    asked.principal.require(PERMISSIONS[act], ref.queue, job.task)
+    return Chosen(ref=ref, task=job.task, about=job.state.value)
+
+
+async def _begun(asked: Asked, token: str) -> Answer:
+    plan = _decode(token)
+    ledger, principal = asked.gateway.ledger, asked.principal
+    principal.require(PERMISSIONS[plan.to_do.act])
+    job_id = job_id_of(f"{principal.name} {token}")
+    job = await _job(asked, job_id)
+    if job is None:  # else it was begun before, whatever became of its jobs since
+        if plan.expires_at < ledger.clock.now():
+            raise ProblemError("PLAN_EXPIRED", "the plan is older than 15 minutes: plan the act again")
+        chosen = await _chosen(asked, plan)
+        jobs = [Job(each.ref.queue, each.ref.job_id, each.task) for each in chosen]
+        task = bulk_act.options(id=job_id, by=principal.name)
+        await ledger.enqueue(task, to_do=plan.to_do, jobs=jobs, by=principal.name)
+        count = len(jobs)
+    else:
+        count = (await _progress(asked, job)).count
+    value = ActPlanned(plan=token, count=count, sample=[], expires_at=plan.expires_at, id=job_id)
+    return Answer(value=value, status=202, headers={"location": f"/v1/acts/{job_id}"})
+
+
+async def show_act(asked: Asked, id: str) -> ActProgress:  # noqa: A002 - as in the address
+    """Show how far an act on many jobs is; to who asked for it, and to who may see every queue."""
+    job = await _job(asked, check_token("job id", id))
+    if job is None:
+        raise JobNotFoundError(id)
+    if job.created_by != asked.principal.name:
+        asked.principal.require_everywhere("view")
+    return await _progress(asked, job)
+
+
+async def _job(asked: Asked, job_id: str) -> LedgerJob | None:
+    ledger = asked.gateway.ledger
+    chain = ledger.names.chain(JobRef(queue=QUEUE, job_id=job_id))
+    return fold(await ledger.patience.read(lambda: ledger.log.read_chain(chain))).job
+
+
+class _Input(msgspec.Struct):
+    to_do: ToDo
+    jobs: list[Job]
+
+
+async def _progress(asked: Asked, job: LedgerJob) -> ActProgress:
+    ledger = asked.gateway.ledger
+    text = await ledger.inputs.get(job.order.input, job.order.input_ref)
+    given = msgspec.json.decode(text, type=_Input)
+    so_far = Done()
+    if job.state is JobState.COMPLETED:
+        so_far = msgspec.json.decode(await ledger.results.get(job.result, job.result_ref), type=Done)
+    elif bytes(job.checkpoint) or job.checkpoint_ref is not None:
+        kept = await ledger.inputs.get(job.checkpoint, job.checkpoint_ref)
+        so_far = msgspec.json.decode(kept, type=Done)
+    return ActProgress(
+        id=job.id,
+        status=job.state.value,
+        by=job.created_by,
+        act=given.to_do.act,
+        reason=given.to_do.reason,
+        count=len(given.jobs),
+        so_far=so_far,
+    )
+
+
+def _encode(plan: _Plan) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(plan)).decode().rstrip("=")
+
+
+def _decode(token: str) -> _Plan:
+    try:
+        text = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+        return msgspec.json.decode(text, type=_Plan)
+    except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
+        raise ProblemError(
+            "BAD_REQUEST", "plan is no id of a plan: give it as the plan was answered"
+        ) from error
+
+
+_PROBLEMS: Final = (
+    "ACTS_ON_PAST",
+    "JOB_NOT_FOUND",
+    "PLAN_EXPIRED",
+    "PAYLOAD_TOO_LARGE",
+    "PROJECTION_BEHIND",
+    "LEDGER_FULL",
+)
+
+ENDPOINTS: Final = (
+    Endpoint(
+        method="POST",
+        path="/v1/acts",
+        permission=None,
+        handler=act_on_many,
+        summary="Plan an act on many jobs, or do what was planned",
+        tag="acts",
+        body=ManyActs,
+        returns=ActPlanned,
+        also=(202,),
+        problems=("JOB_ACCESS_DENIED", *_PROBLEMS),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/acts/{id}",
+        permission=None,
+        handler=show_act,
+        summary="Show how far an act on many jobs is",
+        tag="acts",
+        returns=ActProgress,
+        problems=("JOB_ACCESS_DENIED", "JOB_NOT_FOUND"),
+    ),
+)
