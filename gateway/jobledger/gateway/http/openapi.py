@@ -145,6 +145,8 @@ def _operation(endpoint: Endpoint, schemas: Mapping[Any, Schema], components: Ma
 def operation_id(endpoint: Endpoint) -> str:
     """Return the name of an operation in clients that are made of the document: that of its handler."""
     words = endpoint.handler.__name__.strip("_").split("_")
+    if len(words) == 1 or words == ["list", "all"]:  # what its module is about says the rest
+        words = [words[0], endpoint.handler.__module__.rpartition(".")[2]]
     return words[0] + "".join(word.capitalize() for word in words[1:])
 
 
