@@ -310,8 +310,15 @@ async def test_a_proxy_that_is_believed_says_who_somebody_is(ledger: Ledger, tmp
         async with home.client(peer="10.1.2.3", headers=said) as client:
             me = (await client.get("/v1/me")).json()
             assert (me["name"], me["queues"]) == ("user:dana@shop.example", ["mail*"])
-            answer = await client.get("/v1/me", headers={"x-forwarded-user": "eve@shop.example"})
-            assert code_of(answer) == "UNAUTHENTICATED"
+            for wrong in ("eve@shop.example", "eve, dana@shop.example", "x" * 201):
+                answer = await client.get("/v1/me", headers={"x-forwarded-user": wrong})
+                assert code_of(answer) == "UNAUTHENTICATED", wrong
+            theirs = {"authorization": "Bearer of-the-provider"}  # which some proxies hand on
+            assert (await client.get("/v1/me", headers=theirs)).json()["name"] == "user:dana@shop.example"
+            forged = await client.post(
+                "/v1/keys", json={}, headers={**theirs, "origin": "https://evil.example"}
+            )
+            assert code_of(forged) == "CROSS_SITE", "a browser may send that by itself"
             posted = await client.post("/v1/keys", json={}, headers={"sec-fetch-site": "cross-site"})
             assert code_of(posted) == "CROSS_SITE"
         async with home.client(peer="192.0.2.1", headers=said) as client:
@@ -367,6 +374,35 @@ async def test_a_stream_ends_when_the_key_does_that_opened_it(home: House) -> No
 
 def _nothing(_at: float) -> None:
     """Prove nothing."""
+
+
+async def test_an_answer_that_was_waited_for_is_not_given_to_a_key_that_ended(home: House) -> None:
+    made = await home.key(role="viewer")
+    lines = {"accept": "application/x-ndjson"}
+    async with home.holder(made) as holder:
+        waiting = asyncio.create_task(holder.get("/v1/events?wait=20", headers=lines))
+        await asyncio.sleep(0.6)  # so long that it is looked again
+        await revoke_key(home.ledger, made.info.key, by="ann")
+        async with asyncio.timeout(LIMIT_S):
+            answer = await waiting
+        assert (code_of(answer), "revoked" in answer.text) == ("UNAUTHENTICATED", False)
+
+
+async def test_of_a_body_that_goes_on_nothing_is_taken_once_its_key_ended(home: House) -> None:
+    made = await home.key(role="admin")
+    key = made.info.key
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"name": "planted", '
+        await revoke_key(home.ledger, key, by="ann")
+        await home.heard_of(key, "revoked")
+        await asyncio.sleep(0.6)
+        yield b'"role": "admin"}'
+
+    async with home.holder(made) as holder:
+        answer = await holder.post("/v1/keys", content=body(), headers={"content-type": "application/json"})
+    assert code_of(answer) == "UNAUTHENTICATED"
+    assert await list_keys(home.ledger) == []
 
 
 async def test_a_gateway_that_cannot_read_the_keys_lets_nobody_in(

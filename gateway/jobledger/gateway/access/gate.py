@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from jobledger.gateway.access.identity import Admitted, Caller, Identities
+from jobledger.gateway.access.identity import Admitted, Caller, Identities, carries_key
 from jobledger.gateway.access.origins import (
     SAFE,
     Headers,
@@ -92,7 +92,7 @@ class Gate:
         if is_preflight:
             return None
         caller = Caller(headers=headers, peer=peer, secure=scheme == "https")
-        if "authorization" not in headers:
+        if not carries_key(headers):
             check_origin(method, headers, scheme)
         try:
             admitted = self._identities.admit(caller)

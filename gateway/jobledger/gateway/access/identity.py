@@ -18,6 +18,7 @@ from jobledger.ledger.access.secret import ShownKey, read_key
 from jobledger.ledger.model.clock import Clock
 
 _BEARER: Final = "bearer "
+_OURS: Final = "bearer jl_"
 _USER_MAX: Final = 200
 #: In the scope of a request that passed the gate: who asks, as `Admitted`, or why nobody does, as `ProblemError`.
 ADMITTED: Final = "jobledger.admitted"
@@ -40,7 +41,7 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     principal: Principal
     shown: ShownKey | None = None  #: the key that was sent
     session: Session | None = None  #: the session that was sent
-    by_header: bool = False  #: a proxy said so
+    user: str = ""  #: the person whom a proxy names
 
     @property
     def is_ambient(self) -> bool:
@@ -50,7 +51,7 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_counted(self) -> bool:
         """Whether it is held to a rate: not who sits at the machine that has no key, for there is nobody else."""
-        return self.shown is not None or self.session is not None or self.by_header
+        return self.shown is not None or self.session is not None or bool(self.user)
 
     @property
     def form_name(self) -> str:
@@ -63,6 +64,11 @@ class TrustedHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str  #: in lower case
     proxies: tuple[Network, ...]  #: from whose addresses it is believed
+
+
+def carries_key(headers: Headers) -> bool:
+    """Return whether a request carries what may be a key of ours: no page of another site has one."""
+    return headers.get("authorization", "")[: len(_OURS)].lower() == _OURS
 
 
 def local_principal() -> Principal:
@@ -98,13 +104,14 @@ class Identities:
     def admit(self, caller: Caller) -> Admitted:
         """Return who asks. Raises: ProblemError (UNAUTHENTICATED, LEDGER_UNREACHABLE)."""
         headers = caller.headers
-        given = headers.get("authorization", "")
-        if given:
-            return self._by_key(given)
+        if carries_key(headers):
+            return self._by_key(headers["authorization"])
         if self._header is not None and is_among(caller.peer, self._header.proxies):
             user = headers.get(self._header.name, "")
             if user:
-                return Admitted(principal=self._person(user), by_header=True)
+                return Admitted(principal=self._person(user), user=user)
+        if "authorization" in headers:
+            return self._by_key(headers["authorization"])
         session = self._sessions.read(headers.get("cookie", ""), secure=caller.secure)
         if session is not None and (principal := self._of_session(session)) is not None:
             return Admitted(principal=principal, session=session)
@@ -118,15 +125,20 @@ class Identities:
         )
 
     def still(self, admitted: Admitted) -> bool:
-        """Return whether somebody who was let in would be let in now, in the same way."""
+        """Return whether somebody who was let in would be let in now, in the same way and for the same."""
         try:
-            if admitted.shown is not None:
-                return self._opened(admitted.shown) is not None
-            if admitted.session is not None:
-                return self._of_session(admitted.session) is not None
-            return self._local is None or admitted.principal is not self._local or self._is_open()
+            return self._again(admitted) == admitted.principal
         except ProblemError:
             return False
+
+    def _again(self, admitted: Admitted) -> Principal | None:
+        if admitted.shown is not None:
+            return self._opened(admitted.shown)
+        if admitted.session is not None:
+            return self._of_session(admitted.session)
+        if admitted.user:
+            return self._person(admitted.user)
+        return self._local if self._is_open() else None
 
     def _is_open(self) -> bool:
         self._ring.require_fresh()
@@ -158,7 +170,8 @@ class Identities:
 
     def _person(self, user: str) -> Principal:
         """Return a person whom a proxy names. Raises: ProblemError (UNAUTHENTICATED)."""
-        is_name = len(user) <= _USER_MAX and user.isprintable()
+        # A comma is how a header looks that came twice: once from the client, and once from the proxy.
+        is_name = len(user) <= _USER_MAX and user.isprintable() and "," not in user
         found = self._people.principal(user) if is_name and self._people is not None else None
         if found is None:
             raise ProblemError(

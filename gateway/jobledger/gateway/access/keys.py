@@ -194,12 +194,16 @@ class KeyAccess:
             raise wrong from error
         return self.open_session(key=shown.key, sha256=shown.sha256, secure=secure)
 
-    def require_person(self, user: str, groups: tuple[str, ...]) -> None:
-        """Refuse a person who may do nothing here. Raises: ProblemError (UNAUTHENTICATED)."""
+    def open_person(self, user: str, groups: tuple[str, ...], *, secure: bool) -> str:
+        """Return the header `Set-Cookie` of the session of a person whom a provider knows.
+
+        Raises: ProblemError (UNAUTHENTICATED) for one who may do nothing here.
+        """
         if self.people is None or self.people.principal(user, groups) is None:
             raise ProblemError(
                 "UNAUTHENTICATED", f"{user[:80]!a} may do nothing here: ask who manages the gateway"
             )
+        return self.open_session(user=user, groups=self.people.known(groups), secure=secure)
 
     def open_session(self, *, secure: bool, **who: object) -> str:
         """Return the header `Set-Cookie` of a new session of somebody who said who they are; see `Sessions.open`."""

@@ -13,6 +13,7 @@ role = "viewer"
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from jobledger.ledger.opening import open_file
 
 _FILE_BYTES_MAX: Final = 1 << 20
 _LOOK_EVERY_S: Final = 1.0
+_log = logging.getLogger("jobledger.gateway.people")
 
 
 class Allowed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,7 +69,9 @@ class People:
             self._looked_at = now
             try:
                 self._read()
-            except ConfigurationError:
+            except ConfigurationError as error:
+                if self._seen is not None:
+                    _log.warning("nobody whom it names is let in: %s", error)
                 self._seen, self._book = None, _Book()
         book = self._book
         found = book.users.get(user) or next(
@@ -77,6 +81,10 @@ class People:
             return None
         scope = Scope(queues=found.queues, tasks=found.tasks)
         return principal_of(f"user:{user}", permissions_of(found.role, found.permissions), scope)
+
+    def known(self, groups: Sequence[str]) -> tuple[str, ...]:
+        """Return those of a person's groups that the file has: what a session has to remember."""
+        return tuple(group for group in groups if group in self._book.groups)
 
     def _read(self) -> None:
         try:

@@ -80,8 +80,9 @@ class Sessions:
     def __init__(self, keys: list[bytes], clock: Clock) -> None:
         """`keys`: see `signing_keys`."""
         self._clock = clock
-        self._signer = URLSafeSerializer(keys, salt="jobledger session")
-        self._passing = URLSafeSerializer(keys, salt="jobledger passing")
+        how = {"digest_method": hashlib.sha256, "key_derivation": "hmac"}
+        self._signer = URLSafeSerializer(keys, salt="jobledger session", signer_kwargs=how)
+        self._passing = URLSafeSerializer(keys, salt="jobledger passing", signer_kwargs=how)
         self._secret = hashlib.sha256(b"jobledger forms" + keys[-1]).digest()
 
     def open(self, **who: Any) -> Session:

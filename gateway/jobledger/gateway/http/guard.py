@@ -6,6 +6,7 @@ It also ends answers that go on (streams of events) as soon as whoever asked for
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,6 +15,9 @@ from jobledger.gateway.access.gate import Gate, Pairs
 from jobledger.gateway.access.identity import ADMITTED, CALLER, Admitted
 from jobledger.gateway.http.routing import refusal, request_id_of
 from jobledger.gateway.problems import ProblemError, code_of
+
+#: After this time it is looked again whether who asked is still let in.
+_SLOW_S: Final = 0.5
 
 
 class Guard:
@@ -35,8 +39,7 @@ class Guard:
         try:
             arrived = self._gate.enter(scope, _headers(scope), added)
         except ProblemError as error:
-            scope["jobledger.code"] = code_of(error)
-            await refusal(error, request_id_of(Request(scope)))(scope, receive, _adding(send, added))
+            await _refuse(error, scope, receive, _adding(send, added))
             return
         if arrived is None:
             await _preflight(send, added)
@@ -53,17 +56,41 @@ class Guard:
             await self._app(scope, receive, sending)
 
     async def _watched(self, admitted: Admitted, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; an answer that goes on ends when whoever asked for it is no longer let in."""
-        task = asyncio.current_task()
+        """Answer whoever is let in, for as long as that holds.
+
+        An answer that goes on ends, one that was waited for is not given, and of a body that goes on no more is taken.
+        """
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
+        looked_at, is_refused = loop.time(), False
+
+        def has_ended() -> bool:
+            nonlocal looked_at
+            now = loop.time()
+            if now - looked_at <= _SLOW_S:
+                return False
+            looked_at = now
+            return not self._gate.still(admitted)
+
+        async def receiving() -> Message:
+            message = await receive()
+            if has_ended():
+                raise _ended()
+            return message
 
         async def sending(message: Message) -> None:
+            nonlocal is_refused
+            if message["type"] == "http.response.start" and has_ended():
+                is_refused = True
+                await _refuse(_ended(), scope, receive, send)
+            if is_refused:
+                return
             if message.get("more_body"):
                 self._streams.setdefault(task, admitted)
             await send(message)
 
         try:
-            await self._app(scope, receive, sending)
+            await self._app(scope, receiving, sending)
         except asyncio.CancelledError:
             if self._streams.get(task, admitted) is not None:
                 raise  # somebody else's: the process stops, or the client is gone
@@ -78,6 +105,17 @@ class Guard:
             if admitted is not None and not self._gate.still(admitted):
                 self._streams[task] = None
                 task.cancel("the key ended")
+
+
+async def _refuse(error: ProblemError, scope: Scope, receive: Receive, send: Send) -> None:
+    scope["jobledger.code"] = code_of(error)
+    await refusal(error, request_id_of(Request(scope)))(scope, receive, send)
+
+
+def _ended() -> ProblemError:
+    return ProblemError(
+        "UNAUTHENTICATED", "who asked is no longer let in: the key or the session ended meanwhile"
+    )
 
 
 def _headers(scope: Scope) -> dict[str, str]:

@@ -137,11 +137,9 @@ class Login:
                 "UNAUTHENTICATED", f"the provider said no: {given.get('error', 'no reason')[:80]!a}"
             )
         person = await provider.finish(given["code"], _back(request), passed)
-        access.require_person(person.user, person.groups)
+        cookie = access.open_person(person.user, person.groups, secure=secure)
         response = RedirectResponse(str(passed["after"]), 303)
-        response.headers.append(
-            "set-cookie", access.open_session(user=person.user, groups=person.groups, secure=secure)
-        )
+        response.headers.append("set-cookie", cookie)
         response.headers.append("set-cookie", access.sessions.passing(_PASSING, {}, 0, secure=secure))
         return response
 
