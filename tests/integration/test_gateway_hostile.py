@@ -171,6 +171,12 @@ ATTACKS: dict[str, tuple[Iterable[bytes], int, str, str]] = {
         "PAYLOAD_TOO_LARGE",
         "pass a reference",
     ),
+    "a line of 100 MB": (
+        endless(b"POST /v1/jobs/bulk?task=send HTTP/1.1\r\n", b"Content-Type: application/x-ndjson\r\n"),
+        413,
+        "PAYLOAD_TOO_LARGE",
+        "line 1",
+    ),
     "JSON 10,000 deep": (
         whole(b"POST /v1/jobs/mail/a/requeue HTTP/1.1\r\n", DEEP),
         400,

@@ -37,6 +37,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     environment: str = ""
     ledger_bytes_max: int | None = None
+    enqueue_in_flight_max: int | None = None  #: of one bulk enqueue
     tracing: bool = False
     create: bool = False  #: streams that are missing; for what writes a job or runs one
     access: Access = NO_ACCESS
@@ -92,6 +93,8 @@ async def opened(target: Target) -> AsyncGenerator[Ledger, None]:
     }
     if target.ledger_bytes_max is not None:
         settings["ledger_bytes_max"] = target.ledger_bytes_max
+    if target.enqueue_in_flight_max is not None:
+        settings["enqueue_in_flight_max"] = target.enqueue_in_flight_max
     async with connect(target.url, **settings) as ledger:
         yield ledger
 

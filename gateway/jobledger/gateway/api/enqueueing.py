@@ -161,7 +161,7 @@ async def _ended(asked: Asked, handle: JobHandle[Any]) -> JobShown | None:
     """Return a job that ended while somebody waited for it, None where nobody did or it did not."""
     if asked.wait_s is None:
         return None
-    with contextlib.suppress(ResultTimeoutError):
+    with asked.gateway.life.waiting(asked.wait_s), contextlib.suppress(ResultTimeoutError):
         await handle.wait(timeout_s=asked.wait_s)
         if asked.principal.may("view"):
             return await shown(asked, await read_job(asked, handle.queue, handle.id))

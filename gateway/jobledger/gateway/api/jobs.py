@@ -73,8 +73,8 @@ async def _ended(asked: Asked, held: Held, query: Past) -> Held:
     if asked.wait_s is None or held.then is not None or held.job.is_final:
         return held
     handle = asked.gateway.ledger.handle_of(held.ref)
-    with contextlib.suppress(ResultTimeoutError):  # it is told as it is
-        await handle.wait(timeout_s=asked.wait_s)
+    with asked.gateway.life.waiting(asked.wait_s), contextlib.suppress(ResultTimeoutError):
+        await handle.wait(timeout_s=asked.wait_s)  # else it is told as it is
     return await read_job(asked, held.job.queue, held.job.id, query)
 
 

@@ -39,7 +39,8 @@ class Body:
         self._waited_s = 0.0
         headers = dict(scope["headers"])
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        self._bytes_max = None if kind == NDJSON.encode() else bytes_max
+        self.is_bulk = kind == NDJSON.encode()  #: it is read line by line
+        self._bytes_max = None if self.is_bulk else bytes_max
         self._length = headers.get(b"content-length", b"")
 
     def check_length(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Final
 
 from starlette.requests import Request
@@ -19,9 +20,10 @@ from jobledger.gateway.process.counting import Counted
 
 #: Requests that are answered at once, streams included.
 REQUESTS_MAX: Final = 1_000
-#: Appends on their way at once. A bulk upload has at most `BULK_APPENDS_MAX` of them, so a few leave room for others.
+#: Appends on their way at once. So many bulk uploads, each with so many of them, leave room for others.
 APPENDS_MAX: Final = 2_048
-BULK_APPENDS_MAX: Final = 480
+BULKS_MAX: Final = 2
+BULK_APPENDS_MAX: Final = 1_000
 #: How long a request waits for room.
 _PATIENCE_S: Final = 1.0
 _LOOK_EVERY_S: Final = 0.005
@@ -44,6 +46,7 @@ class Requests:
         self._counted = counted
         self._body_bytes_max = body_bytes_max
         self._appends = appends
+        self._bulks = asyncio.Semaphore(BULKS_MAX)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -72,7 +75,11 @@ class Requests:
             if body is not None:
                 body.check_length()
             await self._admit(scope)
-            await self._app(scope, receive, send)
+            if body is not None and body.is_bulk:
+                async with self._bulk():
+                    await self._app(scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
         except asyncio.CancelledError:
             if status() or not self._life.stopping.is_set():
                 raise
@@ -105,6 +112,20 @@ class Requests:
                     "LEDGER_BUSY", f"{APPENDS_MAX:,} events wait to be stored already: try again in a moment"
                 )
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    @contextlib.asynccontextmanager
+    async def _bulk(self) -> AsyncGenerator[None, None]:
+        """Be one of the few bulk uploads for the length of the block. Raises: ProblemError (LEDGER_BUSY)."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._bulks.acquire()
+        except TimeoutError as error:
+            sentence = f"{BULKS_MAX} bulk uploads are under way already: try again in a moment"
+            raise ProblemError("LEDGER_BUSY", sentence) from error
+        try:
+            yield
+        finally:
+            self._bulks.release()
 
 
 async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
