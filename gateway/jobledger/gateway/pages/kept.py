@@ -33,3 +33,7 @@ class Kept:
         while len(self._made) > _KEPT_MAX:
             self._made.popitem(last=False)
         return made
+
+    def forget(self) -> None:
+        """Make everything again that is asked for from here on: somebody has changed something."""
+        self._made.clear()

@@ -137,6 +137,7 @@ class Dashboard:
         looked = Looked(self._gateway, principal, request.url.path, self._kept)
         answer = await form.act(Sent(self._gateway, principal, fields, looked), **request.path_params)
         self._shared.forget()
+        self._kept.forget()
         if isinstance(answer, str):
             return RedirectResponse(answer, 303)
         made = self._rendered(answer.template, answer.facts.shell, answer.facts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -72,11 +72,18 @@ def happened(
     ]
 
 
-def waited(select: Select, since: datetime, until: datetime, *, step_s: int) -> list[Waited]:
-    """Return how long jobs of all queues waited, by span. Raises: ProjectionConfigError."""
-    rows = select(_WAITS, _values(since, until, step_s))
+def waited(
+    select: Select, since: datetime, until: datetime, *, step_s: int, queues: Collection[str] | None = None
+) -> list[Waited]:
+    """Return how long jobs waited, by span; `queues`: only of these, None: of all. Raises: ProjectionConfigError."""
+    values: tuple[object, ...] = _values(since, until, step_s)
+    sql = _WAITS
+    if queues is not None:
+        sql = sql.replace("GROUP BY", "AND queue IN (SELECT value FROM json_each(?)) GROUP BY")
+        values = (*values, msgspec.json.encode(sorted(queues)).decode())
     return [
-        Waited(begins_at=_begin(span, step_s), wait=Histogram.of_columns(values)) for span, *values in rows
+        Waited(begins_at=_begin(span, step_s), wait=Histogram.of_columns(counts))
+        for span, *counts in select(sql, values)
     ]
 
 

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import anyio.to_thread
 import msgspec
@@ -24,10 +24,11 @@ from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.views.queue_lines import COLOURS, LATELY_S, QueueLine, queue_line, styles_of
 from jobledger.gateway.pages.words import count, took
 from jobledger.ledger.nats.leases import WorkerInfo
-from jobledger.projections import DeadLetterFilter, DeadLetterGroup, Histogram, QueueRow, Store
+from jobledger.projections import DeadLetterFilter, DeadLetterGroup, Histogram, QueueRow
 from jobledger.projections.statistics.history import (
     Happened,
     QueueHappened,
+    Waited,
     by_queue,
     happened,
     waited,
@@ -48,6 +49,7 @@ _CAUSES_MAX: Final = 6
 _ACTS_MAX: Final = 6
 _WORKERS_MAX: Final = 8
 _WATCHES_FRESH_S: Final = 3.0
+_CAUSES_FRESH_S: Final = 5.0
 
 
 class Query(When, frozen=True, kw_only=True):
@@ -81,6 +83,21 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     firing: list[WatchInfo]  #: watches whose figure is beyond its bound
 
 
+class _History(NamedTuple):
+    """What the charts are made of."""
+
+    axis: TimeAxis
+    done: list[Happened]
+    waits: list[Waited]
+
+
+class _Costly(NamedTuple):
+    """What is kept for a while, since it grows with what happened and not with what is shown."""
+
+    history: _History
+    causes: list[DeadLetterGroup]
+
+
 async def overview(looked: Looked, *, query: Query) -> Overview:
     """Return the overview as it is, or as of a past moment."""
     past = query.as_of()
@@ -88,9 +105,49 @@ async def overview(looked: Looked, *, query: Query) -> Overview:
     firing = [] if past is not None else await _firing(looked)
     async with looked.gateway.projection.opened(past) as view:
         shell = await surround(looked, view, past)
+        costly = await _costly(looked, view, shell, query.span)
         living = [each for each in workers if each.kind == "worker"]
-        seen = await anyio.to_thread.run_sync(_seen, looked, view, shell, query.span, living)
-    return msgspec.structs.replace(seen, firing=firing)
+        seen = await anyio.to_thread.run_sync(_seen, looked, view, shell, costly, living)
+    return msgspec.structs.replace(seen, span=query.span, firing=firing)
+
+
+async def _costly(looked: Looked, view: View, shell: Shell, span: Span) -> _Costly:
+    """Return charts and causes: those of the last hour as they are, longer ones as old as they can be without harm."""
+
+    async def history() -> _History:
+        return await anyio.to_thread.run_sync(_history, looked, view, span, shell.begin)
+
+    async def causes() -> list[DeadLetterGroup]:
+        return await anyio.to_thread.run_sync(_causes, looked, view)
+
+    if shell.past is not None:
+        return _Costly(await history(), await causes())
+    scope, kept = (looked.principal.queues, looked.principal.tasks), looked.kept
+    fresh_s = 0.0 if span == "1h" else _SPANS[span][0] / 20
+    return _Costly(
+        await kept.get(("history", span, scope), history, fresh_s=fresh_s),
+        await kept.get(("causes", scope), causes, fresh_s=_CAUSES_FRESH_S),
+    )
+
+
+def _history(looked: Looked, view: View, span: Span, begin: datetime) -> _History:
+    select, now, may = view.store.select, view.now, looked.principal.may
+    axis = _axis(span, now, begin)
+    done = happened(select, axis.begin, now, step_s=axis.step_s)
+    seen = None
+    if not looked.principal.is_everywhere:
+        seen = {each.queue for each in done if may("view", each.queue)}
+    return _History(
+        axis,
+        [each for each in done if seen is None or each.queue in seen],
+        waited(select, axis.begin, now, step_s=axis.step_s, queues=seen),
+    )
+
+
+def _causes(looked: Looked, view: View) -> list[DeadLetterGroup]:
+    principal = looked.principal
+    chosen = DeadLetterFilter(visible_queues=principal.queues, visible_tasks=principal.tasks)
+    return view.store.dead_letter_groups(_CAUSES_MAX, chosen=chosen)
 
 
 async def _firing(looked: Looked) -> list[WatchInfo]:
@@ -103,21 +160,22 @@ async def _firing(looked: Looked) -> list[WatchInfo]:
     return [each for each in found if each.firing]
 
 
-def _seen(looked: Looked, view: View, shell: Shell, span: Span, workers: Sequence[WorkerInfo]) -> Overview:
+def _seen(
+    looked: Looked, view: View, shell: Shell, costly: _Costly, workers: Sequence[WorkerInfo]
+) -> Overview:
     with view.store.one_moment():
-        return _page(looked, view, shell, span, workers)
+        return _page(looked, view, shell, costly, workers)
 
 
-def _page(looked: Looked, view: View, shell: Shell, span: Span, workers: Sequence[WorkerInfo]) -> Overview:
+def _page(
+    looked: Looked, view: View, shell: Shell, costly: _Costly, workers: Sequence[WorkerInfo]
+) -> Overview:
     def visible(queue: str) -> bool:
         return looked.principal.may("view", queue)
 
     store, now = view.store, view.now
     rows = [row for row in together(store.queues()) if visible(row.queue)]
-    axis = _axis(span, now, shell.begin)
-    done = [
-        each for each in happened(store.select, axis.begin, now, step_s=axis.step_s) if visible(each.queue)
-    ]
+    axis, done, waits = costly.history
     lately = [
         each
         for each in by_queue(store.select, now - timedelta(seconds=LATELY_S), now + timedelta(minutes=1))
@@ -136,7 +194,7 @@ def _page(looked: Looked, view: View, shell: Shell, span: Span, workers: Sequenc
     queue_lines.sort(key=lambda each: (-_weight(each), each.queue))
     return Overview(
         shell=shell,
-        span=span,
+        span="1h",
         spans=tuple(_SPANS),
         counts=_counts(rows),
         later=sum(each.later for each in queue_lines),
@@ -148,7 +206,7 @@ def _page(looked: Looked, view: View, shell: Shell, span: Span, workers: Sequenc
         done=bars(
             axis, _series(done, axis, styles, "completed"), label="Jobs completed, by queue", said=count
         ),
-        waits=_waits(view.store, axis, now),
+        waits=_waits(axis, waits),
         failed=bars(
             axis,
             _series(done, axis, styles, "failed"),
@@ -158,12 +216,7 @@ def _page(looked: Looked, view: View, shell: Shell, span: Span, workers: Sequenc
         ),
         queues=sorted(queue_lines[:_QUEUES_MAX], key=lambda each: each.queue),
         queues_more=max(0, len(queue_lines) - _QUEUES_MAX),
-        causes=store.dead_letter_groups(
-            _CAUSES_MAX,
-            chosen=DeadLetterFilter(
-                visible_queues=looked.principal.queues, visible_tasks=looked.principal.tasks
-            ),
-        ),
+        causes=costly.causes,
         acts=[each for each in store.acts(_ACTS_MAX) if looked.principal.may("view", each.queue, each.task)],
         workers=list(workers[:_WORKERS_MAX]),
         firing=[],
@@ -207,10 +260,10 @@ def _trends(done: Sequence[Happened], axis: TimeAxis) -> dict[str, list[float]]:
     return trends
 
 
-def _waits(store: Store, axis: TimeAxis, now: datetime) -> Markup:
+def _waits(axis: TimeAxis, waits: Sequence[Waited]) -> Markup:
     half: list[float | None] = [None] * axis.count
     most: list[float | None] = [None] * axis.count
-    for each in waited(store.select, axis.begin, now, step_s=axis.step_s):
+    for each in waits:
         index = axis.index(each.begins_at)
         half[index], most[index] = each.wait.quantile_s(0.5), each.wait.quantile_s(0.95)
     series = [Series(name="p50", values=half, style="k0"), Series(name="p95", values=most, style="k2")]
