@@ -212,9 +212,13 @@ const keys = {
   x: () => $("tr.here input[type=checkbox]")?.click(),
   n: () => $("[data-newer]")?.click(),
   Enter: (event) => event.target.matches("tr") && $("a", event.target)?.click(),
-  Escape: () => $("tr.here")?.classList.remove("here"),
+  Escape: () => {
+    $("tr.here")?.classList.remove("here");
+    $("details.act[open]")?.removeAttribute("open");
+  },
 };
 document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") keys.Escape();
   const typing = event.target.matches("input:not([type=checkbox]):not([type=range]), textarea, select");
   if (event.metaKey || event.ctrlKey || event.altKey || typing || $("dialog[open]")) return;
   if (going) {

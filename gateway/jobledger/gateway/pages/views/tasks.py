@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import msgspec
 
+from jobledger.admin.lists.stats import stats
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.schema_fields import Field, fields_of
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.nats.task_book import TaskEntry, find_task, read_tasks
+from jobledger.projections.statistics.rates import Rates
 
 
 class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +21,7 @@ class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
 
     entry: TaskEntry
     workers: int  #: how many living workers have it
+    rates: Rates | None  #: what happened to its jobs in the last hour; None: nothing
 
 
 class Tasks(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,12 +46,25 @@ async def tasks(looked: Looked, *, query: When) -> Tasks:
     ledger, may = looked.gateway.ledger, looked.principal.may
     entries = await read_tasks(ledger.connection, ledger.inbox, ledger.names)
     living = [each for each in await ledger.leases.all() if not each.stopped]
+    principal = looked.principal
     async with looked.gateway.projection.opened() as view:
         shell = await surround(looked, view, None, fleet=False)
+        found = await stats(
+            view,
+            view.now - timedelta(hours=1),
+            view.now + timedelta(minutes=1),
+            visible_queues=principal.scope.queues,
+            visible_tasks=principal.scope.tasks,
+        )
+    rates = {each.name: each for each in found.tasks}
     return Tasks(
         shell=shell,
         tasks=[
-            TaskLine(entry=each, workers=sum(each.name in (worker.tasks or ()) for worker in living))
+            TaskLine(
+                entry=each,
+                workers=sum(each.name in (worker.tasks or ()) for worker in living),
+                rates=rates.get(each.name),
+            )
             for each in entries
             if may("view", each.queue, each.name)
         ],
