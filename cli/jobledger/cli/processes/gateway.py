@@ -37,6 +37,7 @@ from jobledger.workers.supervision.supervisor import Supervisor, SupervisorConfi
 
 if TYPE_CHECKING:
     from jobledger.gateway.access.keys import AccessSettings
+    from jobledger.gateway.process.children import Hosting
     from jobledger.gateway.process.running import Process
     from jobledger.gateway.process.serving import Settings
 
@@ -59,6 +60,8 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     access: AccessSettings
     tasks: TaskRegistry | None
     project: bool
+    hosting: Hosting | None
+    key_file: Path | None
     parent: Parent | None
     until_eof: bool
 
@@ -86,6 +89,8 @@ def gateway(
     oidc_user_claim: login.OidcUserClaim = "email",
     quota: login.Quotas = None,
     processes: own.Processes = None,
+    allow_target: own.AllowTarget = None,
+    key_file: own.KeyFile = None,
     no_projector: own.NoProjector = False,
     until_eof: process.UntilEof = False,
     supervised: Annotated[str | None, typer.Option("--supervised", metavar="NAME:FD", hidden=True)] = None,
@@ -99,6 +104,7 @@ def gateway(
         raise ConfigurationError(sentence)
     # Imported here: who lacks the extra gets the sentence above.
     from jobledger.gateway.access.keys import AccessSettings  # noqa: PLC0415
+    from jobledger.gateway.process.children import Hosting  # noqa: PLC0415
     from jobledger.gateway.process.serving import Settings  # noqa: PLC0415
 
     plan = _Plan(
@@ -116,6 +122,10 @@ def gateway(
         settings=Settings(host=host, port=port, grace_s=grace, https_cert=https_cert, https_key=https_key),
         tasks=load_tasks(app) if options.split(app) else None,
         project=not no_projector,
+        hosting=None
+        if no_projector
+        else Hosting(allow_targets=tuple(options.split(allow_target)), key_file=key_file),
+        key_file=key_file,
         parent=None if supervised is None else Parent(supervised),
         until_eof=until_eof,
     )
@@ -152,7 +162,8 @@ async def _gateway(cli: Cli, plan: _Plan) -> None:
                     settings,
                     tasks=plan.tasks,
                     project=plan.project,
-                    secrets=Secrets(os.environ),
+                    secrets=Secrets(os.environ, plan.key_file),
+                    hosting=plan.hosting,
                 )
                 async with anyio.create_task_group() as group:
                     _heed(group, made, cli.output, stopping, plan)

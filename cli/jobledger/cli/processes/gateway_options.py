@@ -55,6 +55,27 @@ NoProjector = Annotated[
         help="Do not follow the ledger: another process keeps the projection's file up to date.",
     ),
 ]
+_HOOKS = "Webhooks"
+AllowTarget = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-target",
+        metavar="NETWORK",
+        envvar="JOBLEDGER_ALLOW_TARGET",
+        help="Let webhooks go to this network of yours, too, such as 10.1.0.0/16; may be given again.",
+        rich_help_panel=_HOOKS,
+    ),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file",
+        metavar="FILE",
+        envvar="JOBLEDGER_KEY_FILE",
+        help="What unseals secrets of webhooks and routes: `webhooks keygen` makes it.",
+        rich_help_panel=_HOOKS,
+    ),
+]
 _HTTPS = "HTTPS and proxies"
 HttpsCert = Annotated[
     Path | None,

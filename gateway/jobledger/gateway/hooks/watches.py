@@ -22,7 +22,7 @@ from jobledger.projections.errors import ProjectionError
 
 logger = logging.getLogger("jobledger.gateway.hooks.watches")
 
-TICK_S: Final = 5.0
+TICK_S: Final = 2.0
 #: Rows that are further behind say nothing of now.
 BEHIND_S_MAX: Final = 10.0
 

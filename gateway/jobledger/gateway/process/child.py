@@ -22,6 +22,7 @@ from anyio.abc import ObjectReceiveStream
 from jobledger.gateway.process.lending import lend
 from jobledger.gateway.process.line import TO_CHILD, Failed, Line, Relay, Setup, ToChild
 from jobledger.gateway.process.projecting import project
+from jobledger.gateway.process.working import work
 from jobledger.ledger import Ledger, connect
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.nats.connection import ConnectionLostError
@@ -29,7 +30,7 @@ from jobledger.projections.errors import ProjectionError
 
 #: Does its work until cancelled; given what the gateway asks, in order.
 Program = Callable[[Ledger, Setup, Line, ObjectReceiveStream[ToChild]], Awaitable[None]]
-PROGRAMS: Final[Mapping[str, Program]] = {"projector": project, "past": lend}
+PROGRAMS: Final[Mapping[str, Program]] = {"projector": project, "past": lend, "worker": work}
 
 _FAILED_CODE: Final = 1
 _REQUESTS_MAX: Final = 64

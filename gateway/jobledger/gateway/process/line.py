@@ -24,6 +24,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     connection: dict[str, Any]  #: settings of `connect`
     projection: str  #: the file
     log_level: int  #: of the loggers of jobledger
+    allow_targets: tuple[str, ...] = ()  #: networks that deliveries may go to, beside the public internet
+    key_file: str = ""  #: what unseals secrets; "": nothing does
 
 
 class Want(msgspec.Struct, frozen=True, kw_only=True, tag="want"):

@@ -14,9 +14,10 @@ from prometheus_client import CollectorRegistry
 
 from jobledger.gateway.app import app
 from jobledger.gateway.events.feed import Feed
+from jobledger.gateway.hooks.watches import Watching
 from jobledger.gateway.life import Life
 from jobledger.gateway.parts import Access, Gateway
-from jobledger.gateway.process.children import Following, setup_of
+from jobledger.gateway.process.children import Following, Hosting, Working, setup_of
 from jobledger.gateway.process.counting import Counted, GatewayCollector
 from jobledger.gateway.process.health import LAG_S_MAX, ProcessHealth
 from jobledger.gateway.process.listening import tls_context
@@ -52,8 +53,11 @@ class Process:
         tasks: TaskRegistry | None = None,
         project: bool = True,
         secrets: Secrets | None = None,
+        hosting: Hosting | None = None,
     ) -> None:
         """Without `project` somebody else follows the ledger into the file; `tasks`, `secrets`: see `Gateway`.
+
+        `hosting`: have a worker for the gateway's own tasks, make deliveries of webhooks, and judge watches.
 
         Raises: ConfigurationError.
         """
@@ -64,6 +68,7 @@ class Process:
         self.counted = Counted()
         self._ledger = ledger
         self._following = Following(setup_of(ledger, projection, "projector")) if project else None
+        self._working = None if hosting is None else Working(setup_of(ledger, projection, "worker"), hosting)
         self._past = PastViews(setup_of(ledger, projection, "past"))
         rows = FollowedRows(ledger, projection, self._past)
         self._projection = FollowedProjection(rows, projection)
@@ -126,6 +131,11 @@ class Process:
         found: list[Service] = [("past", self._past.run)]
         if self._following is not None:
             found.append(("projector", self._following.run))
+        if self._working is not None:
+            found += [
+                ("worker", self._working.run),
+                ("watches", Watching(self._ledger, self._projection).run),
+            ]
         return found
 
     async def _keep(self, name: str, service: Callable[[], Awaitable[None]]) -> None:
