@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import re
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -116,6 +118,8 @@ def test_a_person_changes_a_route_by_options_and_removes_it(cli: CommandLine) ->
     assert said["definition"]["keep_bodies_days"] == 0
     assert len(said["definition"]["rules"]) == 2
     run("set", "orders", "--scheme", "internal", "--task", "pack", "--when", '{"at": "/a", "is": 1}')
+    noted = cli.run("routes", "set", "orders", "--tolerance", "1m", *cli.where).err
+    assert "no worker has ever had pack: such jobs go to the queue default" in noted
     (listed,) = [
         row for row in cli.run("routes", "list", "--json", *cli.where).lines if row["name"] == "orders"
     ]
@@ -160,3 +164,18 @@ def test_what_cannot_be_done_is_told_in_a_sentence_and_nothing_is_changed(
     assert (found.code, sentence in found.err) == (code, True), found
     assert "hunter2" not in found.err
     assert "Traceback" not in found.err
+
+
+def test_what_the_page_on_webhooks_shows_can_be_set(cli: CommandLine, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "webhooks.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^\$ jobledger (routes set .*)$", page, flags=re.MULTILINE)
+    assert cli.run(*shlex.split(line), *cli.where).out.startswith("route github is github: build -> build")
+    (block,) = re.findall(r'^```json\n(\{"scheme".*?)^```$', page, flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "shop.json").write_text(block, encoding="utf-8")
+    assert cli.run("routes", "set", "shop", "--file", "shop.json", *cli.where).code == 0
+    body = '{"event": {"type": "paid", "order": "77"}, "total": 5}'
+    (tmp_path / "paid.json").write_text(body, encoding="utf-8")
+    tried = cli.run(
+        "routes", "test", "shop", "--body", "paid.json", "--header", "X-Shop-Kind=web", "--json", *cli.where
+    )
+    assert [each["input"] for each in tried.lines] == [{"order": "77", "source": "shop", "kind": "web"}]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -18,6 +18,8 @@ from jobledger.ledger.model.hooks.schemes import Scheme
 from jobledger.ledger.model.log import events_among
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.webhooks.receiving import Arrival, Outcome
+
+_TASKS_LOOKED_AT: Final = 100
 
 
 class ChangedRoute(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +135,15 @@ async def set_route(
     """
     done = await ledger.routes.set(name, definition, reason=reason, by=by, plan=plan)
     return _changed(done.route, changed=done.changed)
+
+
+async def tasks_unheard_of(ledger: Ledger, definition: RouteDefinition) -> list[str]:
+    """Return the tasks of rules without a queue that no worker ever announced: their jobs would wait in `default`.
+
+    Looks at the first hundred. Raises: UnreachableError.
+    """
+    names = dict.fromkeys(rule.task for rule in definition.rules if not rule.queue)
+    return [name for name in list(names)[:_TASKS_LOOKED_AT] if await ledger.find_task(name) is None]
 
 
 async def remove_route(

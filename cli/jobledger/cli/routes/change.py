@@ -9,7 +9,13 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from jobledger.admin.hooks.routes import ChangedRoute, definition_of, remove_route, set_route
+from jobledger.admin.hooks.routes import (
+    ChangedRoute,
+    definition_of,
+    remove_route,
+    set_route,
+    tasks_unheard_of,
+)
 from jobledger.cli import bulk
 from jobledger.cli.command import CREATES, LEDGER, Cli, command
 from jobledger.cli.errors import UsageError
@@ -25,6 +31,7 @@ from jobledger.ledger.opening import open_file
 
 _FILE_BYTES_MAX: Final = 1 << 20
 _TOLERANCE_S_MAX: Final = 24 * 3600.0
+_TASKS_SHOWN: Final = 5
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="The route's name, the last word of its address /in/NAME.")
@@ -117,7 +124,13 @@ async def set_(
             known = await ledger.routes.find(name)
             given = _changed(None if known is None else known.definition, said)
         done = await set_route(ledger, name, given, reason=reason, by=operator(), plan=plan)
+        unheard_of = await tasks_unheard_of(ledger, given)
     _tell(cli, done, plan=plan)
+    if unheard_of:
+        cli.output.note(
+            f"no worker has ever had {', '.join(unheard_of[:_TASKS_SHOWN])}: such jobs go to the queue default; start a "
+            "worker first, or name a queue in the rule"
+        )
 
 
 @command(ROUTES, "remove")
