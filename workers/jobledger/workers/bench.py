@@ -24,6 +24,7 @@ from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.pool.pool import ProcessPool
 from jobledger.workers.reactors.children.opening import Opening
+from jobledger.workers.reactors.hosting import flow_reactor, start_reactors
 from jobledger.workers.retry_policy import RetryPolicy
 from jobledger.workers.runs.calls import InPlaceOf
 from jobledger.workers.runs.children import ChildJobs
@@ -43,20 +44,30 @@ class Bench:
     """
 
     def __init__(
-        self, ledger: Ledger, tasks: TaskRegistry, *, in_place_of: InPlaceOf = lambda step: step
+        self,
+        ledger: Ledger,
+        tasks: TaskRegistry,
+        *,
+        queue: str | None = None,
+        in_place_of: InPlaceOf = lambda step: step,
     ) -> None:
-        """`in_place_of`: what is called for a step of a run."""
+        """`queue`: its lease names it, and it hosts the reactors as long as it is open; None: neither.
+
+        `in_place_of`: what is called for a step of a run.
+        """
         self._ledger = ledger
         self._tasks = tasks
         self._job_id = ""
         self._lease = LeaseKeeper(
             ledger.leases,
             ledger.clock,
-            (),
+            () if queue is None else (queue,),
             running=lambda: 1,
             on_lost=self._on_lost,
             jobs=lambda: (self._job_id,) if self._job_id else (),
+            reactors=queue is not None,
         )
+        self._hosts_reactors = queue is not None
         self._hooks = HookRunner(tasks)
         policy, abandoned = RetryPolicy(random.Random()), Abandoned()  # noqa: S311 - jitter
         threads = Threads(ledger.connection.loop, 1, abandoned)
@@ -108,6 +119,9 @@ class Bench:
         services = (("the lease", self._lease.run), ("the watch for cancels", self._cancels.run))
         connection = self._ledger.connection
         self._running = [asyncio.create_task(outlive(connection, name, run)) for name, run in services]
+        if self._hosts_reactors:
+            flow = flow_reactor(self._ledger, lambda: self._lease.identity)
+            self._running += start_reactors(self._ledger, None, flow)
         return self
 
     async def run(self, dispatch: StoredEvent) -> None:

@@ -48,6 +48,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     schedules: bool = (
         True  #: declare the schedules of the loaded modules whose jobs go to a queue that is served
     )
+    jobs_max: int | None = (
+        None  #: after so many deliveries it takes no more, and stops when they are done; None: never
+    )
     supervisor: str = ""  #: identity of the process that looks after this one, for `workers list`; "" without
 
     def pool(self, lease_s: float, payload_bytes_max: int) -> PoolConfig:
@@ -83,6 +86,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         _require(
             type(self.concurrency) is int and 1 <= self.concurrency <= _CONCURRENCY_MAX,
             f"concurrency must be a whole number from 1 to {_CONCURRENCY_MAX}, got {self.concurrency!r}",
+        )
+        _require(
+            self.jobs_max is None or (type(self.jobs_max) is int and self.jobs_max >= 1),
+            f"jobs_max must be a whole number from 1, got {self.jobs_max!r}",
         )
         _require(0 <= self.grace_s <= 24 * 3600, f"grace_s must be from 0 to 86400, got {self.grace_s!r}")
         _require(

@@ -10,6 +10,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import UnreachableError
 from jobledger.ledger.model.events import PRIORITIES
 from jobledger.ledger.nats.durables import find_consumer
+from jobledger.ledger.nats.timer_stream import DUE_CONSUMER
 from jobledger.workers.reactors.children.reactor import CONSUMER as CHILDREN
 from jobledger.workers.worker import Worker
 
@@ -21,7 +22,7 @@ async def until_idle(ledger: Ledger, worker: Worker) -> None:
     """Return when no job of the worker's queues is ready or runs, here or in another worker, and no run is to be woken.
 
     A job that is held counts as ready as long as its limits admit it. Jobs that wait for a time (delayed, retried
-    later, snoozed) stay for the next worker, and so do those of a paused queue. A look that finds nothing counts only if
+    later, snoozed) stay for the next worker, unless their time has come while nobody worked, and so do those of a paused queue. A look that finds nothing counts only if
     nothing was stored in the ledger while it was taken.
 
     Raises: UnreachableError.
@@ -44,13 +45,17 @@ async def until_idle(ledger: Ledger, worker: Worker) -> None:
 
 
 async def _unsettled(ledger: Ledger, worker: Worker) -> bool:
-    """Whether a queue that is not paused has a job that is ready, or that somebody works on; or a run hears of one."""
+    """Whether a queue that is not paused has a job that is ready, or that somebody works on; or a run or a timer makes one so."""
     names = ledger.names
-    consumers = [names.consumer(queue, priority) for queue in worker.served for priority in PRIORITIES]
+    consumers = [
+        (names.ledger_stream, names.consumer(queue, priority))
+        for queue in worker.served
+        for priority in PRIORITIES
+    ]
     if worker.flow is not None:  # it hosts reactors
-        consumers.append(CHILDREN)
-    for consumer in consumers:
-        info = await find_consumer(ledger.inbox, names.ledger_stream, consumer)
+        consumers += [(names.ledger_stream, CHILDREN), (names.timers_stream, DUE_CONSUMER)]
+    for stream, consumer in consumers:
+        info = await find_consumer(ledger.inbox, stream, consumer)
         if info is not None and info.unsettled and not info.paused:
             return True
     return False

@@ -105,6 +105,7 @@ class Worker:
         self.served = (*self.queues, *built_in)
         self._pool: ProcessPool | None = None
         self._active: set[asyncio.Task[None]] = set()
+        self._taken = 0  #: deliveries
         self.taking = asyncio.Event()  #: set once it has a lease and asks for work
         self._stopping = asyncio.Event()
         self._stopping_at_once = asyncio.Event()
@@ -195,6 +196,11 @@ class Worker:
     def running(self) -> int:
         """How many attempts run at this moment."""
         return len(self._attempts.running)
+
+    @property
+    def begun(self) -> int:
+        """How many attempts it has begun."""
+        return self._attempts.begun
 
     def counts(self) -> WorkerCounts:
         """Return the figures of this moment; from any thread."""
@@ -320,7 +326,9 @@ class Worker:
     # Deliveries: started by the reader's call, or given back at once.
 
     def _free(self) -> int:
-        return self._config.concurrency - len(self._active) - len(self._abandoned)
+        free = self._config.concurrency - len(self._active) - len(self._abandoned)
+        most = self._config.jobs_max
+        return free if most is None else min(free, most - self._taken)
 
     def _on_work(self, delivery: Delivery) -> None:
         if self._stopping.is_set() or self._free() <= 0:
@@ -330,6 +338,7 @@ class Worker:
         task = self._ledger.connection.loop.create_task(self._attempts.handle(delivery))
         self._active.add(task)
         task.add_done_callback(self._on_done)
+        self._taken += 1
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._active.discard(task)
@@ -337,6 +346,8 @@ class Worker:
             logger.error("a delivery could not be handled", exc_info=task.exception())
         if not self._active:
             self._idle.set()
+            if self._taken == self._config.jobs_max:
+                self.stop()
         self._intake.wake()
 
     def _job_ids(self) -> list[str]:

@@ -97,6 +97,7 @@ class Attempts:
         )
         #: Stream sequence of each delivery that is handled now -> the deliveries that are settled with it.
         self._handled: dict[int, list[Delivery]] = {}
+        self.begun = 0  #: attempts
         self._abandoned = abandoned
         self._left: set[Attempt] = set()  #: abandoned, and their tasks run on
         self._cancel_grace_s = cancel_grace_s
@@ -146,6 +147,7 @@ class Attempts:
             if isinstance(claimed, Settlement):
                 return self._join(delivery, queued) if claimed is JOIN else claimed
             task = self._of_version(claimed) if queued.version or (task and task.makes_runs) else task
+            self.begun += 1
             attempt = self._begin(claimed, task)
             try:
                 with self._span(attempt.job) as span:
