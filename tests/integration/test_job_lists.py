@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,22 @@ async def test_cursor_goes_on_in_another_file_and_where_its_job_is_gone(store: S
     assert store.job_page(chosen, cursor=gone).items == every  # of that microsecond none is left out
 
 
+async def test_no_cursor_names_a_job_that_the_asker_must_not_see(store: Store) -> None:
+    chosen = JobFilter(visible_queues=("queue-1",), text="no such")
+    cursor: str | None = None
+    for _ in range(100):
+        page = store.job_page(chosen, cursor=cursor, limit=2, limits=TIGHT)
+        cursor = page.next
+        if cursor is None:
+            break
+        said = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+        assert "queue-0" not in said
+        assert "queue-2" not in said
+        assert "children" not in said
+    else:
+        raise AssertionError("the pages do not end")
+
+
 async def test_cursor_of_another_question_is_refused(store: Store) -> None:
     cursor = store.job_page(JobFilter(queue="queue-0"), limit=2).next
     assert cursor is not None
@@ -226,7 +243,10 @@ async def test_cursor_of_another_question_is_refused(store: Store) -> None:
         ({"text": ""}, "1 to 200 characters"),
         ({"text": "x" * 201}, "1 to 200 characters"),
         ({"input": (("", "1"),)}, "1 to 1000 characters"),
-        ({"input": (('a"b', "1"),)}, "has a quote"),
+        ({"input": (('a"b', "1"),)}, "has a quote, backslash"),
+        ({"input": (("a\0b", "1"),)}, "or NUL in it"),
+        ({"text": "\ud800"}, "half of a character"),
+        ({"said": SaidFilter(metadata=(("k", "\udcff"),))}, "half of a character"),
         ({"input": (("/1/2/3/4", "1"),)}, "too deep"),
         ({"input": (("/a" * 17, "1"),)}, "too deep"),
     ],

@@ -331,12 +331,10 @@ def _moment(job: Job, facts: Facts) -> str:
 
 def _told(at: datetime, facts: Facts) -> str:
     left = (at - facts.now).total_seconds()
-    away = (
-        f"in {_duration(left)}"
-        if left > 0
-        else f"due for {_duration(-left)}: is a worker running its timers?"
-    )
-    return f"{shown_time(at)} ({away})"
+    if left > 0:
+        return f"{shown_time(at)} (in {_duration(left)})"
+    asked = "" if facts.is_past else ": is a worker running its timers?"  # whether one ran then is not known
+    return f"{shown_time(at)} (due for {_duration(-left)}{asked})"
 
 
 def _duration(seconds: float) -> str:

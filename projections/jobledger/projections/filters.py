@@ -9,7 +9,7 @@ import msgspec
 
 from jobledger.ledger.model.inputs import checked_limits
 from jobledger.projections.errors import ProjectionConfigError
-from jobledger.projections.json_terms import field_condition
+from jobledger.projections.json_terms import can_be_named, field_condition
 
 _TEXT_LENGTH_MAX: Final = 200
 #: What `JobFilter.text` is looked for in.
@@ -62,12 +62,10 @@ class SaidFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _pair(key: str, value: str) -> tuple[str, tuple[str, str]]:
-    if '"' in key or "\\" in key:  # SQLite's paths, which take half the time, have no way to write it
-        return "EXISTS (SELECT 1 FROM json_each(metadata) AS said WHERE said.key = ? AND said.value = ?)", (
-            key,
-            value,
-        )
-    return "json_extract(metadata, ?) = ?", (f'$."{key}"', value)
+    if can_be_named(key):  # takes half the time
+        return "json_extract(metadata, ?) = ?", (f'$."{key}"', value)
+    said = "SELECT 1 FROM json_each(metadata) AS said WHERE said.key = ? AND said.value = ?"
+    return f"EXISTS ({said})", (key, value)
 
 
 NOTHING_SAID: Final = SaidFilter()
@@ -139,6 +137,12 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
                 f"a text to look for has 1 to {_TEXT_LENGTH_MAX} characters, got {len(self.text)}"
             )
         _ = self.terms()
+        try:
+            _ = msgspec.json.encode(self)
+        except UnicodeEncodeError as error:
+            raise ProjectionConfigError(
+                "a condition on jobs holds what is no text, half of a character"
+            ) from error
 
     @property
     def reads_payloads(self) -> bool:

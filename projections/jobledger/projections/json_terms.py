@@ -74,8 +74,13 @@ def _is_place(token: str) -> bool:
 
 
 def _label(name: str, field: str) -> str:
-    if '"' in name or "\\" in name:  # SQLite's paths have no way to write them
+    if not can_be_named(name):
         raise ProjectionConfigError(
-            f"the input field {field[:60]!r} cannot be looked for: a name has a quote in it"
+            f"the input field {field[:60]!r} cannot be looked for: a name has a quote, backslash or NUL in it"
         )
     return f'."{name}"'
+
+
+def can_be_named(name: str) -> bool:
+    """Return whether SQLite's paths have a way to write a name."""
+    return not {'"', "\\", "\0"}.intersection(name)

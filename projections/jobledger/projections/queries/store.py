@@ -148,7 +148,7 @@ class Store:
         Raises: CursorMismatchError for a cursor of another filter or order.
         """
         _check_limit(limit)
-        with self._one_answer():
+        with self.one_moment():
             return find_jobs(self._query, chosen, cursor=cursor, limit=limit, order=order, limits=limits)
 
     def job_counts(self, chosen: JobFilter, *, limits: SearchLimits = _LIMITS) -> JobCounts:
@@ -156,7 +156,7 @@ class Store:
 
         Of all jobs and of a queue the projector keeps the counts. Else no more is looked at than `limits` allow.
         """
-        with self._one_answer():
+        with self.one_moment():
             return count_jobs(self._query, chosen, limits=limits)
 
     def chosen_jobs(self, chosen: JobFilter, limit: int | None = None) -> list[ChosenJob]:
@@ -280,7 +280,7 @@ class Store:
         are more than two to three days older than the newest event, only each hour's last one is kept, for 90 days or
         as long as there is room: the list begins where that begins.
         """
-        with self._one_answer():
+        with self.one_moment():
             return read_levels(self._query, since, until, queue)
 
     def levels_at(self, at: datetime) -> LevelsAt | None:
@@ -288,7 +288,7 @@ class Store:
 
         The server's clock counts. For exact lists of that moment, see `as_of`.
         """
-        with self._one_answer():
+        with self.one_moment():
             return levels_at(self._query, at)
 
     def totals(self, *, queue: str | None = None, task: str | None = None) -> list[TotalsRow]:
@@ -337,17 +337,16 @@ class Store:
 
     @contextlib.contextmanager
     def one_moment(self) -> Generator[None, None, None]:
-        """Answer everything that is asked inside the block as of one moment."""
+        """Answer everything that is asked inside the block as of one moment, also inside of another such block."""
+        if self._connection.in_transaction:
+            yield
+            return
         with files.translated(self.path, self._busy_timeout_s):
             self._connection.execute("BEGIN")
         try:
             yield
         finally:
             self._connection.execute("ROLLBACK")
-
-    def _one_answer(self) -> contextlib.AbstractContextManager[None]:
-        """Answer what takes several statements as of one moment, also inside `one_moment`."""
-        return contextlib.nullcontext() if self._connection.in_transaction else self.one_moment()
 
     def timers_pending(self) -> int:
         """Return how many jobs wait for a moment."""
