@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import httpx
 import pytest
+from tests.support.limits import LIMIT_S
+from tests.support.working import working
 
 from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.access.permissions import ROLES, Principal, Role
+from jobledger.gateway.acts.bulk_act import bulk_act
 from jobledger.gateway.pages.serving import POLICY
 from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.gateway.parts import Gateway
@@ -320,20 +324,27 @@ async def test_many_jobs_are_acted_on_as_they_were_planned(
     http: httpx.AsyncClient, ledger: Ledger, job: JobHandle[None]
 ) -> None:
     others = [await ledger.enqueue(send, to=f"bob{n}") for n in range(3)]
-    listed = (await http.get("/jobs?state=queued")).text
-    assert 'action="/plan"' in listed
+    assert 'action="/plan"' in (await http.get("/jobs?state=queued")).text
     planned = await http.get("/plan", params={"verb": "cancel", "state": "queued", "q": "bob"})
     check_page(planned)
     assert "3 of 3 jobs would be" in planned.text
-    names = re.findall(r'name="job" value="([^"]+)"', planned.text)
-    assert sorted(names) == sorted(f"mail/{each.id}" for each in others)
+    fields = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', planned.text))
     await ledger.cancel(others[0])
-    sent = {"token": token_of(planned.text), "verb": "cancel", "reason": HOSTILE, "job": names}
-    done = await http.post("/plan", data=sent)
-    check_page(done)
-    assert "2 of 3 jobs were" in done.text
-    assert [await each.state() for each in (*others, job)] == [JobState.CANCELLED] * 3 + [JobState.QUEUED]
-    assert "Nothing has been changed yet" not in done.text
+    late = await ledger.enqueue(send, to="bob, after the plan")
+    begun = [await http.post("/plan", data={**fields, "reason": "x"}) for _ in range(2)]
+    assert {each.status_code for each in begun} == {303}
+    assert len({each.headers["location"] for each in begun}) == 1  # sent twice, done once
+    async with working(ledger, bulk_act), asyncio.timeout(LIMIT_S):
+        doing = await ledger.job(begun[0].headers["location"].rpartition("/")[2])
+        await doing.wait()
+    assert (await doing.snapshot()).created_by.startswith("local:")
+    assert [await each.state() for each in others] == [JobState.CANCELLED] * 3
+    assert [await each.state() for each in (job, late)] == [JobState.QUEUED] * 2
+    shown = await http.get(begun[0].headers["location"])
+    check_page(shown)
+    assert "Completed" in shown.text
+    chosen = await http.get("/plan", params={"verb": "cancel", "what": "chosen", "job": f"mail/{late.id}"})
+    assert "1 of 1 job would be" in chosen.text
     for wrong in ({"verb": "cancel"}, {"verb": "cancel", "what": "chosen"}, {"verb": "explode", "q": "bob"}):
         assert (await http.get("/plan", params=wrong)).status_code == 400
 

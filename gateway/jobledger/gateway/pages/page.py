@@ -100,6 +100,10 @@ class Fields:
         """Return all values of a field."""
         return self._values.get(name, [])
 
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return every field with each of its values."""
+        return [(name, value) for name, values in self._values.items() for value in values]
+
     def __contains__(self, name: str) -> bool:
         return name in self._values
 

@@ -22,6 +22,7 @@ from jobledger.gateway.http.routing import request_id_of
 from jobledger.gateway.pages.kept import Kept
 from jobledger.gateway.pages.live import Pulse
 from jobledger.gateway.pages.page import Fields, Form, Looked, Page, Sent
+from jobledger.gateway.pages.reading import read_query
 from jobledger.gateway.pages.rendering import STATIC, rendered
 from jobledger.gateway.pages.shared import Shared
 from jobledger.gateway.pages.table import FORMS, PAGES
@@ -100,7 +101,7 @@ class Dashboard:
         principal = self._gateway.access.principal(request)
         if page.permission is not None:
             principal.require(page.permission)
-        query = _query(page.query, request)
+        query = read_query(page.query, request.query_params.multi_items())
         looked = Looked(self._gateway, principal, request.url.path, self._kept)
         scope = (principal.permissions, principal.queues, principal.tasks)
 
@@ -168,20 +169,6 @@ class Dashboard:
             _log.error("request %s failed", request_id, exc_info=error)
         facts = {"problem": problem, "back": _back(request), "assets": ASSETS}
         return Response(rendered("problem.html", facts), problem.status, headers, _HTML)
-
-
-def _query(kind: type[msgspec.Struct], request: Request) -> msgspec.Struct:
-    """Return what stands behind the `?`. Raises: ProblemError."""
-    fields = {each.encode_name: each.type for each in msgspec.structs.fields(kind)}
-    given: dict[str, Any] = {}
-    for name, value in request.query_params.multi_items():
-        if value and name in fields:
-            many = getattr(fields[name], "__origin__", None) is tuple
-            given[name] = [*given.get(name, []), value] if many else value
-    try:
-        return msgspec.convert(given, kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise ProblemError("BAD_REQUEST", f"the address is not as it must be: {error}") from error
 
 
 async def _fields(request: Request) -> Mapping[str, list[str]]:

@@ -133,7 +133,7 @@ def short(name: str) -> str:
 
 def cut(text: str | None, characters: int) -> str:
     """Return a text in one line of at most so many characters."""
-    line = " ".join((text or "")[: characters + 1].split())
+    line = " ".join((text or "")[: 4 * characters].split())
     return line if len(line) <= characters else line[: characters - 1] + "…"
 
 

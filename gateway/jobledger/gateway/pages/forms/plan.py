@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from typing import cast
+import msgspec
 
-from jobledger.admin.bulk import perform
-from jobledger.admin.choice import Chosen
-from jobledger.gateway.pages.page import Sent, Told
-from jobledger.gateway.pages.shell import surround
-from jobledger.gateway.pages.views.plan import JOBS_MAX, NEEDS, Verb, act_of, check_scope, ref_of, told
+from jobledger.gateway.acts.asked import PERMISSIONS, QUEUE, TASK, Job, ToDo, job_id_of
+from jobledger.gateway.acts.bulk_act import bulk_act
+from jobledger.gateway.pages.page import Sent
+from jobledger.gateway.pages.reading import read_query
+from jobledger.gateway.pages.rendering import address
+from jobledger.gateway.pages.views.plan import Query, chosen_of
 from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.subjects import JobRef
 
 
-async def do_plan(sent: Sent) -> Told:
-    """Act on each job that the plan named; one that refuses does not stop the others.
+async def do_plan(sent: Sent) -> str:
+    """Begin the job that does what was planned; a plan that is sent twice is done once.
 
-    Raises: ProblemError, UnreachableError.
+    Raises: ProblemError, LedgerFullError, UnreachableError.
     """
     fields, by = sent.fields, sent.principal.name
-    verb, reason = fields.one("verb"), fields.one("reason")
-    act = act_of(verb, reason, by)
-    sent.principal.require(NEEDS[verb])
-    if not reason:
+    query = read_query(Query, fields.pairs())
+    sent.principal.require(PERMISSIONS[query.verb])
+    reason = fields.one("reason")
+    if not reason or query.before is None:
         raise ProblemError("BAD_REQUEST", "give a reason: it is kept in the ledger with your name")
-    names = fields.many("job")
-    if not 0 < len(names) <= JOBS_MAX:
-        raise ProblemError("BAD_REQUEST", f"a plan is about 1 to {JOBS_MAX} jobs, got {len(names)}")
-    chosen = [Chosen(ref=ref_of(each), task="") for each in names]
-    await check_scope(sent.looked, NEEDS[verb], [each.ref for each in chosen])
-    results = await perform(sent.gateway.rows, act, chosen, plan=False)
-    async with sent.gateway.projection.opened() as view:
-        shell = await surround(sent.looked, view, None, fleet=False)
-    return Told("plan.html", told(shell, cast("Verb", verb), results, by=by, reason=reason))
+    name = msgspec.json.encode([by, query.said(), query.before, reason]).decode()
+    ledger, ref = sent.gateway.ledger, JobRef(queue=QUEUE, job_id=job_id_of(name))
+    if (
+        await load(ledger.log, ref)
+    ).job is None:  # else it was begun before, whatever became of its jobs since
+        chosen = await chosen_of(sent.looked, query, query.before)
+        if not chosen:
+            raise ProblemError("BAD_REQUEST", "no job fits any more: plan it again")
+        jobs = [Job(each.ref.queue, each.ref.job_id, each.task) for each in chosen]
+        task = bulk_act.options(id=ref.job_id, by=by)
+        await ledger.enqueue(task, to_do=ToDo(act=query.verb, reason=reason), jobs=jobs, by=by)
+    return address(f"/jobs/{QUEUE}/{ref.job_id}") if sent.principal.may("view", QUEUE, TASK) else "/acts"
