@@ -16,7 +16,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 .DEFAULT_GOAL := help
 # The steps of `make test` are told one after the other, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help install demo test lint types types-and-bytecode imports pytest docs format bench bench-limits bench-queues bench-schedules bench-unique bench-workflows faults simulate clean
+.PHONY: help install demo test lint types types-and-bytecode imports pytest docs format bench bench-limits bench-gateway bench-queues bench-schedules bench-unique bench-workflows faults simulate clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -96,6 +96,9 @@ bench-queues: install ## how soon workers see that a queue is paused and resumed
 
 bench-limits: install ## what limits, schedules and unique jobs cost against what they may; AGAINST=commit, BIG=1: a million wait
 	@$(BIN)/python benchmarks/limits.py $(if $(AGAINST),--against $(AGAINST)) $(if $(BIG),--big)
+
+bench-gateway: install ## what requests, streams and pages of the gateway cost against what they may; BIG=1: a million jobs
+	@$(BIN)/python benchmarks/gateway.py $(if $(BIG),--big)
 
 bench-workflows: install ## what steps, children and waits of runs cost against what they may; AGAINST=commit, PEERS=1: beside DBOS
 	@$(BIN)/python benchmarks/workflows.py $(if $(AGAINST),--against $(AGAINST)) $(if $(PEERS),--peers)

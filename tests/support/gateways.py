@@ -31,10 +31,10 @@ async def gateway_of(
 
 
 @contextlib.asynccontextmanager
-async def listening(gateway: Gateway) -> AsyncGenerator[str, None]:
-    """Let a gateway listen on a free port; give its address."""
+async def listening(gateway: Gateway, port: int = 0) -> AsyncGenerator[str, None]:
+    """Let a gateway listen, on a free port unless told otherwise; give its address."""
     config = uvicorn.Config(
-        app(gateway), host="127.0.0.1", port=0, log_config=None, lifespan="off", http="httptools"
+        app(gateway), host="127.0.0.1", port=port, log_config=None, lifespan="off", http="httptools"
     )
     server = uvicorn.Server(config)
     running = asyncio.create_task(server.serve())

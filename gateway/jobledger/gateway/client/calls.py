@@ -1,0 +1,267 @@
+"""The requests of a client, and what their answers mean: no input or output, so that async and blocking code share it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypedDict
+
+import httpx
+import msgspec
+import uuid_utils
+
+from jobledger.gateway.client.models import Event
+from jobledger.gateway.client.problems import error_of, read_problem
+from jobledger.ledger.model.errors import InvalidInputError, ServerUnreachableError
+from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.options import Options
+from jobledger.ledger.tasks import Task, TaskWithOptions
+
+WAIT_S: Final = 30.0  #: how long one request waits for the end of a job; then the next one does
+PATIENCE_S: Final = (
+    10.0  #: how long a request is tried again where nobody answers, or it is asked to come back
+)
+RECONNECT_S: Final = 0.2
+STREAM_SILENCE_S: Final = 45.0  #: a gateway says something each 15 s
+AGAIN: Final = frozenset({429, 502, 503})
+_LINES_AT_ONCE: Final = 500
+_PAUSE_MAX_S: Final = 5.0
+
+encode: Final = msgspec.json.Encoder().encode
+
+AnyTask = Task[..., Any] | TaskWithOptions[..., Any] | str
+
+
+class Named(TypedDict, total=False):
+    """What can be said of a job that is enqueued, beside its input."""
+
+    queue: str
+    id: str  #: a job that the queue has under it already is given back unchanged
+    priority: str
+    delay_s: float
+    max_attempts: int
+    timeout_s: float
+    tenant: str
+    limits: list[str]
+    correlation: str
+    metadata: dict[str, str]
+
+
+class Call(NamedTuple):
+    """One request."""
+
+    method: str
+    path: str
+    params: Mapping[str, Any] = {}
+    headers: Mapping[str, str] = {}
+    body: bytes | None = None
+    waits_s: float = 0.0  #: how long the gateway may wait before it answers
+    is_once: bool = False  #: not sent again where it may have been done
+
+
+class Reply(NamedTuple):
+    """What came back."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Tries:
+    """The tries of one request: how long to wait before the next one, and when to give up."""
+
+    def __init__(self, call: Call, url: str) -> None:
+        self._call = call
+        self._url = url
+        self._until = time.monotonic() + PATIENCE_S
+        self._count = 0
+
+    def failed(self, error: httpx.TransportError) -> float:
+        """Return the seconds before the next try of a request that was not answered. Raises: ServerUnreachableError."""
+        is_unsent = isinstance(error, httpx.ConnectError)
+        if self._is_over() or (self._call.is_once and not is_unsent):
+            raise not_reached(self._url, error) from error
+        return self._pause_s("")
+
+    def is_to_be_tried_again(self, reply: Reply) -> bool:
+        """Return whether the gateway, or what stands before it, asks to come back, and there is time left."""
+        return reply.status in AGAIN and not self._is_over()
+
+    def asked_back(self, reply: Reply) -> float:
+        """Return the seconds after which it asks to come back."""
+        return self._pause_s(reply.headers.get("retry-after", ""))
+
+    def _is_over(self) -> bool:
+        return time.monotonic() > self._until
+
+    def _pause_s(self, asked: str) -> float:
+        self._count += 1
+        return min(float(asked) if asked.isdecimal() else 0.05 * 2**self._count, _PAUSE_MAX_S)
+
+
+class Silence:
+    """How long no gateway has answered who reads events."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def ends(self) -> None:
+        """Note that one answers."""
+        self._since = None
+
+    def goes_on(self, url: str, error: httpx.TransportError) -> None:
+        """Note that none does. Raises: ServerUnreachableError after 10 s of it."""
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        if now - self._since > PATIENCE_S:
+            raise not_reached(url, error) from error
+
+
+class Limit:
+    """How long the end of a job is waited for, request by request."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._until = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def next_wait_s(self) -> float:
+        """Return how long the next request waits."""
+        return WAIT_S if self._until is None else min(WAIT_S, max(0.0, self._until - time.monotonic()))
+
+    def is_over(self) -> bool:
+        """Return whether there is no time left."""
+        return self._until is not None and time.monotonic() >= self._until
+
+
+def settings(url: str, key: str, timeout_s: float) -> dict[str, Any]:
+    """Return what the HTTP client is made with."""
+    headers = {"user-agent": "jobledger-client"}
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    return {"base_url": url, "headers": headers, "timeout": timeout_s, "follow_redirects": False}
+
+
+def job_path(queue: str | None, job_id: str) -> str:
+    """Return the address of a job. Raises: InvalidTokenError."""
+    check_token("job id", job_id)
+    return f"/v1/jobs/{job_id}" if queue is None else f"/v1/jobs/{check_token('queue', queue)}/{job_id}"
+
+
+def job_call(path: str, wait_s: float | None) -> Call:
+    """Return the request that reads a job, and waits for its end for so long."""
+    if wait_s is None:
+        return Call("GET", path)
+    return Call("GET", path, headers={"prefer": f"wait={math.ceil(wait_s)}"}, waits_s=wait_s + 1)
+
+
+def event_params(
+    *, types: Sequence[str], queue: str | None, task: str | None, job: str | None
+) -> dict[str, Any]:
+    """Return which events are asked for."""
+    given = {"type": list(types), "queue": queue, "task": task, "job": job}
+    return {name: value for name, value in given.items() if value}
+
+
+def event_headers(reader: EventReader) -> dict[str, str]:
+    """Return where a stream goes on."""
+    return {"accept": "text/event-stream", **({"last-event-id": reader.last_id} if reader.last_id else {})}
+
+
+def json_call(method: str, path: str, value: Any, *, is_once: bool = False) -> Call:
+    """Return a request with a JSON body."""
+    headers = {"content-type": "application/json"}
+    return Call(method, path, headers=headers, body=encode(value), is_once=is_once)
+
+
+def checked(reply: Reply) -> Reply:
+    """Return an answer that says that the request was done. Raises: the error that it tells."""
+    if reply.status >= 400:  # noqa: PLR2004 - where refusals begin
+        raise error_of(read_problem(reply.status, reply.body, reply.headers.get("x-request-id", "")))
+    return reply
+
+
+def not_reached(url: str, error: Exception) -> ServerUnreachableError:
+    """Return the error for a gateway that gives no answer."""
+    return ServerUnreachableError(
+        f"the gateway at {url} gives no answer ({type(error).__name__}): see that it runs, then try again"
+    )
+
+
+def order_of(
+    task: AnyTask, given: Mapping[str, Any] | None, arguments: Mapping[str, Any], named: Named
+) -> dict[str, Any]:
+    """Return what is sent to enqueue a job. It always has an id, so the request may be sent twice.
+
+    Raises: InvalidInputError.
+    """
+    if given is not None and arguments:
+        raise InvalidInputError("give the input as one mapping or as keyword arguments, not as both")
+    values = dict(given) if given is not None else dict(arguments)
+    order: dict[str, Any] = {"id": str(uuid_utils.uuid7())}
+    if isinstance(task, str):
+        return {**order, "task": task, "input": values, **named}
+    plain, options = task.unpacked
+    text = plain.signature.encode((), values)
+    return {**order, "task": plain.name, "input": msgspec.Raw(text), **_said(options), **named}
+
+
+def _said(options: Options) -> dict[str, Any]:
+    """Return what a task's code says of its jobs: all of it, since the gateway may not know that code.
+
+    Raises: InvalidInputError for what only a client with a connection of its own can do.
+    """
+    only_there = [
+        name for name in ("unique", "debounce_s", "declared_queue") if getattr(options, name) is not None
+    ]
+    if only_there or options.declared:
+        name = only_there[0] if only_there else "limits with definitions"
+        raise InvalidInputError(f"{name} in code needs a connection to the ledger: enqueue it from there")
+    names = ("queue", "priority", "max_attempts", "timeout_s", "delay_s", "run_at", "tenant", "correlation")
+    said = {name: getattr(options, name) for name in names}
+    said |= {"limits": list(options.limits), "metadata": options.metadata, "id": options.id}
+    return {name: value for name, value in said.items() if value not in (None, "", [], {})}
+
+
+def lines_of(orders: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+    """Return the lines of a bulk request, many at a time."""
+    portion: list[bytes] = []
+    for order in orders:
+        portion.append(encode(order))
+        if len(portion) == _LINES_AT_ONCE:
+            yield b"\n".join((*portion, b""))
+            portion.clear()
+    if portion:
+        yield b"\n".join((*portion, b""))
+
+
+class EventReader:
+    """Puts the lines of a stream of server-sent events together, and knows where it has to go on."""
+
+    def __init__(self, last_id: str = "") -> None:
+        self.last_id = last_id  #: of the newest event that was read; where a new request goes on
+        self._kind = ""
+        self._data = ""
+
+    def event(self, line: str) -> Event | None:
+        """Take a line; return the event that it ends. Raises: the error that the gateway tells in the stream."""
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        match name:
+            case "id":
+                self.last_id = value
+            case "event":
+                self._kind = value
+            case "data":
+                self._data += value
+            case "":
+                kind, data, self._kind, self._data = self._kind, self._data, "", ""
+                if kind == "problem":
+                    problem = read_problem(500, data.encode(), "")
+                    if problem.code != "READER_TOO_SLOW":  # coming back from the last id is what it asks for
+                        raise error_of(problem)
+                elif data:
+                    fields = msgspec.json.decode(data, type=dict[str, Any])
+                    return Event(sequence=int(self.last_id), type=kind, fields=fields)
+            case _:
+                pass
+        return None

@@ -1,0 +1,87 @@
+"""What a gateway answers with, as its clients see it. A newer gateway may say more: what is not known here is left out."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+FINAL_STATES = frozenset({"completed", "cancelled", "discarded", "dead_lettered"})
+
+
+class Enqueued(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to an enqueue."""
+
+    id: str
+    queue: str
+    created: bool  #: False: the queue had the id already
+    sequence: int  #: stream sequence of its first event
+    trace_id: str = ""
+
+
+class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What `enqueue_many` did."""
+
+    created: int
+    existing: int  #: ids that were in the queue already
+    last_sequence: int  #: highest stream sequence among the created; 0 when none was
+
+
+class JobError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why an attempt failed."""
+
+    type: str
+    message: str
+    traceback: str = ""
+
+
+class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a job."""
+
+    attempt: int  #: from 1
+    status: str
+    worker: str
+    started_at: datetime
+    finished_at: datetime | None = None
+    error: JobError | None = None
+
+
+class JobSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as its events say it is; times are UTC."""
+
+    id: str
+    queue: str
+    task: str
+    status: str
+    priority: str
+    input: Any = None
+    result: Any = None
+    error: JobError | None = None
+    created_at: datetime
+    updated_at: datetime
+    completed_at: datetime | None = None
+    due_at: datetime | None = None
+    max_attempts: int = 1
+    tenant: str = ""
+    correlation: str = ""
+    metadata: dict[str, str] = {}
+    cancel_requested: bool = False
+    last_sequence: int  #: stream sequence of its newest event
+    trace: str = ""
+    attempts: list[JobAttempt] = []
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more happens to the job by itself."""
+        return self.status in FINAL_STATES
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored event."""
+
+    sequence: int  #: its stream sequence
+    type: str
+    fields: dict[
+        str, Any
+    ]  #: as they are stored, with `stored_at`; without values where the key may not see them

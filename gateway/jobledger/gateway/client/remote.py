@@ -1,0 +1,243 @@
+"""The ledger over HTTP, for async code."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import Any, Final, Self
+
+import httpx
+import msgspec
+
+from jobledger.gateway.client import calls
+from jobledger.gateway.client.calls import AnyTask, Call, Named, Reply
+from jobledger.gateway.client.models import BulkResult, Enqueued, Event, JobSnapshot
+from jobledger.gateway.client.problems import error_of, read_problem
+from jobledger.ledger.model.errors import ResultTimeoutError
+
+_TIMEOUT_S: Final = 10.0
+
+
+def connect(url: str, *, key: str = "", timeout_s: float = _TIMEOUT_S, **options: Any) -> Ledger:
+    """Return the ledger behind a gateway, for the length of an `async with` block.
+
+    `timeout_s`: how long one request may take, beside what it waits for the end of a job.
+    `options`: of `httpx.AsyncClient`, such as `verify` or `proxy`.
+    """
+    return Ledger(httpx.AsyncClient(**calls.settings(url, key, timeout_s), **options))
+
+
+class Requests:
+    """Sends requests until somebody answers them."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http = http
+
+    async def snapshot(self, path: str, wait_s: float | None = None) -> JobSnapshot:
+        """Return a job, after waiting for its end where that is asked for. Raises: as `done`."""
+        reply = await self.done(calls.job_call(path, wait_s))
+        return msgspec.json.decode(reply.body, type=JobSnapshot)
+
+    async def done(self, call: Call) -> Reply:
+        """Send a request until somebody answers it. Raises: what the answer tells; ServerUnreachableError."""
+        tries = calls.Tries(call, str(self.http.base_url))
+        while True:
+            reply: Reply | None = None
+            try:
+                reply = _reply(
+                    await self.http.request(
+                        call.method,
+                        call.path,
+                        params=call.params,
+                        headers=dict(call.headers),
+                        content=call.body,
+                        timeout=_TIMEOUT_S + call.waits_s,
+                    )
+                )
+            except httpx.TransportError as error:
+                pause_s = tries.failed(error)
+            else:
+                if not tries.is_to_be_tried_again(reply):
+                    return calls.checked(reply)
+                pause_s = tries.asked_back(reply)
+            await asyncio.sleep(pause_s)
+
+
+class Ledger:
+    """The verbs of a ledger, by HTTP; errors are those of `jobledger.ledger`, with the gateway's `problem`."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+        self._requests = Requests(http)
+
+    async def __aenter__(self) -> Self:
+        """Nothing is sent before the first verb."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def enqueue(
+        self,
+        task: AnyTask,
+        values: Mapping[str, Any] | None = None,
+        /,
+        *,
+        options: Named | None = None,
+        **arguments: Any,
+    ) -> JobHandle:
+        """Add one job; when this returns, the job is in the ledger.
+
+        `task`: its name, or the task itself, whose types then check the input here. The input is one mapping, or keyword
+        arguments. A request that breaks is sent again: the job has an id from the beginning, so there is one.
+
+        Raises: UnknownTaskError, InvalidInputError, PayloadTooLargeError, PermissionRefusedError, LedgerFullError,
+            ServerUnreachableError.
+        """
+        order = calls.order_of(task, values, arguments, options or {})
+        reply = await self._requests.done(calls.json_call("POST", "/v1/jobs", order))
+        made = msgspec.json.decode(reply.body, type=Enqueued)
+        return JobHandle(self._requests, made.queue, made.id, created=made.created, sequence=made.sequence)
+
+    async def enqueue_many(
+        self, task: AnyTask, inputs: Iterable[Mapping[str, Any]], *, options: Named | None = None
+    ) -> BulkResult:
+        """Add a job for each input as a stream: memory stays bounded whatever its length.
+
+        It is not sent again where it breaks: the jobs before the break are in the ledger.
+
+        Raises: as `enqueue`; the sentence says at which line.
+        """
+        orders = (calls.order_of(task, values, {}, options or {}) for values in inputs)
+        body = _feed(calls.lines_of(orders))
+        headers = {"content-type": "application/x-ndjson"}
+        try:
+            answer = await self._http.post("/v1/jobs/bulk", content=body, headers=headers, timeout=None)
+        except httpx.TransportError as error:
+            raise calls.not_reached(str(self._http.base_url), error) from error
+        reply = calls.checked(_reply(answer))
+        return msgspec.json.decode(reply.body, type=BulkResult)
+
+    async def job(self, job: str, *, queue: str | None = None) -> JobHandle:
+        """Return the job of an id. Raises: JobNotFoundError, AmbiguousIdError, ServerUnreachableError."""
+        found = await self._requests.snapshot(calls.job_path(queue, job))
+        return JobHandle(self._requests, found.queue, found.id, created=False, sequence=found.last_sequence)
+
+    async def events(
+        self,
+        *,
+        types: Sequence[str] = (),
+        queue: str | None = None,
+        task: str | None = None,
+        job: str | None = None,
+        from_sequence: int | None = None,
+    ) -> AsyncGenerator[Event, None]:
+        """Iterate events, each once and in order: from a sequence on, else the new ones, for ever.
+
+        A stream that breaks is opened again after the last event, on whichever gateway answers.
+
+        Raises: InvalidInputError, PermissionRefusedError; ServerUnreachableError once no gateway answers for 10 s.
+        """
+        params = calls.event_params(types=types, queue=queue, task=task, job=job)
+        reader = calls.EventReader("" if from_sequence is None else str(from_sequence - 1))
+        async for line in self._lines(params, reader):
+            if (event := reader.event(line)) is not None:
+                yield event
+
+    async def _lines(self, params: Mapping[str, Any], reader: calls.EventReader) -> AsyncGenerator[str, None]:
+        silent = calls.Silence()
+        while True:
+            headers = calls.event_headers(reader)
+            try:
+                timeout = httpx.Timeout(_TIMEOUT_S, read=calls.STREAM_SILENCE_S)
+                async with self._http.stream(
+                    "GET", "/v1/events", params=params, headers=headers, timeout=timeout
+                ) as answer:
+                    if answer.is_success:
+                        silent.ends()
+                        async for line in answer.aiter_lines():
+                            yield line
+                    elif answer.status_code not in calls.AGAIN:
+                        raise error_of(read_problem(answer.status_code, await answer.aread(), ""))
+            except httpx.TransportError as error:
+                silent.goes_on(str(self._http.base_url), error)
+            await asyncio.sleep(calls.RECONNECT_S)
+
+
+class JobHandle:
+    """One job seen from outside: always read from the ledger, so never stale."""
+
+    def __init__(self, requests: Requests, queue: str, job_id: str, *, created: bool, sequence: int) -> None:
+        self._requests = requests
+        self.queue = queue
+        self.id = job_id
+        self.created = created  #: False: the queue had the id already
+        self.sequence = (
+            sequence  #: stream sequence of its first event, or of the newest for a job that was looked up
+        )
+        self._path = calls.job_path(queue, job_id)
+
+    def __repr__(self) -> str:
+        """Return its name."""
+        return f"<job {self.queue}/{self.id}>"
+
+    async def snapshot(self) -> JobSnapshot:
+        """Return the job as it is. Raises: JobNotFoundError, ServerUnreachableError."""
+        return await self._requests.snapshot(self._path)
+
+    async def state(self) -> str:
+        """Return the job's state. Raises: as `snapshot`."""
+        return (await self.snapshot()).status
+
+    async def wait(self, *, timeout_s: float | None = None) -> JobSnapshot:
+        """Wait for the job's end. Raises: ResultTimeoutError; the job goes on unharmed."""
+        limit = calls.Limit(timeout_s)
+        while True:
+            found = await self._requests.snapshot(self._path, limit.next_wait_s())
+            if found.is_final:
+                return found
+            if limit.is_over():
+                raise ResultTimeoutError(
+                    f"job {self.id} is {found.status} after {timeout_s:g} s, and goes on: wait longer, or look later"
+                )
+
+    async def result(self, *, timeout_s: float | None = None) -> Any:
+        """Wait for the job's end and return what its task returned.
+
+        Raises: JobFailedError, JobCancelledError, ResultTimeoutError, PermissionRefusedError.
+        """
+        await self.wait(timeout_s=timeout_s)
+        reply = await self._requests.done(Call("GET", f"{self._path}/result"))
+        return msgspec.json.decode(reply.body)
+
+    async def cancel(self, *, reason: str = "") -> None:
+        """Cancel the job; a running one is asked to end. Raises: IllegalTransitionError for one that has ended."""
+        await self._act("cancel", reason)
+
+    async def retry(self, *, reason: str = "") -> None:
+        """Run a waiting job at once. Raises: IllegalTransitionError."""
+        await self._act("retry", reason)
+
+    async def requeue(self, *, reason: str = "", input: Mapping[str, Any] | None = None) -> None:  # noqa: A002 - as the field
+        """Give a dead letter another try, perhaps with another input. Raises: IllegalTransitionError, InvalidInputError."""
+        await self._act("requeue", reason, **({} if input is None else {"input": dict(input)}))
+
+    async def discard(self, *, reason: str = "") -> None:
+        """Let a dead letter be. Raises: IllegalTransitionError."""
+        await self._act("discard", reason)
+
+    async def _act(self, verb: str, reason: str, **more: Any) -> None:
+        call = calls.json_call("POST", f"{self._path}/{verb}", {"reason": reason, **more}, is_once=True)
+        await self._requests.done(call)
+
+
+def _reply(answer: httpx.Response) -> Reply:
+    return Reply(answer.status_code, answer.headers, answer.content)
+
+
+async def _feed(parts: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+    """Give the parts of a body, letting others run between them."""
+    for part in parts:
+        yield part
+        await asyncio.sleep(0)

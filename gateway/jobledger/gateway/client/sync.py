@@ -1,0 +1,135 @@
+"""The ledger over HTTP, for code that blocks: the verbs of the async client, run by a loop in a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Self
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from jobledger.gateway.client import remote
+from jobledger.gateway.client.calls import AnyTask, Named
+from jobledger.gateway.client.models import BulkResult, Event, JobSnapshot
+
+
+def connect(url: str, *, key: str = "", **options: Any) -> Ledger:
+    """Return the ledger behind a gateway, for the length of a `with` block; see `jobledger.gateway.client.connect`."""
+    return Ledger(url, key=key, **options)
+
+
+class Ledger:
+    """The verbs of a ledger, by HTTP; any thread may call them."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self._url = url
+        self._options = options
+        self._begun: AbstractContextManager[BlockingPortal] | None = None
+        self._portal: BlockingPortal | None = None
+        self._remote: remote.Ledger | None = None
+
+    def __enter__(self) -> Self:
+        """Begin the loop."""
+        self._begun = start_blocking_portal()
+        self._portal = self._begun.__enter__()
+        self._remote = self._portal.call(lambda: remote.connect(self._url, **self._options))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connections and end the loop."""
+        portal, ledger = self.opened
+        portal.call(ledger.__aexit__)
+        assert self._begun is not None, "it was entered"
+        self._begun.__exit__(kind, error, trace)
+        self._portal = self._remote = None
+
+    @property
+    def opened(self) -> tuple[BlockingPortal, remote.Ledger]:
+        """The loop and the async client. Raises: RuntimeError outside of the `with` block."""
+        if self._portal is None or self._remote is None:
+            raise RuntimeError("this client is not open: use it inside of `with connect(...) as ledger:`")
+        return self._portal, self._remote
+
+    def enqueue(
+        self,
+        task: AnyTask,
+        values: Mapping[str, Any] | None = None,
+        /,
+        *,
+        options: Named | None = None,
+        **arguments: Any,
+    ) -> JobHandle:
+        """Add one job; see `remote.Ledger.enqueue`."""
+        portal, ledger = self.opened
+        return JobHandle(
+            portal, portal.call(lambda: ledger.enqueue(task, values, options=options, **arguments))
+        )
+
+    def enqueue_many(
+        self, task: AnyTask, inputs: Iterable[Mapping[str, Any]], *, options: Named | None = None
+    ) -> BulkResult:
+        """Add a job for each input; see `remote.Ledger.enqueue_many`. The inputs are made in the loop's thread."""
+        portal, ledger = self.opened
+        return portal.call(lambda: ledger.enqueue_many(task, inputs, options=options))
+
+    def job(self, job: str, *, queue: str | None = None) -> JobHandle:
+        """Return the job of an id; see `remote.Ledger.job`."""
+        portal, ledger = self.opened
+        return JobHandle(portal, portal.call(lambda: ledger.job(job, queue=queue)))
+
+    def events(self, **choice: Any) -> Generator[Event, None, None]:
+        """Iterate events; see `remote.Ledger.events`."""
+        portal, ledger = self.opened
+        events = ledger.events(**choice)
+        try:
+            while True:
+                yield portal.call(events.__anext__)
+        except StopAsyncIteration:
+            return
+        finally:
+            portal.call(events.aclose)
+
+
+class JobHandle:
+    """One job seen from outside; see `remote.JobHandle`."""
+
+    def __init__(self, portal: BlockingPortal, job: remote.JobHandle) -> None:
+        self._portal = portal
+        self._job = job
+        self.queue, self.id = job.queue, job.id
+        self.created, self.sequence = job.created, job.sequence
+
+    def snapshot(self) -> JobSnapshot:
+        """Return the job as it is."""
+        return self._portal.call(self._job.snapshot)
+
+    def state(self) -> str:
+        """Return the job's state."""
+        return self._portal.call(self._job.state)
+
+    def wait(self, *, timeout_s: float | None = None) -> JobSnapshot:
+        """Wait for the job's end."""
+        return self._portal.call(lambda: self._job.wait(timeout_s=timeout_s))
+
+    def result(self, *, timeout_s: float | None = None) -> Any:
+        """Wait for the job's end and return what its task returned."""
+        return self._portal.call(lambda: self._job.result(timeout_s=timeout_s))
+
+    def cancel(self, *, reason: str = "") -> None:
+        """Cancel the job."""
+        self._portal.call(lambda: self._job.cancel(reason=reason))
+
+    def retry(self, *, reason: str = "") -> None:
+        """Run a waiting job at once."""
+        self._portal.call(lambda: self._job.retry(reason=reason))
+
+    def requeue(self, *, reason: str = "", input: Mapping[str, Any] | None = None) -> None:  # noqa: A002 - as the field
+        """Give a dead letter another try."""
+        self._portal.call(lambda: self._job.requeue(reason=reason, input=input))
+
+    def discard(self, *, reason: str = "") -> None:
+        """Let a dead letter be."""
+        self._portal.call(lambda: self._job.discard(reason=reason))
