@@ -328,9 +328,7 @@ class Ledger:
     async def _named(self, job: AnyJob, queue: str | None) -> JobHandle[Any]:
         """Return a handle; only an id without its queue is looked up for it."""
         job_id, queue = job_name(job, queue)
-        if queue is None:
-            return await self.job(job_id)
-        return self.handle_of(JobRef(queue=queue, job_id=job_id))
+        return await self.job(job_id) if queue is None else self.handle_of(JobRef(queue=queue, job_id=job_id))
 
     async def cancel(self, job: AnyJob, *, queue: str | None = None, reason: str = "", by: str = "") -> Job:
         """End a waiting job at once; ask a running one to end. See `JobHandle.cancel`."""
@@ -374,8 +372,7 @@ class Ledger:
 
         Raises: JobNotFoundError, AmbiguousIdError, InvalidInputError, LedgerFullError, UnreachableError.
         """
-        command = Note(text=text)
-        return await self.execute((await self._named(job, queue)).ref, command, by=by)
+        return await self.execute((await self._named(job, queue)).ref, Note(text=text), by=by)
 
     async def signal(
         self,
