@@ -27,6 +27,11 @@ class Pulse:
         self._looking: asyncio.Task[None] | None = None
         self._position = 0
 
+    @property
+    def position(self) -> int:
+        """The position that was told last; 0 before anybody listened."""
+        return self._position
+
     async def beats(self) -> AsyncIterator[bytes]:
         """Give server-sent events, one for each new position.
 

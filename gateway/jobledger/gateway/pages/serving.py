@@ -109,7 +109,8 @@ class Dashboard:
             facts = await page.facts(looked, **request.path_params, query=query)
             return self._rendered(page.template, facts.shell, facts)
 
-        made = await self._shared.get((request.url.path, query, scope), make)
+        # Whoever was told of a position asks for a rendering that was not begun before it.
+        made = await self._shared.get((request.url.path, query, scope, self._pulse.position), make)
         return Response(self._personal(made, principal, request), media_type=_HTML)
 
     def _rendered(self, template: str, shell: Any, facts: Any) -> bytes:
