@@ -91,22 +91,23 @@ class RefusedRequests(msgspec.Struct, frozen=True, kw_only=True):
 
 async def list_routes(asked: Asked, *, query: Looked) -> Routes:
     """List the routes that are set."""
+    asked.principal.require_everywhere("view")
     async with looking(asked, query) as (view, place):
         return Routes(items=read_routes(view.store.select), position=place)
 
 
 async def show_one_route(asked: Asked, route: str) -> ShownRoute:
     """Show a route: how its requests are proven, its rules, and how it became so."""
+    asked.principal.require_everywhere("view")
     return await show_route(asked.gateway.ledger, route)
 
 
 async def put_route(asked: Asked, route: str, *, query: ChangingRoute, body: RouteDefinition) -> ChangedRoute:
     """Have a route do what the body says, whatever it did before; secrets are references."""
+    asked.principal.require_everywhere("manage")
     # Read once more: a field that there is not is refused, at every depth.
     definition = definition_of(msgspec.json.decode(await asked.request.body()))
     del body
-    for rule in definition.rules:
-        asked.principal.require("manage", rule.queue or None, rule.task)
     by = asked.principal.name
     return await set_route(
         asked.gateway.ledger, route, definition, reason=query.reason, by=by, plan=query.plan
@@ -115,12 +116,14 @@ async def put_route(asked: Asked, route: str, *, query: ChangingRoute, body: Rou
 
 async def delete_route(asked: Asked, route: str, *, query: ChangingRoute) -> ChangedRoute:
     """Take a route away: its requests are refused from then on; what came in stays."""
+    asked.principal.require_everywhere("manage")
     by = asked.principal.name
     return await remove_route(asked.gateway.ledger, route, reason=query.reason, by=by, plan=query.plan)
 
 
 async def test_one_route(asked: Asked, route: str, *, body: RouteTrial) -> RouteTried:
     """Tell which jobs a route would make of a delivery; nothing is made, and no signature is asked for."""
+    asked.principal.require_everywhere("manage")
     ledger = asked.gateway.ledger
     if (body.delivery is None) == (body.body is None):
         raise ProblemError("BAD_REQUEST", "say of what: give delivery, or body as base64, one of the two")
@@ -143,6 +146,7 @@ def _decoded(text: str) -> bytes:
 
 async def list_deliveries(asked: Asked, route: str, *, query: ReceivedQuery) -> ReceivedDeliveries:
     """List what came in to a route."""
+    asked.principal.require_everywhere("view")
     async with looking(asked, query) as (view, place):
         items = read_deliveries(
             view.store.select,
@@ -158,18 +162,21 @@ async def list_deliveries(asked: Asked, route: str, *, query: ReceivedQuery) -> 
 
 async def show_one_delivery(asked: Asked, route: str, delivery: str) -> Answer:
     """Show a delivery, each time it was processed, and the jobs that it made."""
+    asked.principal.require_everywhere("view")
     found: ShownDelivery = await show_delivery(asked.gateway.ledger, route, delivery)
     return Answer(value=found, etag=str(found.history[-1].stream_sequence))
 
 
 async def retry_one_delivery(asked: Asked, route: str, delivery: str, *, body: Reasoned) -> ProcessedDelivery:
     """Process a delivery once more, by the rules as they are now; its jobs have ids of their own."""
+    asked.principal.require_everywhere("manage")
     by = asked.principal.name
     return await retry_delivery(asked.gateway.ledger, route, delivery, reason=body.reason, by=by)
 
 
 async def list_refused(asked: Asked, route: str) -> RefusedRequests:
     """List the newest requests to a route that this process refused."""
+    asked.principal.require_everywhere("view")
     await asked.gateway.ledger.routes.get(route)
     return RefusedRequests(items=[each for each in asked.gateway.refused.newest if each.route == route])
 
