@@ -291,6 +291,7 @@ class Terminal:
             "PYTHONUNBUFFERED": "1",
             "XDG_DATA_HOME": str(folder / "data"),
             "COLUMNS": "80",
+            "JOBLEDGER_NO_GATEWAY": "1",  # a page that is about the gateway starts one itself
         }
 
     def run(self, step: Step) -> None:

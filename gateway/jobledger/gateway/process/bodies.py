@@ -31,7 +31,6 @@ class Body:
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, bytes_max: int) -> None:
-        """Raises: ProblemError (PAYLOAD_TOO_LARGE) for one that says itself that it is too large."""
         self._receive = receive
         self._send = send
         self._more = True

@@ -1,0 +1,121 @@
+"""More than a gateway or its ledger takes is refused in time, and what looks after the process is answered all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.support.gateways import gateway_of
+
+from jobledger.gateway.app import app
+from jobledger.gateway.life import Life
+from jobledger.gateway.process import requests
+from jobledger.gateway.process.counting import Counted
+from jobledger.gateway.process.requests import Requests
+from jobledger.ledger import connect, task
+from jobledger.ledger.adding.announced import entry_of
+from jobledger.ledger.nats.task_book import write_tasks
+from jobledger.ledger.server import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+
+
+@task(queue="mail")
+async def send(to: str) -> None:
+    """Be enqueued only."""
+
+
+class Slow:
+    """An application whose answers wait until they may come."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.may_end = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.begun += 1
+        if scope["path"] != "/healthz":
+            await self.may_end.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def client(inner: Slow, counted: Counted, appends: int = 0) -> httpx.AsyncClient:
+    limited = Requests(inner, Life(), counted, body_bytes_max=1000, appends=lambda: appends)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(limited), base_url="http://127.0.0.1")
+
+
+async def _begun(inner: Slow, count: int) -> None:
+    async with asyncio.timeout(20):
+        while inner.begun < count:
+            await asyncio.sleep(0)
+
+
+async def test_requests_beyond_the_limit_are_told_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "REQUESTS_MAX", 3)
+    inner, counted = Slow(), Counted()
+    async with client(inner, counted) as http:
+        waiting = [asyncio.create_task(http.get("/v1/jobs")) for _ in range(3)]
+        await _begun(inner, 3)
+        refused = await http.get("/v1/jobs")
+        assert (refused.status_code, refused.json()["code"], refused.headers["retry-after"]) == (
+            503,
+            "BUSY",
+            "1",
+        )
+        assert (await http.get("/healthz")).status_code == 200
+        inner.may_end.set()
+        assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200] * 3
+        assert (await http.get("/v1/jobs")).status_code == 200
+    assert (counted.in_flight, counted.refusals) == (0, {"BUSY": 1})
+
+
+async def test_who_writes_while_too_many_events_wait_is_refused_and_who_reads_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(requests, "_PATIENCE_S", 0.02)
+    inner = Slow()
+    inner.may_end.set()
+    async with client(inner, Counted(), appends=requests.APPENDS_MAX) as http:
+        refused = await http.post("/v1/jobs", json={})
+        assert (refused.status_code, refused.json()["code"]) == (503, "LEDGER_BUSY")
+        assert (await http.get("/v1/jobs")).status_code == 200
+
+
+async def test_bulk_uploads_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "_PATIENCE_S", 0.02)
+    inner = Slow()
+    kind = {"content-type": "application/x-ndjson"}
+    async with client(inner, Counted()) as http:
+        running = [
+            asyncio.create_task(http.post("/v1/jobs/bulk", content=b"{}\n", headers=kind))
+            for _ in range(requests.BULKS_MAX)
+        ]
+        await _begun(inner, requests.BULKS_MAX)
+        refused = await http.post("/v1/jobs/bulk", content=b"{}\n", headers=kind)
+        assert (refused.status_code, refused.json()["code"]) == (503, "LEDGER_BUSY")
+        inner.may_end.set()
+        assert [answer.status_code for answer in await asyncio.gather(*running)] == [200] * len(running)
+    assert requests.BULKS_MAX * requests.BULK_APPENDS_MAX < requests.APPENDS_MAX, "there is room for others"
+
+
+async def test_a_full_ledger_says_that_it_is_full(nats_server: EmbeddedServer, tmp_path: Path) -> None:
+    environment = f"t_{secrets.token_hex(6)}"
+    async with (
+        connect(nats_server.url, environment=environment, ledger_bytes_max=1 << 16) as ledger,
+        gateway_of(ledger, tmp_path) as gateway,
+        httpx.AsyncClient(transport=httpx.ASGITransport(app(gateway)), base_url="http://127.0.0.1") as http,
+    ):
+        entry = entry_of(send, worker="web-1-0a", at=ledger.clock.now())
+        await write_tasks(ledger.inbox, ledger.names, [entry], replicas=1)
+        body = {"task": "send", "input": {"to": "a" * 10_000}}
+        answers = [await http.post("/v1/jobs", json=body) for _ in range(10)]
+        full = answers[-1]
+        assert answers[0].status_code == 202
+        assert (full.status_code, full.json()["code"]) == (507, "LEDGER_FULL")
+        stored = (await ledger.log.head()).last_sequence
+        assert stored == sum(answer.status_code == 202 for answer in answers)
