@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.support.limited import archive_beyond
+from tests.support.projections import assert_true, finish
 
 from jobledger.admin.hooks.routes import definition_of, show_delivery, show_route
 from jobledger.audit.verify import verify
@@ -19,6 +22,8 @@ from jobledger.ledger.model.hooks.errors import DeliveryNotFoundError, RouteNotF
 from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.webhooks.receiving import Arrival, Outcome
+from jobledger.projections import Store
+from jobledger.projections.tables.routes import read_deliveries, read_routes
 from jobledger.testing import MemoryLedger
 
 pytestmark = pytest.mark.anyio
@@ -395,3 +400,30 @@ async def test_forged_subjects_below_a_delivery_keep_nobody_from_it(routed: Ledg
     found = await received(routed, arrived())
     assert not found.repeated
     assert (await received(routed, arrived())).repeated
+
+
+async def test_an_archive_run_keeps_routes_lets_deliveries_go_and_their_ids_may_come_again(
+    routed: Ledger, tmp_path: Path
+) -> None:
+    first = await received(routed, arrived())
+    rows = tmp_path / "rows.db"
+    await archive_beyond(routed, tmp_path / "archive", first.sequence)
+    with pytest.raises(DeliveryNotFoundError):
+        await show_delivery(routed, "github", "d1")
+    assert (await routed.routes.get("github")).definition == GITHUB
+    stored = len(await everything(routed))
+    again = await received(routed, arrived())
+    assert (again.repeated, again.matched) == (
+        False,
+        first.matched,
+    )  # its jobs wait still, and are not made again
+    assert len(await everything(routed)) == stored + 1
+    head = (await routed.log.head()).first_sequence
+    report = await verify(routed.log, from_sequence=head)
+    assert [each.sentence for each in report.violations] == []
+    await finish(routed.log, rows)
+    await assert_true(routed.log, rows)
+    with Store.open(rows) as store:
+        (row,) = read_deliveries(store.select, limit=5)
+        assert (row.name, row.jobs, row.matched) == ("d1", 2, first.matched)
+        assert [each.name for each in read_routes(store.select)] == ["github"]

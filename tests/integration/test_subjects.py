@@ -271,6 +271,11 @@ class Stage:
             access.uses.note(info.key, "127.0.0.1")
             await access.uses.store()
 
+    async def _emit(self) -> None:
+        """Hand data to a route, as a gateway hands on what it was sent."""
+        async with self.client("Operator") as ledger:
+            await ledger.emit("orders", {"order": 77}, id="o1")
+
     def operate(self) -> None:
         """Look and act as a person does."""
         act = functools.partial(self.command, "Operator")
@@ -294,6 +299,10 @@ class Stage:
         act("keys", "create", "ci", "--role", "viewer")
         anyio.run(self._let_in)
         act("keys", "list")
+        act("routes", "set", "orders", "--scheme", "internal", "--task", "nobody_has_it")
+        anyio.run(self._emit)
+        act("routes", "retry", "orders", "o1")
+        act("routes", "remove", "orders")
         act("queues", "resume", "work")
         act("dlq", "requeue", "dead")
         act("jobs", "why", "dead")
