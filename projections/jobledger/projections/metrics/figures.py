@@ -32,6 +32,7 @@ from jobledger.projections.statistics.answers import (
 from jobledger.projections.statistics.held import HeldRow, folded, read_held
 from jobledger.projections.statistics.tables import LIMIT_STATISTICS
 from jobledger.projections.statistics.tally import STATISTICS
+from jobledger.projections.tables.hooks import HookStates, read_hooks
 from jobledger.projections.tables.queues import read_pauses
 from jobledger.projections.tables.slots import slots_taken
 from jobledger.projections.tables.unreadable import SetAside, count_set_aside
@@ -71,6 +72,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     limit_waits: dict[Labels, Sequence[int]]  #: by limit, a histogram as its columns hold it
     ticking: list[TickingRow]  #: by schedule
     running: Running  #: what runs did
+    hooks: HookStates  #: webhooks that are disabled, and watches that fire
     totals: list[TotalsRow]
     failures: list[FailureRow]
 
@@ -115,6 +117,7 @@ def read_figures(store: Store, values_max: int) -> Figures:
             limit_waits=limit_waits,
             ticking=ticking,
             running=running,
+            hooks=read_hooks(store.select, values_max, OTHER),
             totals=[totals_row((*key, *values)) for key, values in totals.items()],
             failures=[*failures, *_other_failures(totals, failures)],
         )

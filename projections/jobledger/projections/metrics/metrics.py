@@ -62,6 +62,8 @@ def figures_metrics(figures: Figures, now: datetime) -> Iterator[Metric]:
     yield distributions(names.LIMIT_WAIT, [(limit, distribution(columns)) for limit, columns in waits])
     yield from ticking_metrics(figures.ticking, now)
     yield from running_metrics(figures.running)
+    yield values(names.WEBHOOK_DISABLED, [((name,), each) for name, each in figures.hooks.webhooks.items()])
+    yield values(names.WATCH_FIRING, [((name,), each) for name, each in figures.hooks.watches.items()])
     yield from _task_metrics(figures.totals)
     for column, measure in names.FAILURES.items():
         rows = figures.failures

@@ -198,6 +198,16 @@ SCHEDULE_PAUSED: Final = Measure(
     "jobledger_schedule_paused", "gauge", "1 while somebody has paused the schedule, else 0.", _SCHEDULE
 )
 
+WEBHOOK_DISABLED: Final = Measure(
+    "jobledger_webhook_disabled",
+    "gauge",
+    "1 while the gateway has disabled the webhook because its deliveries do not arrive, else 0.",
+    ("webhook",),
+)
+WATCH_FIRING: Final = Measure(
+    "jobledger_watch_firing", "gauge", "1 while the watch fires, else 0.", ("watch",)
+)
+
 _QUEUE: Final = ("queue",)
 STEPS: Final = Measure(
     "jobledger_steps_total",
@@ -357,6 +367,8 @@ EXPORTER_METRICS: Final = (
     TICKS_SKIPPED,
     TICK_LATE,
     SCHEDULE_PAUSED,
+    WEBHOOK_DISABLED,
+    WATCH_FIRING,
     STEPS,
     STEP_RUN,
     JOINS,

@@ -17,6 +17,7 @@ from jobledger.ledger.model.subjects import aggregate_of
 from jobledger.ledger.model.unreadable import UNREADABLE
 from jobledger.projections.position import POSITION_TABLE
 from jobledger.projections.table import AggregateTables, CacheLimits, Query, Rows, Table, View
+from jobledger.projections.tables.hooks import WATCH_TABLES, WEBHOOK_TABLES
 from jobledger.projections.tables.jobs import JOB_TABLES
 from jobledger.projections.tables.limits import LIMIT_TABLES
 from jobledger.projections.tables.queues import QUEUE_TABLES
@@ -37,6 +38,8 @@ TABLES: Final[dict[str, AggregateTables]] = {
         SLOT_TABLES,
         ROUTE_TABLES,
         DELIVERY_TABLES,
+        WEBHOOK_TABLES,
+        WATCH_TABLES,
     )
 }
 

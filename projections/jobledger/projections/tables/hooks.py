@@ -1,0 +1,138 @@
+"""The tables of webhooks and of watches: what the newest event of each says."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.hooks.definition import filter_words, target_words
+from jobledger.ledger.model.hooks.watch import WATCH, bound_words
+from jobledger.ledger.model.hooks.webhook import WEBHOOK
+from jobledger.ledger.model.times import time_text
+from jobledger.projections.table import (
+    AggregateTables,
+    CacheLimits,
+    Rows,
+    Table,
+    integer,
+    real,
+    text,
+    timestamp,
+)
+
+WEBHOOKS: Final = Table(
+    name="webhooks",
+    columns={
+        "webhook": text("its name"),
+        "status": text("`active`, `paused` or `disabled`; one that was removed has no row"),
+        "events": text("which events match, in words"),
+        "target": text("where they go, in words; without what a URL asks for"),
+        "failing_since": timestamp(
+            "since when nothing but failures came of its deliveries; NULL: they arrive"
+        ),
+        "changed_by": text("who appended its newest event"),
+        "changed_at": timestamp("when, by the server's time"),
+        "reason": text("why, as that person or the gateway said; or empty"),
+        "last_sequence": integer("of that event"),
+    },
+    key=("webhook",),
+    sequence="last_sequence",
+)
+WATCHES: Final = Table(
+    name="watches",
+    columns={
+        "watch": text("its name; one that was removed has no row"),
+        "watches": text("the figure and its bounds, in words"),
+        "firing": integer("1: the figure was beyond a bound for long enough; 0: it was not"),
+        "value": real(
+            "the figure when it began to fire or was within its bounds again; NULL: it never fired"
+        ),
+        "changed_by": text("who appended its newest event"),
+        "changed_at": timestamp("when, by the server's time"),
+        "last_sequence": integer("of that event"),
+    },
+    key=("watch",),
+    sequence="last_sequence",
+)
+_PUT_WEBHOOK: Final = WEBHOOKS.putting()
+_PUT_WATCH: Final = WATCHES.putting()
+_STATES: Final = (
+    "SELECT 'webhook', webhook, status = 'disabled' FROM webhooks "
+    "UNION ALL SELECT 'watch', watch, firing FROM watches ORDER BY 1, 2"
+)
+
+
+class HookStates(msgspec.Struct, frozen=True, kw_only=True):
+    """What an alert is about: 1 for a webhook that is disabled and a watch that fires, 0 for the others, by name."""
+
+    webhooks: dict[str, int]
+    watches: dict[str, int]
+
+
+def read_hooks(select: Callable[[str], Sequence[Sequence[Any]]], values_max: int, other: str) -> HookStates:
+    """Return the state of every webhook and watch; `select` runs a statement on a projection's file.
+
+    Of each kind at most `values_max` have their own names; of the others it says under `other` whether it is so of one.
+    """
+    found: dict[str, dict[str, int]] = {"webhook": {}, "watch": {}}
+    for kind, name, state in select(_STATES):
+        states = found[kind]
+        label = name if len(states) < values_max else other
+        states[label] = max(states.get(label, 0), int(state))
+    return HookStates(webhooks=found["webhook"], watches=found["watch"])
+
+
+class WebhookRows(Rows):
+    """The rows of `webhooks`: each is what the newest event of one says."""
+
+    def __init__(self, connection: sqlite3.Connection, _cache: CacheLimits) -> None:
+        self._connection = connection
+
+    def apply(self, messages: Sequence[Message]) -> None:
+        """Bring the rows forward; see `table.Rows`."""
+        for message in messages:
+            state = WEBHOOK.evolve(None, WEBHOOK.decode(message), message.stream_sequence)
+            if state.status == "removed":
+                self._connection.execute("DELETE FROM webhooks WHERE webhook = ?", (state.name,))
+                continue
+            failing = None if state.failing_since is None else time_text(state.failing_since)
+            terms = state.definition
+            said = (filter_words(terms), target_words(terms.target), failing, state.by)
+            row = (
+                state.name,
+                state.status,
+                *said,
+                time_text(message.stored_at),
+                state.reason,
+                state.sequence,
+            )
+            self._connection.execute(_PUT_WEBHOOK, row)
+
+
+class WatchRows(Rows):
+    """The rows of `watches`: each is what the newest event of one says."""
+
+    def __init__(self, connection: sqlite3.Connection, _cache: CacheLimits) -> None:
+        self._connection = connection
+
+    def apply(self, messages: Sequence[Message]) -> None:
+        """Bring the rows forward; see `table.Rows`."""
+        for message in messages:
+            state = WATCH.evolve(None, WATCH.decode(message), message.stream_sequence)
+            if state.removed:
+                self._connection.execute("DELETE FROM watches WHERE watch = ?", (state.name,))
+                continue
+            said = (bound_words(state.definition), int(state.firing), state.value, state.by)
+            self._connection.execute(
+                _PUT_WATCH, (state.name, *said, time_text(message.stored_at), state.sequence)
+            )
+
+
+WEBHOOK_TABLES: Final = AggregateTables(
+    aggregate=WEBHOOK.name, version=1, tables=(WEBHOOKS,), rows=WebhookRows
+)
+WATCH_TABLES: Final = AggregateTables(aggregate=WATCH.name, version=1, tables=(WATCHES,), rows=WatchRows)
