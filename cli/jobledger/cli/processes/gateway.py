@@ -91,6 +91,7 @@ def gateway(
     processes: own.Processes = None,
     allow_target: own.AllowTarget = None,
     key_file: own.KeyFile = None,
+    no_deliveries: own.NoDeliveries = False,
     no_projector: own.NoProjector = False,
     until_eof: process.UntilEof = False,
     supervised: Annotated[str | None, typer.Option("--supervised", metavar="NAME:FD", hidden=True)] = None,
@@ -123,7 +124,7 @@ def gateway(
         tasks=load_tasks(app) if options.split(app) else None,
         project=not no_projector,
         hosting=None
-        if no_projector
+        if no_deliveries
         else Hosting(allow_targets=tuple(options.split(allow_target)), key_file=key_file),
         key_file=key_file,
         parent=None if supervised is None else Parent(supervised),
@@ -234,7 +235,9 @@ async def _supervise(cli: Cli, settings: Settings, processes: int, *, until_eof:
                 _command(settings.host, bound.getsockname()[1]),
                 SupervisorConfig(processes=processes, grace_s=settings.grace_s, what="gateway process"),
                 environment=environment_of_child(cli.target),
-                of_place=lambda place: {"JOBLEDGER_NO_PROJECTOR": "1"} if place else {},
+                of_place=lambda place: (
+                    {"JOBLEDGER_NO_PROJECTOR": "1", "JOBLEDGER_NO_DELIVERIES": "1"} if place else {}
+                ),
             )
 
             def at_once() -> None:

@@ -56,6 +56,16 @@ NoProjector = Annotated[
     ),
 ]
 _HOOKS = "Webhooks"
+NoDeliveries = Annotated[
+    bool,
+    typer.Option(
+        "--no-deliveries",
+        metavar="",
+        envvar="JOBLEDGER_NO_DELIVERIES",
+        help="Send no deliveries, judge no watches and do no acts: another gateway of this ledger does.",
+        rich_help_panel=_HOOKS,
+    ),
+]
 AllowTarget = Annotated[
     list[str] | None,
     typer.Option(
