@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -50,6 +51,10 @@ async def once(to: str, on: int = 1) -> None: ...
 
 
 @task(queue="mail", unique=Unique())
+async def ping() -> None: ...
+
+
+@task(queue="mail", unique=Unique())
 async def once_at(at: datetime) -> None: ...
 
 
@@ -62,7 +67,7 @@ async def order(run: Run, number: int) -> int:
     return number
 
 
-TASKS = (send, index, once, once_at, told, order)
+TASKS = (send, index, once, ping, once_at, told, order)
 
 
 @pytest.fixture
@@ -108,6 +113,11 @@ async def test_a_unique_job_is_one_whether_it_was_enqueued_by_code_or_by_name(le
         again = await ledger.enqueue_named("once", given)
         assert (again.ref, again.created) == (first.ref, False)
     assert (await ledger.enqueue_named("once", {"to": "b"})).created
+    alone = await ledger.enqueue(ping)
+    assert not (await ledger.enqueue_named("ping")).created
+    with pytest.raises(InvalidInputError, match="enqueue_many adds unique jobs only with"):
+        await ledger.enqueue_named_many([NamedJob(task="ping")])
+    assert (await alone.snapshot()).order.unique
     with pytest.raises(
         InvalidInputError, match="task once_at is unique by its argument 'at', which only its code"
     ):
@@ -153,6 +163,17 @@ async def test_a_task_that_nobody_announced_is_enqueued_only_on_purpose(ledger: 
     job = await ledger.enqueue_named("elsewhere", {"a": [1]}, unknown_ok=True, queue="far")
     assert (await job.snapshot()).task == "elsewhere"
     assert job.queue == "far"
+
+
+async def test_tasks_of_the_ledger_itself_are_enqueued_by_nobody_else() -> None:
+    own = copy.copy(send)
+    own.name, own.defaults = "deliver", msgspec.structs.replace(send.defaults, queue="webhooks-out")
+    ledger = MemoryLedger(own)
+    for queue in (None, "mail"):
+        with pytest.raises(InvalidInputError, match="is for the ledger's own jobs"):
+            await ledger.enqueue_named("deliver", {"to": "a"}, queue=queue)
+    with pytest.raises(InvalidInputError, match="is for the ledger's own jobs"):
+        await ledger.enqueue_named_many([NamedJob(task="deliver", input=msgspec.Raw(b'{"to":"a"}'))])
 
 
 async def jobs(count: int) -> AsyncIterator[NamedJob]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import decimal
 import enum
@@ -15,9 +16,12 @@ import pytest
 from pydantic import BaseModel
 from tests.support.tables import each_row
 
-from jobledger.ledger import InvalidInputError, task
+from jobledger.ledger import InvalidInputError, TaskNotFoundError, task
 from jobledger.ledger.adding.announced import AnnouncedInput
 from jobledger.ledger.adding.schemas import ANY_INPUT, type_of_input
+from jobledger.ledger.named.book import AnnouncedTasks
+from jobledger.ledger.nats.task_book import TaskEntry
+from jobledger.ledger.options import Options
 from jobledger.ledger.signature import TaskSignature
 
 
@@ -183,3 +187,49 @@ def test_a_part_that_says_nothing_usable_lets_every_value_through() -> None:
     assert not accepts(reads, '{"a":1,"class":"x"}')
     assert not accepts(reads, '{"c":1,"class":"x"}')
     assert not accepts(reads, '{"class":"y"}')
+
+
+class Still:
+    """A clock that a test sets."""
+
+    seconds = 0.0
+
+    def now(self) -> dt.datetime:
+        return dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+@pytest.mark.anyio
+async def test_what_was_announced_is_asked_for_again_after_a_moment_and_read_again_where_it_differs() -> None:
+    clock, asked = Still(), list[str]()
+    entry = TaskEntry(name="t", queue="old", text="", input=True, worker="w", announced_at=clock.now())
+
+    async def find(name: str) -> TaskEntry | None:
+        asked.append(name)
+        return entry if name == "t" else None
+
+    async def names() -> list[str]:
+        return ["t", "total"]
+
+    book = AnnouncedTasks(find, names, clock)
+    first = (await asyncio.gather(*(book.get("t") for _ in range(5))))[0]
+    assert (first.defaults.queue, asked) == ("old", ["t"])  # of a worker that did not say more
+    clock.seconds = 2.5
+    entry = msgspec.structs.replace(entry, worker="w2")
+    assert await book.get("t") is first
+    clock.seconds = 5.0
+    for newer in (
+        b'{"options":{"priority":"urgent"}}',
+        b'{"options":{"max_attempts":0}}',
+        b'{"other":1}',
+        b"[]",
+    ):
+        entry = msgspec.structs.replace(entry, queue="new", enqueued=msgspec.Raw(newer))
+        clock.seconds += 3.0
+        assert (await book.get("t")).defaults == Options(queue="new"), newer
+    with pytest.raises(TaskNotFoundError) as caught:
+        await book.get("totla")
+    assert (caught.value.task, caught.value.near) == ("totla", ["total"])
+    assert not (await book.get("totla", unknown_ok=True)).is_known

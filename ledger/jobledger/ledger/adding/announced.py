@@ -82,8 +82,8 @@ class AnnouncedInput:
         self.what = f"input of task {task}"  #: as an error calls it
         kind = type_of_input(schema)
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
-        self._is_known = kind is not ANY_INPUT
-        fields = msgspec.structs.fields(kind) if self._is_known else ()
+        self.is_known = kind is not ANY_INPUT  #: whether its arguments are known
+        fields = msgspec.structs.fields(kind) if self.is_known else ()
         self._fields = {field.encode_name: field.name for field in fields}
         self._types = {field.encode_name: field.type for field in fields}
         self.names = tuple(self._fields)  #: the arguments in their order; () also where they are not known
@@ -103,21 +103,21 @@ class AnnouncedInput:
     def decode(self, text: bytes | msgspec.Raw) -> dict[str, Any]:
         """Return the arguments in an input's JSON text, with the announced defaults. Raises: InvalidInputError."""
         found = self._read(text)
-        if not self._is_known:
+        if not self.is_known:
             return dict(found)
         values = {name: getattr(found, field) for name, field in self._fields.items()}
         return {name: value for name, value in values.items() if value is not msgspec.UNSET}
 
     def parse_words(self, words: Mapping[str, str]) -> dict[str, Any]:
         """Read key=value words by the announced types; any where these are not known. Raises: InvalidInputError."""
-        types = self._types if self._is_known else dict.fromkeys(words, Any)
+        types = self._types if self.is_known else dict.fromkeys(words, Any)
         return parse_words(self._task, types, words)
 
     def _read(self, text: bytes | msgspec.Raw) -> Any:
         try:
             return self._decoder.decode(text)
         except UNREADABLE as error:
-            expected = ", ".join(self.names) if self._is_known else "any arguments"
+            expected = ", ".join(self.names) if self.is_known else "any arguments"
             raise InvalidInputError(f"task {self._task} ({expected}): {error}") from error
 
     def read_result(self, text: bytes, job_id: str) -> Any:  # noqa: ARG002 - as a `TaskSignature` does

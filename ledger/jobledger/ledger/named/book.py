@@ -11,7 +11,8 @@ import msgspec
 
 from jobledger.ledger.adding.announced import AnnouncedTask
 from jobledger.ledger.model.clock import Clock
-from jobledger.ledger.model.errors import TaskNotFoundError
+from jobledger.ledger.model.envelope import NO_VALUE
+from jobledger.ledger.model.errors import InvalidError, TaskNotFoundError
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.nats.task_book import TaskEntry
 
@@ -86,5 +87,5 @@ class AnnouncedTasks:
 def _read(entry: TaskEntry) -> AnnouncedTask:
     try:
         return AnnouncedTask(entry)
-    except msgspec.MsgspecError:  # of a newer version: what is said in its plain fields counts
-        return AnnouncedTask(msgspec.structs.replace(entry, enqueued=msgspec.Raw()))
+    except (msgspec.MsgspecError, InvalidError):  # of a newer version: what its plain fields say counts
+        return AnnouncedTask(msgspec.structs.replace(entry, enqueued=NO_VALUE))

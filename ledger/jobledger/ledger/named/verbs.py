@@ -15,7 +15,7 @@ from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import Priority
-from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.model.subjects import check_token, check_users_queue
 from jobledger.ledger.named.book import AnnouncedTasks
 from jobledger.ledger.options import Options
 from jobledger.ledger.patience import Patience
@@ -70,7 +70,8 @@ _CHOSEN: Final = (
 )
 
 
-_NOTHING: Final = [None] * len(_CHOSEN)
+#: What a job says that is as its task: queue, limits, and those of `_CHOSEN`.
+_NOTHING: Final = (None, (), *[None] * 8)
 
 
 async def enqueue_named(
@@ -87,6 +88,7 @@ async def enqueue_named(
     found = await patience.read(lambda: announced.get(task, unknown_ok=unknown_ok))
     queue, limits = given.pop("queue", None), given.pop("limits", ())
     options = found.defaults.changed(given, queue=queue, limits=limits)
+    check_users_queue(found.defaults.queue)
     _check(found, options)
     return await enqueuer.one_of(found, options, found.signature.text(value))
 
@@ -111,6 +113,7 @@ async def enqueue_named_many(
             found = await patience.read(lambda: announced.get(job.task))
         kept = bases.get(job.task)
         if kept is None or kept[0] is not found:
+            check_users_queue(found.defaults.queue)
             base = found.defaults.changed(
                 {"by": who.by or None, "trace": who.trace or None}, queue=None, limits=()
             )
@@ -126,10 +129,22 @@ async def enqueue_named_many(
 
 
 def _options(job: NamedJob, base: Options) -> Options:
-    given = [getattr(job, name) for name in _CHOSEN]
-    if given == _NOTHING and job.queue is None and not job.limits:  # as nearly all of many are
+    said = (
+        job.queue,
+        job.limits,
+        job.priority,
+        job.max_attempts,
+        job.timeout_s,
+        job.delay_s,
+        job.run_at,
+        job.tenant,
+        job.correlation,
+        job.metadata,
+    )
+    if said == _NOTHING:  # as nearly all of many are
         return base
-    return base.changed(dict(zip(_CHOSEN, given, strict=True)), queue=job.queue, limits=job.limits)
+    given = {name: getattr(job, name) for name in _CHOSEN}
+    return base.changed(given, queue=job.queue, limits=job.limits)
 
 
 def _check(task: AnnouncedTask, options: Options) -> None:
@@ -138,7 +153,7 @@ def _check(task: AnnouncedTask, options: Options) -> None:
         return
     chosen = task.signature.names if options.unique.args is None else options.unique.args
     unclear = [name for name in chosen if name not in task.plain]
-    if unclear or (options.unique.args is None and not task.signature.names):
+    if unclear or not task.signature.is_known:
         which = f"argument {unclear[0]!r}" if unclear else "input"
         raise InvalidInputError(
             f"task {task.name} is unique by its {which}, which only its code reads in one way: enqueue it with its code"
