@@ -81,6 +81,7 @@ BODIES: Final[dict[str, Any]] = {
     "POST /v1/jobs": {"task": "send"},
     "POST /v1/acts": {"act": "cancel", "filter": {}},
     "POST /v1/jobs/{queue}/{id}/reschedule": {"delay_s": 60},
+    "POST /v1/jobs/{queue}/{id}/note": {"text": "a remark"},
     "POST /v1/jobs/{queue}/{id}/rerun": {"from": "a"},
     "PUT /v1/limits/{limit}": {"slots": 1},
     "POST /v1/keys": {"name": "ci", "role": "viewer"},

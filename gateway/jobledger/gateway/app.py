@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -17,6 +17,7 @@ from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.http.endpoint import JSON
 from jobledger.gateway.http.guard import Guard
 from jobledger.gateway.http.openapi import openapi
+from jobledger.gateway.http.reference import reference
 from jobledger.gateway.http.routing import refusal, request_id_of, routes
 from jobledger.gateway.pages.login import Login
 from jobledger.gateway.pages.serving import Dashboard
@@ -24,11 +25,17 @@ from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
 
 DOCUMENT: Final = "/openapi.json"
+REFERENCE: Final = "/docs"
 
 
 def app(gateway: Gateway) -> ASGIApp:
     """Return what answers the requests of a gateway."""
-    made = [*routes(gateway, ENDPOINTS), Route(DOCUMENT, _document), *Dashboard(gateway).routes()]
+    made = [
+        *routes(gateway, ENDPOINTS),
+        Route(DOCUMENT, _document),
+        Route(REFERENCE, _reference),
+        *Dashboard(gateway).routes(),
+    ]
     if isinstance(gateway.access, KeyAccess):
         made += Login(gateway.access).routes()
     inner = Starlette(routes=made, exception_handlers={404: _not_found, 405: _not_allowed})
@@ -43,6 +50,19 @@ def _document_text() -> bytes:
 
 async def _document(_request: Request) -> Response:
     return Response(_document_text(), media_type=JSON)
+
+
+@functools.cache
+def _reference_text() -> str:
+    return reference(msgspec.json.decode(_document_text()))
+
+
+async def _reference(_request: Request) -> Response:
+    policy = (
+        "default-src 'none'; style-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    )
+    headers = {"content-security-policy": policy, "x-content-type-options": "nosniff"}
+    return HTMLResponse(_reference_text(), headers=headers)
 
 
 async def _not_found(request: Request, _error: Exception) -> Response:

@@ -11,6 +11,7 @@ import msgspec
 
 from jobledger.admin import errors as asked
 from jobledger.audit import errors as audit
+from jobledger.gateway.remedies import over_http
 from jobledger.ledger.model import errors as ledger
 from jobledger.ledger.model.runs import errors as runs
 from jobledger.ledger.opening import UnfitFileError
@@ -186,7 +187,9 @@ def problem_of(error: BaseException, request_id: str) -> tuple[Problem, dict[str
     code = code_of(error)
     kind = KINDS[code]
     known = code != "INTERNAL" or isinstance(error, ledger.LedgerError | ProblemError)
-    sentence = str(error) if known else f"the gateway failed; its log names the reason under {request_id}"
+    sentence = (
+        over_http(str(error)) if known else f"the gateway failed; its log names the reason under {request_id}"
+    )
     own = error if isinstance(error, ProblemError) else None
     headers = dict(own.headers) if own is not None else {}
     if kind.retry:

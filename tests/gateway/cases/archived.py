@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-from tests.gateway.cases.job_acts import VERBS
+from tests.gateway.cases.job_acts import BODIES, VERBS
 from tests.gateway.cases.webhooks import SHOP
 from tests.support.gateway import Asker, send
 
@@ -44,7 +44,7 @@ async def archived(asker: Asker) -> None:
         assert "jobledger" not in answer.json()["detail"]
     asker.gateway.tasks = TaskRegistry([send])
     for verb in VERBS:
-        body = {"delay_s": 60} if verb == "reschedule" else {}
+        body = BODIES.get(verb, {})
         await asker.post(f"{path}/{verb}", body, "ARCHIVED")
     await asker.sees("GET", f"/v1/dead-letters/mail/{job.id}", "ARCHIVED")
     await asker.post(f"{path}/signals/approval", {}, "ARCHIVED")

@@ -37,4 +37,13 @@ async def the_ledger(asker: Asker) -> None:
     assert shown["projection"]["projection"] == ""
 
 
-CASES: Final = (looking, the_ledger)
+async def subscriptions(asker: Asker) -> None:
+    async with asker.ledger.subscription("billing"):
+        pass
+    (found,) = (await asker.get("/v1/subscriptions"))["items"]
+    assert (found["name"], found["lag"] > 0) == ("billing", True)
+    await asker.sees("DELETE", "/v1/subscriptions/billing", 200)
+    await asker.sees("DELETE", "/v1/subscriptions/billing", "NOT_FOUND")
+
+
+CASES: Final = (looking, the_ledger, subscriptions)

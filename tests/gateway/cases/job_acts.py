@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from tests.support.gateway import Asker, greet, send, someone
 
@@ -12,8 +12,8 @@ from jobledger.ledger.model.commands import Fail
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.times import time_text
 
-VERBS: Final = ("cancel", "retry", "reschedule", "pause", "resume", "requeue", "discard", "run")
-_BODIES: Final = {"reschedule": {"delay_s": 60}}
+VERBS: Final = ("cancel", "retry", "reschedule", "pause", "resume", "requeue", "discard", "note", "run")
+BODIES: Final[dict[str, dict[str, Any]]] = {"reschedule": {"delay_s": 60}, "note": {"text": "a remark"}}
 _WHY: Final = {"reason": "as ann said"}
 
 
@@ -93,15 +93,25 @@ async def what_is_refused(asker: Asker) -> None:
         someone("cancel", tasks=("b*",)),
     )
     for verb in VERBS:
-        body = _BODIES.get(verb, {})
+        body = BODIES.get(verb, {})
         if verb != "run":
             await asker.post(f"/v1/jobs/mail/none/{verb}", body, "JOB_NOT_FOUND")
-            await asker.post(f"/v1/jobs/mail/{ended.id}/{verb}", body, "ILLEGAL_TRANSITION")
+            expected = 200 if verb == "note" else "ILLEGAL_TRANSITION"
+            await asker.post(f"/v1/jobs/mail/{ended.id}/{verb}", body, expected)
         path = f"/v1/jobs/mail/{running.id}/{verb}"
         await asker.post(path, body, "JOB_ACCESS_DENIED", who=of_one_queue)
         await asker.post(path, {"colour": "red", **body}, "BAD_REQUEST")
     await asker.post(f"/v1/jobs/mail/{running.id}/cancel", {}, "JOB_ACCESS_DENIED", who=of_one_task)
     await asker.post(f"/v1/jobs/mail/{running.id}/reschedule", {}, "BAD_REQUEST")
+
+
+async def remarks(asker: Asker) -> None:
+    job = await asker.completed()
+    path = f"/v1/jobs/mail/{job.id}/note"
+    assert (await asker.post(path, {"text": "asked the customer"}))["status"] == "completed"
+    event = (await job.history())[-1].event
+    assert (event.by, getattr(event, "text", "")) == ("ann", "asked the customer")
+    await asker.post(path, {"text": ""}, "JOB_INVALID_INPUT")
 
 
 async def what_has_changed_since(asker: Asker) -> None:
@@ -114,6 +124,7 @@ async def what_has_changed_since(asker: Asker) -> None:
         "resume": await asker.job(),
         "requeue": await asker.dead(),
         "discard": await asker.dead(),
+        "note": await asker.job(),
         "run": await asker.job(),
     }
     asker.gateway.tasks = TaskRegistry([send])
@@ -121,7 +132,7 @@ async def what_has_changed_since(asker: Asker) -> None:
     for verb, job in ready.items():
         before = len(await job.history())
         path, stale = f"/v1/jobs/mail/{job.id}/{verb}", {"if-match": '"1"'}
-        await asker.post(path, _BODIES.get(verb, {}), "PRECONDITION_FAILED", headers=stale)
+        await asker.post(path, BODIES.get(verb, {}), "PRECONDITION_FAILED", headers=stale)
         assert len(await job.history()) == before, verb
     asker.gateway.tasks = None
 
@@ -133,5 +144,6 @@ CASES = (
     a_dead_letter_whose_input_is_gone,
     running_in_the_gateway,
     what_is_refused,
+    remarks,
     what_has_changed_since,
 )

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from jobledger.admin.objects.fleet import SubscriptionShown, subscription_shown
 from jobledger.admin.objects.locks import LockShown, list_locks
 from jobledger.admin.projection import ProjectionStatus, projection_status
 from jobledger.admin.workers import list_workers
@@ -55,6 +56,12 @@ class Locks(msgspec.Struct, frozen=True, kw_only=True):
     """The locks that are held, those that were taken last first."""
 
     items: list[LockShown]
+
+
+class Subscriptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The durable subscriptions at this moment."""
+
+    items: list[SubscriptionShown]
 
 
 class LedgerShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +127,19 @@ async def show_locks(asked: Asked, *, query: LocksQuery) -> Locks:
     return Locks(items=await list_locks(asked.gateway.ledger, limit=query.limit))
 
 
+async def list_subscriptions(asked: Asked) -> Subscriptions:
+    """List the durable subscriptions: what they read, and how far they are behind."""
+    asked.principal.require_everywhere("view")
+    found = await asked.gateway.ledger.subscriptions()
+    return Subscriptions(items=list(map(subscription_shown, found)))
+
+
+async def delete_subscription(asked: Asked, name: str) -> SubscriptionShown:
+    """Forget a durable subscription and its position; a reader that still uses it ends with an error."""
+    asked.principal.require_everywhere("manage")
+    return subscription_shown(await asked.gateway.ledger.delete_subscription(name))
+
+
 async def show_ledger(asked: Asked) -> LedgerShown:
     """Show how the ledger is: its ends, its seals, and how far the lists are behind."""
     gateway = asked.gateway
@@ -164,6 +184,19 @@ ENDPOINTS: Final = (
         problems=("TASK_NOT_FOUND",),
     ),
     _endpoint("/v1/locks", show_locks, "List the locks that are held", Locks, "fleet", query=LocksQuery),
+    _endpoint(
+        "/v1/subscriptions", list_subscriptions, "List the durable subscriptions", Subscriptions, "events"
+    ),
+    Endpoint(
+        method="DELETE",
+        path="/v1/subscriptions/{name}",
+        permission="manage",
+        handler=delete_subscription,
+        summary="Forget a durable subscription",
+        tag="events",
+        returns=SubscriptionShown,
+        problems=("NOT_FOUND",),
+    ),
     _endpoint(
         "/v1/ledger",
         show_ledger,

@@ -34,6 +34,12 @@ class Requeue(Reasoned, frozen=True, kw_only=True):
     priority: Priority | None = None  #: left out: as before
 
 
+class Remark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a person says of a job."""
+
+    text: str  #: kept in the ledger with who said it
+
+
 class Reschedule(Reasoned, frozen=True, kw_only=True):
     """When a job is to be due; one of the two is given."""
 
@@ -98,6 +104,16 @@ async def discard_job(asked: Asked, queue: str, id: str, *, body: Reasoned) -> A
 
     async def do(ledger: Ledger, ref: JobRef) -> Job:
         return await ledger.discard(ref, reason=body.reason, by=by)
+
+    return await act(asked, queue, id, "review", do)
+
+
+async def note_job(asked: Asked, queue: str, id: str, *, body: Remark) -> Answer:  # noqa: A002
+    """Keep a remark about a job, whatever its state; it changes nothing."""
+    by = asked.principal.name
+
+    async def do(ledger: Ledger, ref: JobRef) -> Job:
+        return await ledger.note(ref, body.text, by=by)
 
     return await act(asked, queue, id, "review", do)
 
@@ -185,6 +201,14 @@ ENDPOINTS: Final = (
         _REQUEUE_SAYS,
         body=Requeue,
         problems=(*PROBLEMS, *_PROBLEMS, *_REQUEUE),
+    ),
+    _act(
+        "note",
+        note_job,
+        "review",
+        "Keep a remark about a job",
+        body=Remark,
+        problems=(*PROBLEMS, "PRECONDITION_FAILED", "JOB_INVALID_INPUT", "LEDGER_FULL", "LEDGER_BUSY"),
     ),
     _act("discard", discard_job, "review", "Close a dead letter for good"),
     _act(

@@ -1,0 +1,162 @@
+"""What a person or a program can do with a ledger can be done over HTTP, or it is said here why not."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import httpx
+import pytest
+
+from jobledger.gateway.problems import problem_of
+from jobledger.gateway.remedies import ADDRESSES, over_http
+from jobledger.ledger import JobHandle, Ledger
+from jobledger.ledger.model.errors import JobNotFoundError, ScheduleExistsError
+from jobledger.ledger.schedules.verbs import ScheduleVerbs
+
+ROOT: Final = Path(__file__).parents[2]
+_ONE: Final = "the address names a job exactly, so its chain is read at once"
+_DOCTOR: Final = "looks at the server's machine; /readyz, /metrics and /v1/ledger tell how the ledger is"
+_FILES: Final = "reads or writes files of the machine"
+_PART: Final = "a part of other verbs"
+#: Verbs that no handler calls, and why.
+REASONS: Final[dict[str, str]] = {
+    "acknowledge_message": "an auditor accepts what is no event, at the ledger itself",
+    "authors": _PART,
+    "check_clock": _DOCTOR,
+    "check_consumers": _DOCTOR,
+    "check_durability": _DOCTOR,
+    "check_jetstream": _DOCTOR,
+    "check_limits": _DOCTOR,
+    "check_runs": "runs the code of workflows against their past: for whoever deploys that code",
+    "check_server": _DOCTOR,
+    "check_stream": _DOCTOR,
+    "compare_grants": "reads the whole ledger, for a diagnosis",
+    "create_link": "whoever may read the ledger makes a link for somebody who has no key yet",
+    "decided_again": _PART,
+    "emit": "POST /in/{route} does it for who sends a webhook",
+    "enqueue_many": "needs the task's code; POST /v1/jobs/bulk enqueues by name",
+    "examine": _DOCTOR,
+    "execute": _PART,
+    "export_table": _FILES,
+    "file_name": _PART,
+    "find_by_ids": _ONE,
+    "find_chain": "GET /v1/events tells the events of whatever is no job",
+    "find_dead_letters": "acts on many choose by the filter of GET /v1/jobs",
+    "find_job": _ONE,
+    "find_jobs": "acts on many choose by the filter of GET /v1/jobs",
+    "find_late": _DOCTOR,
+    "held_facts": _PART,
+    "is_stored": _FILES,
+    "lag_of": _PART,
+    "on_behalf_of": _PART,
+    "one_table": "GET /v1/tables lists them by run",
+    "open_children_of": _PART,
+    "operator_acts": "checks the chain of each job that it names; GET /v1/acts gives the same rows",
+    "perform_one": _PART,
+    "present": _PART,
+    "projection_path": _FILES,
+    "refuse_hole": _FILES,
+    "run_graph": "a graph is made of tasks in code",
+    "set_webhook": "changes a part of a webhook; PUT /v1/webhooks/{name} says all of it",
+    "stamp": _PART,
+    "stats": "pages show it; GET /v1/stats/buckets gives the rows",
+    "subscription": "GET /v1/events is read from any point on, and Last-Event-ID goes on there",
+    "tables_of": "GET /v1/tables reads the same rows",
+    "task_names": "GET /v1/tasks has them",
+    "tell_consumers": _PART,
+    "to_prune": "schedules that no code has are pruned by whoever deploys it",
+    "transitions": "GET /v1/events?job= streams them",
+    "viewed": _PART,
+    "with_archive": _FILES,
+}
+
+
+def _names(folder: Path) -> Iterator[str]:
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Name):
+                yield node.id
+            elif isinstance(node, ast.Attribute):
+                yield node.attr
+
+
+def _verbs() -> Iterator[str]:
+    """Yield what is awaited of admin, and every public method of the client, its handles and its schedules."""
+    for path in (ROOT / "admin").rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.AsyncFunctionDef) and not node.name.startswith("_"):
+                yield node.name
+    for kind in (Ledger, JobHandle, ScheduleVerbs):
+        yield from (name for name, each in vars(kind).items() if callable(each) and not name.startswith("_"))
+
+
+def test_no_verb_is_missing_without_a_reason() -> None:
+    called = set(_names(ROOT / "gateway" / "jobledger" / "gateway"))
+    missing = {verb for verb in _verbs() if verb not in called}
+    assert missing - REASONS.keys() == set(), "give them an endpoint, or say here why there is none"
+    assert REASONS.keys() - missing == set(), "are called by now, or gone: take their reasons away"
+
+
+#: Commands that only the owner of the machine or of the code can give; a sentence names them as they are.
+_OF_THE_MACHINE: Final = re.compile(
+    r"(audit|projection|doctor|up|server|worker|metrics|timers|replay|gateway|tables|keys create|keys rotate|keys login"
+    r"|events subscriptions|demo|routes set|webhooks set|watches set)\b"
+)
+
+
+def test_each_command_in_a_sentence_of_an_error_has_an_address() -> None:
+    unknown: set[str] = set()
+    for folder in ("ledger", "admin", "projections", "audit"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Raise):
+                    text = "".join(
+                        each.value
+                        for each in ast.walk(node)
+                        if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                    )
+                    unknown |= {
+                        found
+                        for found in re.findall(r"`jobledger ([a-z]+(?: [a-z]+)?)", text)
+                        if found not in ADDRESSES and not _OF_THE_MACHINE.match(found)
+                    }
+    assert unknown == set(), "say in gateway/remedies.py which address does that"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("none; `jobledger jobs list` shows those", "none; `GET /v1/jobs` shows those"),
+        ("see `jobledger jobs show a-1`", "see `GET /v1/jobs/a-1`"),
+        ("set it, as with `jobledger limits set api --slots 10`", "set it, as with `PUT /v1/limits/api`"),
+        ("run `jobledger audit verify`", "run `jobledger audit verify`"),
+        ("see `jobledger jobs show`", "see `jobledger jobs show`"),
+    ],
+)
+def test_a_command_becomes_an_address(said: str, told: str) -> None:
+    assert over_http(said) == told
+
+
+def test_a_problem_says_what_to_do_over_http() -> None:
+    problem, _ = problem_of(JobNotFoundError("a-1"), "r-1")
+    assert problem.detail == "no job 'a-1' is in the ledger; `GET /v1/jobs` shows those that are"
+    assert "--" not in problem_of(ScheduleExistsError("nightly"), "r-1")[0].detail
+
+
+@pytest.mark.anyio
+async def test_the_page_of_the_document_is_whole_and_asks_nobody_else(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/docs")
+    document = (await http.get("/openapi.json")).json()
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+    for path in document["paths"]:
+        assert path in answer.text
+    assert "<script" not in answer.text
+    assert not re.findall(r'(?:src|href)="https?:', answer.text)
+    anchors = set(re.findall(r'id="([^"]+)"', answer.text))
+    assert {each for each in re.findall(r'href="#([^"]+)"', answer.text) if each not in anchors} == set()
+    style = await http.get(re.findall(r'rel="stylesheet" href="([^"]+)"', answer.text)[0])
+    assert (style.status_code, style.headers["content-type"].partition(";")[0]) == (200, "text/css")
