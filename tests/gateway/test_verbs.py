@@ -67,6 +67,7 @@ REASONS: Final[dict[str, str]] = {
     "subscription": "GET /v1/events is read from any point on, and Last-Event-ID goes on there",
     "tables_of": "GET /v1/tables reads the same rows",
     "task_names": "GET /v1/tasks has them",
+    "tasks_unheard_of": "a hint of the command that sets a route",
     "tell_consumers": _PART,
     "to_prune": "schedules that no code has are pruned by whoever deploys it",
     "transitions": "GET /v1/events?job= streams them",
