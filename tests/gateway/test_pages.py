@@ -8,7 +8,7 @@ import re
 import httpx
 import pytest
 from tests.support.limits import LIMIT_S
-from tests.support.working import working
+from tests.support.working import bury, working
 
 from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.access.permissions import ROLES, Principal, Role
@@ -18,6 +18,7 @@ from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.gateway.parts import Gateway
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.handle import JobHandle
+from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.nats.task_book import TaskEntry, write_tasks
 
@@ -357,3 +358,27 @@ async def test_the_slider_is_told_what_each_minute_held(
     assert len(found["minutes"]) == len(found["states"]["later"])
     gateway.access = Someone("viewer", queues=("other",))
     assert not any((await http.get("/levels")).json()["states"]["queued"])
+
+
+async def test_a_dead_letter_is_requeued_with_another_input(http: httpx.AsyncClient, ledger: Ledger) -> None:
+    dead = [await ledger.enqueue(send, to="bob") for _ in range(2)]
+    for each in dead:
+        await bury(ledger, each)
+    address = f"/jobs/mail/{dead[0].id}"
+    page = (await http.get(address)).text
+    before = re.search(r'name="input_before" value="([^"]+)"', page)
+    assert before is not None
+    sent = {"token": token_of(page), "reason": "mended", "attempts": "2", "input_before": before[1]}
+    text = '{\r\n  "to": "bob"\r\n}'
+    assert (await http.post(f"{address}/requeue", data={**sent, "input": text})).status_code == 303
+    same = (await dead[0].history())[-1].event
+    changed = await http.post(f"/jobs/mail/{dead[1].id}/requeue", data={**sent, "input": '{"to": "ann"}'})
+    assert changed.status_code == 303
+    other = (await dead[1].history())[-1].event
+    assert isinstance(same, Queued)
+    assert isinstance(other, Queued)
+    assert (bytes(same.input), bytes(other.input)) == (b"", b'{"to":"ann"}')
+    assert (other.by[:6], other.reason, other.cause) == ("local:", "mended", "requeued")
+    assert "new input" in (await http.get("/acts")).text
+    broken = await http.post(f"{address}/requeue", data={**sent, "input": "{"})
+    assert (broken.status_code, "no JSON object" in broken.text) == (400, True)

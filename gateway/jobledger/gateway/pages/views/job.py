@@ -13,7 +13,7 @@ from markupsafe import Markup
 from jobledger.admin.acts import why as why_of
 from jobledger.admin.find import find_history, newest_life
 from jobledger.admin.past import AsOf, events_until
-from jobledger.admin.views import JobDetails, job_details
+from jobledger.admin.views import Absent, JobDetails, job_details
 from jobledger.audit.trail import Line, trail_of
 from jobledger.audit.verify.links import ChainCheck
 from jobledger.audit.why import Why
@@ -22,7 +22,7 @@ from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.spans import drawn
 from jobledger.gateway.pages.views.run import RunPart, run_part
-from jobledger.gateway.pages.words import took
+from jobledger.gateway.pages.words import json_text, took
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.events import event_type
@@ -31,6 +31,7 @@ from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
 Act = Literal["cancel", "retry", "requeue", "discard", "pause", "resume", "signal", "note"]
 
 EVENTS_SHOWN_MAX: Final = 300
+_EDITED_MAX: Final = 100_000  #: characters of an input that a form holds
 _HIDDEN: Final = "hidden: this needs the permission 'payloads'"
 
 
@@ -51,6 +52,8 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     why: Why
     hidden: bool  #: whether values are not shown to who looks
+    editable: str | None  #: its input as text that a form can hold; None: hidden, gone, or too long
+    editable_hash: str  #: sha256 of that text: tells whether somebody changed it
     run: RunPart | None  #: None: it recorded no step
     chain: ChainCheck
     hash: str  #: of the newest event
@@ -109,6 +112,7 @@ def _page(  # noqa: PLR0917 - everything that was read, once
     )
     if hidden:
         details = msgspec.structs.replace(details, input=_HIDDEN, result=_HIDDEN)
+    text = None if hidden else _editable(details)
     last = seen[-1].stream_sequence
     told = zip(history, trail.lines, details.events, strict=True)
     lines = [_line(stored, line, fields, last) for stored, line, fields in told]
@@ -118,6 +122,8 @@ def _page(  # noqa: PLR0917 - everything that was read, once
         job=job,
         why=why,
         hidden=hidden,
+        editable=text,
+        editable_hash="" if text is None else hashlib.sha256(text.encode()).hexdigest(),
         run=run,
         chain=chain,
         hash=hashlib.sha256(history[-1].data).hexdigest(),
@@ -131,6 +137,13 @@ def _page(  # noqa: PLR0917 - everything that was read, once
         moment=trail.clocks.times[len(seen) - 1],
         acts=[] if is_past else _acts(job, shell),
     )
+
+
+def _editable(details: JobDetails) -> str | None:
+    if isinstance(details.input, Absent):
+        return None
+    text = json_text(details.input)
+    return text if len(text) <= _EDITED_MAX else None
 
 
 def _newest(lines: list[EventLine], seen: Sequence[StoredEvent]) -> list[EventLine]:
