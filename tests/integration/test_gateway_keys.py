@@ -28,6 +28,7 @@ def cli(
     return line
 
 
+@pytest.mark.fault  # three processes for what other tests try in one
 def test_beyond_this_machine_a_key_lets_in_until_it_is_revoked(
     cli: CommandLine, command: Callable[..., Any], tmp_path: Path
 ) -> None:
