@@ -9,7 +9,7 @@ import pytest
 from tests.support.histories import BEGIN, SteppedClock, memory_history
 from tests.support.projections import finish
 
-from jobledger.admin.lists.stats import Stats, stats
+from jobledger.admin.lists.stats import SpanRates, stats
 from jobledger.admin.rows import View
 from jobledger.projections import Histogram, ProjectionConfigError, Store
 from jobledger.projections.statistics.answers import Statistics
@@ -38,7 +38,7 @@ async def test_rates_are_what_the_totals_add_up_to(tmp_path: Path) -> None:
     with Store.open(tmp_path / "p") as store:
         view, totals = View(store, SteppedClock().now(), 1), store.totals()
 
-        async def told(queue: str | None = None) -> Stats:
+        async def told(queue: str | None = None) -> SpanRates:
             return await stats(view, BEGIN - DAY, BEGIN + DAY, queue=queue)
 
         found = await told()

@@ -23,6 +23,7 @@ _LISTS: Final = (
     "/v1/queues/mail",
     "/v1/stats",
     "/v1/stats/buckets",
+    "/v1/stats/rates",
     "/v1/schedules",
     "/v1/schedules/nightly",
     "/v1/limits",

@@ -62,6 +62,11 @@ async def figures(asker: Asker) -> None:
     assert spans["next_since"] is None
     few = {"limit": 1, "since": begin}
     await asker.sees("GET", "/v1/stats/buckets", "BAD_REQUEST", params=few)
+    rates = await asker.get("/v1/stats/rates", params={"queue": "q-four"})
+    assert [(each["name"], each["success_rate"]) for each in rates["queues"]] == [("q-four", 1.0)]
+    hidden = await asker.get("/v1/stats/rates", who=someone("view", queues=("nobodys",)))
+    assert hidden["queues"] == hidden["tasks"] == hidden["spans"] == []
+    await asker.sees("GET", "/v1/stats/rates?since=2020-01-01T00:00:00Z", "BAD_REQUEST")
     none = await asker.get("/v1/stats", who=someone("view", tasks=("nobodys",)))
     assert none["totals"] == none["failures"] == []
 

@@ -14,7 +14,7 @@ from jobledger.projections.statistics.history import Happened, happened
 from jobledger.projections.statistics.rates import Rates, rates
 
 
-class Stats(msgspec.Struct, frozen=True, kw_only=True):
+class SpanRates(msgspec.Struct, frozen=True, kw_only=True):
     """What happened to jobs between two moments, by the server's clock."""
 
     since: datetime
@@ -38,7 +38,7 @@ async def stats(
     task: str | None = None,
     visible_queues: Sequence[str] = (),
     visible_tasks: Sequence[str] = (),
-) -> Stats:
+) -> SpanRates:
     """Return what happened in the minutes from the one of `since` to the one before `until`.
 
     `visible_queues`, `visible_tasks`: as in `JobFilter`. Reads in a thread.
@@ -49,10 +49,10 @@ async def stats(
     terms = [Term(name, f"{name} = ?", (value,)) for name, value in given.items() if value is not None]
     terms += visible(tuple(visible_queues), tuple(visible_tasks))
 
-    def read() -> Stats:
+    def read() -> SpanRates:
         select = view.store.select
         with view.store.one_moment():
-            return Stats(
+            return SpanRates(
                 since=since,
                 until=until,
                 step_s=step_s,

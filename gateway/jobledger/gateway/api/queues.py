@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Final
 
 import msgspec
 
+from jobledger.admin.lists.stats import SpanRates, stats
 from jobledger.admin.objects.fleet import (
     PauseShown,
     QueuePause,
@@ -27,6 +28,7 @@ from jobledger.ledger.model.subjects import check_token
 from jobledger.projections import BucketRow, FailureRow, TotalsRow
 
 _BUCKETS_MAX: Final = 10_000
+_SPANS_MAX: Final = 1_500
 
 
 class QueueQuery(Looked, frozen=True, kw_only=True):
@@ -73,6 +75,14 @@ class BucketsQuery(StatsQuery, frozen=True, kw_only=True):
     until: datetime | None = None  #: end before this
     step_s: Annotated[int, msgspec.Meta(ge=60, multiple_of=60)] = 60  #: length of a span: whole minutes
     limit: Annotated[int, msgspec.Meta(ge=1, le=_BUCKETS_MAX)] = 1_000
+
+
+class RatesQuery(StatsQuery, frozen=True, kw_only=True):
+    """Of which jobs, and of which time."""
+
+    since: datetime | None = None  #: begin with the minute that this lies in; an hour before `until` else
+    until: datetime | None = None  #: end before this; else with this minute
+    step_s: Annotated[int, msgspec.Meta(ge=60, multiple_of=60)] = 60  #: length of a span: whole minutes
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,6 +174,25 @@ async def show_stats(asked: Asked, *, query: StatsQuery) -> Stats:
     )
 
 
+async def show_rates(asked: Asked, *, query: RatesQuery) -> SpanRates:
+    """Show success rates, and how long jobs waited and ran: by queue and by task, and what happened span by span."""
+    async with looking(asked, query) as (view, _):
+        until = aware("until", query.until) or view.now + timedelta(minutes=1)
+        since = aware("since", query.since) or until - timedelta(hours=1)
+        if (until - since).total_seconds() / query.step_s > _SPANS_MAX:
+            raise ProblemError("BAD_REQUEST", f"that are more than {_SPANS_MAX} spans: give a larger step_s")
+        return await stats(
+            view,
+            since,
+            until,
+            step_s=query.step_s,
+            queue=query.queue,
+            task=query.task,
+            visible_queues=asked.principal.queues,
+            visible_tasks=asked.principal.tasks,
+        )
+
+
 async def list_buckets(asked: Asked, *, query: BucketsQuery) -> Buckets:
     """List what happened in each span of time, by queue and task."""
     async with looking(asked, query) as (view, place):
@@ -235,6 +264,15 @@ ENDPOINTS: Final = (
         "Show what happened, by queue and task",
         Stats,
         query=StatsQuery,
+        tag="stats",
+    ),
+    _endpoint(
+        "GET",
+        "/v1/stats/rates",
+        show_rates,
+        "Show success rates and how long jobs took",
+        SpanRates,
+        query=RatesQuery,
         tag="stats",
     ),
     _endpoint(
