@@ -56,8 +56,9 @@ def document_of(body: bytes, content_type: str = "") -> Any:
 
 def _json(text: bytes) -> Any:
     try:
-        return msgspec.json.decode(check_text(text, what="body"))
-    except InvalidInputError:
+        check_text(b"[" + text + b"]", what="body")  # one level deeper: an input may hold all of it
+        return msgspec.json.decode(text)
+    except (InvalidInputError, msgspec.MsgspecError):
         return NOTHING
 
 
