@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import ssl
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from tests.support.gateways import gateway_of
+from tests.support.limits import LIMIT_S
+from tests.support.secured import Authority
 
 from jobledger.gateway.app import app
 from jobledger.gateway.life import Life
 from jobledger.gateway.process import requests
 from jobledger.gateway.process.counting import Counted
+from jobledger.gateway.process.listening import listen, url_of
 from jobledger.gateway.process.requests import Requests
+from jobledger.gateway.process.serving import Server, Settings
 from jobledger.ledger import connect, task
 from jobledger.ledger.adding.announced import entry_of
 from jobledger.ledger.nats.task_book import write_tasks
@@ -119,3 +124,20 @@ async def test_a_full_ledger_says_that_it_is_full(nats_server: EmbeddedServer, t
         assert (full.status_code, full.json()["code"]) == (507, "LEDGER_FULL")
         stored = (await ledger.log.head()).last_sequence
         assert stored == sum(answer.status_code == 202 for answer in answers)
+
+
+async def test_a_server_shows_its_certificate_and_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    files = authority.issue("127.0.0.1")
+    inner = Slow()
+    inner.may_end.set()
+    server = Server(inner, Settings(https_cert=files.cert, https_key=files.key))
+    with listen("127.0.0.1", 0) as bound:
+        ready = asyncio.Event()
+        running = asyncio.create_task(server.run(bound, ready.set))
+        await asyncio.wait_for(ready.wait(), LIMIT_S)
+        trusted = ssl.create_default_context(cafile=str(authority.ca))
+        async with httpx.AsyncClient(verify=trusted, timeout=LIMIT_S) as http:
+            assert (await http.get(url_of(bound, https=True))).status_code == 200
+        server.stop()
+        await asyncio.wait_for(running, LIMIT_S)

@@ -52,12 +52,10 @@ def url_of(bound: socket.socket, *, https: bool) -> str:
     return f"{'https' if https else 'http'}://{shown}:{port}"
 
 
-def tls_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
-    """Return what shows a certificate. Raises: ConfigurationError."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+def check_certificate(certificate: Path, key: Path | None) -> None:
+    """Refuse files that are no certificate and its key. Raises: ConfigurationError."""
     try:
-        context.load_cert_chain(certificate, key)
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:  # the latter is one of the former, and says less
         what = f"{certificate}" if key is None else f"{certificate} and {key}"
         raise ConfigurationError(f"{what} are no certificate and its key, in PEM: {error}") from error
-    return context

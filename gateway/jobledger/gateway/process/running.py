@@ -20,7 +20,6 @@ from jobledger.gateway.parts import Access, Gateway
 from jobledger.gateway.process.children import Following, Hosting, Working, setup_of
 from jobledger.gateway.process.counting import Counted, GatewayCollector
 from jobledger.gateway.process.health import LAG_S_MAX, ProcessHealth
-from jobledger.gateway.process.listening import tls_context
 from jobledger.gateway.process.past import PastViews
 from jobledger.gateway.process.reading import FollowedProjection, FollowedRows
 from jobledger.gateway.process.requests import Requests
@@ -61,9 +60,6 @@ class Process:
 
         Raises: ConfigurationError.
         """
-        context = (
-            None if settings.https_cert is None else tls_context(settings.https_cert, settings.https_key)
-        )
         self.life = Life()
         self.counted = Counted()
         self._ledger = ledger
@@ -94,7 +90,7 @@ class Process:
             body_bytes_max=ledger.config.payload_bytes_max + _BODY_BYTES_EXTRA,
             appends=self._appends,
         )
-        self._server = Server(answering, settings, context)
+        self._server = Server(answering, settings)
         config = ExporterConfig(lag_s_max=LAG_S_MAX)
         registry.register(Exporter(ledger, projection, config, followed=self._why_not_followed))
         registry.register(

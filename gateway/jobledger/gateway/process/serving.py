@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 
+from jobledger.gateway.process.listening import check_certificate
 from jobledger.gateway.process.protocol import BoundedProtocol
 from jobledger.ledger.model.errors import ConfigurationError
 
@@ -56,7 +56,10 @@ class _Uvicorn(uvicorn.Server):
 class Server:
     """Answers requests on one socket until it is stopped."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, context: ssl.SSLContext | None) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        """Raises: ConfigurationError for a certificate that is none."""
+        if settings.https_cert is not None:
+            check_certificate(settings.https_cert, settings.https_key)
         config = uvicorn.Config(
             app,
             http=BoundedProtocol,
@@ -71,7 +74,8 @@ class Server:
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=settings.grace_s,  # type: ignore[arg-type]  # any number of seconds
-            ssl_context_factory=None if context is None else lambda _config, _default: context,
+            ssl_certfile=settings.https_cert,
+            ssl_keyfile=settings.https_key,
         )
         self._server = _Uvicorn(config)
 
