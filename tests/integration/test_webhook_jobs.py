@@ -16,6 +16,7 @@ from tests.support.working import LIMIT_S, Connect
 from jobledger.audit.verify import verify
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import Held, Queued
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
 from jobledger.ledger.model.hooks.watch import Judge, SetWatch, WatchDefinition
@@ -231,3 +232,13 @@ async def test_watches_that_fire_and_resolve_are_events_like_others(ledger: Ledg
                 sequences += [watch.sequence] if name == "deep" else []
         found = await ids(ledger, 2)
     assert sorted(found) == sorted(f"shop-{sequence}" for sequence in sequences)
+
+
+async def test_nobody_enqueues_into_the_ledgers_own_queues(ledger: Ledger) -> None:
+    with pytest.raises(InvalidInputError, match="the ledger's own jobs"):
+        pack.options(queue=DELIVERIES_QUEUE)
+    with pytest.raises(InvalidInputError, match="the ledger's own jobs"):
+        task(queue="jobledger-acts")(pack.function)
+    with pytest.raises(InvalidInputError, match="the ledger's own jobs"):
+        await ledger.enqueue_named("deliver", {}, queue=DELIVERIES_QUEUE, unknown_ok=True)
+    assert await begun(ledger) == []

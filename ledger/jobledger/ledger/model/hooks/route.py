@@ -26,7 +26,7 @@ from jobledger.ledger.model.hooks.references import check_reference
 from jobledger.ledger.model.hooks.schemes import PRESETS, Scheme, check_scheme
 from jobledger.ledger.model.inputs import check_finite, check_whole
 from jobledger.ledger.model.json_text import encode_value
-from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.model.subjects import check_token, check_users_queue
 
 #: The jobs that one delivery may make: with `received` they are one batch, of which the server takes 1,000.
 RULES_MAX: Final = 900
@@ -226,7 +226,7 @@ def _check_scheme(definition: RouteDefinition) -> None:
 def _check_rule(rule: RouteRule, secret_headers: frozenset[str]) -> None:
     check_token("task", rule.task)
     if rule.queue:
-        check_token("queue", rule.queue)
+        check_users_queue(rule.queue)
     check_whole("max_attempts", rule.max_attempts)
     check_finite("timeout_s", rule.timeout_s)
     check_finite("delay_s", rule.delay_s)
