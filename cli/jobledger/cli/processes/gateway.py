@@ -100,13 +100,9 @@ def gateway(
 
     The first signal ends streams and waits, and lets running requests finish (--grace); a second stops at once.
     """
-    log_as_process()
-    if sentence := missing():
-        raise ConfigurationError(sentence)
-    # Imported here: who lacks the extra gets the sentence above.
-    from jobledger.gateway.access.keys import AccessSettings  # noqa: PLC0415
-    from jobledger.gateway.process.children import Hosting  # noqa: PLC0415
-    from jobledger.gateway.process.serving import Settings  # noqa: PLC0415
+    _begin()
+    from jobledger.gateway.access.keys import AccessSettings  # noqa: PLC0415 - who lacks it was told above
+    from jobledger.gateway.process.serving import Settings  # noqa: PLC0415 - the same
 
     plan = _Plan(
         access=AccessSettings(
@@ -123,9 +119,7 @@ def gateway(
         settings=Settings(host=host, port=port, grace_s=grace, https_cert=https_cert, https_key=https_key),
         tasks=load_tasks(app) if options.split(app) else None,
         project=not no_projector,
-        hosting=None
-        if no_deliveries
-        else Hosting(allow_targets=tuple(options.split(allow_target)), key_file=key_file),
+        hosting=None if no_deliveries else _hosting(allow_target, key_file),
         key_file=key_file,
         parent=None if supervised is None else Parent(supervised),
         until_eof=until_eof,
@@ -133,6 +127,19 @@ def gateway(
     if processes is not None and plan.parent is None:
         return _supervise(cli, plan.settings, processes, until_eof=until_eof)
     return _gateway(cli, plan)
+
+
+def _begin() -> None:
+    """Log as a process does, and refuse to begin without the extra."""
+    log_as_process()
+    if sentence := missing():
+        raise ConfigurationError(sentence)
+
+
+def _hosting(allow_target: list[str] | None, key_file: Path | None) -> Hosting:
+    from jobledger.gateway.process.children import Hosting  # noqa: PLC0415
+
+    return Hosting(allow_targets=tuple(options.split(allow_target)), key_file=key_file)
 
 
 async def _gateway(cli: Cli, plan: _Plan) -> None:
