@@ -3,34 +3,25 @@
     python benchmarks/gateway.py [--big] [--only PART ...] [--pairs N] [--rounds N] [--quick] [--json]
 
 Requests are paired with those of `by_hand.py`, a handwritten ASGI program on the same ledger, in one run; their CPU is that
-of the process that answers. `--big` adds the lists and sliders of a million jobs (about ten minutes).
+of the process that answers. `--big` adds the lists of a million jobs (some minutes: a projection is filled without a ledger).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Final, NamedTuple
 
+import gateway_reads
 import table
-from http_load import Connection, Load, load
-from shared import LEDGER_BYTES, cpu_s
+from http_load import LIMIT_S, Connection, Load, load
+from served import Served, by_hand, fresh, gateway, noop, post
+from shared import cpu_s
 from targets import Row
-
-from jobledger.ledger import Ledger, connect, task
-from jobledger.ledger.adding.announced import entry_of
-from jobledger.ledger.nats.task_book import write_tasks
-from jobledger.ledger.server import EmbeddedServer
 
 Figures = dict[str, list[float]]
 
@@ -53,6 +44,20 @@ ROWS: Final[Mapping[str, Mapping[str, Row]]] = {
         "p99": Row("  p99", "ms", digits=2),
     },
     "stop": {"stop": Row("stop with {streams} open streams", "s", most=1, digits=2)},
+    "overview": {
+        "rendering": Row("overview: CPU a rendering", "ms", most=20, digits=1),
+        "readers": Row("  CPU with {readers} readers, of that with one", "x", most=1.5, digits=2),
+    },
+    "past": {
+        "job": Row("a job as it was, beside {past:,} others", "ms", most=50, digits=1),
+        "levels": Row("the fleet's levels of all time", "ms", most=50, digits=1),
+        "list": Row("a list as it was: {past:,} jobs", "ms", most=2_000, digits=0),
+        "others": Row("  p99 of GET of a job meanwhile", "x", most=2, digits=2),
+    },
+    "big": {
+        "page": Row("{jobs:,} jobs: the slowest filter", "ms", most=100, digits=1),
+        "counts": Row("  and its counts", "ms", most=100, digits=1),
+    },
 }
 
 
@@ -65,90 +70,26 @@ class Sizes(NamedTuple):
     bulk: int = 100_000
     events: int = 500
     streams: int = 100
+    advances: int = 12
+    readers: int = 20
+    past: int = 100_000
+    reads: int = 500
+    jobs: int = 1_000_000
 
 
-QUICK: Final = Sizes(pairs=1, rounds=1, requests=20, bulk=200, events=5, streams=3)
-
-
-@task(name="noop", queue="bench")
-async def noop(number: int) -> None:
-    """Be enqueued."""
-
-
-class Served(NamedTuple):
-    """A process that answers."""
-
-    url: str
-    process: asyncio.subprocess.Process
-
-    @property
-    def pid(self) -> int:
-        """Its number."""
-        return self.process.pid
-
-
-@contextlib.asynccontextmanager
-async def fresh() -> AsyncGenerator[tuple[EmbeddedServer, Ledger, Path], None]:
-    """Give a server, a client and a folder."""
-    with tempfile.TemporaryDirectory(prefix="jobledger-bench-") as folder:
-        async with (
-            EmbeddedServer(Path(folder) / "nats", port=0, durability="process") as server,
-            connect(server.url, ledger_bytes_max=LEDGER_BYTES) as ledger,
-        ):
-            entry = entry_of(noop, worker="bench", at=ledger.clock.now())
-            await write_tasks(ledger.inbox, ledger.names, [entry], replicas=1)
-            yield server, ledger, Path(folder)
-
-
-@contextlib.asynccontextmanager
-async def gateway(server: EmbeddedServer, folder: Path) -> AsyncGenerator[Served, None]:
-    """Run a gateway, as its users do."""
-    words = ("gateway", "--url", server.url, "--port", "0", "--json", "--projection", str(folder / "rows.db"))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "jobledger.cli", *words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    try:
-        assert process.stdout is not None, "a pipe"
-        async with asyncio.timeout(60):
-            ready = json.loads(await process.stdout.readline())
-        yield Served(ready["gateway"], process)
-    finally:
-        await _ended(process)
-
-
-@contextlib.asynccontextmanager
-async def by_hand(server: EmbeddedServer) -> AsyncGenerator[Served, None]:
-    """Run the handwritten program."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    script = Path(__file__).with_name("by_hand.py")
-    process = await asyncio.create_subprocess_exec(sys.executable, str(script), server.url, str(port))
-    try:
-        async with asyncio.timeout(60):
-            while True:
-                with contextlib.suppress(OSError):
-                    async with Connection(f"http://127.0.0.1:{port}"):
-                        break
-                await asyncio.sleep(0.02)
-        yield Served(f"http://127.0.0.1:{port}", process)
-    finally:
-        await _ended(process)
-
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            await asyncio.wait_for(process.wait(), 15)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-
-
-def post(number: int) -> tuple[str, str, bytes]:
-    """Return a request that enqueues a job."""
-    body = {"task": "noop", "queue": "bench", "input": {"number": number}}
-    return "POST", "/v1/jobs", json.dumps(body).encode()
+QUICK: Final = Sizes(
+    pairs=1,
+    rounds=1,
+    requests=20,
+    bulk=200,
+    events=5,
+    streams=3,
+    advances=1,
+    readers=2,
+    past=200,
+    reads=5,
+    jobs=2_000,
+)
 
 
 async def _cost(
@@ -234,7 +175,7 @@ async def stop(rounds: int, streams: int) -> Figures:
                 await reader.head()
             began = time.perf_counter()
             ours.process.send_signal(signal.SIGTERM)
-            await asyncio.wait_for(ours.process.wait(), 60)
+            await asyncio.wait_for(ours.process.wait(), LIMIT_S)
             found.append(time.perf_counter() - began)
     return {"stop": found}
 
@@ -242,6 +183,7 @@ async def stop(rounds: int, streams: int) -> Figures:
 def main() -> None:
     """Measure what the command line asks for."""
     reader = table.parser(__doc__, ROWS, pairs=Sizes().pairs, rounds=Sizes().rounds)
+    reader.add_argument("--big", action="store_true", help="the lists of a million jobs, too")
     options = table.chosen(reader)
     sizes = (QUICK if options.quick else Sizes())._replace(**table.given(options))
     parts = {
@@ -249,11 +191,14 @@ def main() -> None:
         "bulk": partial(bulk, sizes.rounds, sizes.bulk),
         "stream": partial(stream, sizes.events),
         "stop": partial(stop, sizes.rounds, sizes.streams),
+        "overview": partial(gateway_reads.overview, sizes.rounds, sizes.advances, sizes.readers),
+        "past": partial(gateway_reads.past, sizes.pairs, sizes.past, sizes.reads),
+        "big": partial(gateway_reads.lists, sizes.pairs, sizes.jobs),
     }
     table.show(
         ROWS,
         lambda part: parts[part](),
-        is_skipped=lambda part: table.skipped(part, options, ()),
+        is_skipped=lambda part: table.skipped(part, options, ("big",)),
         values=sizes._asdict(),
         as_json=options.json,
     )

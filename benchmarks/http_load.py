@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 from urllib.parse import urlsplit
+
+#: What is waited for comes in this time, or the benchmark ends with a TimeoutError.
+LIMIT_S: Final = 50.0
 
 
 class Answer(NamedTuple):
@@ -28,7 +31,8 @@ class Connection:
     async def __aenter__(self) -> Self:
         """Connect."""
         assert self._place.hostname is not None, "a whole address"
-        self._reader, self._writer = await asyncio.open_connection(self._place.hostname, self._place.port)
+        async with asyncio.timeout(LIMIT_S):
+            self._reader, self._writer = await asyncio.open_connection(self._place.hostname, self._place.port)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -47,7 +51,9 @@ class Connection:
     async def head(self) -> Answer:
         """Read an answer up to its body."""
         assert self._reader is not None, "it is connected"
-        first, *rest = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        async with asyncio.timeout(LIMIT_S):
+            text = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first, *rest = text.split("\r\n")
         pairs = (line.partition(": ") for line in rest if line)
         headers = {name.lower(): value for name, _, value in pairs}
         return Answer(int(first.split()[1]), headers, b"")
@@ -56,13 +62,18 @@ class Connection:
         """Read an answer."""
         assert self._reader is not None, "it is connected"
         head = await self.head()
-        body = await self._reader.readexactly(int(head.headers.get("content-length", "0")))
+        async with asyncio.timeout(LIMIT_S):
+            body = await self._reader.readexactly(int(head.headers.get("content-length", "0")))
         return head._replace(body=body)
 
     async def line(self) -> bytes:
         """Read one line of a stream."""
         assert self._reader is not None, "it is connected"
-        return await self._reader.readline()
+        async with asyncio.timeout(LIMIT_S):
+            found = await self._reader.readline()
+        if not found:
+            raise ConnectionError("the stream has ended")
+        return found
 
     async def ask(self, method: str, path: str, body: bytes = b"", headers: Iterable[str] = ()) -> Answer:
         """Send a request and read its answer."""

@@ -1,4 +1,4 @@
-"""`make bench-limits` and `bench-workflows`: tables with a line for each target. With next to nothing no figure counts."""
+"""`make bench-limits`, `bench-workflows` and `bench-gateway`: tables with a line for each target. With next to nothing no figure counts."""
 
 from __future__ import annotations
 
@@ -55,6 +55,22 @@ OF_WORKFLOWS = {
     "ordinary jobs: drain, above": ">= -3 %",
     "times ahead of the faster one": ">= 5 x",
     "fsynced, times ahead of PostgreSQL": ">= 5 x",
+}
+#: The same of the gateway.
+OF_GATEWAY = {
+    "POST /v1/jobs: CPU, of a handwritten": "<= 2 x",
+    "GET of a job: CPU, of a handwritten": "<= 2 x",
+    "200 jobs as lines: jobs a second": ">= 30,000 jobs/s",
+    "POST to its event in a stream: p50": "<= 5 ms",
+    "stop with 3 open streams": "<= 1 s",
+    "overview: CPU a rendering": "<= 20 ms",
+    "CPU with 2 readers, of that with one": "<= 1.5 x",
+    "a job as it was, beside 200 others": "<= 50 ms",
+    "the fleet's levels of all time": "<= 50 ms",
+    "a list as it was: 200 jobs": "<= 2,000 ms",
+    "p99 of GET of a job meanwhile": "<= 2 x",
+    "2,000 jobs: the slowest filter": "<= 100 ms",
+    "and its counts": "<= 100 ms",
 }
 
 
@@ -116,6 +132,22 @@ def test_everything_in_the_table_of_workflows_can_be_measured() -> None:
         "fsynced, times ahead of PostgreSQL",
     }
     verdicts = {words.partition("once")[2].strip() for name, words in found.items() if name not in left_out}
+    assert verdicts <= {"met", "MISSED"}, found
+
+
+def test_each_target_of_the_gateway_has_a_line() -> None:
+    found = _table("--only", "past", timeout_s=50, script="gateway.py", targets=OF_GATEWAY)
+    measured = {name: words for name, words in found.items() if words != "not measured"}
+    assert len(measured) == 4, found
+    verdicts = {words.partition("once")[2].strip() for words in measured.values()}
+    assert verdicts <= {"met", "MISSED"}, found
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(240)
+def test_everything_in_the_table_of_the_gateway_can_be_measured() -> None:
+    found = _table("--big", timeout_s=220, script="gateway.py", targets=OF_GATEWAY)
+    verdicts = {words.partition("once")[2].strip() for words in found.values()}
     assert verdicts <= {"met", "MISSED"}, found
 
 
