@@ -130,7 +130,9 @@ def _declared(endpoints: Iterable[Endpoint]) -> set[tuple[str, str, str]]:
     for path, methods in openapi(endpoints)["paths"].items():
         for method, operation in methods.items():
             for status, answer in operation["responses"].items():
-                codes = answer["description"].split(", ") if "problem" in str(answer["content"]) else [status]
+                codes = (
+                    answer["description"].split(", ") if "problem" in str(answer.get("content")) else [status]
+                )
                 found |= {(method.upper(), path, code) for code in codes}
     return found
 

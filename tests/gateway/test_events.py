@@ -18,6 +18,8 @@ from jobledger.gateway.events.feed import Feed
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger import Ledger, task
+from jobledger.ledger.model.commands import Claim, Fail, Note, Requeue
+from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.subscriptions.filter import Start
 
 pytestmark = pytest.mark.anyio
@@ -58,6 +60,30 @@ async def test_the_past_comes_first_and_then_what_is_new(ledger: Ledger, served:
     await _add(ledger, 5)
     async with served.stream("GET", "/v1/events?from=2&queue=mail") as response:
         assert [event.id for event in await _take(response, 4)] == ["2", "3", "4", "5"]
+
+
+async def test_the_stream_of_a_job_ends_with_it_and_not_with_an_end_that_was_taken_back(
+    ledger: Ledger, served: httpx.AsyncClient
+) -> None:
+    job = await ledger.enqueue(send.options(max_attempts=1), number=1)
+    error = ErrorInfo(kind="exception", type="ValueError", message="no such house")
+    claimed = await ledger.execute(job.ref, Claim(worker="web-1-0a", lease_s=15))
+    await ledger.execute(job.ref, Fail(epoch=claimed.claim_epoch, error=error))
+    await ledger.execute(job.ref, Requeue())
+    heads = {"accept": "text/event-stream"}
+    async with (
+        asyncio.timeout(LIMIT_S),
+        served.stream("GET", f"/v1/jobs/mail/{job.id}/events", headers=heads) as it,
+    ):
+        events = events_of(it)
+        kinds: list[str] = []
+        while len(kinds) < 5:
+            kinds += [each.kind for each in [await anext(events)] if each.data]
+        await job.cancel()
+        await ledger.execute(job.ref, Note(text="it was the wrong house"))
+        kinds += [each.kind async for each in events if each.data]
+    assert kinds[:6] == ["queued", "started", "failed", "dead_lettered", "queued", "cancelled"]
+    assert set(kinds[6:]) <= {"noted"}
 
 
 async def test_another_gateway_goes_on_where_the_first_was_cut_off(

@@ -30,6 +30,7 @@ from jobledger.ledger import (
     workflow,
 )
 from jobledger.ledger.model.events import order_at_first
+from jobledger.ledger.nats.task_book import TaskEntry, read_tasks, write_tasks
 from jobledger.testing import MemoryLedger
 
 pytestmark = pytest.mark.anyio
@@ -216,6 +217,20 @@ async def test_what_a_worker_announced_is_enough_for_others(connected: Any) -> N
             run = await ledger.enqueue_named("order", {"number": 3})
             assert await run.result(timeout_s=LIMIT_S) == 3
             assert (await job.snapshot()).state is JobState.HELD  # nobody has defined its limit
+
+
+async def test_more_tasks_are_listed_than_the_server_gives_at_once(connected: Any) -> None:
+    async with connected() as ledger:
+        names = [f"task-{number:04}" for number in range(1_100)]
+        now = ledger.clock.now()
+        entries = [
+            TaskEntry(name=each, queue="mail", text="", input=True, worker="w", announced_at=now)
+            for each in names
+        ]
+        await write_tasks(ledger.inbox, ledger.names, entries, replicas=1)
+        assert await ledger.task_names() == names
+        found = await read_tasks(ledger.connection, ledger.inbox, ledger.names)
+        assert [each.name for each in found] == names
 
 
 async def until_announced(ledger: Ledger, name: str) -> None:

@@ -35,6 +35,19 @@ async def parts_of_a_job(asker: Asker) -> None:
     assert [each["type"] for each in events["items"]] == ["queued", "started", "completed"]
     tag = {"if-none-match": f'"{events["items"][-1]["stream_sequence"]}"'}
     await asker.sees("GET", f"{path}/events", 304, headers=tag)
+    streamed = {"accept": "text/event-stream"}
+    answer = await asker.sees("GET", f"{path}/events", 200, headers=streamed)
+    assert [line[7:] for line in answer.text.splitlines() if line.startswith("event: ")] == [
+        "queued",
+        "started",
+        "completed",
+    ]
+    seen = {**streamed, "last-event-id": str(events["items"][-1]["stream_sequence"])}
+    assert (await asker.sees("GET", f"{path}/events", 204, headers=seen)).content == b""
+    await asker.sees("GET", f"{path}/events?sequence=1", "JOB_NOT_FOUND", headers=streamed)
+    await asker.sees(
+        "GET", f"{path}/events?sequence={seen['last-event-id']}", "BAD_REQUEST", headers=streamed
+    )
     attempts = await asker.get(f"{path}/attempts")
     assert [each["worker"] for each in attempts["items"]] == ["web-1-0a"]
     await asker.sees("GET", f"{path}/attempts", 304, headers=tag)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any, Final
 
 from tests.support.gateway import Asker, send, someone
@@ -23,6 +24,7 @@ async def within_a_request(asker: Asker) -> None:
     await asker.sees("GET", "/v1/run", "NO_APP")
     asker.gateway.tasks = TaskRegistry([tick, send])
     try:
+        assert (await asker.http.head("/v1/run?queue=clock")).status_code == HTTPStatus.METHOD_NOT_ALLOWED
         assert (await asker.post("/v1/run", body)) == {"ran": 2, "left": 1}
         assert (await asker.get("/v1/run?queue=clock")) == {"ran": 1, "left": 0}
         elsewhere, of_one_task = someone("run", queues=("mail",)), someone("run", tasks=("send",))

@@ -11,12 +11,14 @@ from typing import Annotated, Final
 import msgspec
 
 from jobledger.admin.events.choice import chosen_events
+from jobledger.gateway.api.one_job import Held
 from jobledger.gateway.events import sse
 from jobledger.gateway.events.feed import Feed, Kept, Portion
 from jobledger.gateway.events.sse import HEADERS, Shown
 from jobledger.gateway.http.asked import WAIT_MAX_S, Asked
-from jobledger.gateway.http.endpoint import NDJSON, Endpoint, Raw, Streamed
+from jobledger.gateway.http.endpoint import NDJSON, Answer, Endpoint, Raw, Streamed
 from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.subscriptions.filter import Start, chosen_start
 
@@ -80,11 +82,52 @@ async def primed(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, No
     return all_of_them()
 
 
+async def stream_job(asked: Asked, held: Held) -> Streamed | Answer:
+    """Stream the events of a job until it has ended; 204, which ends a reader for good, where it has seen the end.
+
+    Raises: ProblemError for a past moment, which has no stream, and where too many streams are open.
+    """
+    if held.then is not None:
+        raise ProblemError("BAD_REQUEST", "at and sequence mean the past, which is listed: accept JSON")
+    last = held.job.last_sequence
+    start = _after_last(asked)
+    if start is None:
+        start = chosen_start(from_sequence=held.history[0].stream_sequence)
+    elif held.job.is_final and (start.from_sequence or 0) > last:
+        return Answer(status=204)
+    feed, choice = asked.gateway.feed, chosen_events(queue=held.job.queue, job=held.job.id)
+    view = fold(held.history)
+
+    def is_last(kept: Kept) -> bool:  # an end before the newest event was one that somebody took back
+        nonlocal view
+        if isinstance(kept.message, StoredEvent) and kept.sequence > view.last_sequence:
+            view = fold([kept.message], view)
+        return kept.sequence >= last and view.job is not None and view.job.is_final
+
+    parts = sse.sse(
+        feed,
+        feed.portions(choice, start),
+        lambda kept: isinstance(kept.message, StoredEvent),
+        with_values=asked.principal.may("payloads"),
+        request_id=asked.request_id,
+        is_last=is_last,
+    )
+    return Streamed(parts=await primed(parts), media=sse.MEDIA, headers=HEADERS)
+
+
 def _start(asked: Asked, query: EventQuery) -> Start:
+    after_last = _after_last(asked)
+    if after_last is not None:
+        return after_last
+    is_live = query.after is None and query.since is None
+    return chosen_start(from_sequence=query.after, since=query.since, live=is_live)
+
+
+def _after_last(asked: Asked) -> Start | None:
+    """Return where a reader goes on that says what it has seen, None for one that does not."""
     given = asked.header(_LAST_ID).strip()
     if not given:
-        is_live = query.after is None and query.since is None
-        return chosen_start(from_sequence=query.after, since=query.since, live=is_live)
+        return None
     if not given.isdecimal() or len(given) > 19:  # noqa: PLR2004 - what the server counts to
         raise ProblemError("BAD_REQUEST", f"Last-Event-ID is {given[:80]!r}: give the id of an event")
     return chosen_start(from_sequence=int(given) + 1)

@@ -24,9 +24,11 @@ from jobledger.audit.trail import trail_of
 from jobledger.audit.verify.links import check_history
 from jobledger.audit.verify.payloads import states_of
 from jobledger.gateway.api.asking import Past
+from jobledger.gateway.api.events import stream_job
 from jobledger.gateway.api.one_job import PROBLEMS, Held, read_job, shown
+from jobledger.gateway.events import sse
 from jobledger.gateway.http.asked import Asked
-from jobledger.gateway.http.endpoint import Answer, Endpoint, Raw
+from jobledger.gateway.http.endpoint import Answer, Endpoint, Raw, Streamed
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.errors import ResultTimeoutError
 from jobledger.ledger.model.events import Completed, PayloadRef
@@ -78,9 +80,11 @@ async def _ended(asked: Asked, held: Held, query: Past) -> Held:
     return await read_job(asked, held.job.queue, held.job.id, query)
 
 
-async def list_job_events(asked: Asked, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002
-    """List the events of a job."""
+async def list_job_events(asked: Asked, queue: str, id: str, *, query: Past) -> Answer | Streamed:  # noqa: A002
+    """List the events of a job; with `Accept: text/event-stream` stream them until the job has ended."""
     held = await read_job(asked, queue, id, query)
+    if sse.MEDIA in asked.header("accept"):
+        return await stream_job(asked, held)
     check = await check_history(asked.gateway.ledger.log, held.history)
     value = JobEvents(items=list(map(event_fields, held.history)), chain=checked(check))
     return Answer(value=value, etag=str(held.job.last_sequence), headers=_FRESH)
@@ -181,7 +185,14 @@ ENDPOINTS: Final = (
         JobShown,
         problems=(*PROBLEMS, "AMBIGUOUS_ID"),
     ),
-    _read(f"{_JOB}/events", list_job_events, "List the events of a job", JobEvents),
+    _read(
+        f"{_JOB}/events",
+        list_job_events,
+        "List the events of a job, or stream them until it has ended",
+        JobEvents,
+        also=(204,),
+        problems=(*PROBLEMS, "BUSY"),
+    ),
     _read(f"{_JOB}/attempts", list_attempts, "List the attempts of a job", JobAttempts),
     _read(f"{_JOB}/trail", tell_trail, "Tell what happened to a job", TrailShown),
     _read(f"{_JOB}/why", tell_why, "Say what a job waits for", WhyShown),

@@ -36,7 +36,7 @@ async def sse(
     """Yield the bytes of a stream: first when to come back, then each event that is shown, with its sequence as id.
 
     What ends it early is told as an event `problem`, with the same fields as any other answer of the gateway.
-    `is_last`: an event after which nothing comes.
+    `is_last` is asked of each event that is shown: after one, nothing comes unless more is here already.
 
     Raises: what refuses it, before the first part.
     """
@@ -45,7 +45,7 @@ async def sse(
         wanted = [each for each in portion[0] if shown(each)]
         written = "".join(_event(each, with_values=with_values) for each in wanted)
         # The id alone moves a reader on, and keeps the connection alive where nothing is shown.
-        return written or f"id: {portion[1]}\n\n", any(map(is_last, wanted))
+        return written or f"id: {portion[1]}\n\n", [False, *map(is_last, wanted)][-1]
 
     with feed.stream():
         async with contextlib.aclosing(portions):

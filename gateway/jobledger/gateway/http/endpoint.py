@@ -18,7 +18,7 @@ NDJSON: Final = "application/x-ndjson"
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the table of endpoints."""
 
-    method: Method  #: GET answers HEAD too
+    method: Method  #: GET answers HEAD too, unless `has_head` is False
     path: str  #: `/v1/jobs/{queue}/{id}`: words in braces are given to the handler by name
     permission: Permission | None  #: None: whoever is known may ask
     handler: Callable[
@@ -34,6 +34,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     takes: str = JSON  #: media type of the body; of another one than JSON the handler reads the parts
     gives: str = JSON  #: media type of the answer
     problems: tuple[str, ...] = ()  #: codes beside those that every endpoint may answer with
+    has_head: bool = True  #: False: of a GET that does something, which HEAD must not
     public: bool = False  #: nobody is asked who they are: the handler itself decides, as by a signature
 
 

@@ -179,7 +179,10 @@ def _responses(endpoint: Endpoint, schemas: Mapping[Any, Schema]) -> Schema:
     elif endpoint.gives != JSON:
         answer = {"content": {endpoint.gives: {}}}
     found = {
-        str(status): {"description": HTTPStatus(status).phrase, **answer}
+        str(status): {
+            "description": HTTPStatus(status).phrase,
+            **({} if status == HTTPStatus.NO_CONTENT else answer),
+        }
         for status in (endpoint.status, *endpoint.also)
     }
     codes: dict[str, list[str]] = {}

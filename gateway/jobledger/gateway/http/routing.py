@@ -9,6 +9,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, MutableMapping
+from http import HTTPStatus
 from typing import Any, Final, cast
 
 import msgspec
@@ -47,7 +48,7 @@ def routes(gateway: Gateway, endpoints: Iterable[Endpoint]) -> list[Route]:
 
 def _route(gateway: Gateway, path: str, endpoints: Mapping[str, Endpoint]) -> Route:
     handlers = {method: _handler(gateway, endpoint) for method, endpoint in endpoints.items()}
-    if "GET" in handlers:
+    if "GET" in handlers and endpoints["GET"].has_head:
         handlers["HEAD"] = handlers["GET"]
 
     async def answer(request: Request) -> Response:
@@ -164,7 +165,7 @@ def _response(result: Any, endpoint: Endpoint, request: Request) -> Response:
         if _is_known(request, headers["etag"]):
             return Response(b"", 304, headers)
     status = endpoint.status if answer.status is None else answer.status
-    if endpoint.returns is None and answer.value is None:
+    if answer.value is None and (endpoint.returns is None or status == HTTPStatus.NO_CONTENT):
         return Response(b"", status, headers)
     return Response(_encode(answer.value), status, headers, JSON)
 

@@ -18,10 +18,11 @@ from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.inbox import Inbox
-from jobledger.ledger.nats.streams import StreamSpec, ensure_streams, find_stream
+from jobledger.ledger.nats.streams import StreamSpec, ensure_streams
 
 _TIMEOUT_S: Final = 5.0
 _TASKS_MAX: Final = 10_000
+_READ_AT_ONCE: Final = 1_000  #: the server gives the newest of 1,024 subjects at the most
 _ENTRY_BYTES_MAX: Final = 64 << 10
 
 
@@ -100,17 +101,19 @@ async def read_tasks(connection: Connection, inbox: Inbox, names: Names) -> list
 
     Raises: LedgerError, JetStreamDisabledError, UnreachableError.
     """
-    if await find_stream(inbox, _stream(names)) is None:
-        return []
-    request = {"multi_last": [_subject(names, ">")]}
-    try:
-        found = await api.direct_get(connection, inbox, _stream(names), request, batch=True)
-    except ConnectionLostError as error:
-        raise ServerUnreachableError("the bucket of tasks gave no answer") from error
+    known = await task_names(inbox, names)
     entries: list[TaskEntry] = []
-    for data, _ in found:
-        with contextlib.suppress(msgspec.MsgspecError):  # a newer version wrote it
-            entries += [msgspec.json.decode(data, type=TaskEntry)] if data else []
+    for first in range(0, len(known), _READ_AT_ONCE):
+        subjects = [_subject(names, each) for each in known[first : first + _READ_AT_ONCE]]
+        try:
+            found = await api.direct_get(
+                connection, inbox, _stream(names), {"multi_last": subjects}, batch=True
+            )
+        except ConnectionLostError as error:
+            raise ServerUnreachableError("the bucket of tasks gave no answer") from error
+        for data, _ in found:
+            with contextlib.suppress(msgspec.MsgspecError):  # a newer version wrote it
+                entries += [msgspec.json.decode(data, type=TaskEntry)] if data else []
     return sorted(entries, key=lambda each: each.name)
 
 
