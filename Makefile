@@ -107,9 +107,9 @@ faults: install ## kill, freeze and damage servers and workers; SEED=n and ONLY=
 	@$(BIN)/python tests/fault/run.py $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
 
 COUNT ?= 100000
-FIRST ?= 2000
+FIRST ?= 1000
 
-simulate: install ## run COUNT seeded schedules from seed FIRST on (make test runs those before 2000)
+simulate: install ## run COUNT seeded schedules from seed FIRST on (make test runs those before 1000)
 	@echo "simulate: seeds $(FIRST) and $(COUNT) on"
 	@$(BIN)/python -m tests.model.simulation --first $(FIRST) --count $(COUNT) --processes 2
 	@$(BIN)/python -m tests.model.run_simulation --first $(FIRST) --count $(COUNT) --processes 2

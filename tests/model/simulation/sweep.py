@@ -8,9 +8,9 @@ from tests.model.simulation.faults import KINDS
 from tests.model.simulation.run import run_many
 
 #: What a planted bug needs is some hundreds; `make simulate` goes on where these end.
-COUNT = int(os.environ.get("JOBLEDGER_SIM_COUNT", "2000"))
+COUNT = int(os.environ.get("JOBLEDGER_SIM_COUNT", "1000"))
 FIRST = int(os.environ.get("JOBLEDGER_SIM_FIRST", "0"))
-_ENOUGH_FOR_EVERY_KIND = 2_000
+_ENOUGH_FOR_EVERY_KIND = 1_000
 
 
 def sweep(first: int, count: int) -> str:
