@@ -41,7 +41,7 @@ def steps(page: Path) -> list[tuple[str, str]]:
 def until_known(address: str) -> None:
     """Wait until the worker has announced its tasks."""
     end = time.monotonic() + LIMIT_S
-    while httpx.get(address).status_code != httpx.codes.OK:
+    while not httpx.get(address).is_success:
         assert time.monotonic() < end, "the worker announced no task"
         time.sleep(0.05)
 
