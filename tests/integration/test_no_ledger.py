@@ -95,6 +95,7 @@ WORDS = {
     "projection verify": "",
     "timers status": "",
     "timers rebuild": "",
+    "stats": "",
     "workers list": "",
     "gateway": "--port 0",
     "keys list": "",

@@ -28,6 +28,7 @@ from jobledger.ledger.model.commands import (
     GiveSignal,
     Interrupt,
     Join,
+    Note,
     Pause,
     PutBack,
     ReportProgress,
@@ -83,6 +84,7 @@ RUN_WEIGHTS = {
     "signal": 2,
     "ask_to_pause": 2,
     "resume": 4,
+    "note": 1,
 }
 STEPS = tuple(WEIGHTS)
 CHILDREN = ChildOrder(task="g", queue="children", count=5, limit=2, on_failure="collect")
@@ -160,6 +162,7 @@ def command_of(number: int, step: str, job: Job | None, at: datetime) -> Command
         "ask_to_pause": RequestPause(reason="deploy"),
         "resume": ResumeJob(reason="deployed"),
         "carry": Carry(through=job.last_sequence - number % 2),
+        "note": Note(text="asked by the customer"),
         "admit": Dispatch(cause="admitted", grant=job.last_sequence),
         "put_back": PutBack(asked_by=job.wait_sequence),
     }

@@ -106,7 +106,7 @@ def _modules(group: Group) -> set[str]:
         (["--version"], set[str]()),
         (["dlq", "--help"], {"jobledger.cli.dlq.list", "jobledger.cli.dlq.show", "jobledger.cli.dlq.acts"}),
         (["jobs", "nonsense"], {name for name in _modules(COMMANDS) if name.startswith("jobledger.cli.jobs.")}
-         - {f"jobledger.cli.jobs.{name}" for name in ("enqueue", "queues", "timers")}),
+         - {f"jobledger.cli.jobs.{name}" for name in ("enqueue", "queues", "stats", "timers")}),
     ],
 )  # fmt: skip
 def test_only_the_modules_of_the_command_are_imported(words: list[str], own: set[str]) -> None:

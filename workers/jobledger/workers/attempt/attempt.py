@@ -147,7 +147,6 @@ class Attempts:
             if isinstance(claimed, Settlement):
                 return self._join(delivery, queued) if claimed is JOIN else claimed
             task = self._of_version(claimed) if queued.version or (task and task.makes_runs) else task
-            self.begun += 1
             attempt = self._begin(claimed, task)
             try:
                 with self._span(attempt.job) as span:
@@ -216,6 +215,7 @@ class Attempts:
     def _begin(self, chain: JobView, task: Task[Any, Any] | None) -> Attempt:
         job = chain.job
         assert job is not None, "a claimed chain has a job"
+        self.begun += 1
         own_task = asyncio.current_task(self._ledger.connection.loop)
         assert own_task is not None, "a coroutine runs in a task"
         attempt = Attempt(
