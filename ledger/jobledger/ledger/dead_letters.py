@@ -18,7 +18,7 @@ from jobledger.ledger.model.events import PRIORITIES, Priority
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.log import Log
-from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.subjects import JobRef, is_own_queue
 from jobledger.ledger.nats.payloads import Payloads
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.ledger.unique.holders import append_requeue, check_key
@@ -133,6 +133,10 @@ def _refuse(client: Client, chain: JobView, ref: JobRef, how: Requeuing) -> Job:
 async def _new_input(client: Client, job: Job, how: Requeuing) -> bytes | None:
     if how.input is None and how.edit is None:
         return None
+    if is_own_queue(job.queue):  # it says in whose name something is done, and to what
+        raise InvalidInputError(
+            f"job {job.id} is one of the ledger's own: requeue it without another input, or discard it"
+        )
     values = how.input if how.input is not None else await _edited(client, job, how.edit or {})
     if how.tasks is not None:
         return how.tasks.get(job.task).signature.encode((), values)

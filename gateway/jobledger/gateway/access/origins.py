@@ -104,7 +104,10 @@ def _cross_site(where: str) -> ProblemError:
 
 
 def _is_same(origin: str, scheme: str, host: str) -> bool:
-    found = urlsplit(origin)
+    try:
+        found = urlsplit(origin)
+    except ValueError:  # it is no address at all
+        return False
     standard = {"http": ":80", "https": ":443"}.get(scheme, "")
     return found.scheme == scheme and found.netloc.lower().removesuffix(
         standard

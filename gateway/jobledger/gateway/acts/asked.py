@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -43,10 +43,10 @@ class ToDo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What is to be done to each job."""
 
     act: Verb
-    reason: str = ""
+    reason: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
     run_at: datetime | None = None  #: of a reschedule
     edit: dict[str, Any] | None = None  #: of a requeue: arguments to replace
-    attempts: int = 1  #: of a requeue: how many more each may have
+    attempts: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1  #: of a requeue: how many more each may have
     priority: Priority | None = None  #: of a requeue; left out: as before
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import msgspec
@@ -47,7 +47,14 @@ class Reasoned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def aware(name: str, at: datetime | None) -> datetime | None:
-    """Return a time that was given. Raises: ProblemError for one without a zone."""
-    if at is not None and at.tzinfo is None:
+    """Return a time that was given, in UTC. Raises: ProblemError for one without a zone, or that UTC does not have."""
+    if at is None:
+        return None
+    if at.tzinfo is None:
         raise ProblemError("BAD_REQUEST", f"{name} has no time zone: end it with Z or +02:00")
-    return at
+    try:
+        return at.astimezone(UTC)
+    except OverflowError as error:
+        raise ProblemError(
+            "BAD_REQUEST", f"{name} lies outside the years 1 to 9999 in UTC: choose another"
+        ) from error

@@ -88,14 +88,17 @@ class ActProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a plan's id holds: all that is needed to do it, on any gateway. Whoever does it needs the rights once more."""
+    """What a plan's id holds: all that is needed to do it, on any gateway. Whoever does it needs the rights once more.
+
+    Nothing vouches for it: what it says is checked again, as if it were asked for now.
+    """
 
     by: str
     to_do: ToDo
     filter: Which | None = None
-    jobs: tuple[JobNamed, ...] = ()
-    until: int  #: jobs that changed after this sequence are left out
-    expires_at: datetime
+    jobs: Annotated[tuple[JobNamed, ...], msgspec.Meta(max_length=_IDS_MAX)] = ()
+    until: Annotated[int, msgspec.Meta(ge=0)]  #: jobs that changed after this sequence are left out
+    expires_at: Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 async def act_on_many(asked: Asked, *, body: ManyActs) -> Answer:
@@ -140,7 +143,7 @@ async def _planned(asked: Asked, body: ManyActs) -> ActPlanned:
     )
 
 
-def _to_do(asked: Asked, body: ManyActs) -> ToDo:
+def _to_do(asked: Asked, body: ManyActs | ToDo) -> ToDo:
     if body.act is None:
         raise ProblemError("BAD_REQUEST", "say which act is planned, or give the id of a plan")
     asked.principal.require(PERMISSIONS[body.act])
@@ -192,7 +195,7 @@ async def _by_name(asked: Asked, each: JobNamed, act: Verb) -> Chosen:
 async def _begun(asked: Asked, token: str) -> Answer:
     plan = _decode(token)
     ledger, principal = asked.gateway.ledger, asked.principal
-    principal.require(PERMISSIONS[plan.to_do.act])
+    to_do = _to_do(asked, plan.to_do)
     job_id = job_id_of(f"{principal.name} {token}")
     job = await _job(asked, job_id)
     if job is None:  # else it was begun before, whatever became of its jobs since
@@ -201,7 +204,7 @@ async def _begun(asked: Asked, token: str) -> Answer:
         chosen = await _chosen(asked, plan)
         jobs = [Job(each.ref.queue, each.ref.job_id, each.task) for each in chosen]
         task = bulk_act.options(id=job_id, by=principal.name)
-        await ledger.enqueue(task, to_do=plan.to_do, jobs=jobs, by=principal.name)
+        await ledger.enqueue(task, to_do=to_do, jobs=jobs, by=principal.name)
         count = len(jobs)
     else:
         count = (await _progress(asked, job)).count
@@ -259,7 +262,7 @@ def _decode(token: str) -> _Plan:
     try:
         text = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
         return msgspec.json.decode(text, type=_Plan)
-    except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
+    except (binascii.Error, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise ProblemError(
             "BAD_REQUEST", "plan is no id of a plan: give it as the plan was answered"
         ) from error

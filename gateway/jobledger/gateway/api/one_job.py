@@ -61,6 +61,7 @@ async def read_job(
     history: list[StoredEvent] = await ledger.patience.read(
         lambda: ledger.log.read_chain(names.chains(job_id, queue))
     )
+    history = _seen(asked, history) if queue is None else history
     if not history:
         raise await _missing(asked, queue, job_id)
     queues = {stored.event.queue for stored in history}
@@ -75,12 +76,22 @@ async def read_job(
     return Held(job, history, then)
 
 
+def _seen(asked: Asked, history: list[StoredEvent]) -> list[StoredEvent]:
+    """Return the events of jobs that the asker may see: of the others, not even their queue or task is told."""
+    may = asked.principal.may
+    return [stored for stored in history if may("view", stored.event.queue, stored.event.task)]
+
+
 async def _missing(asked: Asked, queue: str | None, job_id: str) -> Exception:
     """Return why there is no such job: it never was, or its events are in an archive."""
     first = (await asked.gateway.ledger.log.head()).first_sequence
     if first > 1:
         async with asked.gateway.projection.opened() as view:
-            known = [ref for ref in view.store.find(job_id, queue=queue) if ref.job_id == job_id]
+            known = [
+                ref
+                for ref in view.store.find(job_id, queue=queue)
+                if ref.job_id == job_id and asked.principal.may("view", ref.queue)
+            ]
         if known:
             return ProblemError(
                 "ARCHIVED",

@@ -14,6 +14,7 @@ from jobledger.gateway.problems import ProblemError
 WAIT_MAX_S: Final = 60.0
 _KEY_LENGTH_MAX: Final = 255
 _TRACEPARENT_LENGTH: Final = 55
+_DIGITS_MAX: Final = 19  #: of a sequence: what the server counts to
 
 
 class Asked:
@@ -52,7 +53,7 @@ class Asked:
         if given in {"", "*"}:
             return None
         words = given.removeprefix("W/").strip('"')
-        if not words.isdecimal():
+        if not words.isdecimal() or len(words) > _DIGITS_MAX:
             raise ProblemError("BAD_REQUEST", f"If-Match is {given[:80]!r}: give the ETag of an answer")
         return int(words)
 

@@ -38,10 +38,10 @@ class When(msgspec.Struct, frozen=True, kw_only=True):
 def _moment(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
-    except ValueError as error:
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
         sentence = f"at is {text[:60]!r}: write a moment as 2026-01-31T08:00:00Z"
         raise ProblemError("BAD_REQUEST", sentence) from error
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 
 
 class Looked(NamedTuple):

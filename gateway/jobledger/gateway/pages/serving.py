@@ -129,7 +129,9 @@ class Dashboard:
     async def _form(self, request: Request, form: Form) -> Response:
         principal = self._gateway.access.principal(request)
         fields = Fields(await _fields(request))
-        if not hmac.compare_digest(fields.one("token"), self._gateway.access.form_token(request)):
+        if not hmac.compare_digest(
+            fields.one("token").encode(), self._gateway.access.form_token(request).encode()
+        ):
             raise ProblemError(
                 "JOB_ACCESS_DENIED",
                 "the form is from another session: load the page again and send it once more",

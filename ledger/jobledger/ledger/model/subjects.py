@@ -58,13 +58,18 @@ def check_token(field: str, value: object) -> str:
     return value
 
 
+def is_own_queue(queue: str) -> bool:
+    """Return whether a queue is for the ledger's own jobs."""
+    return queue.startswith(_OWN_QUEUES)
+
+
 def check_users_queue(queue: object) -> str:
     """Return the name of a queue if jobs of an application may wait there.
 
     Raises: InvalidTokenError; InvalidInputError for a queue of the ledger's own jobs.
     """
     name = check_token("queue", queue)
-    if name.startswith(_OWN_QUEUES):
+    if is_own_queue(name):
         raise InvalidInputError(
             f"queue {name!r} is for the ledger's own jobs: choose a name that does not begin with "
             f"{' or '.join(_OWN_QUEUES)}"
