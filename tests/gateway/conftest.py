@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.support.gateways import gateway_of, listening
+from tests.support.limits import LIMIT_S
 
 from jobledger.gateway.app import app
 from jobledger.gateway.parts import Gateway
@@ -42,5 +43,5 @@ async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 async def served(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the gateway that listens: for streams."""
-    async with listening(gateway) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+    async with listening(gateway) as url, httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
         yield client

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import httpx
 import pytest
+from tests.support.limits import LIMIT_S
 from tests.support.receivers import receiving
 from tests.support.tables import each_row
 
@@ -179,7 +180,7 @@ async def test_a_redirect_is_not_followed() -> None:
 
 async def test_an_answer_is_read_and_kept_within_bounds() -> None:
     async with receiving() as receiver:
-        poster = Poster(Targets(LOOPBACK), timeout_s=5)
+        poster = Poster(Targets(LOOPBACK), timeout_s=LIMIT_S)
         receiver.says("200 OK", body=b"x" * 3_000_000)
         answered = await poster.post(receiver.url, b"{}", {})
         assert (answered.is_received, answered.answer) == (True, "x" * 2048)

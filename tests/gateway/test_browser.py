@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from playwright.async_api import Browser, expect
-from tests.support.browsers import barriers, browsing, looking
+from tests.support.browsers import LIMIT_MS, browsing, examining, looking
 from tests.support.gateways import gateway_of, listening
 from tests.support.limits import LIMIT_S
 from tests.support.working import working
@@ -80,7 +80,7 @@ async def test_the_overview_changes_by_itself(browser: Browser, shop: Shop) -> N
         tile = page.locator(".tile", has_text="waiting for a worker").locator("b, strong").first
         before = int((await tile.inner_text()).replace(",", ""))
         await shop.ledger.enqueue(send, to="somebody else")
-        await expect(tile).to_have_text(str(before + 1), timeout=15_000)
+        await expect(tile).to_have_text(str(before + 1), timeout=LIMIT_MS)
 
 
 async def test_a_job_is_shown_as_of_each_of_its_events(browser: Browser, shop: Shop) -> None:
@@ -117,7 +117,7 @@ async def test_a_list_holds_still_and_announces_what_is_newer(browser: Browser, 
         first = page.locator("table.jobs tbody tr").first
         before = await first.get_attribute("id")
         await shop.ledger.enqueue(send, to="somebody newer")
-        await expect(page.locator("[data-newer]")).to_be_visible(timeout=15_000)
+        await expect(page.locator("[data-newer]")).to_be_visible(timeout=LIMIT_MS)
         assert await first.get_attribute("id") == before
         await page.keyboard.press("n")
         await expect(first).to_contain_text("somebody newer")
@@ -173,9 +173,10 @@ async def test_pages_work_without_script(browser: Browser, shop: Shop) -> None:
 
 @pytest.mark.parametrize("theme", THEMES)
 async def test_nothing_on_any_page_keeps_anybody_out(browser: Browser, shop: Shop, theme: str) -> None:
-    for address in addresses(shop):
-        found = await barriers(browser, shop.url + address, color_scheme=theme)
-        assert found == [], f"{address}: {found}"
+    async with examining(browser, shop.url, color_scheme=theme) as barriers:
+        for address in addresses(shop):
+            found = await barriers(address)
+            assert found == [], f"{address}: {found}"
 
 
 async def test_the_theme_can_be_switched_and_stays(browser: Browser, shop: Shop) -> None:

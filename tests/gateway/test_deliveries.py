@@ -54,7 +54,7 @@ async def pack(number: int) -> dict[str, int]:
 
 
 def delivering() -> Delivering:
-    return Delivering(Poster(TARGETS, timeout_s=5), SECRETS, random.Random(7))
+    return Delivering(Poster(TARGETS, timeout_s=LIMIT_S), SECRETS, random.Random(7))
 
 
 async def hook(ledger: Ledger, receiver: Receiver, **terms: Any) -> Webhook:

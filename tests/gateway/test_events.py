@@ -94,7 +94,7 @@ async def test_another_gateway_goes_on_where_the_first_was_cut_off(
         gateway_of(ledger, tmp_path) as other,
         listening(gateway) as first,
         listening(other) as second,
-        httpx.AsyncClient(timeout=20) as client,
+        httpx.AsyncClient(timeout=LIMIT_S) as client,
     ):
         adding = asyncio.create_task(_add(ledger, 200))
         headers: dict[str, str] = {"last-event-id": "0"}

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.support.gateways import gateway_of, listening
+from tests.support.limits import LIMIT_S
 
 from jobledger.ledger import Ledger, connect, task
 from jobledger.ledger.adding.announced import entry_of
@@ -35,7 +36,7 @@ async def test_fifty_requests_with_one_key_over_two_gateways_make_one_job(
         gateway_of(second, tmp_path / "b") as two,
         listening(one) as first_url,
         listening(two) as second_url,
-        httpx.AsyncClient(limits=httpx.Limits(max_connections=50), timeout=20) as http,
+        httpx.AsyncClient(limits=httpx.Limits(max_connections=50), timeout=LIMIT_S) as http,
     ):
 
         async def ask(number: int) -> tuple[int, str]:

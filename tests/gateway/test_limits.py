@@ -55,7 +55,7 @@ def client(inner: Slow, counted: Counted, appends: int = 0) -> httpx.AsyncClient
 
 
 async def _begun(inner: Slow, count: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT_S):
         while inner.begun < count:
             await asyncio.sleep(0)
 

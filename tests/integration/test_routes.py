@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.limited import archive_beyond
+from tests.support.limits import LIMIT_S
 from tests.support.projections import assert_true, finish
 
 from jobledger.admin.hooks.routes import definition_of, show_delivery, show_route
@@ -366,7 +367,7 @@ async def test_a_body_is_kept_as_it_was_for_the_days_of_its_route(ledger: Ledger
             return "is gone" in str(error)
         return False
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         while not await gone():
             await asyncio.sleep(0.1)
     assert (await ledger.routes.stored("orders", found.delivery)).body == stored.body

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib.resources
 import shutil
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
 from playwright.async_api import Browser, Page, async_playwright
+from tests.support.limits import LIMIT_S
 
-_LIMIT_MS = 20_000
+LIMIT_MS = LIMIT_S * 1000
 AXE = (importlib.resources.files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 
 
@@ -42,7 +43,7 @@ async def looking(browser: Browser, url: str, **options: Any) -> AsyncGenerator[
     settings: dict[str, Any] = {"viewport": {"width": 1280, "height": 900}, "base_url": url, **options}
     context = await browser.new_context(**settings)
     page = await context.new_page()
-    page.set_default_timeout(_LIMIT_MS)
+    page.set_default_timeout(LIMIT_MS)
     said: list[str] = []
     page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: said.append(f"error: {error}"))
@@ -53,13 +54,23 @@ async def looking(browser: Browser, url: str, **options: Any) -> AsyncGenerator[
     assert said == [], said
 
 
-async def barriers(browser: Browser, address: str, **options: Any) -> list[str]:
-    """Return what axe-core finds that keeps somebody from using a page, each on one line."""
-    # The policy of the page refuses any script that is not its own, axe's as well.
-    context = await browser.new_context(bypass_csp=True, **options)
+@contextlib.asynccontextmanager
+async def examining(
+    browser: Browser, url: str, **options: Any
+) -> AsyncGenerator[Callable[[str], Awaitable[list[str]]], None]:
+    """Open one tab that examines pages; give what returns the barriers that axe-core finds on one, each on one line."""
+    # The policy of the pages refuses any script that is not their own, axe's as well.
+    context = await browser.new_context(bypass_csp=True, base_url=url, **options)
+    await context.add_init_script(AXE)  # sent once for all pages
     page = await context.new_page()
-    await page.goto(address)
-    await page.evaluate(AXE)
-    found: dict[str, Any] = await page.evaluate("axe.run()")
-    await context.close()
-    return [f"{each['id']}: {each['nodes'][0]['html'][:160]}" for each in found["violations"]]
+    page.set_default_timeout(LIMIT_MS)
+
+    async def barriers(address: str) -> list[str]:
+        await page.goto(address)
+        found: dict[str, Any] = await page.evaluate("axe.run({resultTypes: ['violations']})")
+        return [f"{each['id']}: {each['nodes'][0]['html'][:160]}" for each in found["violations"]]
+
+    try:
+        yield barriers
+    finally:
+        await context.close()
