@@ -84,6 +84,12 @@ import duckdb
 print(events, completed, status)
 """
 
+PEOPLE = """
+[users]
+"dana@example.org" = { role = "admin" }
+"""
+OPENID = ("--oidc-issuer", "https://login.example.org", "--oidc-client-id", "jobledger")
+
 #: Of each extra: what the user is told without it, and a command that needs it.
 EXTRAS = {
     "embedded": ("jobledger[embedded]", ("server", "--port", "0")),
@@ -92,6 +98,12 @@ EXTRAS = {
     "nkeys": ("jobledger[nkeys]", ("events", "tail", "--nkey", "user.nk")),
     "pydantic": ("No module named 'pydantic'", ("enqueue", "--app", "parcels", "send", 'parcel={"grams":3}')),
     "otel": ("jobledger[otel]", ("worker", "--app", "receipts", "--until-idle", "--traces")),
+    "client": ("No module named 'httpx'", ("python", "-c", "import jobledger.gateway.client")),
+    "gateway": ("jobledger[gateway]", ("gateway", "--port", "PORT")),
+    "oidc": (
+        "jobledger[oidc]",
+        ("gateway", "--port", "PORT", "--people", "people.toml", *OPENID),
+    ),
 }
 #: Extras that code of a running job needs, and no command: a step of their own tries them.
 OF_JOBS = {"tables"}
@@ -112,8 +124,12 @@ def extras(here: Machine) -> None:
         here.install(f"{ROOT}[{name}]")
         if name == "embedded":
             server(here, *command)
+        elif command[0] == "gateway":
+            served, _ = here.serve("jobledger", *command)
+            served.terminate()
+            assert served.wait(30) == 0
         else:
-            here.succeed("jobledger", *command)
+            here.succeed(*_program(command))
     here.succeed("jobledger", "audit", "seal", "--key", "seal.pem")
 
 
@@ -122,10 +138,16 @@ def refused(here: Machine, name: str, sentence: str, command: tuple[str, ...]) -
     if name in BROUGHT and here.run("python", "-c", f"import {name}")[0] == 0:
         here.say(f"{name} is there before its extra: another library brought it")
         return
-    code, said = here.run("jobledger", *command)
+    code, said = here.run(*(word.replace("PORT", "0") for word in _program(command)))
     assert code != 0, f"without the extra {name}: {command} should be refused, but said {said}"
     assert sentence in " ".join(said.split()), said
-    here.say(f"without the extra {name}, jobledger {command[0]} says: {said.strip().splitlines()[-1]}")
+    here.say(
+        f"without the extra {name}, {' '.join(_program(command)[:2])} says: {said.strip().splitlines()[-1]}"
+    )
+
+
+def _program(command: tuple[str, ...]) -> tuple[str, ...]:
+    return command if command[0] == "python" else ("jobledger", *command)
 
 
 def server(here: Machine, *command: str) -> None:
@@ -225,6 +247,7 @@ def _programs(folder: Path) -> None:
     (folder / "sales.py").write_text(SALES, encoding="utf-8")
     raw = bytes([0x95, 0]) + os.urandom(32)  # the prefix of a user's seed: SU
     seed = base64.b32encode(raw + struct.pack("<H", binascii.crc_hqx(raw, 0))).decode().rstrip("=")
+    (folder / "people.toml").write_text(PEOPLE, encoding="utf-8")
     (folder / "user.nk").touch(0o600)
     (folder / "user.nk").write_text(seed, encoding="utf-8")
 
