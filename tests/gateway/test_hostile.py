@@ -12,7 +12,9 @@ import pytest
 from tests.support.gateway import Asker, Doorman, send, someone
 from tests.support.working import bury
 
+from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.access.origins import check_origin
+from jobledger.gateway.access.permissions import ROLES, Principal
 from jobledger.gateway.acts.asked import ToDo
 from jobledger.gateway.acts.bulk_act import bulk_act
 from jobledger.gateway.api.table import ENDPOINTS
@@ -105,3 +107,16 @@ async def test_an_origin_that_is_no_address_is_another_site() -> None:
 async def test_a_token_that_is_no_ascii_is_a_wrong_one(http: httpx.AsyncClient) -> None:
     answer = await http.post("/queues/mail/pause", data={"token": "é", "reason": "x"})
     assert answer.status_code == 403
+
+
+async def test_only_an_admin_has_a_secret_of_the_gateway_sent_somewhere(
+    gateway: Gateway, http: httpx.AsyncClient
+) -> None:
+    class Operator(LocalAccess):
+        def principal(self, connection: object) -> Principal:
+            return Principal(name="eve", permissions=ROLES["operator"])
+
+    gateway.access = Operator()
+    body = {"target": {"url": "https://example.com/x"}, "events": ["completed"], "headers": {"x": "env:HOME"}}
+    refused = await http.put("/v1/webhooks/w", json=body)
+    assert (refused.status_code, refused.json()["code"]) == (403, "JOB_ACCESS_DENIED")

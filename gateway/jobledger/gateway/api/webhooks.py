@@ -28,6 +28,7 @@ from jobledger.gateway.api.looking import READ, looking, next_page
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.ledger.model.hooks.definition import Format, Part, WebhookDefinition, WebhookTarget
+from jobledger.ledger.model.hooks.references import is_reference
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
 from jobledger.ledger.webhooks.acting import find_webhook
 from jobledger.ledger.webhooks.redelivery import Only
@@ -117,6 +118,9 @@ async def show(asked: Asked, name: str) -> ShownWebhook:
 async def put(asked: Asked, name: str, *, body: GivenWebhook) -> WebhookInfo:
     """Have a webhook do this, whatever it did before; from here on events match."""
     asked.principal.require_everywhere("manage")
+    if any(map(is_reference, body.headers.values())):
+        # What it refers to is sent to the target, so whoever names both could read the gateway's files.
+        asked.principal.require_everywhere("admin")
     given = {
         field: getattr(body, field) for field in body.__struct_fields__ if field not in {"target", "reason"}
     }

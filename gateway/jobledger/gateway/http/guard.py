@@ -16,6 +16,7 @@ from jobledger.gateway.access.identity import ADMITTED, CALLER, Admitted
 from jobledger.gateway.http.routing import refusal, request_id_of
 from jobledger.gateway.problems import ProblemError, code_of
 
+_FAILED: Final = 500
 #: After this time it is looked again whether who asked is still let in.
 _SLOW_S: Final = 0.5
 
@@ -80,7 +81,9 @@ class Guard:
 
         async def sending(message: Message) -> None:
             nonlocal is_refused
-            if message["type"] == "http.response.start" and has_ended():
+            # That the server is silent is told as it is: nothing of the ledger's is in such an answer.
+            may_be_kept = message["type"] == "http.response.start" and message["status"] < _FAILED
+            if may_be_kept and has_ended():
                 is_refused = True
                 await _refuse(_ended(), scope, receive, send)
             if is_refused:
