@@ -87,7 +87,7 @@ async def test_who_may_not_see_values_sees_the_rest(
     assert "ann" not in answer.text
     other = await ledger.enqueue(send.options(queue="other"), to="ann")
     refused = await http.get(f"/v1/jobs/{other.id}")
-    assert (refused.status_code, refused.json()["code"]) == (403, "JOB_ACCESS_DENIED")
+    assert (refused.status_code, refused.json()["code"]) == (404, "JOB_NOT_FOUND")
 
 
 async def test_the_document_is_valid_and_names_every_endpoint(http: httpx.AsyncClient) -> None:
