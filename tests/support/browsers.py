@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.resources
 import shutil
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -38,8 +38,13 @@ async def browsing() -> AsyncGenerator[Browser, None]:
 
 
 @contextlib.asynccontextmanager
-async def looking(browser: Browser, url: str, **options: Any) -> AsyncGenerator[Page, None]:
-    """Open a tab of its own; at the end the console must have said nothing."""
+async def looking(
+    browser: Browser, url: str, *, status: int = 0, **options: Any
+) -> AsyncGenerator[Page, None]:
+    """Open a tab of its own; at the end the console must have said nothing.
+
+    `status`: of an answer that is expected and that the browser itself notes on the console.
+    """
     settings: dict[str, Any] = {"viewport": {"width": 1280, "height": 900}, "base_url": url, **options}
     context = await browser.new_context(**settings)
     page = await context.new_page()
@@ -51,26 +56,26 @@ async def looking(browser: Browser, url: str, **options: Any) -> AsyncGenerator[
         yield page
     finally:
         await context.close()
-    assert said == [], said
+    own = f"error: Failed to load resource: the server responded with a status of {status} "
+    assert [each for each in said if not each.startswith(own)] == []
 
 
 @contextlib.asynccontextmanager
-async def examining(
-    browser: Browser, url: str, **options: Any
-) -> AsyncGenerator[Callable[[str], Awaitable[list[str]]], None]:
-    """Open one tab that examines pages; give what returns the barriers that axe-core finds on one, each on one line."""
+async def examining(browser: Browser, url: str, **options: Any) -> AsyncGenerator[Page, None]:
+    """Open a tab as `looking` does, whose pages `barriers` can examine."""
     # The policy of the pages refuses any script that is not their own, axe's as well.
-    context = await browser.new_context(bypass_csp=True, base_url=url, **options)
-    await context.add_init_script(AXE)  # sent once for all pages
-    page = await context.new_page()
-    page.set_default_timeout(LIMIT_MS)
+    async with looking(browser, url, bypass_csp=True, **options) as page:
+        await page.context.add_init_script(AXE)  # sent once for all pages
+        yield page
 
-    async def barriers(address: str) -> list[str]:
-        await page.goto(address)
-        found: dict[str, Any] = await page.evaluate("axe.run({resultTypes: ['violations']})")
-        return [f"{each['id']}: {each['nodes'][0]['html'][:160]}" for each in found["violations"]]
 
-    try:
-        yield barriers
-    finally:
-        await context.close()
+async def barriers(page: Page) -> list[str]:
+    """Return what axe-core finds on a page of `examining` that keeps somebody from using it, each on one line."""
+    found: dict[str, Any] = await page.evaluate("axe.run({resultTypes: ['violations']})")
+    return [f"{each['id']}: {each['nodes'][0]['html'][:160]}" for each in found["violations"]]
+
+
+async def too_wide(page: Page, width: int = 420) -> int:
+    """Return by how many pixels a page is wider than a phone, 0 where it fits."""
+    await page.set_viewport_size({"width": width, "height": 800})
+    return max(0, int(await page.evaluate("document.documentElement.scrollWidth - innerWidth")))
