@@ -174,6 +174,7 @@ async def test_a_stop_ends_a_hundred_streams_at_once_lets_a_request_end_and_leav
         await writer.wait_closed()
     assert all(reader.result().startswith("retry: ") for reader in readers)
     assert process.end() == 0
+    assert '"path":"/v1/jobs/mail/a/cancel","status":200' in process.errors, "its line was not written yet"
     assert not any(map(exists, own.values()))
     assert names(tmp_path) <= {"data", "p.db", "p.db.lock"}
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
@@ -13,6 +14,7 @@ import msgspec
 
 from jobledger.cli.text import json_safe, plain, plain_lines
 from jobledger.ledger.logs.job_filter import FACTS, JobFilter
+from jobledger.ledger.logs.lines import Line, lines_of
 
 LogFormat = Literal["text", "json"]
 
@@ -38,11 +40,18 @@ class _Text(logging.Formatter):
             )
             return f"{record.levelname}: {record.message}{of_job}"
         words = "".join(f" {name}={value}" for name, value in facts.items())
-        return f"{_time(record)} {record.levelname}{words} {record.name}: {record.message}"
+        return f"{_time(record.created)} {record.levelname}{words} {record.name}: {record.message}"
 
     def format(self, record: logging.LogRecord) -> str:
         """Return lines in which nothing can steer a terminal."""
         return "\n".join(plain_lines(super().format(record)))
+
+    def each(self, record: logging.LogRecord, lines: Iterable[Line]) -> list[str]:
+        """Return each line of a record that has many."""
+        if not self._full:
+            return [f"{record.levelname}: {plain(line.text)}" for line in lines]
+        source = f"{record.levelname} {record.name}"
+        return [f"{_time(line.at)} {source}: {plain(line.text)}" for line in lines]
 
 
 class _Json(logging.Formatter):
@@ -51,16 +60,35 @@ class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         line: dict[str, Any] = {
-            "time": _time(record),
+            "time": _time(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
             **_facts(record),
-            **getattr(record, "asked", {}),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json_safe(msgspec.json.encode(_encodable(line)).decode())
+        return _object(line)
+
+    def each(self, record: logging.LogRecord, lines: Iterable[Line]) -> list[str]:
+        """Return each line of a record that has many."""
+        level, name = record.levelname.lower(), record.name
+        return [
+            _object(
+                {
+                    "time": _time(line.at),
+                    "level": level,
+                    "logger": name,
+                    "message": line.text,
+                    **line.fields,
+                }
+            )
+            for line in lines
+        ]
+
+
+def _object(line: dict[str, Any]) -> str:
+    return json_safe(msgspec.json.encode(_encodable(line)).decode())
 
 
 def _encodable(line: dict[str, Any]) -> dict[str, Any]:
@@ -78,8 +106,21 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value != ""}
 
 
-def _time(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[str]:
+    """Join lines to what is written at once: no more than a pipe takes whole, since other processes write into it too."""
+    block, size = "", 0
+    for line in lines:
+        more = len(line.encode(errors="backslashreplace")) + 1
+        if size and size + more > select.PIPE_BUF:
+            yield block
+            block, size = "", 0
+        block, size = f"{block}{line}\n", size + more
+    if block:
+        yield block
 
 
 class _ToStderr(logging.Handler):
@@ -94,8 +135,13 @@ class _ToStderr(logging.Handler):
         self.addFilter(self.jobs)
 
     def emit(self, record: logging.LogRecord) -> None:
+        lines, formatter = lines_of(record), self.formatter
         try:
-            sys.stderr.write(self.format(record) + "\n")
+            if lines is None or not isinstance(formatter, _Text | _Json):
+                sys.stderr.write(self.format(record) + "\n")
+                return
+            for block in _blocks(formatter.each(record, lines)):
+                sys.stderr.write(block)
         except Exception:  # noqa: BLE001 - what is wrong with a line must not come to whoever logs
             with contextlib.suppress(Exception):
                 self.handleError(record)

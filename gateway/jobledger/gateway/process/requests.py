@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jobledger.gateway.http.routing import refusal, request_id_of
 from jobledger.gateway.life import Life
 from jobledger.gateway.problems import ProblemError, code_of
+from jobledger.gateway.process.access_log import AccessLog
 from jobledger.gateway.process.bodies import Body, has_body
 from jobledger.gateway.process.counting import Counted
 
@@ -31,7 +32,6 @@ _LOOK_EVERY_S: Final = 0.005
 _ALWAYS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _PATH_SHOWN_MAX: Final = 200
-_access_log: Final = logging.getLogger("jobledger.gateway.access")
 _log: Final = logging.getLogger("jobledger.gateway")
 
 
@@ -47,6 +47,7 @@ class Requests:
         self._body_bytes_max = body_bytes_max
         self._appends = appends
         self._bulks = asyncio.Semaphore(BULKS_MAX)
+        self.log = AccessLog()  #: to be closed when this process ends
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -65,7 +66,7 @@ class Requests:
             await self._answer(scope, receive, sent, lambda: status)
         finally:
             counted.in_flight -= 1
-            _note(counted, scope, status, time.monotonic() - began)
+            _note(counted, self.log, scope, status, time.monotonic() - began)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, status: Callable[[], int]) -> None:
         body = Body(scope, receive, send, self._body_bytes_max) if has_body(scope) else None
@@ -133,7 +134,7 @@ async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) 
     await refusal(error, request_id_of(Request(scope)))(scope, receive, send)
 
 
-def _note(counted: Counted, scope: Scope, status: int, seconds: float) -> None:
+def _note(counted: Counted, log: AccessLog, scope: Scope, status: int, seconds: float) -> None:
     """Count a request and log it: who asked for which address, and what came of it; no values and no secrets."""
     route = getattr(scope.get("route"), "path", None)
     method = scope["method"]
@@ -141,22 +142,19 @@ def _note(counted: Counted, scope: Scope, status: int, seconds: float) -> None:
     code = scope.get("jobledger.code")
     if code is not None:
         counted.refused(code)
-    if not _access_log.isEnabledFor(logging.INFO):
+    if not log.is_on:
         return
     principal = scope.get("jobledger.principal")
-    asked = {
-        "request": request_id_of(Request(scope)),
-        "key": "nobody" if principal is None else principal.key_id or principal.name,
-        "method": method[:_PATH_SHOWN_MAX],
-        # As it was sent, so without control characters; of one that holds a secret only the pattern.
-        "path": route
-        if route and "{token" in route
-        else scope["raw_path"].decode("latin-1")[:_PATH_SHOWN_MAX],
-        "status": status,
-        "ms": round(seconds * 1000, 1),
-    }
-    _access_log.info(
-        "%(method)s %(path)s %(status)s %(ms)s ms, request %(request)s, key %(key)s",
-        asked,
-        extra={"asked": asked},
+    log.add(
+        {
+            "request": request_id_of(Request(scope)),
+            "key": "nobody" if principal is None else principal.key_id or principal.name,
+            "method": method[:_PATH_SHOWN_MAX],
+            # As it was sent, so without control characters; of one that holds a secret only the pattern.
+            "path": route
+            if route and "{token" in route
+            else scope["raw_path"].decode("latin-1")[:_PATH_SHOWN_MAX],
+            "status": status,
+            "ms": round(seconds * 1000, 1),
+        }
     )

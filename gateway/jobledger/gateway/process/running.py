@@ -83,14 +83,14 @@ class Process:
             health=health,
             secrets=secrets,
         )
-        answering = Requests(
+        self._answering = Requests(
             app(self.gateway),
             self.life,
             self.counted,
             body_bytes_max=ledger.config.payload_bytes_max + _BODY_BYTES_EXTRA,
             appends=self._appends,
         )
-        self._server = Server(answering, settings)
+        self._server = Server(self._answering, settings)
         config = ExporterConfig(lag_s_max=LAG_S_MAX)
         registry.register(Exporter(ledger, projection, config, followed=self._why_not_followed))
         registry.register(
@@ -111,16 +111,19 @@ class Process:
 
     async def run(self, bound: socket.socket, on_ready: Callable[[], None] = lambda: None) -> None:
         """Answer on a socket until stopped; `on_ready` is called once requests are answered."""
-        async with self.gateway.feed, anyio.create_task_group() as group:
-            group.start_soon(self._lag.run)
-            for name, service in self._services():
-                group.start_soon(self._keep, name, service)
-            with contextlib.suppress(TimeoutError):
-                if self._following is not None:
-                    await asyncio.wait_for(self._following.begun.wait(), _FIRST_S)
-            await self._server.run(bound, on_ready)
-            self._projection.close()
-            group.cancel_scope.cancel()
+        try:
+            async with self.gateway.feed, anyio.create_task_group() as group:
+                group.start_soon(self._lag.run)
+                for name, service in self._services():
+                    group.start_soon(self._keep, name, service)
+                with contextlib.suppress(TimeoutError):
+                    if self._following is not None:
+                        await asyncio.wait_for(self._following.begun.wait(), _FIRST_S)
+                await self._server.run(bound, on_ready)
+                self._projection.close()
+                group.cancel_scope.cancel()
+        finally:
+            self._answering.log.close()
 
     def _services(self) -> list[Service]:
         """Return what runs beside the requests, and begins again whenever it ends."""
