@@ -56,6 +56,19 @@ async def test_new_events_are_streamed_with_their_sequence(ledger: Ledger, serve
     assert json.loads(found[0].data)["stream_sequence"] == 4
 
 
+async def test_head_begins_no_stream(ledger: Ledger, gateway: Gateway, http: httpx.AsyncClient) -> None:
+    job = await ledger.enqueue(send, number=1)
+    heads = {"accept": "text/event-stream"}
+    gateway.feed = Feed(ledger, streams_max=0)  # each stream would be refused
+    for path in ("/v1/events", f"/v1/jobs/mail/{job.id}/events", "/live"):
+        async with asyncio.timeout(LIMIT_S):
+            answer = await http.head(path, headers=heads)
+        assert (answer.status_code, answer.content) == (200, b""), path
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["cache-control"] == "no-store"
+    assert (await http.get("/v1/events", headers=heads)).json()["code"] == "BUSY"
+
+
 async def test_the_past_comes_first_and_then_what_is_new(ledger: Ledger, served: httpx.AsyncClient) -> None:
     await _add(ledger, 5)
     async with served.stream("GET", "/v1/events?from=2&queue=mail") as response:

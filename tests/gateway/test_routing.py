@@ -5,10 +5,12 @@ from __future__ import annotations
 import httpx
 import pytest
 from openapi_spec_validator import validate
+from starlette.requests import Request
 
 from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.api.table import ENDPOINTS
+from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import CODE_OF, KINDS
 from jobledger.ledger import Ledger, task
@@ -95,6 +97,38 @@ async def test_the_document_is_valid_and_names_every_endpoint(http: httpx.AsyncC
     validate(document)
     named = {(path, method.upper()) for path, each in document["paths"].items() for method in each}
     assert named == {(endpoint.path, endpoint.method) for endpoint in ENDPOINTS}
+
+
+async def test_the_document_names_the_headers_that_an_endpoint_heeds(http: httpx.AsyncClient) -> None:
+    paths = (await http.get("/openapi.json")).json()["paths"]
+
+    def headers(method: str, path: str) -> list[str]:
+        parameters = paths[path][method]["parameters"]
+        assert all(
+            each["description"] and not each["required"] for each in parameters if each["in"] == "header"
+        )
+        return [each["name"] for each in parameters if each["in"] == "header"]
+
+    assert headers("post", "/v1/jobs") == ["Idempotency-Key", "Prefer"]
+    assert headers("get", "/v1/jobs/{queue}/{id}") == ["If-None-Match", "Prefer"]
+    assert headers("post", "/v1/jobs/{queue}/{id}/cancel") == ["If-Match"]
+    assert headers("get", "/v1/events") == ["Last-Event-ID"]
+    assert headers("get", "/v1/queues") == []
+    assert "content" not in paths["/v1/jobs/{queue}/{id}"]["get"]["responses"]["304"]
+
+
+async def test_a_header_is_read_only_where_the_endpoint_declares_it(gateway: Gateway) -> None:
+    request = Request({"type": "http", "method": "GET", "headers": [(b"prefer", b"wait=3")]})
+    nobody = Principal(name="nobody", permissions=frozenset())
+    assert Asked(gateway, request, nobody, "r-1", ("Prefer",)).wait_s == 3
+    with pytest.raises(AssertionError, match="does not declare that it heeds Prefer"):
+        _ = Asked(gateway, request, nobody, "r-1").wait_s
+
+
+async def test_every_schema_of_the_document_has_the_name_of_its_class(http: httpx.AsyncClient) -> None:
+    document = (await http.get("/openapi.json")).json()
+    names = document["components"]["schemas"]
+    assert [name for name in names if not name.isalnum() or "jobledger" in name] == []
 
 
 def test_every_class_of_errors_has_a_code() -> None:

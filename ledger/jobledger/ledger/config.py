@@ -113,7 +113,7 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
 def _path_text(value: object) -> str:
     if isinstance(value, PurePath):
         return str(value)
-    raise NotImplementedError(type(value).__name__)
+    raise NotImplementedError(type(value).__name__)  # msgspec asks its hook for that where it knows no form
 
 
 def with_variables(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:

@@ -212,8 +212,10 @@ class Enqueuer:
         ):  # those before it are said to be enqueued: unless one could not be
             await bulk.drain()
             raise
-        except BaseException:
-            await bulk.abandon()  # the error under way is the one that counts
+        except (
+            BaseException
+        ):  # cancelled, too: what was sent is waited for, and the error under way is the one raised
+            await bulk.abandon()
             raise
         await bulk.drain()
         return bulk.result()

@@ -393,7 +393,7 @@ class Ledger:
             raise
         try:
             yield held
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: however the block ends, its lock is given back
             if held.is_here:
                 with contextlib.suppress(LedgerClosedError):  # closing gave it back; the block's error counts
                     self._caller.give_back(lambda ledger: ledger.locks.release_after_error(held))

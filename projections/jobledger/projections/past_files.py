@@ -68,7 +68,7 @@ class PastFiles:
         path, begun = await self._begun(stream_sequence)
         try:
             await self._bring_to(path, stream_sequence, progress)
-        except BaseException:
+        except BaseException:  # cancelled, too: a file that is filled half-way is of no moment
             _remove(path)
             raise
         self._kept[stream_sequence] = path

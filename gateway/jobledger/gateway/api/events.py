@@ -15,14 +15,13 @@ from jobledger.gateway.api.one_job import Held
 from jobledger.gateway.events import sse
 from jobledger.gateway.events.feed import Feed, Kept, Portion
 from jobledger.gateway.events.sse import HEADERS, Shown
-from jobledger.gateway.http.asked import WAIT_MAX_S, Asked
+from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import NDJSON, Answer, Endpoint, Raw, Streamed
+from jobledger.gateway.http.headers import WAIT_MAX_S
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.subscriptions.filter import Start, chosen_start
-
-_LAST_ID: Final = "last-event-id"
 
 
 class EventQuery(msgspec.Struct, frozen=True, kw_only=True, rename={"after": "from", "types": "type"}):
@@ -52,7 +51,7 @@ async def list_events(asked: Asked, *, query: EventQuery) -> Streamed | Raw:
     if NDJSON in asked.header("accept"):
         return await _lines(feed, portions, shown, query, with_values=with_values)
     parts = sse.sse(feed, portions, shown, with_values=with_values, request_id=asked.request_id)
-    return Streamed(parts=await primed(parts), media=sse.MEDIA, headers=HEADERS)
+    return await _streamed(asked, parts)
 
 
 def shown_to(asked: Asked) -> Shown:
@@ -69,7 +68,16 @@ def shown_to(asked: Asked) -> Shown:
     return shown
 
 
-async def primed(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def _streamed(asked: Asked, parts: AsyncGenerator[bytes, None]) -> Streamed:
+    """Return a stream as an answer. HEAD gets one that has ended before it began."""
+    if asked.is_head:
+        await parts.aclose()
+    else:
+        parts = await _primed(parts)
+    return Streamed(parts=parts, media=sse.MEDIA, headers=HEADERS)
+
+
+async def _primed(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """Take the first part before the answer begins: what refuses the request is then its answer, not part of it."""
     first = await anext(parts)
 
@@ -112,7 +120,7 @@ async def stream_job(asked: Asked, held: Held) -> Streamed | Answer:
         request_id=asked.request_id,
         is_last=is_last,
     )
-    return Streamed(parts=await primed(parts), media=sse.MEDIA, headers=HEADERS)
+    return await _streamed(asked, parts)
 
 
 def _start(asked: Asked, query: EventQuery) -> Start:
@@ -125,12 +133,8 @@ def _start(asked: Asked, query: EventQuery) -> Start:
 
 def _after_last(asked: Asked) -> Start | None:
     """Return where a reader goes on that says what it has seen, None for one that does not."""
-    given = asked.header(_LAST_ID).strip()
-    if not given:
-        return None
-    if not given.isdecimal() or len(given) > 19:  # noqa: PLR2004 - what the server counts to
-        raise ProblemError("BAD_REQUEST", f"Last-Event-ID is {given[:80]!r}: give the id of an event")
-    return chosen_start(from_sequence=int(given) + 1)
+    last = asked.last_event_id
+    return None if last is None else chosen_start(from_sequence=last + 1)
 
 
 async def _lines(
@@ -153,7 +157,9 @@ async def _lines(
         position = found[-1].sequence
     body = "".join(each.text(with_values=with_values) + "\n" for each in found)
     return Raw(
-        data=body.encode(), media=NDJSON, headers={_LAST_ID: str(position), "cache-control": "no-store"}
+        data=body.encode(),
+        media=NDJSON,
+        headers={"last-event-id": str(position), "cache-control": "no-store"},
     )
 
 
@@ -166,6 +172,7 @@ ENDPOINTS: Final = (
         summary="Stream events as they are stored, or read some of them",
         tag="events",
         query=EventQuery,
+        heeds=("Last-Event-ID",),
         gives=sse.MEDIA,
         problems=("BUSY", "JOB_INVALID_INPUT"),
     ),

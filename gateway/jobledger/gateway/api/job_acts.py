@@ -168,6 +168,7 @@ def _act(verb: str, handler: Any, permission: Permission, summary: str, **more: 
         summary=summary,
         tag="jobs",
         returns=JobNow,
+        heeds=("If-Match",),
         **given,
     )
 

@@ -29,6 +29,7 @@ from jobledger.gateway.api.one_job import PROBLEMS, Held, read_job, shown
 from jobledger.gateway.events import sse
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint, Raw, Streamed
+from jobledger.gateway.http.headers import Header
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.errors import ResultTimeoutError
 from jobledger.ledger.model.events import Completed, PayloadRef
@@ -169,20 +170,29 @@ def _read(path: str, handler: Any, summary: str, returns: Any, **more: Any) -> E
     )
 
 
+_KNOWN: Final[tuple[Header, ...]] = ("If-None-Match",)
 _VALUE: Final = {"permission": "payloads", "problems": (*PROBLEMS, "PAYLOAD_GONE")}
 _RESULT: Final = {
+    "heeds": ("Prefer",),
     "permission": "payloads",
     "also": (202,),
     "problems": (*PROBLEMS, "PAYLOAD_GONE", "JOB_CANCELLED", "JOB_EXECUTION_ERROR"),
 }
 
 ENDPOINTS: Final = (
-    _read(_JOB, show_job, "Show a job with its attempts and every event", JobShown),
+    _read(
+        _JOB,
+        show_job,
+        "Show a job with its attempts and every event",
+        JobShown,
+        heeds=(*_KNOWN, "Prefer"),
+    ),
     _read(
         "/v1/jobs/{id}",
         show_job_by_id,
         "Show the only job of an id",
         JobShown,
+        heeds=(*_KNOWN, "Prefer"),
         problems=(*PROBLEMS, "AMBIGUOUS_ID"),
     ),
     _read(
@@ -191,9 +201,10 @@ ENDPOINTS: Final = (
         "List the events of a job, or stream them until it has ended",
         JobEvents,
         also=(204,),
+        heeds=(*_KNOWN, "Last-Event-ID"),
         problems=(*PROBLEMS, "BUSY"),
     ),
-    _read(f"{_JOB}/attempts", list_attempts, "List the attempts of a job", JobAttempts),
+    _read(f"{_JOB}/attempts", list_attempts, "List the attempts of a job", JobAttempts, heeds=_KNOWN),
     _read(f"{_JOB}/trail", tell_trail, "Tell what happened to a job", TrailShown),
     _read(f"{_JOB}/why", tell_why, "Say what a job waits for", WhyShown),
     _read(f"{_JOB}/input", get_input, "Return the input of a job", Any, **_VALUE),

@@ -235,7 +235,12 @@ _DEAD: Final = "/v1/dead-letters"
 _PAGES: Final = {"problems": (*READ, "CURSOR_MISMATCH")}
 _JOBS: Final = {"query": JobsQuery, **_PAGES}
 _LETTERS: Final = {"query": DeadLettersQuery, "tag": "dead letters", **_PAGES}
-_LETTER: Final = {"query": Past, "tag": "dead letters", "problems": (*PROBLEMS, "ILLEGAL_TRANSITION")}
+_LETTER: Final = {
+    "query": Past,
+    "tag": "dead letters",
+    "heeds": ("If-None-Match",),
+    "problems": (*PROBLEMS, "ILLEGAL_TRANSITION"),
+}
 
 ENDPOINTS: Final = (
     _list("/v1/jobs", list_all_jobs, "List jobs", JobPage, **_JOBS),

@@ -255,6 +255,7 @@ ENDPOINTS: Final = (
         "Pause a queue and wait until nothing of it runs",
         Drained,
         body=Pause,
+        heeds=("Prefer",),
         **_DRAIN,
     ),
     _endpoint(

@@ -233,7 +233,15 @@ ENDPOINTS: Final = (
         query=ReceivedQuery,
         problems=READ,
     ),
-    _endpoint("GET", _DELIVERY, show_one_delivery, "Show a delivery", ShownDelivery, problems=("NOT_FOUND",)),
+    _endpoint(
+        "GET",
+        _DELIVERY,
+        show_one_delivery,
+        "Show a delivery",
+        ShownDelivery,
+        heeds=("If-None-Match",),
+        problems=("NOT_FOUND",),
+    ),
     _endpoint(
         "POST",
         f"{_DELIVERY}/retry",

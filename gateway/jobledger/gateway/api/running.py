@@ -7,8 +7,9 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from jobledger.gateway.api.job_acts import no_app
-from jobledger.gateway.http.asked import WAIT_MAX_S, Asked
+from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Endpoint
+from jobledger.gateway.http.headers import WAIT_MAX_S
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.subjects import check_token
 from jobledger.workers.budget import Ran, run_within

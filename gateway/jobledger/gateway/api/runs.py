@@ -228,11 +228,10 @@ _RERUN: Final = {
 }
 _TREE: Final = {"query": Looked, "problems": _TREE_NODES}
 
+_READ: Final = {"query": Past, "heeds": ("If-None-Match",)}
 ENDPOINTS: Final = (
-    _endpoint("GET", f"{_RUN}/steps", list_steps, "List the steps of a run", StepsShown, query=Past),
-    _endpoint(
-        "GET", f"{_RUN}/graph", show_graph, "Show the steps of a run as a graph", GraphShown, query=Past
-    ),
+    _endpoint("GET", f"{_RUN}/steps", list_steps, "List the steps of a run", StepsShown, **_READ),
+    _endpoint("GET", f"{_RUN}/graph", show_graph, "Show the steps of a run as a graph", GraphShown, **_READ),
     _endpoint("GET", f"{_RUN}/tree", show_tree, "Show a run and all the jobs below it", Tree, **_TREE),
     _endpoint("POST", f"{_RUN}/signals/{{name}}", send_signal, "Send a run a signal", Signalled, **_SIGNAL),
     _endpoint("POST", f"{_RUN}/rerun", rerun_job, "Begin a run again from a step", Rerunning, **_RERUN),

@@ -91,8 +91,8 @@ class Range(Reasoned, frozen=True, kw_only=True, rename={"begin": "from", "end":
     end: datetime
 
 
-class JobNamed(msgspec.Struct, frozen=True, kw_only=True):
-    """Which job."""
+class JobMade(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that a schedule has made."""
 
     id: str
     queue: str
@@ -101,7 +101,7 @@ class JobNamed(msgspec.Struct, frozen=True, kw_only=True):
 class JobsNamed(msgspec.Struct, frozen=True, kw_only=True):
     """Which jobs."""
 
-    items: list[JobNamed]
+    items: list[JobMade]
 
 
 class NextQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,7 +213,7 @@ async def reset_schedule(asked: Asked, name: str) -> ScheduleNow:
     return schedule_now(name, await asked.gateway.ledger.schedules.reset(name, by=asked.principal.name))
 
 
-async def trigger_schedule(asked: Asked, name: str, *, body: Reasoned) -> JobNamed:
+async def trigger_schedule(asked: Asked, name: str, *, body: Reasoned) -> JobMade:
     """Make a job of the schedule now, beside its ticks, also while it is paused; each call makes one."""
     await _require(asked, name)
     schedules, by = asked.gateway.ledger.schedules, asked.principal.name
@@ -248,8 +248,8 @@ async def handle_schedules(asked: Asked) -> Handled:
     return Handled(items=ticked, left=left)
 
 
-def _named(ref: JobRef) -> JobNamed:
-    return JobNamed(id=ref.job_id, queue=ref.queue)
+def _named(ref: JobRef) -> JobMade:
+    return JobMade(id=ref.job_id, queue=ref.queue)
 
 
 _ORDER: Final = (
@@ -295,7 +295,7 @@ ENDPOINTS: Final = (
     _endpoint("POST", f"{_ONE}/pause", pause_schedule, "Stop the ticks", ScheduleNow, **_PAUSE),
     _endpoint("POST", f"{_ONE}/resume", resume_schedule, "Let it tick again", ScheduleNow, **_PAUSE),
     _endpoint("POST", f"{_ONE}/reset", reset_schedule, "Let the code's declaration count again", ScheduleNow),
-    _endpoint("POST", f"{_ONE}/trigger", trigger_schedule, "Make a job of it now", JobNamed, body=Reasoned),
+    _endpoint("POST", f"{_ONE}/trigger", trigger_schedule, "Make a job of it now", JobMade, body=Reasoned),
     _endpoint(
         "POST", f"{_ONE}/backfill", backfill_schedule, "Make the jobs of past ticks", JobsNamed, **_BACKFILL
     ),

@@ -8,11 +8,10 @@ from typing import Final
 from starlette.requests import Request
 
 from jobledger.gateway.access.permissions import Principal
+from jobledger.gateway.http.headers import KEY_LENGTH_MAX, WAIT_MAX_S, Header
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
 
-WAIT_MAX_S: Final = 60.0
-_KEY_LENGTH_MAX: Final = 255
 _TRACEPARENT_LENGTH: Final = 55
 _DIGITS_MAX: Final = 19  #: of a sequence: what the server counts to
 
@@ -20,15 +19,28 @@ _DIGITS_MAX: Final = 19  #: of a sequence: what the server counts to
 class Asked:
     """One request, as handlers see it."""
 
-    def __init__(self, gateway: Gateway, request: Request, principal: Principal, request_id: str) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        request: Request,
+        principal: Principal,
+        request_id: str,
+        heeds: tuple[Header, ...] = (),
+    ) -> None:
         self.gateway = gateway
         self.principal = principal
         self.request_id = request_id
+        self._heeds = heeds
         self.request = request  #: for the few handlers that read a body in parts
 
     def header(self, name: str) -> str:
         """Return a header, "" without it."""
         return self.request.headers.get(name, "")
+
+    def heeded(self, name: Header) -> str:
+        """Return a header that the endpoint says it heeds, "" without it."""
+        assert name in self._heeds, f"the endpoint does not declare that it heeds {name}"
+        return self.header(name)
 
     @property
     def trace(self) -> str:
@@ -39,17 +51,17 @@ class Asked:
     @property
     def idempotency_key(self) -> str:
         """What names the job that is to be made, "" without. Raises: ProblemError."""
-        given = self.header("idempotency-key")
-        if len(given) > _KEY_LENGTH_MAX:
+        given = self.heeded("Idempotency-Key")
+        if len(given) > KEY_LENGTH_MAX:
             raise ProblemError(
-                "BAD_REQUEST", f"Idempotency-Key has {len(given)} characters: give at most {_KEY_LENGTH_MAX}"
+                "BAD_REQUEST", f"Idempotency-Key has {len(given)} characters: give at most {KEY_LENGTH_MAX}"
             )
         return given
 
     @property
     def if_match(self) -> int | None:
         """The sequence that the act was decided on, None for any. Raises: ProblemError."""
-        given = self.header("if-match").strip()
+        given = self.heeded("If-Match").strip()
         if given in {"", "*"}:
             return None
         words = given.removeprefix("W/").strip('"')
@@ -59,13 +71,13 @@ class Asked:
 
     def has(self, etag: str) -> bool:
         """Return whether the asker says that it has this answer already."""
-        given = [each.strip().removeprefix("W/") for each in self.header("if-none-match").split(",")]
+        given = [each.strip().removeprefix("W/") for each in self.heeded("If-None-Match").split(",")]
         return f'"{etag}"' in given or "*" in given
 
     @property
     def wait_s(self) -> float | None:
         """How long to wait for the end, by `Prefer: wait=N`; None: not at all. Raises: ProblemError."""
-        for preference in self.header("prefer").split(","):
+        for preference in self.heeded("Prefer").split(","):
             name, _, value = preference.strip().partition("=")
             if name.strip().lower() != "wait":
                 continue
@@ -73,6 +85,21 @@ class Asked:
                 raise ProblemError("BAD_REQUEST", f"Prefer is {preference[:80]!r}: write wait=SECONDS")
             return min(float(value), WAIT_MAX_S)
         return None
+
+    @property
+    def last_event_id(self) -> int | None:
+        """The stream sequence of the last event that the asker has, None without one. Raises: ProblemError."""
+        given = self.heeded("Last-Event-ID").strip()
+        if not given:
+            return None
+        if not given.isdecimal() or len(given) > _DIGITS_MAX:
+            raise ProblemError("BAD_REQUEST", f"Last-Event-ID is {given[:80]!r}: give the id of an event")
+        return int(given)
+
+    @property
+    def is_head(self) -> bool:
+        """Whether only the head of the answer is asked for."""
+        return self.request.method == "HEAD"
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Give the body part by part, no faster than it is taken."""

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from jobledger.gateway.access.permissions import Permission
+from jobledger.gateway.http.headers import Header
 
 Method = Literal["GET", "POST", "PUT", "DELETE"]
 
@@ -31,6 +32,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     also: tuple[int, ...] = ()  #: other statuses of success, with the same type
     query: type[msgspec.Struct] | None = None  #: parameters behind the `?`; others are refused
     body: Any = None  #: type of the JSON body; None: there is none, or the handler reads it in parts
+    heeds: tuple[Header, ...] = ()  #: headers that change what it does; `Asked` gives no other of these
     takes: str = JSON  #: media type of the body; of another one than JSON the handler reads the parts
     gives: str = JSON  #: media type of the answer
     problems: tuple[str, ...] = ()  #: codes beside those that every endpoint may answer with
@@ -44,7 +46,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     value: Any = None
     status: int | None = None  #: None: the endpoint's own
     headers: Mapping[str, str] = {}
-    etag: str | None = None  #: the newest sequence of what is shown; `If-None-Match` is compared with it
+    etag: str | None = (
+        None  #: the newest sequence of what is shown; `If-None-Match` is compared with it, so a GET heeds that
+    )
 
 
 class Raw(msgspec.Struct, frozen=True, kw_only=True):

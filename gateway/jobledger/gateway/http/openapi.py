@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.gateway.http.endpoint import JSON, Endpoint
+from jobledger.gateway.http.headers import HEADERS
 from jobledger.gateway.problems import KINDS, MEDIA, Problem
 from jobledger.ledger.model.version import version
 from jobledger.ledger.schema.events import field_notes
@@ -29,6 +30,7 @@ _ALWAYS: Final = (
     "INTERNAL",
 )
 _PUBLIC: Final = ("BAD_REQUEST",)
+_WITHOUT_BODY: Final = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 
 
 def openapi(endpoints: Iterable[Endpoint]) -> Schema:
@@ -87,7 +89,7 @@ def _of_other(kind: type) -> Schema:
     """Return the schema of a type that msgspec knows none for: of values that are handed through as they are."""
     if kind is msgspec.Raw:
         return {}
-    raise NotImplementedError
+    raise NotImplementedError  # msgspec asks its hook for that, and then names the type in an error of its own
 
 
 def _structs(kinds: Iterable[Any]) -> list[type[msgspec.Struct]]:
@@ -130,7 +132,7 @@ def _operation(endpoint: Endpoint, schemas: Mapping[Any, Schema], components: Ma
         "operationId": operation_id(endpoint),
         "summary": endpoint.summary,
         "tags": [endpoint.tag],
-        "parameters": _parameters(endpoint, components),
+        "parameters": [*_parameters(endpoint, components), *_headers(endpoint)],
         "responses": _responses(endpoint, schemas),
         "security": [] if endpoint.public else [{"key": []}],
     }
@@ -172,18 +174,32 @@ def _parameters(endpoint: Endpoint, components: Mapping[str, Schema]) -> list[Sc
     ]
 
 
+def _headers(endpoint: Endpoint) -> list[Schema]:
+    return [
+        {
+            "name": name,
+            "in": "header",
+            "required": False,
+            "schema": HEADERS[name].schema,
+            "description": HEADERS[name].description,
+        }
+        for name in endpoint.heeds
+    ]
+
+
 def _responses(endpoint: Endpoint, schemas: Mapping[Any, Schema]) -> Schema:
     answer: Schema = {}
     if endpoint.returns is not None:
         answer = {"content": {endpoint.gives: {"schema": schemas[_key(endpoint.returns)]}}}
     elif endpoint.gives != JSON:
         answer = {"content": {endpoint.gives: {}}}
+    unchanged = (HTTPStatus.NOT_MODIFIED,) if "If-None-Match" in endpoint.heeds else ()
     found = {
-        str(status): {
+        str(int(status)): {
             "description": HTTPStatus(status).phrase,
-            **({} if status == HTTPStatus.NO_CONTENT else answer),
+            **({} if status in _WITHOUT_BODY else answer),
         }
-        for status in (endpoint.status, *endpoint.also)
+        for status in (endpoint.status, *endpoint.also, *unchanged)
     }
     codes: dict[str, list[str]] = {}
     for code in dict.fromkeys((*_of_any(endpoint), *_no_past(endpoint), *endpoint.problems)):

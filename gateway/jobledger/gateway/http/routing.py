@@ -79,7 +79,7 @@ def _handler(gateway: Gateway, endpoint: Endpoint) -> Handler:
         request.scope["jobledger.principal"] = principal
         if endpoint.permission is not None and not endpoint.public:
             principal.require(endpoint.permission)
-        asked = Asked(gateway, request, principal, request_id_of(request))
+        asked = Asked(gateway, request, principal, request_id_of(request), endpoint.heeds)
         given: dict[str, Any] = dict(request.path_params)
         query = read_query(request)
         if query is not None:
@@ -162,6 +162,7 @@ def _response(result: Any, endpoint: Endpoint, request: Request) -> Response:
     headers = dict(answer.headers)
     if answer.etag is not None:
         headers["etag"] = f'"{answer.etag}"'
+        assert endpoint.method != "GET" or "If-None-Match" in endpoint.heeds, f"{endpoint.path} has an ETag"
         if _is_known(request, headers["etag"]):
             return Response(b"", 304, headers)
     status = endpoint.status if answer.status is None else answer.status

@@ -44,6 +44,7 @@ HEADERS: Final = {
 FORM_BYTES_MAX: Final = 2 << 20
 _FIELDS_MAX: Final = 2_000
 _STREAM: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
+_EVENTS: Final = "text/event-stream"
 _HTML: Final = "text/html; charset=utf-8"
 _LOGIN: Final = "/login"
 _WAY_OUT: Final = Markup(
@@ -149,7 +150,9 @@ class Dashboard:
 
     async def _live(self, request: Request, _about: None) -> Response:
         self._gateway.access.principal(request).require("view")
-        return StreamingResponse(await self._pulse.beats(), media_type="text/event-stream", headers=_STREAM)
+        if request.method == "HEAD":  # nobody would read a stream
+            return Response(media_type=_EVENTS, headers=_STREAM)
+        return StreamingResponse(await self._pulse.beats(), media_type=_EVENTS, headers=_STREAM)
 
     async def _levels(self, request: Request, _about: None) -> Response:
         principal = self._gateway.access.principal(request)

@@ -95,7 +95,7 @@ async def child(name: str, setup: Setup) -> AsyncGenerator[Child, None]:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C reaches the gateway alone
             )
-        except BaseException:
+        except BaseException:  # cancelled, too: without a process nobody else closes our end
             await line.close()
             raise
     started = Child(name, process, line)
@@ -169,6 +169,6 @@ class Following:
                     if isinstance(message, Ready):
                         self.problem = ""
                         self.begun.set()
-        except Exception as error:
+        except Exception as error:  # whatever ended the child is what pages say until the next one is ready
             self.problem = f"the projection is not followed: {error}"
             raise

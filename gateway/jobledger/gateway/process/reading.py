@@ -73,7 +73,9 @@ class FollowedProjection:
         try:
             store.renew()
             yield store
-        except BaseException:
+        except (
+            BaseException
+        ):  # a cancelled reader may have left a query half-way: nobody else gets this store
             store.close()
             raise
         if len(self._idle) < _OPEN_MAX:

@@ -141,7 +141,7 @@ class Process:
         async def counted() -> None:
             try:
                 await service()
-            except Exception:
+            except Exception:  # whatever ends it is counted; `outlive` logs it and starts the service again
                 self.counted.child_ended(name)
                 raise
 

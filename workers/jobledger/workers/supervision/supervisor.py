@@ -94,7 +94,7 @@ class Child:
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,  # Ctrl-C reaches the supervisor alone, and the group can be ended as one
                 )
-            except BaseException:
+            except BaseException:  # Ctrl-C, too: without a process nobody else closes our end
                 ours.close()
                 raise
         self._lines = Lines(ours)
