@@ -12,7 +12,7 @@ import pytest
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.publisher import Answered, AppendRefusedError, Publisher
-from jobledger.ledger.nats.writer import Commit, Writer
+from jobledger.ledger.nats.writer import Commit, Writer, _Observation
 
 pytestmark = pytest.mark.anyio
 
@@ -285,7 +285,53 @@ async def test_after_a_reconnect_it_looks_at_once() -> None:
     bench = Paced(50)
     bench.serve(3_000, per_second=15_000)
     bench.writer.forget_observations()
-    assert bench.serve(3_000, per_second=3_000) < 600
+    bench.writer._observed._cpu_s = lambda: 0.0
+    assert bench.serve(3_000, per_second=3_000) < 900
+
+
+async def test_a_slow_moment_groups_nothing() -> None:
+    bench = Paced(50)
+    for _ in range(4):  # as the first appends on a stream are, or some while other programs compute
+        assert bench.serve(200, per_second=3_000) == 200
+        assert bench.serve(5_000, per_second=20_000) == 5_000
+    assert bench.serve(4_000, per_second=3_000) < 4_000
+
+
+def decided(observed: _Observation, now: float, *, per_second: float, grouping: bool) -> tuple[bool, float]:
+    """Answer at a rate until it is said whether to group; return that, and when."""
+    for _ in range(100_000):
+        observed.sent(100, now)
+        now += 1 / per_second
+        found = observed.answered(1, 100, now, grouping=grouping)
+        if found is not None:
+            return found, now
+    raise AssertionError("nothing was decided")
+
+
+def test_groups_that_won_against_a_slow_start_are_compared_again_soon() -> None:
+    observed = _Observation(cpu_s=lambda: 0.0)
+    grouping, began = decided(observed, 0.0, per_second=5_000, grouping=False)
+    assert grouping
+    now = began
+    while grouping:
+        grouping, now = decided(observed, now, per_second=25_000, grouping=True)
+    assert now - began < 1.0
+    assert decided(observed, now, per_second=36_000, grouping=False)[0] is False
+
+
+def test_groups_that_won_twice_are_left_alone_for_longer_and_cost_one_look() -> None:
+    observed = _Observation(cpu_s=lambda: 0.0)
+    grouping, now = decided(observed, 0.0, per_second=2_000, grouping=False)
+    while grouping:
+        grouping, now = decided(observed, now, per_second=8_000, grouping=True)
+    looked = now
+    grouping, now = decided(observed, now, per_second=2_000, grouping=False)
+    assert grouping
+    assert now - looked < 0.2  # one window of plain appends, not the longer one behind it
+    began = now
+    while grouping:
+        grouping, now = decided(observed, now, per_second=8_000, grouping=True)
+    assert now - began > 15
 
 
 class Bursts(Paced):
@@ -314,10 +360,10 @@ class Bursts(Paced):
 
 async def test_bursts_are_grouped_where_a_disk_is_in_the_way() -> None:
     bench = Bursts()
-    for _ in range(20):
+    for _ in range(30):
         await bench.burst(40, per_second=2_000, batch_s=0.004)
     assert bench.writer.grouping
-    assert len(bench.answers) == 800
+    assert len(bench.answers) == 1_200
 
 
 async def test_bursts_are_not_grouped_without_a_disk_in_the_way() -> None:
@@ -339,7 +385,7 @@ async def test_bursts_are_not_grouped_where_the_process_itself_is_what_takes_the
 
 async def test_groups_that_won_outlast_a_disk_that_hiccups_and_end_where_they_do_not_win() -> None:
     bench = Bursts()
-    for _ in range(20):
+    for _ in range(30):
         await bench.burst(40, per_second=2_000, batch_s=0.004)
     for _ in range(200):  # two seconds, of which the first half is bad
         await bench.burst(40, per_second=500, batch_s=0.016)

@@ -40,6 +40,9 @@ _FAST_RATE: Final = 12_000.0
 #: A process that computes for this share of the time in which appends are in flight waits for itself, not for a disk:
 #: in a burst it may stay below `_FAST_RATE` without any. With an fsync each it computes for a fifth of the time.
 _OWN_SHARE_MAX: Final = 0.4
+#: After a slow window the writer looks at a second one, twice as long, and decides by that one: the first appends on a
+#: stream are slow on any machine, and groups would win against them where plain appends are soon faster.
+_SECOND_LOOK: Final = 2
 _GROUPS_WIN_BY: Final = 1.5
 #: Groups are given up after this many slower windows in a row: a disk hiccups, and where several processes append in
 #: turns, groups pay only once all of them group. One window is enough where groups are at half the rate.
@@ -47,6 +50,9 @@ _LOSSES_MAX: Final = 4.0
 #: Groups that won are compared with plain appends again after this time; so are groups that did not win, and after
 #: each trial in vain three times as late as before: a trial delays the bursts that fall into it.
 _LOOK_AGAIN_S: Final = 20.0
+#: When groups have won for the first time, the writer looks at plain appends again after this time: the ones that the
+#: groups won against may have been slow because they were the first.
+_FIRST_LOOK_AGAIN_S: Final = 0.5
 _LOOK_AGAIN_MAX_S: Final = 600.0
 #: After a window that changed nothing, this many appends are not observed: observing all takes 5 % of a worker's time.
 _UNOBSERVED: Final = 2_048
@@ -114,7 +120,7 @@ class Writer:
             self._draining = self._loop.call_soon(self._drain)
 
     def forget_observations(self) -> None:
-        """Observe anew, after a reconnect: it may be another server."""
+        """Observe again, after a reconnect: it may be another server."""
         if self._told == "auto":
             self._grouping = False
             self._observed = _Observation()
@@ -265,6 +271,7 @@ class _Observation:
         self._own_s = 0.0  # of the present window
         self._own_share = 0.0  # of the last window
         self._alone_rate = 0.0
+        self._doubted = False  # whether the last window of plain appends was slow
         self._lost = (
             0.0  # windows in a row in which groups did not win; more where they were slower than alone
         )
@@ -290,9 +297,13 @@ class _Observation:
             self._look_again_at = now if self._won else now + self._put_off_s()
             return False
         if rate > _FAST_RATE or self._own_share > _OWN_SHARE_MAX or now < self._look_again_at:
+            self._doubted = self._won = False
             return False
+        self._doubted = not (self._doubted or self._won)
+        if self._doubted:
+            return None
+        self._look_again_at = now + (_LOOK_AGAIN_S if self._won else _FIRST_LOOK_AGAIN_S)
         self._alone_rate, self._lost, self._won = rate, 0.0, False
-        self._look_again_at = now + _LOOK_AGAIN_S
         return True
 
     def _put_off_s(self) -> float:
@@ -318,7 +329,8 @@ class _Observation:
             self._busy_s += now - self.since
             self._own_s += own_s - self._own_since
         self.since, self._own_since = (now if in_flight >= _OBSERVED_DEPTH_MIN else None), own_s
-        if self._answers < _OBSERVED_COUNT or self._busy_s < _OBSERVED_S:
+        times = _SECOND_LOOK if self._doubted else 1
+        if self._answers < times * _OBSERVED_COUNT or self._busy_s < times * _OBSERVED_S:
             return None
         rate, self._own_share = self._answers / self._busy_s, self._own_s / self._busy_s
         self.since = None  # the first answer of the next window may still belong to this way of sending
