@@ -18,6 +18,7 @@ PACKAGES = {
     "jobledger.ledger.adding",
     "jobledger.ledger.connecting",
     "jobledger.ledger.limits",
+    "jobledger.ledger.loading",
     "jobledger.ledger.model",
     "jobledger.ledger.model.access",
     "jobledger.ledger.model.deciding",
@@ -35,6 +36,23 @@ PACKAGES = {
 }
 #: Of the standard library: slow to load, and nothing that an enqueue needs.
 HEAVY = {"sqlite3", "http.server", "multiprocessing", "zoneinfo"}
+#: What speaks to a server, reads a projection or draws.
+WORK = {"asyncio", "nats", "pydantic", "rich", "sqlite3"}
+VERSION = """
+import contextlib, sys
+sys.argv = ["jobledger", "--version"]
+from jobledger.cli.__main__ import main
+with contextlib.suppress(SystemExit):
+    main()
+"""
+COMPLETION = """
+import contextlib, os, sys
+os.environ |= {"_JOBLEDGER_COMPLETE": "complete_bash", "COMP_WORDS": "jobledger jobs li", "COMP_CWORD": "2"}
+sys.argv = ["jobledger"]
+from jobledger.cli.__main__ import main
+with contextlib.suppress(SystemExit):
+    main()
+"""
 TELL = """
 import json, sys
 print(json.dumps({name: hasattr(module, "__path__") for name, module in list(sys.modules.items())}))
@@ -60,7 +78,7 @@ def _loaded(program: str, *words: str) -> dict[str, bool]:
     """Return the modules that a process has loaded at its end, and of each whether it is a package."""
     command = [sys.executable, "-c", program + TELL, *words]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    found: dict[str, bool] = json.loads(ran.stdout)
+    found: dict[str, bool] = json.loads(ran.stdout.splitlines()[-1])
     return found
 
 
@@ -83,3 +101,53 @@ def test_a_command_loads_nothing_of_metrics_parquet_or_signatures() -> None:
     modules = _loaded("import jobledger.cli.main")
     assert _libraries(modules) - LIBRARIES - {"annotated_doc", "rich", "shellingham", "typer"} == set()
     assert "http.server" not in modules
+
+
+def test_the_version_is_said_without_anything_that_works() -> None:
+    modules = _loaded(VERSION)
+    assert WORK & modules.keys() == set()
+    ours = {name.split(".")[1] for name in modules if name.startswith("jobledger.")}
+    assert ours == {"admin", "cli", "ledger", "projections"}
+
+
+def test_a_name_is_completed_in_bash_without_any_command() -> None:
+    modules = _loaded(COMPLETION)
+    unwanted = {"jobledger.cli.command", "jobledger.cli.jobs.list", *WORK}
+    assert unwanted & modules.keys() <= {"pydantic"}  # typer's
+
+
+def test_help_and_completion_load_no_command_of_a_group_that_was_not_named() -> None:
+    modules = _loaded(
+        "from jobledger.cli.main import program; program(['--help']); program(['events', 'sub'])"
+    )
+    assert "jobledger.cli.events.tail" in modules
+    assert {"jobledger.cli.jobs.list", "jobledger.cli.audit.verify"} & modules.keys() == set()
+
+
+def test_a_switch_before_a_command_does_not_load_the_others() -> None:
+    modules = _loaded("from jobledger.cli.main import run; run(['--log-format', 'json', 'server', '--help'])")
+    assert "jobledger.cli.processes.server" in modules
+    assert {
+        "nats",
+        "jobledger.cli.processes.worker",
+        "jobledger.projections.projector",
+    } & modules.keys() == set()
+
+
+def test_a_process_of_the_pool_loads_no_client_before_a_task_asks_for_it() -> None:
+    modules = _loaded(
+        "import jobledger.workers.pool.child; from jobledger.ledger import Context, Snooze, task"
+    )
+    assert _libraries(modules) - (LIBRARIES - {"anyio", "nats"}) == set()
+    assert {"jobledger.ledger.client", "jobledger.workers.worker", "sqlite3"} & modules.keys() == set()
+
+
+def test_the_client_of_a_gateway_loads_nothing_that_speaks_to_a_server() -> None:
+    modules = _loaded("import jobledger.gateway.client")
+    assert {"nats", "jobledger.ledger.client", "typer", "sqlite3"} & modules.keys() == set()
+
+
+def test_a_child_of_a_gateway_loads_nothing_of_what_the_others_do() -> None:
+    modules = _loaded("from jobledger.gateway.process.child import _program; _program('projector')")
+    assert "jobledger.projections.projector" in modules
+    assert {"httpx", "jobledger.workers.worker", "jobledger.audit.verify.checker"} & modules.keys() == set()

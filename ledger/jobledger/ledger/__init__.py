@@ -1,23 +1,8 @@
 """The ledger: events, the fold, the log, the client. It knows nothing of workers, projections or the CLI."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from jobledger.ledger.adding.bulk import BulkResult
-from jobledger.ledger.backoff import Backoff
-from jobledger.ledger.client import Ledger
-from jobledger.ledger.config import LedgerConfig
-from jobledger.ledger.connecting.connect import connect
-from jobledger.ledger.context import Context
-from jobledger.ledger.decorator import task
-from jobledger.ledger.event_stream import EventStream
-from jobledger.ledger.handle import JobHandle
-from jobledger.ledger.held_lock import HeldLock
-from jobledger.ledger.hooks import Hooks, Notice
-from jobledger.ledger.limits.declared import Limit, Queue
-from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.loading.on_demand import on_demand
 from jobledger.ledger.model.errors import (
     AmbiguousIdError,
     AppendOutcomeUnknownError,
@@ -80,22 +65,30 @@ from jobledger.ledger.model.hooks.errors import (
     WatchNotFoundError,
     WebhookNotFoundError,
 )
-from jobledger.ledger.model.job import Job, JobState
-from jobledger.ledger.model.jobs.attempts import Attempt, Progress
-from jobledger.ledger.model.memory import MemoryLog
-from jobledger.ledger.model.queues.pause import QueueState
-from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.outcome import Cancel, Retry, Snooze
-from jobledger.ledger.schedules.in_code import Schedule, Skip, Tick
-from jobledger.ledger.subscriptions.errors import SubscriptionMismatchError, SubscriptionNotFoundError
-from jobledger.ledger.subscriptions.subscription import EventDelivery, Subscription
-from jobledger.ledger.tasks import Task, TaskRegistry
-from jobledger.ledger.unique.rule import Unique
 
 if TYPE_CHECKING:
+    from jobledger.ledger.adding.bulk import BulkResult
+    from jobledger.ledger.backoff import Backoff
+    from jobledger.ledger.client import Ledger
+    from jobledger.ledger.config import LedgerConfig
+    from jobledger.ledger.connecting.connect import connect
+    from jobledger.ledger.context import Context
+    from jobledger.ledger.decorator import task
+    from jobledger.ledger.event_stream import EventStream
     from jobledger.ledger.graphs.graph import Graph
+    from jobledger.ledger.handle import JobHandle
+    from jobledger.ledger.held_lock import HeldLock
+    from jobledger.ledger.hooks import Hooks, Notice
+    from jobledger.ledger.limits.declared import Limit, Queue
+    from jobledger.ledger.model.codec import StoredEvent
+    from jobledger.ledger.model.job import Job, JobState
+    from jobledger.ledger.model.jobs.attempts import Attempt, Progress
+    from jobledger.ledger.model.memory import MemoryLog
+    from jobledger.ledger.model.queues.pause import QueueState
     from jobledger.ledger.model.runs.errors import UnknownSignalError
+    from jobledger.ledger.model.subjects import JobRef
     from jobledger.ledger.named.verbs import NamedJob
+    from jobledger.ledger.outcome import Cancel, Retry, Snooze
     from jobledger.ledger.runs.determinism import NondeterminismWarning
     from jobledger.ledger.runs.ending import RunEnd
     from jobledger.ledger.runs.errors import (
@@ -111,41 +104,63 @@ if TYPE_CHECKING:
     from jobledger.ledger.runs.signals import Signal
     from jobledger.ledger.runs.steps import NOT_DONE, StepFunction, step
     from jobledger.ledger.runs.workflow import workflow
+    from jobledger.ledger.schedules.in_code import Schedule, Skip, Tick
+    from jobledger.ledger.subscriptions.errors import SubscriptionMismatchError, SubscriptionNotFoundError
+    from jobledger.ledger.subscriptions.subscription import EventDelivery, Subscription
     from jobledger.ledger.tables.errors import TableExpiredError
     from jobledger.ledger.tables.table import Table
-
-#: What most processes do not need, such as what is for workflows, and where it is: loaded when it is first asked for.
-_OF_SOME = {
-    "Child": "runs.groups",
-    "ChildFailedError": "runs.errors",
-    "DivergedError": "runs.errors",
-    "ForeignTaskError": "runs.errors",
-    "Graph": "graphs.graph",
-    "NOT_DONE": "runs.steps",
-    "NamedJob": "named.verbs",
-    "NondeterminismWarning": "runs.determinism",
-    "Outcome": "runs.groups",
-    "Run": "runs.run",
-    "RunEnd": "runs.ending",
-    "RunTooLongError": "runs.errors",
-    "Signal": "runs.signals",
-    "StepFailedError": "runs.errors",
-    "StepFunction": "runs.steps",
-    "StepInDoubtError": "runs.errors",
-    "Table": "tables.table",
-    "TableExpiredError": "tables.errors",
-    "UnknownSignalError": "model.runs.errors",
-    "step": "runs.steps",
-    "workflow": "runs.workflow",
-}
-
-
-def __getattr__(name: str) -> Any:
-    module = _OF_SOME.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-
+    from jobledger.ledger.tasks import Task, TaskRegistry
+    from jobledger.ledger.unique.rule import Unique
+else:  # the same as a table
+    __getattr__, __dir__ = on_demand(
+        __name__,
+        {
+            "adding.bulk": ("BulkResult",),
+            "backoff": ("Backoff",),
+            "client": ("Ledger",),
+            "config": ("LedgerConfig",),
+            "connecting.connect": ("connect",),
+            "context": ("Context",),
+            "decorator": ("task",),
+            "event_stream": ("EventStream",),
+            "graphs.graph": ("Graph",),
+            "handle": ("JobHandle",),
+            "held_lock": ("HeldLock",),
+            "hooks": ("Hooks", "Notice"),
+            "limits.declared": ("Limit", "Queue"),
+            "model.codec": ("StoredEvent",),
+            "model.job": ("Job", "JobState"),
+            "model.jobs.attempts": ("Attempt", "Progress"),
+            "model.memory": ("MemoryLog",),
+            "model.queues.pause": ("QueueState",),
+            "model.runs.errors": ("UnknownSignalError",),
+            "model.subjects": ("JobRef",),
+            "named.verbs": ("NamedJob",),
+            "outcome": ("Cancel", "Retry", "Snooze"),
+            "runs.determinism": ("NondeterminismWarning",),
+            "runs.ending": ("RunEnd",),
+            "runs.errors": (
+                "ChildFailedError",
+                "DivergedError",
+                "ForeignTaskError",
+                "RunTooLongError",
+                "StepFailedError",
+                "StepInDoubtError",
+            ),
+            "runs.groups": ("Child", "Outcome"),
+            "runs.run": ("Run",),
+            "runs.signals": ("Signal",),
+            "runs.steps": ("NOT_DONE", "StepFunction", "step"),
+            "runs.workflow": ("workflow",),
+            "schedules.in_code": ("Schedule", "Skip", "Tick"),
+            "subscriptions.errors": ("SubscriptionMismatchError", "SubscriptionNotFoundError"),
+            "subscriptions.subscription": ("EventDelivery", "Subscription"),
+            "tables.errors": ("TableExpiredError",),
+            "tables.table": ("Table",),
+            "tasks": ("Task", "TaskRegistry"),
+            "unique.rule": ("Unique",),
+        },
+    )
 
 __all__ = [
     "NOT_DONE",

@@ -3,9 +3,9 @@
 Nothing here is the truth: a projection can be deleted at any time and made again from the ledger.
 """
 
-from jobledger.projections.as_of import Moment, as_of, moment_of, refuse_archived
-from jobledger.projections.compare import Difference, difference, verify
-from jobledger.projections.counting import counting
+from typing import TYPE_CHECKING
+
+from jobledger.ledger.loading.on_demand import on_demand
 from jobledger.projections.errors import (
     CursorMismatchError,
     DamagedProjectionError,
@@ -29,34 +29,70 @@ from jobledger.projections.errors import (
     ReadModelDefinitionError,
     ReadModelFailedError,
 )
-from jobledger.projections.filters import DeadLetterFilter, JobFilter, SaidFilter
-from jobledger.projections.layout import SCHEMA_VERSION
-from jobledger.projections.parquet import write_tables
-from jobledger.projections.projector import Position, Projector, ProjectorConfig
-from jobledger.projections.queries.jobs import FoundJobs, JobCounts, SearchLimits, cursor_at
-from jobledger.projections.queries.lanes import Order
-from jobledger.projections.queries.levels import Level, LevelsAt
-from jobledger.projections.queries.rows import (
-    AttemptRow,
-    DeadLetterGroup,
-    DeadLetterRow,
-    JobRow,
-    SlowAttempt,
-)
-from jobledger.projections.queries.store import Store
-from jobledger.projections.read_model import ReadModel, ReadModelLayout
-from jobledger.projections.rebuild import rebuild
-from jobledger.projections.snapshots import SnapshotConfig, Snapshots
-from jobledger.projections.statistics.answers import (
-    BucketRow,
-    FailureRow,
-    Histogram,
-    QueueRow,
-    TotalsRow,
-    WorkerRow,
-)
-from jobledger.projections.statistics.tally import HISTOGRAM_BOUNDS_S
-from jobledger.projections.tables.acts import ActFilter, ActRow
+
+if TYPE_CHECKING:
+    from jobledger.projections.compare import Difference, difference, verify
+    from jobledger.projections.early_counts import counting
+    from jobledger.projections.filters import DeadLetterFilter, JobFilter, SaidFilter
+    from jobledger.projections.layout import SCHEMA_VERSION
+    from jobledger.projections.moments import Moment, as_of, moment_of, refuse_archived
+    from jobledger.projections.parquet import write_tables
+    from jobledger.projections.projector import Position, Projector, ProjectorConfig
+    from jobledger.projections.queries.jobs import FoundJobs, JobCounts, SearchLimits, cursor_at
+    from jobledger.projections.queries.lanes import Order
+    from jobledger.projections.queries.levels import Level, LevelsAt
+    from jobledger.projections.queries.rows import (
+        AttemptRow,
+        DeadLetterGroup,
+        DeadLetterRow,
+        JobRow,
+        SlowAttempt,
+    )
+    from jobledger.projections.queries.store import Store
+    from jobledger.projections.read_model import ReadModel, ReadModelLayout
+    from jobledger.projections.rebuilding import rebuild
+    from jobledger.projections.snapshots import SnapshotConfig, Snapshots
+    from jobledger.projections.statistics.answers import (
+        BucketRow,
+        FailureRow,
+        Histogram,
+        QueueRow,
+        TotalsRow,
+        WorkerRow,
+    )
+    from jobledger.projections.statistics.tally import HISTOGRAM_BOUNDS_S
+    from jobledger.projections.tables.acts import ActFilter, ActRow
+else:  # the same as a table
+    __getattr__, __dir__ = on_demand(
+        __name__,
+        {
+            "moments": ("Moment", "as_of", "moment_of", "refuse_archived"),
+            "compare": ("Difference", "difference", "verify"),
+            "early_counts": ("counting",),
+            "filters": ("DeadLetterFilter", "JobFilter", "SaidFilter"),
+            "layout": ("SCHEMA_VERSION",),
+            "parquet": ("write_tables",),
+            "projector": ("Position", "Projector", "ProjectorConfig"),
+            "queries.jobs": ("FoundJobs", "JobCounts", "SearchLimits", "cursor_at"),
+            "queries.lanes": ("Order",),
+            "queries.levels": ("Level", "LevelsAt"),
+            "queries.rows": ("AttemptRow", "DeadLetterGroup", "DeadLetterRow", "JobRow", "SlowAttempt"),
+            "queries.store": ("Store",),
+            "read_model": ("ReadModel", "ReadModelLayout"),
+            "rebuilding": ("rebuild",),
+            "snapshots": ("SnapshotConfig", "Snapshots"),
+            "statistics.answers": (
+                "BucketRow",
+                "FailureRow",
+                "Histogram",
+                "QueueRow",
+                "TotalsRow",
+                "WorkerRow",
+            ),
+            "statistics.tally": ("HISTOGRAM_BOUNDS_S",),
+            "tables.acts": ("ActFilter", "ActRow"),
+        },
+    )
 
 __all__ = [
     "HISTOGRAM_BOUNDS_S",

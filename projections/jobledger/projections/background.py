@@ -66,7 +66,7 @@ class Background:
             group.start_soon(self._show, progress)
             try:
                 found = await anyio.to_thread.run_sync(to_its_end, abandon_on_cancel=True)
-            except BaseException:
+            except BaseException:  # cancelled, too: the thread is told to stop
                 await self._stop(began, ended)
                 raise
             group.cancel_scope.cancel()

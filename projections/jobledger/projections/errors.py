@@ -80,7 +80,7 @@ class DamagedProjectionError(ProjectionFileError):
     def __init__(self, path: Path, why: object) -> None:
         sentence = (
             f"the projection {path} cannot be read ({why}): everything in it comes from the ledger, "
-            "so make it anew with `jobledger projection rebuild`"
+            "so rebuild it with `jobledger projection rebuild`"
         )
         super().__init__(path, sentence)
 
@@ -93,7 +93,7 @@ class NewerSchemaError(ProjectionFileError):
         self.known = known
         sentence = (
             f"the projection {path} has schema {found} and this version knows {known}: use the newer jobledger, "
-            "or make the file anew for this one with `jobledger projection rebuild`"
+            "or rebuild the file for this one with `jobledger projection rebuild`"
         )
         super().__init__(path, sentence)
 
@@ -101,7 +101,7 @@ class NewerSchemaError(ProjectionFileError):
 class NewerReadModelError(ProjectionFileError):
     """A newer version of the same read model made the file.
 
-    It is not made anew by itself: while versions change, an old and a new process would undo each other's
+    It is not rebuilt by itself: while versions change, an old and a new process would undo each other's
     work for ever.
     """
 
@@ -109,7 +109,7 @@ class NewerReadModelError(ProjectionFileError):
         super().__init__(
             path,
             f"{path} was made by version {found} of this read model, and this is version {known}: run the newer one, "
-            "or make the file anew for this one with `jobledger projection rebuild`",
+            "or rebuild the file for this one with `jobledger projection rebuild`",
         )
 
 
@@ -121,7 +121,7 @@ class OlderSchemaError(ProjectionFileError):
         self.known = known
         sentence = (
             f"the projection {path} has the older schema {found}, this version needs {known}: "
-            "make it anew with `jobledger projection rebuild`"
+            "rebuild it with `jobledger projection rebuild`"
         )
         super().__init__(path, sentence)
 
@@ -194,7 +194,7 @@ class ReadModelFailedError(ProjectionError):
         self.model = model
         super().__init__(
             f"read model {model} failed {place}: {why}; nothing of this batch was kept, so mend `apply` and start it "
-            "again, or raise `version` to have it made anew from the first event",
+            "again, or raise `version` to have it rebuilt from the first event",
         )
 
 

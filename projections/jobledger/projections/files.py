@@ -194,7 +194,7 @@ def _checked(connection: sqlite3.Connection, path: Path, layout: Layout) -> sqli
 def _closed_on_error(connection: sqlite3.Connection) -> Generator[None, None, None]:
     try:
         yield
-    except BaseException:
+    except BaseException:  # Ctrl-C, too: nobody else closes it
         connection.close()
         raise
 

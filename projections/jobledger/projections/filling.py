@@ -110,7 +110,7 @@ class Filler:
         self.close()
 
     def close(self) -> None:
-        """Close the file; the projector may be used again and opens it anew."""
+        """Close the file; the projector may be used again, and then opens the file again."""
         if self._connection is not None:
             self._connection.close()
         self._connection = self._rows = self._position = self._identity = None
@@ -274,7 +274,7 @@ class Filler:
                 if fresh:
                     rows.apply(fresh)
                     position = self._write_position(connection, position, fresh[-1])
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: the file was rolled back, and rows in memory are ahead of it
             rows.forget()
             raise
         self._position = position
@@ -333,7 +333,7 @@ def _transaction(connection: sqlite3.Connection) -> Generator[None, None, None]:
     try:
         yield
         connection.execute("COMMIT")
-    except BaseException:
+    except BaseException:  # Ctrl-C, too: a transaction that is left open locks the file
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise

@@ -27,6 +27,8 @@ from jobledger.projections.queries.store import Store
 from jobledger.projections.snapshots import Snapshot, Snapshots, copy_projection
 
 _BUSY_TIMEOUT_S: Final = 5.0
+#: A snapshot lies this share of the distance between snapshots before the moment that it is left for.
+_NEAR_SHARE: Final = 5
 
 
 class PastFiles:
@@ -67,14 +69,12 @@ class PastFiles:
         """
         path, begun = await self._begun(stream_sequence)
         try:
-            await self._bring_to(path, stream_sequence, progress)
+            await self._bring_to(path, begun, stream_sequence, progress)
         except BaseException:  # cancelled, too: a file that is filled half-way is of no moment
             _remove(path)
             raise
         self._kept[stream_sequence] = path
         self._lent[path] = self._lent.get(path, 0) + 1
-        if stream_sequence - begun >= self._snapshots.config.every_events:
-            await self._snapshots.complete(path, stream_sequence)
         while len(self._kept) > self._kept_max:
             _remove(self._kept.pop(next(iter(self._kept))))
         return path
@@ -85,10 +85,21 @@ class PastFiles:
         if left > 0:
             self._lent[path] = left
 
-    async def _bring_to(self, path: Path, until: int, progress: ProgressCallback | None) -> None:
+    async def _bring_to(self, path: Path, begun: int, until: int, progress: ProgressCallback | None) -> None:
+        """Bring a file that stands at `begun` to a moment; one that is far leaves a snapshot a little before it.
+
+        Somebody who looks for a change asks for moments shortly before it next: these then begin at that snapshot.
+        """
+        every, snapshots = self._snapshots.config.every_events, self._snapshots
+        near = until - every // _NEAR_SHARE
         config, clock = self._config, self._clock
-        with Projector(self._log, path, config=config, clock=clock, snapshots=self._snapshots) as projector:
-            position = await projector.catch_up(until=until, progress=progress)
+        with Projector(self._log, path, config=config, clock=clock, snapshots=snapshots) as projector:
+            done = 0
+            if until - begun >= every:
+                found = await projector.catch_up(until=near, progress=_part(progress, 0, until - begun))
+                done = found.stream_sequence - begun
+                await snapshots.complete(path, found.stream_sequence)
+            position = await projector.catch_up(until=until, progress=_part(progress, done, until - begun))
         if position.stream_sequence != until:
             sentence = (
                 f"stream sequence {until} is still to come: the ledger ends at {position.stream_sequence}"
@@ -158,6 +169,11 @@ class PastFiles:
     def _new(self) -> Path:
         self._made += 1
         return self._folder / f"{self._made}.db"
+
+
+def _part(progress: ProgressCallback | None, before: int, wanted: int) -> ProgressCallback | None:
+    """Return what tells of a part as of a part of the whole."""
+    return None if progress is None else lambda done, _: progress(before + done, wanted)
 
 
 class _Beginning(NamedTuple):

@@ -11,7 +11,7 @@ from jobledger.ledger.model.codec import Message
 from jobledger.projections.errors import OlderSchemaError, ProjectionTimeoutError
 from jobledger.projections.filling import Filler, ProgressCallback, ProjectorConfig, reading, stored_bytes
 from jobledger.projections.position import Position, read_position
-from jobledger.projections.rebuild import rebuild
+from jobledger.projections.rebuilding import rebuild
 
 __all__ = ["Position", "ProgressCallback", "Projector", "ProjectorConfig", "read_position"]
 

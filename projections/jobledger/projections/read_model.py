@@ -38,7 +38,7 @@ _ENDS_TRANSACTION: Final = re.compile(
 )
 _USE_ABORT: Final = "where it says ROLLBACK it must say ABORT"
 _VERSION_MAX: Final = 2**31 - 1
-#: What a file of another jobledger may lack: a file made for other columns is made anew.
+#: What a file of another jobledger may lack: a file made for other columns is rebuilt.
 _FORM: Final = ",".join(POSITION_COLUMNS)
 
 
@@ -57,7 +57,7 @@ class ReadModel(Protocol):
 
     @property
     def version(self) -> int:
-        """From 1; raise it when tables or `apply` change: the file is then made anew from the first event."""
+        """From 1; raise it when tables or `apply` change: the file is then rebuilt from the first event."""
         ...
 
     @property

@@ -45,8 +45,9 @@ class SnapshotConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How often a snapshot is made, and how much of them is kept."""
 
     #: Events between two of them at least; what a past moment costs to reach from one.
-    every_events: int = 50_000
+    every_events: int = 25_000
     time_share_max: float = 0.03  #: part of the projector's time that copying may take
+    at_once_s: float = 1.0  #: how long copying may take before there was time to have a share of
     count_max: int = 16  #: kept at most: the older, the sparser
     bytes_max: int = 2 << 30  #: of all together
 
@@ -55,7 +56,7 @@ class SnapshotConfig(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises: ProjectionConfigError.
         """
-        for name in ("every_events", "time_share_max", "count_max", "bytes_max"):
+        for name in ("every_events", "time_share_max", "at_once_s", "count_max", "bytes_max"):
             if getattr(self, name) <= 0:
                 raise ProjectionConfigError(f"{name} must be above 0, got {getattr(self, name)}")
 
@@ -81,6 +82,7 @@ class Snapshots:
         self._clock = clock
         self._bytes_per_s = _BYTES_PER_S
         self._since_s = clock.monotonic()
+        self._spared_s = self.config.at_once_s  # as it was at `_since_s`
         self._next = 0  # no snapshot is due before this stream sequence
 
     def found(self) -> list[Snapshot]:
@@ -119,8 +121,12 @@ class Snapshots:
             await self.keep(path)
 
     def _can_afford(self, path: Path) -> bool:
-        spared_s = (self._clock.monotonic() - self._since_s) * self.config.time_share_max
-        return spared_s >= _size_bytes(path) / self._bytes_per_s
+        """What was not used is kept for later, as much as one copy needs: a burst of events after a quiet time has its own."""
+        now_s = self._clock.monotonic()
+        needed_s = _size_bytes(path) / self._bytes_per_s
+        spared_s = self._spared_s + (now_s - self._since_s) * self.config.time_share_max
+        self._since_s, self._spared_s = now_s, min(spared_s, max(self.config.at_once_s, needed_s))
+        return self._spared_s >= needed_s
 
     async def keep(self, path: Path) -> None:
         """Copy the projection at `path` as it is now; nothing is raised."""
@@ -130,9 +136,10 @@ class Snapshots:
         except (ProjectionError, sqlite3.Error, OSError) as error:
             _log.warning("no snapshot of the projection was made in %s: %s", self.folder, error)
         else:
-            self._since_s = self._clock.monotonic()
+            took_s = self._clock.monotonic() - began_s
+            self._spared_s = max(0.0, self._spared_s - took_s)
             if copied:
-                self._bytes_per_s = copied / max(self._since_s - began_s, 1e-3)
+                self._bytes_per_s = copied / max(took_s, 1e-3)
 
     def _copy(self, path: Path) -> int:
         """Make a snapshot of whatever `path` holds, and return its size; 0 where it would take too much room."""

@@ -1,7 +1,14 @@
 """Workers: they take jobs from the ledger, run them, and record what came of it."""
 
+from typing import TYPE_CHECKING
+
+from jobledger.ledger.loading.on_demand import on_demand
 from jobledger.ledger.logs.job_filter import JobFilter
-from jobledger.workers.config import WorkerConfig
-from jobledger.workers.worker import Worker
+
+if TYPE_CHECKING:
+    from jobledger.workers.config import WorkerConfig
+    from jobledger.workers.worker import Worker
+else:  # the same as a table
+    __getattr__, __dir__ = on_demand(__name__, {"config": ("WorkerConfig",), "worker": ("Worker",)})
 
 __all__ = ["JobFilter", "Worker", "WorkerConfig"]

@@ -211,7 +211,7 @@ class Exporter:
             yield from ledger_metrics(facts, None if is_ahead else figures.position.stream_sequence)
             yield from audit_metrics(facts, self._ledger.clock.now())
         if not self._is_whole or figures.position.stream_sequence < self._told_up_to:
-            return  # a file that is made anew, and not yet as far as what was told before
+            return  # a file that is being rebuilt, and not yet as far as what was told before
         self._told_up_to = figures.position.stream_sequence
         yield from figures_metrics(figures, self._ledger.clock.now())
         if facts is not None:

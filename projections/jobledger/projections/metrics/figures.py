@@ -1,7 +1,7 @@
 """What a scrape shows of a projection: a limited number of rows by name, the others in sums.
 
-A scrape reads as many rows as it shows, however many there are. Only so many queues, pairs of queue and task, and types
-of error have rows of their own: the first ones in the ledger, so that a series never changes hands and a counter never
+A scrape reads as many rows as it shows, however many there are. A limited number of queues, pairs of queue and task, and
+types of error have rows of their own: the first ones in the ledger, so that a series never changes hands and a counter never
 goes back. The rest is summed up as `(other)`.
 """
 

@@ -1,6 +1,6 @@
 """Rows of a projection, and what the server says, as metrics: one moment's truth, with a bounded number of series.
 
-Only so many queues, pairs of queue and task, and types of error have series of their own: the first ones in the
+A limited number of queues, pairs of queue and task, and types of error have series of their own: the first ones in the
 ledger, so that a series never changes hands and a counter never goes back. The rest is summed up as `(other)`.
 """
 

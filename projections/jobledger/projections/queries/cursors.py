@@ -43,7 +43,7 @@ def read_cursor(question: object, cursor: str, *kinds: type[str | int]) -> tuple
             of, *place = msgspec.json.decode(body, type=list[str | int])
         except (binascii.Error, ValueError, msgspec.MsgspecError):
             of, place = "", []
-        if tuple(map(type, place)) == kinds:
+        if tuple(map(type, place)) == kinds and all(map(_fits_column, place)):
             if of != _hash(question):
                 raise CursorMismatchError(
                     "the cursor is that of a list with other filters or another order: "
@@ -53,6 +53,11 @@ def read_cursor(question: object, cursor: str, *kinds: type[str | int]) -> tuple
     raise CursorMismatchError(
         f"{cursor[:40]!r} is no cursor: give `next` of the page before as it is, or none for the first page"
     )
+
+
+def _fits_column(value: str | int) -> bool:
+    """Return whether SQLite can compare a column with a value: its integers have 64 bits."""
+    return isinstance(value, str) or -(1 << 63) <= value < 1 << 63
 
 
 def _hash(question: object) -> str:

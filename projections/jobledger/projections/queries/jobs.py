@@ -44,8 +44,8 @@ class SearchLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     rows_max: int = 100_000  #: looked at one by one
     entries_max: int = 2_000_000  #: of an index, counted without a look at their rows
-    #: After which no further part is begun: rows that are large, or lie apart on the disk, take longer than others.
-    seconds_max: float = 0.08
+    #: No part is begun that would probably end after it: rows that are large, or lie apart on the disk, take longer.
+    seconds_max: float = 0.06
 
 
 class FoundJobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,11 +109,11 @@ class _Search:
         Returns None when all is walked, or as much as the limits allow: at least one slice of each lane, so that whoever
         goes on from the horizon comes further.
         """
-        each, took_s = self._least(), -self._stepped_s
-        self._stepped_s = time.monotonic()
-        if each is None or (each.has_begun and (self._left <= 0 or self._stepped_s > self._ends_s)):
+        each, now_s = self._least(), time.monotonic()
+        took_s, self._stepped_s = now_s - self._stepped_s, now_s
+        if each is None or (each.has_begun and (self._left <= 0 or now_s + took_s > self._ends_s)):
             return None
-        self._adapt(took_s + self._stepped_s)
+        self._adapt(took_s)
         count = max(1, min(self._slice, self._left))
         began, each.at = each.at, self._walk.edge(each.lane, count, after=each.at)
         each.has_begun = True

@@ -69,6 +69,14 @@ def levels_at(select: Select, at: datetime) -> LevelsAt | None:
 
 def levels(select: Select, since: datetime, until: datetime, queue: str | None) -> list[Level]:
     """Return how the counts of a queue, or of all, changed; see `Store.levels`."""
+    found = levels_by_minute(select, since, until, queue)
+    return [Level(at=_end(minute), counts=_by_state(counts)) for minute, counts in found]
+
+
+def levels_by_minute(
+    select: Select, since: datetime, until: datetime, queue: str | None
+) -> list[tuple[int, Counts]]:
+    """Return the same as rows: the minute since 1970 at whose end it was so, and counts as `QUEUE_COUNTS` names them."""
     span, name = _span(select), ALL if queue is None else queue
     if span is None:
         return []
@@ -85,7 +93,7 @@ def levels(select: Select, since: datetime, until: datetime, queue: str | None) 
         )
         if not found or counts != found[-1][1]:
             found.append((max(first, span.open), counts))
-    return [Level(at=_end(minute), counts=_by_state(counts)) for minute, counts in found if minute <= last]
+    return [each for each in found if each[0] <= last]
 
 
 def _now(select: Select) -> dict[str, Counts]:

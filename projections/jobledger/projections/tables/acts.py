@@ -64,7 +64,7 @@ ACTS: Final = Table(
         "job": text("the job's id; empty of a queue and of `acknowledge`"),
         "task": text("the job's task; empty without a job"),
         "reason": text(
-            "why, if somebody said so; the signal's name, the note's text, or what a rerun began from"
+            "why, if somebody said so; the signal's name, the note's text, or what a rerun began from and why"
         ),
         "new_input": integer("1: the job was given another input"),
         "unsure": integer(
@@ -212,7 +212,8 @@ class NotedActs:
             self._note(stored, "signal", name)
 
     def _rerun(self, stored: StoredEvent, source: RerunOf) -> None:
-        self._note(stored, "rerun", f"of {source.queue}/{source.job} from step {source.from_step}")
+        why = f": {source.reason}" if source.reason else ""
+        self._note(stored, "rerun", f"of {source.queue}/{source.job} from step {source.from_step}{why}")
 
     def _note(
         self, stored: StoredEvent, act: ActName, reason: str, *, new_input: bool = False, unsure: bool = False

@@ -76,7 +76,7 @@ def limit_rows(select: Callable[[str], Sequence[Sequence[Any]]]) -> list[LimitRo
 
 
 class LimitRows(Rows):
-    """The rows of limits: each `set` says all of them anew."""
+    """The rows of limits: each `set` replaces all of them."""
 
     def __init__(self, connection: sqlite3.Connection, _cache: CacheLimits) -> None:
         self._connection = connection

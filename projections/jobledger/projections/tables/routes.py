@@ -136,7 +136,7 @@ def _row(kind: Any, row: Sequence[Any], **read: Callable[[Any], Any]) -> Any:
 
 
 class RouteRows(Rows):
-    """The rows of routes: each `set` says all of it anew."""
+    """The rows of routes: each `set` replaces the whole route."""
 
     def __init__(self, connection: sqlite3.Connection, _cache: CacheLimits) -> None:
         self._connection = connection

@@ -24,11 +24,10 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from jobledger.ledger import client, sync
 from jobledger.ledger.context import done
 from jobledger.ledger.model.errors import (
     AttemptStoppedError,
@@ -70,6 +69,9 @@ from jobledger.workers.pool.messages import (
 from jobledger.workers.pool.own_ledger import OwnLedger
 from jobledger.workers.process import log_what_nobody_catches, tune_collector
 from jobledger.workers.retry_policy import describe, error_info
+
+if TYPE_CHECKING:
+    from jobledger.ledger import client, sync
 
 if sys.platform != "win32":
     import resource

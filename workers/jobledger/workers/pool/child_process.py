@@ -152,7 +152,7 @@ class ChildProcess:
             raise
         try:
             await child.get_ready(setup, limit_s)
-        except BaseException:
+        except BaseException:  # cancelled, too: nobody else ends the process
             child.kill()
             await child.end()
             raise

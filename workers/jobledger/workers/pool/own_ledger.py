@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from jobledger.ledger import client, sync
 from jobledger.ledger.children import Parent
-from jobledger.ledger.connecting.connect import connect
 from jobledger.ledger.loop_thread import LoopThread
 from jobledger.ledger.model.errors import RefusedError
 
+if TYPE_CHECKING:
+    from jobledger.ledger import client, sync
+
 R = TypeVar("R")
-_Verb = Callable[[client.Ledger], Awaitable[R]]
+_Verb = Callable[["client.Ledger"], Awaitable[R]]
 
 
 class OwnLedger:
@@ -30,6 +31,10 @@ class OwnLedger:
 
         Raises: RefusedError without settings, and what `connect` raises.
         """
+        # Half of what a process would load at its start, and most tasks want no ledger.
+        from jobledger.ledger import sync  # noqa: PLC0415
+        from jobledger.ledger.connecting.connect import connect  # noqa: PLC0415
+
         if self._connection is None:
             raise RefusedError(
                 "the worker's nats_options cannot be handed to this process: connect here with jobledger.ledger.sync"

@@ -228,7 +228,7 @@ class ProcessPool:
             if on_begin is not None:
                 on_begin(child.pid)
             result = await child.call(call, listener)
-        except BaseException:
+        except BaseException:  # cancelled, too: what the child still runs is nobody's
             child.kill()
             await asyncio.shield(self._end_of(child, child.end(), spare=1))
             raise

@@ -59,7 +59,7 @@ def counting(log: Log, path: Path | str, *, past: Past | None = None) -> CountEv
 def _refusal(error: Exception) -> ArchiveRefusedError:
     return ArchiveRefusedError(
         f"what goes away was not counted: {error}; name another file with --projection, or go on without with --force: "
-        "counters that are made anew then begin where the ledger does"
+        "counters that are rebuilt then begin where the ledger does"
     )
 
 

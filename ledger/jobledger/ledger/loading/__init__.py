@@ -1,0 +1,1 @@
+"""How a package gives its names without importing all that it holds."""

@@ -1,0 +1,34 @@
+"""Packages whose names are imported when they are first asked for.
+
+Whoever imports one module of a package runs the package's `__init__` too. Were that to import everything the package
+gives to others, each process would load all of it, and a start is mostly imports. Source: PEP 562.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+
+
+def on_demand(
+    package: str, homes: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package.
+
+    `homes`: each module, below the package, with the names that others import from the package. None may be the name
+    of a module directly in the package: as soon as that is imported, it takes the name's place.
+    """
+    module_of = {name: module for module, names in homes.items() for name in names}
+
+    def find(name: str) -> object:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{package}.{module_of[name]}"), name)
+        setattr(sys.modules[package], name, value)  # found without us from now on
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *module_of})
+
+    return find, names
