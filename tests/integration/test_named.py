@@ -29,6 +29,7 @@ from jobledger.ledger import (
     task,
     workflow,
 )
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.events import order_at_first
 from jobledger.ledger.nats.task_book import TaskEntry, read_tasks, write_tasks
 from jobledger.testing import MemoryLedger
@@ -200,6 +201,59 @@ async def test_many_jobs_by_name_are_one_stream(ledger: MemoryLedger) -> None:
     with pytest.raises(InvalidInputError, match="input 0: task send"):
         await ledger.enqueue_named_many(mixed[2:])
     assert (await ledger.log.head()).last_sequence == 8
+
+
+async def test_many_jobs_by_name_share_options_only_where_they_say_the_same(ledger: MemoryLedger) -> None:
+    said: list[dict[str, Any]] = [
+        {"queue": "other"},
+        {"queue": "other", "priority": "low"},
+        {},
+        {"tenant": "acme"},
+        {"queue": "other"},
+    ]
+    value = msgspec.Raw(b'{"to":"a"}')
+    await ledger.enqueue_named_many([NamedJob(task="send", input=value, **each) for each in said])
+    stored = [(await ledger.log.get(number + 1)) for number in range(len(said))]
+    events = [each.event for each in stored if isinstance(each, StoredEvent)]
+    found = [(event.queue, order_at_first(event).priority, order_at_first(event).tenant) for event in events]
+    own = events[2].queue
+    assert own != "other"
+    assert found == [
+        ("other", "high", ""),
+        ("other", "low", ""),
+        (own, "high", ""),
+        (own, "high", "acme"),
+        ("other", "high", ""),
+    ]
+    with pytest.raises(InvalidTokenError, match="queue"):
+        await ledger.enqueue_named_many([NamedJob(task="send", input=value, queue="a b")])
+
+
+async def test_jobs_by_name_share_options_only_where_they_say_the_same(ledger: MemoryLedger) -> None:
+    said: list[dict[str, Any]] = [
+        {"by": "ann"},
+        {"by": "bob", "queue": "post"},
+        {"by": "ann", "priority": "low", "trace": TRACE},
+        {"by": "ann", "limits": ("disk",)},
+        {"by": "ann", "queue": "post", "id": "mine"},
+        {"by": "ann"},
+        {"by": "ann", "queue": "post"},
+    ]
+    found: list[tuple[Any, ...]] = []
+    for how in said:
+        handle = await ledger.enqueue_named("send", {"to": "ann"}, **how)
+        job = await handle.snapshot()
+        limits, is_theirs = job.order.limits, job.order.trace == TRACE
+        found.append((job.queue, job.created_by, job.order.priority, limits, is_theirs, job.id == "mine"))
+    assert found == [
+        ("mail", "ann", "high", ("smtp",), False, False),
+        ("post", "bob", "high", ("smtp",), False, False),
+        ("mail", "ann", "low", ("smtp",), True, False),
+        ("mail", "ann", "high", ("disk", "smtp"), False, False),
+        ("post", "ann", "high", ("smtp",), False, True),
+        ("mail", "ann", "high", ("smtp",), False, False),
+        ("post", "ann", "high", ("smtp",), False, False),
+    ]
 
 
 async def test_what_a_worker_announced_is_enough_for_others(connected: Any) -> None:

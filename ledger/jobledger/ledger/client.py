@@ -52,7 +52,7 @@ from jobledger.ledger.tracing import Tracing
 if TYPE_CHECKING:
     from jobledger.ledger.graphs.graph import Graph
     from jobledger.ledger.named.book import AnnouncedTasks
-    from jobledger.ledger.named.verbs import Named, NamedJob
+    from jobledger.ledger.named.verbs import Named, NamedJob, NamedMany
     from jobledger.ledger.reruns.beginning import Rerun
     from jobledger.ledger.webhooks.receiving import BodyStore, Outcome
     from jobledger.ledger.webhooks.verbs import RouteVerbs
@@ -205,21 +205,16 @@ class Ledger:
     async def enqueue_named_many(
         self,
         jobs: Iterable[NamedJob] | AsyncIterable[NamedJob],
-        *,
-        by: str = "",
-        trace: str = "",
-        on_progress: Callable[[int], None] | None = None,
+        **how: Unpack[NamedMany],
     ) -> BulkResult:
-        """Add many jobs by the names of their tasks, as a stream: memory stays bounded whatever its length.
+        """Add many jobs by the names of their tasks, as a stream: memory stays bounded; `how` is in `NamedMany`.
 
         Raises: as `enqueue_named`; the sentence says at which job, from 0. The ones before it are in the ledger.
         """
         from jobledger.ledger.named.verbs import enqueue_named_many  # noqa: PLC0415 - as `enqueue_named`
 
         self.connection.require_here()
-        return await enqueue_named_many(
-            self.patience, self.announced, self._enqueuer, jobs, by=by, trace=trace, on_progress=on_progress
-        )
+        return await enqueue_named_many(self.patience, self.announced, self._enqueuer, jobs, **how)
 
     @functools.cached_property
     def announced(self) -> AnnouncedTasks:

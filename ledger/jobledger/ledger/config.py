@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.nats.access import LOGIN_NAMES, Access, from_variables
-from jobledger.ledger.nats.writer import Commit
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 #: Settings that environment variables say where the caller does not; the same ones as those of the commands.
@@ -49,7 +48,8 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
     tables_bytes_max: int | None = None
     lease_s: float = 15.0  #: of a worker, when the bucket is made here
     replicas: int = 1  #: of every stream, when they are made here
-    commit: Commit = "auto"  #: group appends where the server fsyncs each one (auto finds out by itself)
+    #: Group appends where the server fsyncs each one; auto finds out by itself.
+    commit: Literal["auto", "group", "pipeline"] = "auto"
     enqueue_in_flight_max: int = 2_048  #: appends of `enqueue_many` on their way at once
     tracing: bool = False  #: spans by OpenTelemetry (extra `otel`) for what is enqueued and run here
     inbox_prefix: str = "_INBOX"  #: one per role where permissions are used

@@ -176,7 +176,7 @@ class Enqueuer:
             text = plain.signature.encode((), values)
             job_id = self._job_id(plain, options) if ids is None else check_token("job id", ids(values))
             command = await self.bulk_order(plain, options, job_id, text)
-            return _of_batch(command, batch, number, batch_max) if batch else command
+            return of_batch(command, batch, number, batch_max) if batch else command
 
         with self._enqueuing(plain, options.queue):
             return await self.stream(inputs, order, begin_again, options.by, on_progress)
@@ -206,15 +206,10 @@ class Enqueuer:
                     if bulk.is_full:
                         await bulk.make_room()
                     bulk.add(command, self._log.submit(self._seal_first(command, by=by).entries))
-        except (
-            InvalidError,
-            NotFoundError,
-        ):  # those before it are said to be enqueued: unless one could not be
+        except (InvalidError, NotFoundError):  # those before it are said to be enqueued, if all of them were
             await bulk.drain()
             raise
-        except (
-            BaseException
-        ):  # cancelled, too: what was sent is waited for, and the error under way is the one raised
+        except BaseException:  # cancelled, too: wait for what was sent, then raise the error that came first
             await bulk.abandon()
             raise
         await bulk.drain()
@@ -355,7 +350,7 @@ class Enqueuer:
         return command
 
 
-def _of_batch(command: Enqueue, batch: str, number: int, batch_max: int | None) -> Enqueue:
+def of_batch(command: Enqueue, batch: str, number: int, batch_max: int | None) -> Enqueue:
     """Return the order of a job as the one of its batch with that number. Raises: InvalidInputError."""
     if batch_max is not None and number >= batch_max:
         raise InvalidInputError(f"batch {batch} is closed and has {batch_max:,} jobs")

@@ -105,7 +105,7 @@ class _EnteredOnce:
     def note(self) -> None:
         if self._was_entered:
             raise InvalidInputError(
-                f"this block of lock {self._name} was entered before: call `lock` anew for each `with`"
+                f"this block of lock {self._name} was entered before: call `lock` again for each `with`"
             )
         self._was_entered = True
 

@@ -102,7 +102,7 @@ class Locks:
                     yield held
                 finally:
                     held.when_lost = None
-        except BaseException:
+        except BaseException:  # cancelled, too: however the block ends, its lock is given back
             await self.release_after_error(held)
             raise
         if cancel_scope.cancelled_caught:
@@ -122,7 +122,7 @@ class Locks:
         turn = await self._take_turn(ref, owner, wait_s, deadline)
         try:
             return await self._contend(turn, wait_s, deadline)
-        except BaseException:
+        except BaseException:  # cancelled, too: the next one in this process waits for the turn
             if not turn.is_handed_on:
                 self._end_turn(turn)
             raise
@@ -194,7 +194,7 @@ class Locks:
         turn = Turn(ref, place, LockWatch())
         try:
             turn.watch = await turn.exits.enter_async_context(self._hints.watch(ref))
-        except BaseException:
+        except BaseException:  # cancelled, too: the next one in this process waits for the turn
             self._end_turn(turn)
             raise
         return turn

@@ -171,7 +171,7 @@ class LoopThread(Generic[T]):
         running.require_other_thread()
         try:
             running.open()
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: stop a thread that did not open; the next call starts another
             running.stop()
             if self._running.get(pid) is running:
                 del self._running[pid]
@@ -247,7 +247,7 @@ def wait_for(future: concurrent.futures.Future[R]) -> R:
         raise LedgerClosedError(
             "this ledger was closed while a call was under way: whether that took effect is not known"
         ) from error
-    except BaseException:
+    except BaseException:  # Ctrl-C, too: the loop does not go on with a call that nobody waits for
         future.cancel()
         raise
 

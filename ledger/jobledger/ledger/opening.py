@@ -108,7 +108,7 @@ def _opened(path: str, flags: int, permissions: int = _FILE) -> int:
         raise OSError(error.errno, error.strerror, path) from error
     try:
         _refuse_kind(Path(path), os.fstat(descriptor).st_mode)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too: nobody else closes it
         os.close(descriptor)
         raise
     return descriptor
@@ -166,7 +166,7 @@ def write_whole(path: Path, data: bytes) -> None:
             file.write(data)
             sync_file(file)
         rename_over(beside, path)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too: half a file is not left behind
         with contextlib.suppress(OSError):
             beside.unlink()
         raise

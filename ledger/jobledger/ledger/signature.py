@@ -6,7 +6,7 @@ import contextlib
 import copy
 import inspect
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import (
     Any,
     ClassVar,
@@ -128,11 +128,7 @@ class TaskSignature:
 
         Raises: InvalidInputError with the task, the parameter and what is wrong.
         """
-        unknown = sorted(named.keys() - set(self._names))
-        missing = [name for name in self._names if name not in named and name not in self.defaults]
-        if unknown or missing:
-            what = f"has no argument {unknown[0]!r}" if unknown else f"needs the argument {missing[0]!r}"
-            raise InvalidInputError(f"task {self._task_name} ({', '.join(self._names)}) {what}")
+        check_names(self._task_name, self._names, self.defaults, named)
         plain: dict[str, Any] = {}
         for name, value in named.items():
             text = encode_value(value, what=f"argument {name} of task {self._task_name}")
@@ -215,6 +211,15 @@ class TaskSignature:
         Raises: InvalidInputError.
         """
         return parse_words(self._task_name, self._types, words)
+
+
+def check_names(task: str, names: Sequence[str], optional: Collection[str], named: Collection[str]) -> None:
+    """Refuse arguments that a task does not have, and what it lacks. Raises: InvalidInputError."""
+    unknown = sorted(set(named) - set(names))
+    missing = [name for name in names if name not in named and name not in optional]
+    if unknown or missing:
+        what = f"has no argument {unknown[0]!r}" if unknown else f"needs the argument {missing[0]!r}"
+        raise InvalidInputError(f"task {task} ({', '.join(names)}) {what}")
 
 
 def parse_words(task: str, types: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:

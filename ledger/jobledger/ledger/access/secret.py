@@ -12,11 +12,14 @@ from typing import Final, NamedTuple
 _ID_CHARACTERS: Final = string.ascii_lowercase + string.digits
 _ID_LENGTH: Final = 12
 _SECRET_BYTES: Final = 32
-_TEXT: Final = re.compile(r"jl_(?P<id>[a-z0-9]{12})_(?P<secret>[A-Za-z0-9_-]{43})", flags=re.ASCII)
+#: The last character holds four bits: others would be a second way to write the same secret.
+_TEXT: Final = re.compile(
+    r"jl_(?P<id>[a-z0-9]{12})_(?P<secret>[A-Za-z0-9_-]{42}[AEIMQUYcgkosw048])", flags=re.ASCII
+)
 
 
 class NewKey(NamedTuple):
-    """A key that was just thought of. The text is for whoever asked for it, once, and for nobody else."""
+    """A key that was just made. The text is for whoever asked for it, once, and for nobody else."""
 
     key: str  #: its id
     text: str  #: what its holder sends

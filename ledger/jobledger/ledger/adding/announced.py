@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.json_text import check_text, encode_value
 from jobledger.ledger.nats.task_book import TaskEntry
 from jobledger.ledger.options import Options
-from jobledger.ledger.signature import UNREADABLE, parse_words
+from jobledger.ledger.signature import UNREADABLE, check_names, parse_words
 from jobledger.ledger.tasks import Task
 
 
@@ -83,10 +83,39 @@ class AnnouncedInput:
         kind = type_of_input(schema)
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
         self.is_known = kind is not ANY_INPUT  #: whether its arguments are known
+        self._is_closed = self.is_known and kind.__struct_config__.forbid_unknown_fields
         fields = msgspec.structs.fields(kind) if self.is_known else ()
         self._fields = {field.encode_name: field.name for field in fields}
         self._types = {field.encode_name: field.type for field in fields}
+        self._optional = {field.encode_name: _default_of(field) for field in fields if not field.required}
         self.names = tuple(self._fields)  #: the arguments in their order; () also where they are not known
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The announced values of the arguments that may be left out."""
+        return {name: value for name, value in self._optional.items() if value is not msgspec.UNSET}
+
+    def check_known(self, given: Mapping[str, Any], late: Collection[str]) -> dict[str, Any]:
+        """Return an input as JSON values after checking it, but for the arguments in `late`, whose values come later.
+
+        Raises: InvalidInputError with the task, the argument and what is wrong.
+        """
+        plain: dict[str, Any] = msgspec.json.decode(encode_value(given, what=self.what))
+        if not self.is_known:
+            return plain
+        # A schema may let arguments through that it does not name.
+        named = plain if self._is_closed else plain.keys() & set(self.names)
+        check_names(self._task, self.names, self._optional, named)
+        for name in self.names:
+            if name in plain and name not in late:
+                self._check(name, plain[name])
+        return plain
+
+    def _check(self, name: str, value: Any) -> None:
+        try:
+            msgspec.json.decode(msgspec.json.encode(value), type=self._types[name])
+        except UNREADABLE as error:
+            raise InvalidInputError(f"task {self._task}, argument {name}: {error}") from error
 
     def text(self, given: object) -> bytes:
         """Return an input as JSON text after checking it: of JSON text or a `Raw` these bytes, of values theirs.
@@ -125,6 +154,11 @@ class AnnouncedInput:
         return msgspec.json.decode(text)
 
 
+def _default_of(field: msgspec.structs.FieldInfo) -> Any:
+    """Return what stands for a field that is left out; `UNSET` where the announced schema does not say it."""
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
 class AnnouncedTask:
     """A task whose code is not here. It is enqueued as one that has code."""
 
@@ -141,6 +175,8 @@ class AnnouncedTask:
         self.deadline_s = said.deadline_s
         self.plain = said.plain
         self.signature = AnnouncedInput(entry.name, entry.input)
+        #: Options that were made and checked, by the queue and the asker that a job named and that was all it said.
+        self.kept: dict[tuple[str | None, str | None], Options] = {}
         self.callbacks: tuple[tuple[Literal["success", "fail"], _AnnouncedEnd], ...] = tuple(
             (end.on, _AnnouncedEnd(end)) for end in said.ends
         )

@@ -18,7 +18,7 @@ from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import CancelJob
 from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.runs.orders import BATCH_CLOSED, BATCH_STEP, ITEMS_MAX, child_id
+from jobledger.ledger.model.runs.orders import BATCH_CLOSED, BATCH_STEP, ITEMS_MAX, Count, child_id
 from jobledger.ledger.model.runs.steps import next_signal
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
@@ -36,12 +36,15 @@ async def spec_of(client: Client, job: Job) -> BatchSpec:
 
 
 def count_of(job: Job) -> int | None:
-    """Return how many jobs a batch has, None as long as its client did not say so."""
+    """Return how many jobs a batch has, None as long as its client did not say so; a signal that says no number does not."""
     step = job.steps.get(BATCH_STEP)
     if step is not None and step.count is not None:
         return step.count
     said = next_signal(job.signals, BATCH_CLOSED)
-    return None if said is None else msgspec.json.decode(bytes(said.value), type=int)
+    try:
+        return None if said is None else msgspec.json.decode(bytes(said.value), type=Count)
+    except msgspec.MsgspecError:  # anybody may send signals; its run ends by this one
+        return None
 
 
 async def end_jobs(client: Client, ref: JobRef) -> None:

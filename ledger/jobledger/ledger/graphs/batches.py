@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from jobledger.ledger.adding.bulk import BulkResult
+from jobledger.ledger.adding.kind import Kind
 from jobledger.ledger.enqueueing import Enqueuer
 from jobledger.ledger.graphs.batch_end import count_of, end_jobs, spec_of
 from jobledger.ledger.graphs.batch_run import BatchSpec, run_batch
@@ -57,16 +58,16 @@ async def enqueue_batch(  # noqa: PLR0917 - what `enqueue_many` was given
     plain, options = cast("tuple[Task[Any, Any], Options]", task.unpacked)
     spec = BatchSpec(task=plain.name, queue=options.queue)
     if on_end is not None:
-        spec = _with_end(spec, name, on_end)
+        spec = with_end(spec, name, *cast("tuple[Task[Any, Any], Options]", on_end.unpacked))
     batch = await enqueuer.one(run_batch.options(id=name, by=options.by), batch=spec)
-    count = None if batch.created else count_of(await _known(client, batch.ref, spec))
+    count = None if batch.created else count_of(await known_batch(client, batch.ref, spec))
     result = await enqueuer.many(task, inputs, ids=None, on_progress=on_progress, batch=name, batch_max=count)
     if count is None:
-        await _close(client, batch.ref, result.created + result.existing)
+        await close(client, batch.ref, result.created + result.existing)
     return result
 
 
-async def _known(client: Client, ref: JobRef, spec: BatchSpec) -> Job:
+async def known_batch(client: Client, ref: JobRef, spec: BatchSpec) -> Job:
     """Return a batch that exists.
 
     Raises: InvalidInputError for one of other jobs; IllegalTransitionError for one that was ended before it was closed.
@@ -80,34 +81,38 @@ async def _known(client: Client, ref: JobRef, spec: BatchSpec) -> Job:
         raise InvalidInputError(
             f"batch {ref.job_id} exists with another task, queue or end: give this one another name"
         )
-    if job.is_final and count_of(job) is None:
-        await end_jobs(client, ref)
-        raise IllegalTransitionError(ref.job_id, job.state.value, _TAKE_JOBS)
+    await require_unended(client, job)
     return job
 
 
-async def _close(client: Client, ref: JobRef, count: int) -> None:
+async def require_unended(client: Client, job: Job) -> None:
+    """Refuse a batch that was ended before it was closed, after its jobs were cancelled. Raises: IllegalTransitionError."""
+    if job.is_final and count_of(job) is None:
+        await end_jobs(client, JobRef(queue=job.queue, job_id=job.id))
+        raise IllegalTransitionError(job.id, job.state.value, _TAKE_JOBS)
+
+
+async def close(client: Client, ref: JobRef, count: int, *, by: str = "") -> None:
     """Say how many jobs the batch has; who said so before said the same.
 
     Raises: IllegalTransitionError for a batch that was ended meanwhile; then its jobs are cancelled.
     """
     command = GiveSignal(name=BATCH_CLOSED, id=BATCH_CLOSED, value=msgspec.Raw(msgspec.json.encode(count)))
     try:
-        await send(client, ref, command)
+        await send(client, ref, command, by=by)
     except UnknownSignalError as error:
         await end_jobs(client, ref)
         raise IllegalTransitionError(ref.job_id, error.state, _TAKE_JOBS) from error
 
 
-def _with_end(spec: BatchSpec, name: str, on_end: AnyTask) -> BatchSpec:
+def with_end(spec: BatchSpec, name: str, task: Kind, options: Options) -> BatchSpec:
     """Return the spec with what follows the batch. Raises: InvalidInputError, TaskDefinitionError."""
-    plain, options = cast("tuple[Task[Any, Any], Options]", on_end.unpacked)
-    told = tuple(each for each in _TOLD if each in plain.signature.names)
-    plain.signature.check_known(dict.fromkeys(told), told)
-    refuse_of_maker(options, f"task {plain.name} at the end of batch {name}", "its batch")
+    told = tuple(each for each in _TOLD if each in task.signature.names)
+    task.signature.check_known(dict.fromkeys(told), told)
+    refuse_of_maker(options, f"task {task.name} at the end of batch {name}", "its batch")
     if options.declared or options.declared_queue is not None:
         raise TaskDefinitionError(
-            f"task {plain.name} cannot end a batch: its limits have keys; name them in options(limits=...)"
+            f"task {task.name} cannot end a batch: its limits have keys; name them in options(limits=...)"
         )
-    node = node_of(plain, options, id=check_token("batch", f"{name}-end"))
+    node = node_of(task, options, id=check_token("batch", f"{name}-end"))
     return msgspec.structs.replace(spec, end=node, told=told)

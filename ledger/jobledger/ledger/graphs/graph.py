@@ -6,11 +6,13 @@ It becomes the input of one job, a run of the built-in workflow `run_graph`, who
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import graphlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NoReturn, ParamSpec, cast
 
 import msgspec
 
+from jobledger.ledger.adding.kind import Kind
 from jobledger.ledger.graphs.graph_run import run_graph
 from jobledger.ledger.graphs.spec import GraphNode, GraphSpec
 from jobledger.ledger.limits.keys import Keyed, with_limits
@@ -160,13 +162,37 @@ class Graph:
         place, waiting = self._place(first), self._place(then)
         path = self._path(place, waiting)
         if path:
-            labels = [self._nodes[each].label for each in (*path, path[0])]
-            shown = labels if len(labels) <= _SHOWN_MAX else [*labels[: _SHOWN_MAX - 2], "...", labels[-1]]
-            raise InvalidInputError(f"graph {self.name} would wait for itself: {' -> '.join(shown)}")
+            raise self._cycle((*path, path[0]))
         self._nodes[waiting].after.add(place)
 
+    def add_node(
+        self,
+        label: str,
+        task: Kind,
+        options: Options,
+        given: Mapping[str, Any],
+        *,
+        takes: Sequence[Take] = (),
+        after: Iterable[int] = (),
+        always: bool = False,
+    ) -> None:
+        """Add a node whose task may be known by its name alone.
+
+        `label`: its name in the graph, which no other node has. `given`: the arguments by name, None where a result
+        goes; `takes` says which result that is. It and `after` name nodes by their places, also of nodes to come.
+
+        Raises: as `add`.
+        """
+        refuse_of_maker(options, f"a node of task {task.name}", "its graph")
+        known = task.signature.check_known(given, {str(take.at[0]) for take in takes})
+        node = node_of(task, options, limits=self._limits(task, options, known, takes), takes=tuple(takes))
+        self._nodes.append(_Added(label, node, known, {take.of for take in takes} | set(after), always))
+
     def spec(self) -> GraphSpec:
-        """Return the graph as it is stored. Raises: InvalidInputError for one without nodes, or with too many."""
+        """Return the graph as it is stored.
+
+        Raises: InvalidInputError for one without nodes, with too many, or in which nodes wait for each other.
+        """
         order = self._in_order()
         places = {old: new for new, old in enumerate(order)}
         spec = GraphSpec(
@@ -199,20 +225,16 @@ class Graph:
         always: bool,
     ) -> NodeResult:
         plain, options = cast("tuple[Task[Any, Any], Options]", task.unpacked)
-        refuse_of_maker(options, f"a node of task {plain.name}", "its graph")
         takes: list[Take] = []
         named = plain.signature.named(args, kwargs)
         given = {name: self._without_results(value, [name], takes) for name, value in named.items()}
-        known = plain.signature.check_known(given, {str(take.at[0]) for take in takes})
-        node = node_of(plain, options, limits=self._limits(plain, options, known, takes), takes=tuple(takes))
         count = 1 + sum(each.node.task == plain.name for each in self._nodes)
         label = plain.name if count == 1 else f"{plain.name}#{count}"
-        waits = {take.of for take in takes} | set(after)
-        self._nodes.append(_Added(label, node, known, waits, always))
+        self.add_node(label, plain, options, given, takes=takes, after=after, always=always)
         return NodeResult(self, label, len(self._nodes) - 1)
 
     def _limits(
-        self, task: Task[Any, Any], options: Options, known: Mapping[str, Any], takes: Sequence[Take]
+        self, task: Kind, options: Options, known: Mapping[str, Any], takes: Sequence[Take]
     ) -> tuple[str, ...]:
         """Return the limits of a node's job, with their keys."""
         self.declared += [(each.unpacked[1], each.unpacked[0].name) for _, each in task.callbacks]
@@ -272,15 +294,23 @@ class Graph:
         return []
 
     def _in_order(self) -> list[int]:
-        """Return the nodes with each behind those that it waits for; as they were added, where that is so already."""
+        """Return the nodes with each behind those that it waits for; as they were added, where that is so already.
+
+        Raises: InvalidInputError for nodes that wait for each other.
+        """
         waits = [node.after for node in self._nodes]
         if all(need < at for at, needs in enumerate(waits) for need in needs):
             return list(range(len(waits)))
-        placed: dict[int, None] = {}
-        while len(placed) < len(waits):
-            ready = [at for at, needs in enumerate(waits) if at not in placed and needs <= placed.keys()]
-            placed.update(dict.fromkeys(ready))
-        return list(placed)
+        try:
+            return list(graphlib.TopologicalSorter(dict(enumerate(waits))).static_order())
+        except graphlib.CycleError as error:
+            raise self._cycle(error.args[1]) from error
+
+    def _cycle(self, path: Sequence[int]) -> InvalidInputError:
+        """Return the error for nodes that wait for each other; the first one of `path` is the last one, too."""
+        labels = [self._nodes[each].label for each in path]
+        shown = labels if len(labels) <= _SHOWN_MAX else [*labels[: _SHOWN_MAX - 2], "...", labels[-1]]
+        return InvalidInputError(f"graph {self.name} would wait for itself: {' -> '.join(shown)}")
 
 
 def _placed(node: _Added, places: Mapping[int, int]) -> GraphNode:

@@ -114,7 +114,7 @@ class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
 class Rescue(msgspec.Struct, frozen=True, kw_only=True):
     """Put a running job whose worker's lease is over back into its queue, where nobody else is left to take it over.
 
-    Its dispatch is not delivered any more: obey its cancel, dispatch it anew, or give it up. The attempt is lost.
+    Its dispatch is not delivered any more: obey its cancel, dispatch it again, or give it up. The attempt is lost.
     """
 
     lost_epoch: int  #: the claim that was seen to be over

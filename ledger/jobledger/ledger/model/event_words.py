@@ -98,7 +98,8 @@ def _family(event: Queued | Held | Scheduled) -> Iterator[str]:
     if event.member is not None:
         yield f"item {event.member.item:,} of step {event.member.step} of {event.member.job}"
     if event.rerun_of is not None:
-        yield f"rerun of {event.rerun_of.job} from step {event.rerun_of.from_step}"
+        why = f" ({event.rerun_of.reason})" if event.rerun_of.reason else ""
+        yield f"rerun of {event.rerun_of.job} from step {event.rerun_of.from_step}{why}"
 
 
 def of_scheduled(event: Scheduled) -> str:

@@ -2,7 +2,7 @@
 
 Made of the task, the error's kind and type, its message without what differs from job to job, and the innermost
 frame of the user's code by file and function, not by line. Changing any of it changes every fingerprint, so a
-projection that keeps them is made anew.
+projection that keeps them is rebuilt.
 """
 
 from __future__ import annotations

@@ -278,7 +278,7 @@ class Names(msgspec.Struct, frozen=True):
 
     @property
     def timers_stream(self) -> str:
-        """The stream that holds a message for each moment to come; made anew from the ledger when it is lost."""
+        """The stream that holds a message for each moment to come; made again from the ledger when it is lost."""
         return self._stream("TIMERS")
 
     @property
@@ -297,7 +297,7 @@ class Names(msgspec.Struct, frozen=True):
         return f"{self._subject('timer')}.due.>"
 
     def timer_at(self, chain: str, wait_sequence: int | str) -> str:
-        """Return the subject of one wait's timer: who waits anew gets another, and no late copy replaces it.
+        """Return the subject of one wait's timer: who waits again gets another, and no late copy replaces it.
 
         `chain`: `job.<queue>.<job_id>` or `schedule.<name>`, which waits. The one deadline of a run has the word
         `deadline` in the place of the sequence.

@@ -15,6 +15,7 @@ from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import InvalidError, TaskNotFoundError
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.nats.task_book import TaskEntry
+from jobledger.ledger.patience import Patience
 
 #: How long a task is taken for what it was. The worker checks each input by its own code, whatever was announced.
 _GOOD_FOR_S: Final = 2.0
@@ -82,6 +83,16 @@ class AnnouncedTasks:
     async def _near(self, name: str) -> list[str]:
         known = await self._names()
         return difflib.get_close_matches(name, known[:_NAMES_COMPARED_MAX], n=_NEAR_MAX)
+
+
+async def find_announced(
+    patience: Patience, announced: AnnouncedTasks, name: str, *, unknown_ok: bool = False
+) -> AnnouncedTask:
+    """Return a task as `AnnouncedTasks.get`, with patience for the server where that must be asked."""
+    found = announced.known(name)
+    if found is not None:
+        return found
+    return await patience.read(lambda: announced.get(name, unknown_ok=unknown_ok))
 
 
 def _read(entry: TaskEntry) -> AnnouncedTask:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final, NamedTuple, TypedDict, Unpack
 
 import msgspec
 
 from jobledger.ledger.adding.announced import AnnouncedTask
 from jobledger.ledger.adding.bulk import BulkResult
-from jobledger.ledger.enqueueing import Enqueuer, refuse_in_bulk
+from jobledger.ledger.enqueueing import Enqueuer, of_batch, refuse_in_bulk
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.subjects import check_token, check_users_queue
-from jobledger.ledger.named.book import AnnouncedTasks
+from jobledger.ledger.named.book import AnnouncedTasks, find_announced
 from jobledger.ledger.options import Options
 from jobledger.ledger.patience import Patience
 
@@ -29,7 +29,7 @@ class Named(TypedDict, total=False):
     priority: Priority | None
     max_attempts: int | None
     timeout_s: float | None  #: of one attempt
-    delay_s: float | None  #: not before so many seconds
+    delay_s: float | None  #: seconds before which it does not run
     run_at: datetime | None  #: not before this moment
     limits: Iterable[str]  #: beside those of the task
     tenant: str | None
@@ -38,6 +38,28 @@ class Named(TypedDict, total=False):
     by: str  #: who asks for it; "": this client
     trace: str  #: W3C traceparent of the caller; "": that of the span under way
     unknown_ok: bool  #: also a task that no worker ever announced; its input is then not checked
+
+
+class Portion(NamedTuple):
+    """Jobs that are added to a batch; each has its place in it."""
+
+    batch: str
+    task: str  #: of every job of the batch
+    queue: str
+    first: int  #: the place of the first one
+    jobs_max: int | None  #: how many jobs a batch has that is closed
+
+
+class NamedMany(TypedDict, total=False):
+    """How many jobs are enqueued by the names of their tasks."""
+
+    by: str  #: who asks for them; "": this client
+    trace: str  #: W3C traceparent of the caller; "": that of the span under way
+    on_progress: Callable[[int], None] | None  #: gets the number of jobs done, at times
+    on_existing: (
+        Callable[[Enqueue], Awaitable[None]] | None
+    )  #: gets each whose id is taken; what it raises ends it
+    portion: Portion | None  #: of a batch, as `batches.by_name` adds it
 
 
 class NamedJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,8 +92,12 @@ _CHOSEN: Final = (
 )
 
 
-#: What a job says that is as its task: queue, limits, and those of `_CHOSEN`.
-_NOTHING: Final = (None, (), *[None] * 8)
+#: What may be said of a job whose options are kept for the next one.
+_PLAIN: Final = frozenset({"queue", "by", "id", "limits", "trace"})
+#: What a job says that is as its task: limits, and those of `_CHOSEN`.
+_NOTHING: Final = ((), *[None] * 8)
+_NAMES: Final = {str, type(None)}
+_KEPT_MAX: Final = 1_000
 
 
 async def enqueue_named(
@@ -85,12 +111,30 @@ async def enqueue_named(
     """Add one job; see `Ledger.enqueue_named`."""
     given: dict[str, Any] = dict(how)
     unknown_ok = given.pop("unknown_ok", False)
-    found = await patience.read(lambda: announced.get(task, unknown_ok=unknown_ok))
-    queue, limits = given.pop("queue", None), given.pop("limits", ())
-    options = found.defaults.changed(given, queue=queue, limits=limits)
-    check_users_queue(found.defaults.queue)
+    found = await find_announced(patience, announced, task, unknown_ok=unknown_ok)
+    options = options_of(found, given)
     _check(found, options)
     return await enqueuer.one_of(found, options, found.signature.text(value))
+
+
+def options_of(task: AnnouncedTask, given: Mapping[str, Any]) -> Options:
+    """Return the options of one job of a task; what is not given, or None, is as its code says.
+
+    Raises: InvalidTokenError, ConfigurationError; InvalidInputError also for a task of the ledger's own.
+    """
+    queue, by, kept = given.get("queue"), given.get("by"), task.kept
+    is_plain = given.keys() <= _PLAIN and type(queue) in _NAMES and type(by) in _NAMES
+    is_plain = is_plain and not (given.get("id") is not None or given.get("limits") or given.get("trace"))
+    if is_plain and (found := kept.get((queue, by))) is not None:
+        return found
+    check_users_queue(task.defaults.queue)
+    chosen = {name: value for name, value in given.items() if name not in {"queue", "limits"}}
+    made = task.defaults.changed(chosen, queue=queue, limits=given.get("limits", ()))
+    if is_plain:
+        if len(kept) >= _KEPT_MAX:
+            kept.clear()
+        kept[queue, by] = made
+    return made
 
 
 async def enqueue_named_many(
@@ -98,53 +142,90 @@ async def enqueue_named_many(
     announced: AnnouncedTasks,
     enqueuer: Enqueuer,
     jobs: Iterable[NamedJob] | AsyncIterable[NamedJob],
-    *,
-    by: str,
-    trace: str,
-    on_progress: Callable[[int], None] | None,
+    **how: Unpack[NamedMany],
 ) -> BulkResult:
     """Add many jobs as a stream; see `Ledger.enqueue_named_many`."""
-    who = Options(by=by, trace=trace)  # checked once
-    bases: dict[str, tuple[AnnouncedTask, Options]] = {}
+    by, on_existing, portion = how.get("by", ""), how.get("on_existing"), how.get("portion")
+    who = Options(by=by, trace=how.get("trace", ""))  # checked once
+    begin = enqueuer.begin_again(by)
+    bases: dict[str, tuple[AnnouncedTask, _Chosen]] = {}
 
-    async def order(job: NamedJob, _: int) -> Enqueue:
-        found = announced.known(job.task)
-        if found is None:
-            found = await patience.read(lambda: announced.get(job.task))
+    async def order(job: NamedJob, number: int) -> Enqueue:
+        found = announced.known(job.task) or await find_announced(patience, announced, job.task)
         kept = bases.get(job.task)
         if kept is None or kept[0] is not found:
             check_users_queue(found.defaults.queue)
             base = found.defaults.changed(
                 {"by": who.by or None, "trace": who.trace or None}, queue=None, limits=()
             )
-            kept = bases[job.task] = (found, base)
-        options = _options(job, kept[1])
+            kept = bases[job.task] = (found, _Chosen(base))
+        options = kept[1].options(job)
+        if portion is not None:
+            _require_of(portion, job, options)
         if options.unique is not None:
-            refuse_in_bulk(found, options.unique, job.id)
+            refuse_in_bulk(found, options.unique, job.id if portion is None else portion.batch)
             _check(found, options)
         job_id = enqueuer.new_id(job.task) if job.id is None else check_token("job id", job.id)
-        return await enqueuer.bulk_order(found, options, job_id, found.signature.text(job.input))
+        command = await enqueuer.bulk_order(found, options, job_id, found.signature.text(job.input))
+        if portion is None:
+            return command
+        return of_batch(command, portion.batch, portion.first + number, portion.jobs_max)
 
-    return await enqueuer.stream(jobs, order, enqueuer.begin_again(by), by, on_progress)
+    async def begin_again(command: Enqueue) -> tuple[int, bool]:
+        sequence, created = await begin(command)
+        if not created and on_existing is not None:
+            await on_existing(command)
+        return sequence, created
+
+    return await enqueuer.stream(jobs, order, begin_again, by, how.get("on_progress"))
 
 
-def _options(job: NamedJob, base: Options) -> Options:
-    said = (
-        job.queue,
-        job.limits,
-        job.priority,
-        job.max_attempts,
-        job.timeout_s,
-        job.delay_s,
-        job.run_at,
-        job.tenant,
-        job.correlation,
-        job.metadata,
-    )
-    if said == _NOTHING:  # as nearly all of many are
-        return base
-    given = {name: getattr(job, name) for name in _CHOSEN}
-    return base.changed(given, queue=job.queue, limits=job.limits)
+def _require_of(portion: Portion, job: NamedJob, options: Options) -> None:
+    """Refuse a job that cannot be one of a batch. Raises: InvalidInputError."""
+    if (job.task, options.queue) != (portion.task, portion.queue):
+        raise InvalidInputError(
+            f"batch {portion.batch} has jobs of task {portion.task} in queue {portion.queue}, and this is one of task "
+            f"{job.task} in queue {options.queue}"
+        )
+    if job.id is not None:
+        raise InvalidInputError("a batch names its jobs by their places in it: leave id out")
+
+
+class _Chosen:
+    """The options of one task's jobs: made and checked once for all that say nothing but their queue, as most do."""
+
+    def __init__(self, base: Options) -> None:
+        self._base = base
+        self._of_queues: dict[str, Options] = {}
+
+    def options(self, job: NamedJob) -> Options:
+        """Return those of one job. Raises: as `Options.changed`."""
+        queue = job.queue
+        said = (
+            job.limits,
+            job.priority,
+            job.max_attempts,
+            job.timeout_s,
+            job.delay_s,
+            job.run_at,
+            job.tenant,
+            job.correlation,
+            job.metadata,
+        )
+        if said != _NOTHING or type(queue) not in _NAMES:
+            return self._made(job)
+        if queue is None:
+            return self._base
+        found = self._of_queues.get(queue)
+        if found is None:
+            if len(self._of_queues) >= _KEPT_MAX:
+                self._of_queues.clear()
+            found = self._of_queues[queue] = self._made(job)
+        return found
+
+    def _made(self, job: NamedJob) -> Options:
+        given = {name: getattr(job, name) for name in _CHOSEN}
+        return self._base.changed(given, queue=job.queue, limits=job.limits)
 
 
 def _check(task: AnnouncedTask, options: Options) -> None:

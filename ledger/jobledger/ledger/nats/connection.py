@@ -417,7 +417,7 @@ async def open_connection(
     except (OSError, TimeoutError, ValueError, nats.errors.Error) as error:
         await _abandon(connection)
         raise ServerUnreachableError(_unreachable(shown(url), connection.failures, error)) from error
-    except BaseException:
+    except BaseException:  # cancelled, too: nobody else closes it
         await _abandon(connection)
         raise
     return connection

@@ -30,7 +30,7 @@ def consumer_config(filter_subject: str, *, ack_wait_s: float, ack_pending_max: 
         "deliver_policy": "all",
         "ack_wait": int(ack_wait_s * _NANOSECONDS),
         # Deliveries are not attempts: the ledger counts attempts. What the consumer gives up is looked at by the
-        # dead-letter reactor, or by the reconciler, and dispatched anew or made a dead letter.
+        # dead-letter reactor, or by the reconciler, and dispatched again or made a dead letter.
         "max_deliver": DELIVERIES_MAX,
         "max_ack_pending": ack_pending_max,
     }

@@ -6,8 +6,10 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import math
 import secrets
 from collections.abc import AsyncGenerator, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import IO, TYPE_CHECKING, Final, cast
 
 import msgspec
@@ -19,6 +21,7 @@ from nats.js.object_store import ObjectStore
 from jobledger.ledger.model.errors import LedgerFullError, PermissionRefusedError, ServerUnreachableError
 from jobledger.ledger.nats.api import LOOK_UP
 from jobledger.ledger.nats.connection import Connection
+from jobledger.ledger.nats.publisher import WRONG_SEQUENCE_CODES
 
 if TYPE_CHECKING:
     import io
@@ -29,6 +32,7 @@ _BYTES_PER_S_MIN: Final = 1 << 20
 _CHUNK_BYTES: Final = 128 << 10
 _TTL: Final = "Nats-TTL"
 _CHUNKS_LONGER_S: Final = 60
+_RACES_MAX: Final = 8
 _NONE: Final[Mapping[str, str]] = {}
 
 
@@ -88,21 +92,46 @@ class ObjectBucket:
     async def store_for(self, name: str, data: bytes, life_s: float, *, what: str) -> None:
         """Store bytes under a name for some seconds, in a bucket whose messages may have a life of their own.
 
+        The name must follow from the bytes: where they are there for as long already, nothing is stored. They stay up to a
+        hundredth longer, so that the same bytes soon after need no further copy.
+
         Raises: LedgerFullError, ServerUnreachableError.
         """
         try:
             async with self._transfer(len(data)):
-                await self._store_for(name, data, max(1, int(life_s)))
+                for left in reversed(range(_RACES_MAX)):
+                    newest, left_s = await self._newest(name)
+                    if left_s >= life_s:
+                        return None
+                    try:
+                        return await self._store_for(name, data, math.ceil(life_s * 1.01), newest)
+                    except nats.js.errors.BadRequestError as error:
+                        # Somebody else stored them meanwhile, and perhaps for a shorter time.
+                        if error.err_code not in WRONG_SEQUENCE_CODES or not left:
+                            raise
         except nats.js.errors.ServerError as error:
             raise LedgerFullError(f"the server has no room for the {what}") from error
         except (TimeoutError, OSError, nats.errors.Error) as error:
             message = f"the {what} could not be stored: {str(error) or type(error).__name__}"
             raise ServerUnreachableError(message) from error
 
-    async def _store_for(self, name: str, data: bytes, life_s: int) -> None:
+    async def _newest(self, name: str) -> tuple[int, float]:
+        """Return the stream sequence of what names an object, 0 without one, and for how many seconds it stays."""
+        try:
+            found = await self._connection.jetstream().get_last_msg(
+                f"OBJ_{self._bucket}", f"$O.{self._bucket}.{_named(name)}"
+            )
+        except nats.js.errors.NotFoundError:
+            return 0, 0.0
+        headers = cast("dict[str, str]", found.headers or {})
+        age = datetime.now(UTC) - found.time if found.time is not None else timedelta()
+        return found.seq or 0, int(headers.get(_TTL, "0s").removesuffix("s")) - age.total_seconds()
+
+    async def _store_for(self, name: str, data: bytes, life_s: int, newest: int) -> None:
         """Store the chunks, then what names them, as nats-py does, which knows no life of an object.
 
-        The chunks outlive their name: a reader who finds that would wait for those that are gone.
+        It is refused where something was stored under the name since the stream sequence `newest`. The chunks outlive their
+        name: a reader who finds that would wait for those that are gone.
         """
         publish, place = self._connection.jetstream().publish, secrets.token_hex(11)
         chunks = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
@@ -120,8 +149,9 @@ class ObjectBucket:
             digest=f"SHA-256={sha256}",
             options=ObjectMetaOptions(max_chunk_size=_CHUNK_BYTES),
         )
-        encoded = base64.urlsafe_b64encode(name.encode()).decode()
-        await self._replace(f"M.{encoded}", msgspec.json.encode(info.as_dict()), {_TTL: f"{life_s}s"})
+        only_behind = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(newest)}
+        headers = {_TTL: f"{life_s}s", **only_behind}
+        await self._replace(_named(name), msgspec.json.encode(info.as_dict()), headers)
 
     async def _holds(self, store: ObjectStore, name: str) -> bool:  # noqa: ARG002 - for those that know
         """Return whether nothing needs to be stored under a name."""
@@ -186,8 +216,7 @@ class ObjectBucket:
                 info = await (await self._open()).get_info(name, show_deleted=True)
                 was_there = not info.deleted
                 info.deleted, info.size, info.chunks = True, 0, 0
-                encoded = base64.urlsafe_b64encode(name.encode()).decode()
-                await self._replace(f"M.{encoded}", msgspec.json.encode(info.as_dict()))
+                await self._replace(_named(name), msgspec.json.encode(info.as_dict()))
                 await self._replace(f"C.{info.nuid}", b"")
         except nats.js.errors.NotFoundError:
             return False
@@ -238,6 +267,11 @@ class ObjectBucket:
         if self._store is None:
             self._store = await self._connection.jetstream().object_store(self._bucket)
         return self._store
+
+
+def _named(name: str) -> str:
+    """Return the end of the subject of what names an object."""
+    return f"M.{base64.urlsafe_b64encode(name.encode()).decode()}"
 
 
 def _unreadable(what: str, error: Exception) -> ServerUnreachableError:

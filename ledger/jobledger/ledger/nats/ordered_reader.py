@@ -191,7 +191,7 @@ class OrderedReader:
         return messages, None
 
     async def _check_not_rewound(self) -> None:
-        """Notice a ledger that was rewound, made anew or purged meanwhile: its consumer would only wait, or have nothing.
+        """Notice a ledger that was rewound, made again or purged meanwhile: its consumer would only wait, or have nothing.
 
         Raises: SequenceGapError.
         """

@@ -99,7 +99,7 @@ class MessageParser(Parser):
         return "" if found is None else found[0].decode(errors="replace")
 
     def reset(self) -> None:
-        """Begin anew, as after a reconnect."""
+        """Begin again, as after a reconnect."""
         super().reset()
         self._kept = b""
 

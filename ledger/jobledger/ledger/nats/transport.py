@@ -42,7 +42,7 @@ class Transport(TcpTransport):
                 transport = await loop.start_tls(
                     self._io_writer.transport, protocol, ssl_context, server_hostname=host
                 )
-        except BaseException:
+        except BaseException:  # cancelled, too: a half-done handshake leaves no usable connection
             self.abort()
             raise
         assert transport is not None, "a handshake that did not fail"

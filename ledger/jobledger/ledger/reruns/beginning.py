@@ -28,7 +28,7 @@ from jobledger.ledger.model.times import time_text
 from jobledger.ledger.parts import Client
 from jobledger.ledger.tasks import Task, TaskWithOptions
 
-#: What a rerun has anew, or not at all: it is nobody's child, part of no batch, and holds no key.
+#: What a rerun does not take over: it is nobody's child, part of no batch, and holds no key.
 _NOT_TAKEN: Final[dict[str, Any]] = {"member": None, "batch": "", "tick": "", "unique": "", "trace": ""}
 
 
@@ -42,6 +42,7 @@ class Rerun(TypedDict, total=False):
     )  #: the workflow, which checks `input` and types the result
     id: str | None  #: of the new job; None: one of its own
     by: str  #: who asks for it; "": this client
+    reason: str  #: why; kept in the first event of the new job
 
 
 class RerunPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +73,7 @@ async def plan_rerun(client: Client, ref: JobRef, from_step: str, **how: Unpack[
         hash=digest(events[-1].data),
         from_step=from_step,
         steps=len(copied),
+        reason=how.get("reason", ""),
     )
     keys = {step.key for step in copied}
     return RerunPlan(

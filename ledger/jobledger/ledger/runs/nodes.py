@@ -10,10 +10,9 @@ from jobledger.ledger.model.errors import TaskDefinitionError
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.runs.orders import Callback, ChildNode
 from jobledger.ledger.options import Options
-from jobledger.ledger.tasks import Task
 
 
-def node_of(task: Task[Any, Any], options: Options, **more: Any) -> ChildNode:
+def node_of(task: Kind, options: Options, **more: Any) -> ChildNode:
     """Return what asks for a job of a task; `more` are fields of `ChildNode` that its options do not say."""
     fields: dict[str, Any] = {"priority": options.priority, "limits": options.limits, **more}
     return ChildNode(

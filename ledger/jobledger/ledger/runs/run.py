@@ -84,7 +84,7 @@ class Run(RunTables, GivenByWorker):
 
     @property
     def long(self) -> bool:
-        """Whether the run has so many events, 10,000, or so many bytes that it should end soon: see `again`.
+        """Whether the run has so much history, 10,000 events or more, that it should end soon: see `again`.
 
         At 50,000 events or 50 MB a further step is refused with RunTooLongError.
         """

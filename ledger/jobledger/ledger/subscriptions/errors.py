@@ -34,6 +34,6 @@ class SubscriptionMismatchError(RefusedError):
         self.acknowledged_sequence = acknowledged_sequence
         super().__init__(
             f"subscription {name} was made for something else ({'; '.join(differences)}): use another name, or "
-            f"`jobledger events subscriptions remove {name}` and begin it anew, where it stopped with "
+            f"`jobledger events subscriptions remove {name}` and begin it again, where it stopped with "
             f"from_sequence={acknowledged_sequence + 1}",
         )

@@ -122,8 +122,8 @@ class EventDelivery:
 class Subscription:
     """A durable subscription for the length of a block: `async with ledger.subscription(...) as events`.
 
-    Iterate it for deliveries, in one task or in several. At most `max_in_flight` are on hand at a time: with so many
-    not settled the next one is waited for. All on hand is kept from others while this process lives, and given back
+    Iterate it for deliveries, in one task or in several. At most `max_in_flight` are on hand at a time: while
+    that many are not settled, the iteration waits. All on hand is kept from others while this process lives, and given back
     when the block ends. Never a delivery twice at once in one process; in stream order, but for what comes again.
     """
 
@@ -330,7 +330,7 @@ class Subscription:
         """
         found = await self._found()
         if self._created_at not in (None, found.created_at):
-            raise self._gone("was deleted and made anew")
+            raise self._gone("was deleted and made again")
         check_unchanged(found, self.config.filter, self.config.ack_wait_s)
         last = (await self._log.head()).last_sequence
         if found.delivered_sequence > last:
@@ -366,7 +366,7 @@ class Subscription:
     def _gone(self, what: str) -> SubscriptionNotFoundError:
         message = (
             f"subscription {self.name} {what} while it was read; when it was last looked at, all events up to stream "
-            f"sequence {self._acknowledged} were acknowledged: begin it anew with from_sequence={self._acknowledged + 1}"
+            f"sequence {self._acknowledged} were acknowledged: begin it again with from_sequence={self._acknowledged + 1}"
         )
         return SubscriptionNotFoundError(self.name, message)
 

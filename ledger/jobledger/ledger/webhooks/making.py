@@ -1,7 +1,8 @@
 """Which job follows from an event for a webhook, and its first event: a plain conditional append under a derived id.
 
-The id is `<webhook>-<stream sequence of the event>`, and `-r<n>` behind it for the n-th redelivery. Whoever appends first
-makes the job; everybody else is refused by the id. So an event may be handed out any number of times, in any order.
+The id is `<webhook>-<stream sequence of the event>`, and `-r<n>` behind it for the n-th redelivery; that of a task's job
+begins with `webhook-`, since an application's own jobs are in its queue. Whoever appends first makes the job; everybody
+else is refused by the id. So an event may be handed out any number of times, in any order.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from jobledger.ledger.model.chain import EMPTY_CHAIN, link
+from jobledger.ledger.model.chain import EMPTY_CHAIN, link, load
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.commands import Enqueue, Stamp
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.envelope import PayloadRef
 from jobledger.ledger.model.errors import PayloadTooLargeError, WrongSequenceError
-from jobledger.ledger.model.events import Order
+from jobledger.ledger.model.events import Event, Order
 from jobledger.ledger.model.hooks.definition import WATCH_EVENTS, WebhookDefinition
 from jobledger.ledger.model.hooks.watch import WATCH
 from jobledger.ledger.model.log import Log
@@ -28,8 +29,8 @@ from jobledger.ledger.subscriptions.filter import EventFilter
 from jobledger.ledger.webhooks.message import told_of
 
 DELIVER: Final = "deliver"  #: the built-in task that posts an event
-#: The limit whose keys are the names of webhooks: so many posts of one are under way at once, so a slow receiver holds
-#: nobody else's.
+#: The limit whose keys are the names of webhooks: at most `SLOTS` posts of one webhook are under way at once, so a slow
+#: receiver delays nobody else.
 LIMIT: Final = DELIVERIES_QUEUE
 SLOTS: Final = 4
 #: One try and as many more as the table of delays has.
@@ -38,7 +39,10 @@ ATTEMPTS_MAX: Final = 8
 GENERATIONS_MAX: Final = 8
 _TIMEOUT_S: Final = 60.0
 _TASK_ATTEMPTS_MAX: Final = 5
-_ID: Final = re.compile(r"(?P<webhook>.+)-(?P<sequence>\d{1,19})(?:-r(?P<again>\d{1,6}))?", flags=re.ASCII)
+_TASK_PREFIX: Final = "webhook-"
+_ID: Final = re.compile(
+    _TASK_PREFIX + r"(?P<webhook>.+)-(?P<sequence>\d{1,19})(?:-r(?P<again>\d{1,6}))?", flags=re.ASCII
+)
 
 
 class Named(NamedTuple):
@@ -62,7 +66,7 @@ def job_id(webhook: str, sequence: int, again: int = 0) -> str:
 
 
 def named(job: str) -> Named | None:
-    """Return what an id says if it is of the form of those of webhooks' jobs; anybody may call a job so."""
+    """Return what an id says if it is of the form that a webhook gives to jobs of a task; anybody may call a job so."""
     found = _ID.fullmatch(job)
     if found is None:
         return None
@@ -99,7 +103,7 @@ async def generation(log: Log, message: Message, webhooks: Mapping[str, object])
         if not isinstance(message, StoredEvent):
             return count
         made = named(message.event.job)
-        if made is None or made.webhook not in webhooks:
+        if made is None or made.webhook not in webhooks or not await _is_by(log, message.event, made.webhook):
             return count
         source = await log.get(made.sequence)
         if source is None:  # in an archive, or a replica that lags
@@ -108,9 +112,22 @@ async def generation(log: Log, message: Message, webhooks: Mapping[str, object])
     return GENERATIONS_MAX
 
 
+async def _is_by(log: Log, event: Event, name: str) -> bool:
+    """Return whether a webhook made the job of an event; an application may call its own jobs as a webhook does."""
+    job = (await load(log, JobRef(queue=event.queue, job_id=event.job))).job
+    return job is None or job.created_by in {"", _author(name)}  # None, "": it is not known any more
+
+
+def _author(name: str) -> str:
+    return f"webhook:{name}"
+
+
 def target_of(name: str, definition: WebhookDefinition, sequence: int, again: int = 0) -> JobRef:
     """Return which job is that of an event."""
-    return JobRef(queue=definition.target.queue or DELIVERIES_QUEUE, job_id=job_id(name, sequence, again))
+    prefix = _TASK_PREFIX if definition.target.task else ""
+    return JobRef(
+        queue=definition.target.queue or DELIVERIES_QUEUE, job_id=prefix + job_id(name, sequence, again)
+    )
 
 
 async def make(
@@ -138,7 +155,7 @@ async def make(
 
 
 def _stamp(client: Client, name: str, message: Message) -> Stamp:
-    stamp = client.stamp(f"webhook:{name}")
+    stamp = client.stamp(_author(name))
     if not isinstance(message, StoredEvent):
         return stamp
     event = message.event

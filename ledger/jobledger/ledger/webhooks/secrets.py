@@ -34,7 +34,7 @@ class Secrets:
         self._key_file = key_file
 
     def read(self, reference: str) -> bytes:
-        """Return the secret that a reference stands for, read anew at each call; never empty.
+        """Return the secret that a reference stands for, read again at each call; never empty.
 
         Raises: SecretUnavailableError, InvalidInputError for what is no reference.
         """

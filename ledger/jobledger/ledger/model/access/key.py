@@ -331,7 +331,9 @@ def _created(before: Key | None, command: CreateKey, fact: dict[str, Any]) -> Ke
 def _living(key: str, before: Key | None, now: datetime) -> Key:
     """Return a key that was not ended. Raises: NotFoundError, RefusedError."""
     if before is None:
-        raise NotFoundError(f"there is no key {key}: `jobledger keys list` shows those that are")
+        raise NotFoundError(
+            f"there is no key {key}: `jobledger keys list` shows those that are, by their ids"
+        )
     standing = before.standing(now)
     if standing in {"revoked", "expired"}:
         what = "link" if before.is_link else "key"

@@ -12,6 +12,7 @@ import msgspec
 from jobledger.ledger.model.envelope import Moment
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import EVENT_TYPES
+from jobledger.ledger.model.hooks.places import address_in, is_public
 from jobledger.ledger.model.hooks.references import check_reference, is_reference
 from jobledger.ledger.model.subjects import check_token, check_users_queue
 
@@ -60,6 +61,7 @@ class WebhookDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     format: Format = "standard"  #: the form of a message
     headers: Mapping[str, str] = {}  #: more headers of each message; a value may be a reference to a secret
     allow_http: bool = False  #: whether the URL may be without encryption
+    allow_private: bool = False  #: whether the URL may name an address that is not of the public internet
 
 
 def checked_definition(given: WebhookDefinition) -> WebhookDefinition:
@@ -120,7 +122,7 @@ def _target(given: WebhookDefinition) -> WebhookTarget:
     if target.url:
         if target.queue:
             raise InvalidInputError("a URL has no queue: give a queue only with a task")
-        _check_url(target.url, allow_http=given.allow_http)
+        _check_url(target.url, given)
         return target
     check_token("task name", target.task)
     queue = check_users_queue(target.queue or "default")
@@ -136,7 +138,7 @@ def _is_of_jobs(given: WebhookDefinition) -> bool:
     return any(event not in WATCH_EVENTS for event in given.events)
 
 
-def _check_url(url: str, *, allow_http: bool) -> None:
+def _check_url(url: str, given: WebhookDefinition) -> None:
     parts = _split(url)
     if parts is None or not parts.hostname or parts.scheme not in {"https", "http"}:
         raise InvalidInputError(
@@ -148,9 +150,16 @@ def _check_url(url: str, *, allow_http: bool) -> None:
         )
     if parts.fragment:
         raise InvalidInputError("the URL has a fragment (#...), which is never sent: leave it out")
-    if parts.scheme == "http" and not allow_http:
+    if parts.scheme == "http" and not given.allow_http:
         raise InvalidInputError(
-            f"{url[:60]!r} is not encrypted: give an https URL, or allow http for this webhook"
+            f"{url[:60]!r} is not encrypted: give an https URL, or allow http for this webhook (allow_http)"
+        )
+    address = address_in(parts.hostname)
+    if address is not None and not given.allow_private and not is_public(address):
+        raise InvalidInputError(
+            f"the URL goes to {address}, which is not an address of the public internet: give another one, or allow "
+            "private addresses for this webhook (allow_private), and this network for the gateway "
+            "(JOBLEDGER_ALLOW_TARGET)"
         )
 
 

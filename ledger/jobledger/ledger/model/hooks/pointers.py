@@ -38,18 +38,29 @@ def check_pointer(pointer: object) -> str:
 def value_at(document: Any, pointer: str) -> Any:
     """Return what stands at `pointer`; `NOTHING` where the document has no such place."""
     found = document
-    for word in pointer.split("/")[1:]:
-        found = _member(found, word.replace("~1", "/").replace("~0", "~"))
+    for word in words_of(pointer):
+        found = _member(found, word)
     return found
+
+
+def words_of(pointer: str) -> list[str]:
+    """Return the names and places on the way that a pointer says; [] for the whole document."""
+    return [word.replace("~1", "/").replace("~0", "~") for word in pointer.split("/")[1:]]
+
+
+def index_in(value: Any, word: str) -> int | None:
+    """Return the place in a list that a word of a pointer names; None where that is no place of it, or it is no list."""
+    items: list[Any] = value
+    if not isinstance(value, list) or not _INDEX.fullmatch(word):
+        return None
+    return int(word) if int(word) < len(items) else None
 
 
 def _member(value: Any, name: str) -> Any:
     if isinstance(value, dict):
         return cast("dict[str, Any]", value).get(name, NOTHING)
-    items: list[Any] = value
-    if not isinstance(value, list) or not _INDEX.fullmatch(name) or int(name) >= len(items):
-        return NOTHING
-    return items[int(name)]
+    index = index_in(value, name)
+    return NOTHING if index is None else value[index]
 
 
 def _shown(pointer: object) -> str:

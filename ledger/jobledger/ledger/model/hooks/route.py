@@ -137,7 +137,7 @@ def evolve(_before: Route | None, event: RouteEvent, stream_sequence: int) -> Ro
 
 
 class SetRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """Define a route, or define it anew."""
+    """Define a route, or replace its definition."""
 
     definition: RouteDefinition
     reason: str = ""

@@ -133,7 +133,7 @@ def evolve(_before: Definition | None, event: LimitEvent, stream_sequence: int) 
 
 
 class SetLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """Define a limit, or define it anew."""
+    """Define a limit, or replace its definition."""
 
     terms: Terms = Terms()
     overrides: Mapping[str, Override] = {}

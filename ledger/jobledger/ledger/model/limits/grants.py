@@ -211,7 +211,7 @@ class Granter:
             self.modes.waits(line)
 
     def _came_before(self, line: Line) -> None:
-        """Place a line anew whose first job was held before the one that was its first: places only ever grow there."""
+        """Place a line again whose first job was held before the one that was its first: places only ever grow there."""
         self.guard.came_before(line)
         self.picker.leave(line)
         self.picker.stand(line)

@@ -107,7 +107,7 @@ class Recomputation:
                 self._note_moved((entry.line,))
 
     def _note_moved(self, lines: Iterable[Line]) -> None:
-        """Note whose turns the modes of limits may move; those that are forgotten begin anew."""
+        """Note whose turns the modes of limits may move; those that are forgotten begin again."""
         self._moved.update(line.share for line in lines if self._any_mode(line.keys))
         if len(self._moved) > _MOVED_PRUNE_AT:
             self._moved &= set(self._granter.shares.values())

@@ -63,6 +63,7 @@ class RerunOf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     hash: str  #: hex sha256 of that event as stored
     from_step: str  #: key of the first step that is not copied
     steps: Whole = 0  #: how many steps are copied
+    reason: str = ""  #: why it begins again, if somebody said so
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -12,5 +12,5 @@ def copied_from(source: Steps, from_step: str) -> list[Step]:
 
 
 def _has_end(step: Step) -> bool:
-    """Whether its newest event is its end, also where the source may try it anew because an attempt failed."""
+    """Whether its newest event is its end, also where the source may try it again because an attempt failed."""
     return step.has_ended or (step.state == "retrying" and step.retry_at is None)

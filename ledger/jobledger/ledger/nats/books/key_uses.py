@@ -6,6 +6,7 @@ read here may be a minute old; and the entry of a key that is not used goes away
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
@@ -23,6 +24,7 @@ _KEYS_MAX: Final = 100_000
 _ENTRY_BYTES_MAX: Final = 4 << 10
 _LIFE_S: Final = 366 * 24 * 3600
 _NANOSECONDS: Final = 1_000_000_000
+_READ_AT_ONCE: Final = 1_000  #: the server gives the newest of 1,024 subjects at the most
 
 
 class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,18 +74,22 @@ async def write_use(inbox: Inbox, names: Names, use: KeyUse) -> None:
         raise LedgerError(f"the server refused to store the use of key {use.key}: {data[:200].decode()}")
 
 
-async def read_uses(connection: Connection, inbox: Inbox, names: Names) -> dict[str, KeyUse]:
+async def read_uses(
+    connection: Connection, inbox: Inbox, names: Names, keys: Sequence[str]
+) -> dict[str, KeyUse]:
     """Return when keys were used last, by their ids; nothing where no gateway ever ran.
 
     Raises: LedgerError, JetStreamDisabledError, UnreachableError.
     """
     if await find_stream(inbox, _stream(names)) is None:
         return {}
-    request = {"multi_last": [_subject(names, ">")]}
-    try:
-        found = await api.direct_get(connection, inbox, _stream(names), request, batch=True)
-    except ConnectionLostError as error:
-        raise ServerUnreachableError("the bucket of uses of keys gave no answer") from error
+    found: list[api.Found] = []
+    for first in range(0, len(keys), _READ_AT_ONCE):
+        request = {"multi_last": [_subject(names, each) for each in keys[first : first + _READ_AT_ONCE]]}
+        try:
+            found += await api.direct_get(connection, inbox, _stream(names), request, batch=True)
+        except ConnectionLostError as error:
+            raise ServerUnreachableError("the bucket of uses of keys gave no answer") from error
     uses = [_read(data) for data, _ in found if data]
     return {use.key: use for use in uses if use is not None}
 

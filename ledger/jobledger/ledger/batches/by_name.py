@@ -1,0 +1,144 @@
+"""Batches of tasks by their names, that are opened, filled and closed one after the other, for whoever has no code of theirs.
+
+What a batch is, and what closes it, is that of `graphs.batches`. Its jobs come in portions here, each behind the one before it:
+a lock lets one request at a time add jobs or close, so that no job comes in behind the last one, and none is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from jobledger.ledger.adding.bulk import BulkResult
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.graphs.batch_end import count_of, spec_of
+from jobledger.ledger.graphs.batch_run import BatchSpec, run_batch
+from jobledger.ledger.graphs.batches import close, known_batch, require_unended, with_end
+from jobledger.ledger.handle import JobHandle
+from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.errors import InvalidInputError, NotFoundError, RefusedError
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE, ITEMS_MAX, RUN_BATCH, child_id
+from jobledger.ledger.model.subjects import JobRef, check_token
+from jobledger.ledger.named.book import find_announced
+from jobledger.ledger.named.verbs import NamedJob, Portion, options_of
+from jobledger.ledger.tasks import TaskWithOptions
+
+_LOCK: Final = "batch"
+
+
+class Batch(NamedTuple):
+    """A batch as it is."""
+
+    job: Job  #: the run that stands for it
+    spec: BatchSpec
+
+    @property
+    def ref(self) -> JobRef:
+        """The name of its run."""
+        return JobRef(queue=self.job.queue, job_id=self.job.id)
+
+    @property
+    def size(self) -> int | None:
+        """How many jobs it has; None as long as it is open."""
+        return count_of(self.job)
+
+
+async def batch_spec(
+    ledger: Ledger,
+    name: str,
+    task: str,
+    options: Mapping[str, Any],
+    end: tuple[str, Mapping[str, Any]] | None,
+) -> BatchSpec:
+    """Return what is stored of a batch whose tasks workers announced; `end`: what follows it, with options of its own.
+
+    Raises: TaskNotFoundError, InvalidError, UnreachableError.
+    """
+    found = await find_announced(ledger.patience, ledger.announced, task)
+    spec = BatchSpec(task=found.name, queue=options_of(found, options).queue)
+    if end is None:
+        return spec
+    last, chosen = end
+    ending = await find_announced(ledger.patience, ledger.announced, last)
+    return with_end(spec, name, ending, options_of(ending, chosen))
+
+
+async def open_batch(
+    ledger: Ledger, name: str, spec: BatchSpec, *, by: str = "", trace: str = ""
+) -> JobHandle[dict[str, int]]:
+    """Begin a batch; one that is there with the same task, queue and end stays as it is.
+
+    Raises: InvalidInputError, IllegalTransitionError for one that was ended before it was closed, and as `enqueue`.
+    """
+    options = run_batch.defaults.changed({"id": name, "by": by, "trace": trace}, queue=None, limits=())
+    handle = await ledger.enqueue(TaskWithOptions(run_batch, options), batch=spec)
+    if not handle.created:
+        await known_batch(ledger, handle.ref, spec)
+    return handle
+
+
+async def find_batch(ledger: Ledger, name: str) -> Batch:
+    """Return a batch. Raises: NotFoundError, InvalidTokenError, UnreachableError."""
+    ref = JobRef(queue=BUILT_IN_QUEUE, job_id=check_token("batch", name))
+    job = (await ledger.patience.read(lambda: load(ledger.log, ref))).job
+    if job is None or job.task != RUN_BATCH:
+        raise NotFoundError(f"there is no batch {name}: open it first")
+    return Batch(job, await ledger.patience.read(lambda: spec_of(ledger, job)))
+
+
+async def add_to_batch(
+    ledger: Ledger,
+    name: str,
+    jobs: AsyncIterable[NamedJob],
+    *,
+    first: int = 0,
+    by: str = "",
+    trace: str = "",
+) -> BulkResult:
+    """Add jobs from the place `first` on; those that are there are left alone, so that the same can be sent again.
+
+    Raises: NotFoundError; LockTimeoutError while somebody else adds jobs; InvalidInputError where the job before the first
+        one is missing; IllegalTransitionError for a batch that was ended; and as `enqueue_named_many`.
+    """
+    async with ledger.lock(_LOCK, check_token("batch", name), wait_s=0):
+        batch = await find_batch(ledger, name)
+        await require_unended(ledger, batch.job)
+        if first and not await _has(ledger, batch, first - 1):
+            raise InvalidInputError(
+                f"batch {name} has no job {first - 1:,}: add its jobs one portion behind the other, from the first "
+                "that is missing on"
+            )
+        portion = Portion(name, batch.spec.task, batch.spec.queue, first, batch.size)
+        result = await ledger.enqueue_named_many(jobs, by=by, trace=trace, portion=portion)
+        await require_unended(ledger, (await find_batch(ledger, name)).job)
+        return result
+
+
+async def close_batch(ledger: Ledger, name: str, count: int, *, by: str = "") -> None:
+    """Say how many jobs a batch has: it ends once all of them have ended. Said again, it changes nothing.
+
+    Raises: NotFoundError; LockTimeoutError while somebody adds jobs; InvalidInputError where it has fewer or more jobs;
+        RefusedError for one that was closed with another number; IllegalTransitionError for one that was ended.
+    """
+    async with ledger.lock(_LOCK, check_token("batch", name), wait_s=0):
+        batch = await find_batch(ledger, name)
+        await require_unended(ledger, batch.job)
+        if batch.size is not None:
+            if batch.size != count:
+                raise RefusedError(f"batch {name} is closed and has {batch.size:,} jobs")
+            return
+        for place, is_there in ((count - 1, True), (count, False)):
+            if 0 <= place < ITEMS_MAX and await _has(ledger, batch, place) != is_there:
+                wrong = "fewer" if is_there else "more"
+                raise InvalidInputError(
+                    f"batch {name} has {wrong} than {count:,} jobs: say how many were added to it"
+                )
+        await close(ledger, batch.ref, count, by=by)
+
+
+async def _has(ledger: Ledger, batch: Batch, place: int) -> bool:
+    """Return whether a batch has a job at a place."""
+    ref = JobRef(queue=batch.spec.queue, job_id=child_id(batch.job.id, 1, place))
+    chain = ledger.names.chain(ref)
+    return await ledger.patience.read(lambda: ledger.log.newest_sequence(chain)) > 0

@@ -1,0 +1,129 @@
+"""Graphs of tasks by their names, for whoever does not have the tasks' code: nodes refer to each other by names, too.
+
+They become a `Graph`, so that what a graph may be is said in one place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, cast
+
+import msgspec
+
+from jobledger.ledger.graphs.graph import Graph
+from jobledger.ledger.graphs.spec import NODES_MAX
+from jobledger.ledger.model.errors import InvalidError, InvalidInputError, NotFoundError
+from jobledger.ledger.model.events import Priority
+from jobledger.ledger.model.hooks.pointers import check_pointer, index_in, words_of
+from jobledger.ledger.model.json_text import encode_value
+from jobledger.ledger.model.runs.orders import Take
+from jobledger.ledger.named.book import AnnouncedTasks, find_announced
+from jobledger.ledger.named.verbs import options_of
+from jobledger.ledger.patience import Patience
+
+_CHOSEN: Final = ("queue", "priority", "max_attempts", "timeout_s", "limits")
+#: Nodes that are checked before others have their turn.
+_AT_ONCE: Final = 100
+
+NodeName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_.#-]{1,100}$")]
+
+
+class NamedNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One node of a graph. What is left out of its options is as its task's code says."""
+
+    name: NodeName  #: no other node of the graph has it; the graph's result has the node's result under it
+    task: str
+    input: dict[str, Any] = {}  #: the arguments by name
+    #: where results of other nodes go: JSON pointers into the input, such as `/text`, with the nodes' names
+    takes: dict[str, NodeName] = {}
+    after: tuple[NodeName, ...] = ()  #: nodes that it waits for beside those whose results it takes
+    always: bool = False  #: whether it runs whatever became of those that it waits for
+    queue: str | None = None
+    priority: Priority | None = None
+    max_attempts: int | None = None
+    timeout_s: float | None = None  #: of one attempt
+    limits: tuple[str, ...] = ()  #: beside those of the task
+
+
+class NamedGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A whole graph; the order of its nodes does not matter."""
+
+    name: str
+    nodes: Annotated[tuple[NamedNode, ...], msgspec.Meta(min_length=1, max_length=NODES_MAX)]
+    limit: int = 0  #: how many nodes may be open at the same time; 0: all that are ready
+    #: once a node failed: `stop` begins no other, `continue` all but those that wait for it
+    on_failure: Literal["stop", "continue"] = "stop"
+
+
+async def graph_of(patience: Patience, announced: AnnouncedTasks, given: NamedGraph) -> Graph:
+    """Return a graph whose nodes were checked by what workers announced of their tasks.
+
+    Raises: as `Graph.add`, with the name of the node; TaskNotFoundError, UnreachableError. `Graph.spec` checks the rest.
+    """
+    graph = Graph(given.name, limit=given.limit, on_failure=given.on_failure)
+    places = _places(given)
+    for place, node in enumerate(given.nodes):
+        if place % _AT_ONCE == 0:
+            await asyncio.sleep(0)
+        try:
+            task = await find_announced(patience, announced, node.task)
+            options = options_of(task, {name: getattr(node, name) for name in _CHOSEN})
+            values, takes = _with_places(node, places)
+            after = [_place(places, name) for name in node.after]
+            graph.add_node(node.name, task, options, values, takes=takes, after=after, always=node.always)
+        except (InvalidError, NotFoundError) as error:
+            error.args = (f"node {node.name!r} of graph {given.name}: {error}",)
+            raise
+    return graph
+
+
+def _places(given: NamedGraph) -> dict[str, int]:
+    places: dict[str, int] = {}
+    for place, node in enumerate(given.nodes):
+        if places.setdefault(node.name, place) != place:
+            raise InvalidInputError(
+                f"two nodes of graph {given.name} are called {node.name!r}: give each a name of its own"
+            )
+    return places
+
+
+def _place(places: Mapping[str, int], name: str) -> int:
+    place = places.get(name)
+    if place is None:
+        raise InvalidInputError(f"the graph has no node {name!r}: name one of its nodes")
+    return place
+
+
+def _with_places(node: NamedNode, places: Mapping[str, int]) -> tuple[dict[str, Any], list[Take]]:
+    """Return a node's input with None where results go, and which result goes where. Raises: InvalidInputError."""
+    values: dict[str, Any] = msgspec.json.decode(encode_value(node.input, what=f"input of task {node.task}"))
+    # The shorter ones first: then a result never goes to a place inside of another one.
+    wanted = sorted((words_of(check_pointer(pointer)), name) for pointer, name in node.takes.items())
+    return values, [Take(at=_cleared(values, words), of=_place(places, name)) for words, name in wanted]
+
+
+def _cleared(values: dict[str, Any], words: list[str]) -> tuple[str | int, ...]:
+    """Put None where a result goes; return the way there. Raises: InvalidInputError where there is no such place."""
+    inside: Any = values
+    way: list[str | int] = []
+    for number, word in enumerate(words, 1):
+        at = _member(inside, word, may_be_new=number == len(words))
+        if at is None:
+            break
+        way.append(at)
+        if number == len(words):
+            inside[at] = None
+            return tuple(way)
+        inside = inside[at]
+    raise InvalidInputError(
+        f"its input has no place /{'/'.join(words)} for a result: name an argument, as /text, or a place inside of "
+        "a list or an object that the input has"
+    )
+
+
+def _member(inside: Any, word: str, *, may_be_new: bool) -> str | int | None:
+    """Return the name or the place that a word means there; None where there is none."""
+    if isinstance(inside, dict):
+        return word if may_be_new or word in cast("dict[str, Any]", inside) else None
+    return index_in(inside, word)

@@ -1,0 +1,49 @@
+"""Which addresses are of the public internet, and which address the host of a URL is, if it is one. Pure.
+
+A name is not looked up here: whoever connects does that, and checks what it stands for then.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import Final
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+#: Public by the registry's words, and not a place of its own: relays of 6to4.
+_RELAYS: Final = ipaddress.ip_network("192.88.99.0/24")
+#: Only here are IPv6 addresses of single machines on the internet; what is mapped, translated or local is elsewhere.
+_GLOBAL_UNICAST: Final = ipaddress.ip_network("2000::/3")
+#: Of these, what leads to other addresses (Teredo, 6to4) or is for documents.
+_NOT_PLACES: Final = tuple(
+    map(ipaddress.ip_network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
+)
+_LOCAL: Final = "localhost"
+
+
+def is_public(address: Address) -> bool:
+    """Return whether an address is one of the public internet, and leads to no other one."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address.is_global and not address.is_multicast and address not in _RELAYS
+    is_place = address in _GLOBAL_UNICAST and address.is_global and address.scope_id is None
+    return is_place and not any(address in network for network in _NOT_PLACES)
+
+
+def address_in(host: str) -> Address | None:
+    """Return the address that a host of a URL is; None for a name that must be looked up.
+
+    As the machine's resolver reads them, `127.1`, `0x7f.1`, `0177.0.0.1` and `2130706433` are all 127.0.0.1. So is
+    `localhost`, whatever a resolver says.
+    """
+    host = host.rstrip(".").lower()
+    if host == _LOCAL or host.endswith(f".{_LOCAL}"):
+        return ipaddress.IPv4Address("127.0.0.1")
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host))
+    except OSError:
+        return None
