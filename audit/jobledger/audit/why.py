@@ -69,7 +69,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
     since: datetime
     event_sequence: int  #: stream sequence of the event that says so
-    hint: str = ""  #: a command that would change it
+    hint: str = ""  #: a command that would change it; over HTTP the request that does the same
     held: HeldFacts | None = None  #: of a job that is held: its limits at this moment
     unique: str = ""  #: of a unique job: which job holds its key, and how long
     waits: tuple[RunWait, ...] = ()  #: of a run that is paused: each thing that it waits for

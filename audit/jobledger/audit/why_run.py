@@ -53,7 +53,7 @@ class RunWait(msgspec.Struct, frozen=True, kw_only=True):
     children_open: int  #: of a group: how many of its children did not end
     children: tuple[ChildNow, ...]  #: the first of them
     sentence: str
-    hint: str  #: a command that ends it, or shows what does
+    hint: str  #: a command that ends it, or shows what does; over HTTP the request that does the same
 
 
 def run_waits(job: Job, children: Mapping[str, tuple[ChildNow, ...]], moment: Moment) -> tuple[RunWait, ...]:

@@ -49,7 +49,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         True  #: declare the schedules of the loaded modules whose jobs go to a queue that is served
     )
     jobs_max: int | None = (
-        None  #: after so many deliveries it takes no more, and stops when they are done; None: never
+        None  #: it takes at most this number of deliveries, and stops when they are done; None: any number
     )
     supervisor: str = ""  #: identity of the process that looks after this one, for `workers list`; "" without
 

@@ -4,10 +4,25 @@
 ledger says of it, `witness` holds the one to the other in a check. Source: ADR 011.
 """
 
-from jobledger.audit.archive.archiver import Archiver, Done
-from jobledger.audit.archive.chain import open_archive
-from jobledger.audit.archive.deps import ArchiveDeps, OnProgress, Step, archive_deps
-from jobledger.audit.archive.plan import ArchivePlan
+from typing import TYPE_CHECKING
+
+from jobledger.ledger.loading.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from jobledger.audit.archive.archiver import Archiver, Done
+    from jobledger.audit.archive.chain import open_archive
+    from jobledger.audit.archive.deps import ArchiveDeps, OnProgress, Step, archive_deps
+    from jobledger.audit.archive.plan import ArchivePlan
+else:  # the same as a table
+    __getattr__, __dir__ = on_demand(
+        __name__,
+        {
+            "archiver": ("Archiver", "Done"),
+            "chain": ("open_archive",),
+            "deps": ("ArchiveDeps", "OnProgress", "Step", "archive_deps"),
+            "plan": ("ArchivePlan",),
+        },
+    )
 
 __all__ = [
     "ArchiveDeps",

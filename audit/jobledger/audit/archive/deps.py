@@ -37,9 +37,7 @@ class ArchiveDeps(msgspec.Struct, frozen=True, kw_only=True):
     payloads: PayloadSource | None = (
         None  #: where large values are copied from; None leaves them where they are
     )
-    count: CountEverything | None = (
-        None  #: None: counters of projections made anew begin where the ledger does
-    )
+    count: CountEverything | None = None  #: None: counters of rebuilt projections begin where the ledger does
     on_progress: OnProgress = lambda _step, _done, _total: None
 
 
@@ -53,7 +51,7 @@ def archive_deps(
 ) -> ArchiveDeps:
     """Return what a run on a connected ledger needs; `by` is who acts, `count` what `projections.counting` returns.
 
-    Without `count` the counters of a projection that is made anew after the run begin where the ledger then does.
+    Without `count` the counters of a projection that is rebuilt after the run begin where the ledger then does.
     """
     timers = Timers(ledger.connection, ledger.inbox, ledger.names, ledger.config)
 

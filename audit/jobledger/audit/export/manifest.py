@@ -1,7 +1,7 @@
 """What an export says of itself: the fields and bytes of `manifest.json`, and what must hold between them.
 
 The manifest's own checksum is over its bytes, and those are always the same for the same fields: whatever byte of it
-changes, it is seen. That guards against accidents; who alters an export on purpose can work it out anew.
+changes, it is seen. That guards against accidents; who alters an export on purpose can compute it again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writing an export: a range of the log, whole or selected, into a folder that is there as a whole or not at all.
 
 Everything is written into a draft beside the folder, brought to the disk, and renamed. A draft that a killed
-process left is begun anew; the lock on it ends with the process.
+process left is begun again; the lock on it ends with the process.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ def _lock(draft: Path) -> int:
         except BlockingIOError:
             os.close(descriptor)
             break
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: nobody else closes it
             os.close(descriptor)
             raise
         if _is_same(draft, descriptor):

@@ -1,7 +1,7 @@
 """Seals: one signed number over a range of the ledger, so that who kept it can tell that nothing was changed since.
 
 A hash chain shows damage inside a job's history; it does not show that a whole job, or the newest events of all, are
-gone, nor that somebody who can write to the store made a history anew. A seal does, once it is kept elsewhere. The
+gone, nor that somebody who can write to the store wrote another history. A seal does, once it is kept elsewhere. The
 seals are events of the chain `ledger.reactor.seals`, each range begins where the one before ended, and each names
 the root of the one before, so the newest one vouches for all.
 """
@@ -293,7 +293,7 @@ def _check_link(before: Seal, each: Seal, *, whole: bool) -> Iterator[tuple[int,
     if each.seal.from_sequence <= before.seal.to_sequence:
         yield (
             each.stream_sequence,
-            f"{_name(each)} and {_name(before)} overlap: the ledger was made anew between them",
+            f"{_name(each)} and {_name(before)} overlap: the ledger was made again between them",
         )
     elif whole and not follows:
         yield each.stream_sequence, f"{_name(each)} does not begin where {_name(before)} ends"

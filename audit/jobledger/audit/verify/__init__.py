@@ -7,10 +7,25 @@ are `records` in a `store` of bounded memory; `tally` counts. `chains` and `seal
 what the report does not prove, `file` a report on the disk.
 """
 
-from jobledger.audit.verify.checker import Checker
-from jobledger.audit.verify.checking import Witness, leftovers, verify
-from jobledger.audit.verify.options import CheckOptions, Expected, Leftover
-from jobledger.audit.verify.report import Compared, Report, Violation
+from typing import TYPE_CHECKING
+
+from jobledger.ledger.loading.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from jobledger.audit.verify.checker import Checker
+    from jobledger.audit.verify.checking import Witness, leftovers, verify
+    from jobledger.audit.verify.options import CheckOptions, Expected, Leftover
+    from jobledger.audit.verify.report import Compared, Report, Violation
+else:  # the same as a table
+    __getattr__, __dir__ = on_demand(
+        __name__,
+        {
+            "checker": ("Checker",),
+            "checking": ("Witness", "leftovers", "verify"),
+            "options": ("CheckOptions", "Expected", "Leftover"),
+            "report": ("Compared", "Report", "Violation"),
+        },
+    )
 
 __all__ = [
     "CheckOptions",

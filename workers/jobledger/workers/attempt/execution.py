@@ -137,10 +137,9 @@ class Execution:
                 value = await self.within(attempt, task, lambda: self._call(attempt, task, arguments))
         except LimitReachedError:
             return self.timed_out(attempt)
-        except BaseException as error:
+        except BaseException as error:  # whatever user code raises fails this attempt, and ends no worker
             if is_stop(attempt, error):
                 raise
-            # Whatever user code raises is this attempt's failure: a task must not end the worker.
             return self._policy.raised(job, task.rules, error, self._ledger.clock.now())
         return await self.outcome(attempt, task, value)
 

@@ -98,11 +98,10 @@ class HookRunner:
                 notice.job_id,
                 _LIMIT_S,
             )
-        except BaseException as error:
+        except BaseException as error:  # also SystemExit: a hook must not end the worker
             own_task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and own_task is not None and own_task.cancelling():
                 raise
-            # Also SystemExit: a hook must not end the worker.
             logger.exception("hook %s failed for job %s (%s)", _name(hook), notice.job_id, notice.kind)
 
     async def close(self) -> None:

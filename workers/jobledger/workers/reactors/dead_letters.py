@@ -40,7 +40,7 @@ _decode = msgspec.json.Decoder(Advisory).decode
 
 
 class DeadLetterReactor(ConsumerReactor):
-    """Dispatches anew, or makes dead letters of, jobs whose dispatch was given up by its consumer."""
+    """Dispatches again, or makes dead letters of, jobs whose dispatch was given up by its consumer."""
 
     def __init__(self, ledger: Ledger, *, on_dead_letter: OnDeadLetter | None = None) -> None:
         super().__init__(ledger, "dead_letters")

@@ -2,12 +2,12 @@
 
 Each lane (a queue at one priority) has a second durable consumer here, which walks the same dispatches once they are
 older than the grace and never beyond what the lane has handed out. It gets subjects, not inputs. A dispatch whose job
-has an end, or was dispatched anew, is done with; one that is still to be carried by somebody is looked at again; one
+has an end, or was dispatched again, is done with; one that is still to be carried by somebody is looked at again; one
 that is surely not, or for far too long, is settled as the dead-letter reactor would.
 
 The same look compares which consumers are paused with what the ledger says of their queues.
 
-Dispatching a job anew that was not stranded is harmless, since its older dispatch is dropped; it is meant to be rare.
+Dispatching a job again that was not stranded is harmless, since its older dispatch is dropped; it is meant to be rare.
 Source: ADR 010.
 """
 

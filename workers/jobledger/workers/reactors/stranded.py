@@ -41,7 +41,7 @@ def judge(job: Job | None, dispatch_sequence: int, *, holder_lives: bool, delive
     if job is None or job.dispatch_sequence < dispatch_sequence:
         return "wait"  # a view that lacks the dispatch comes from a replica that lags behind
     if job.dispatch_sequence > dispatch_sequence:
-        return None  # dispatched anew: the newer message is the work item
+        return None  # dispatched again: the newer message is the work item
     if job.state is JobState.QUEUED:
         if job.dispatches >= DISPATCHES_MAX or not job.attempts_left:
             return DeadLetter(reason="max_deliver", error=_never_started(job, deliveries))
@@ -124,7 +124,7 @@ class StrandedJobs:
         job = after.job
         assert job is not None, "an append leaves a job"
         if job.state is JobState.QUEUED:
-            logger.warning("job %s of %s was stranded: dispatched anew", ref.job_id, ref.queue)
+            logger.warning("job %s of %s was stranded: dispatched again", ref.job_id, ref.queue)
             return job
         logger.error("job %s of %s was stranded: it is %s", ref.job_id, ref.queue, job.state.value)
         if job.order.notify:

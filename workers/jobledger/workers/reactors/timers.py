@@ -219,7 +219,7 @@ class TimerSetter(ConsumerReactor):
         timers_id = await self._timers.ensure()
         if timers_id != self.timers_id:
             if self.timers_id:
-                logger.warning("the timers' stream was made anew: setting all timers again")
+                logger.warning("the timers' stream was made again: setting all timers again")
             await self._timers.remove_older_consumers(timers_id)
             # Only now: what could not be removed is to be removed at the next look.
             self.timers_id = timers_id

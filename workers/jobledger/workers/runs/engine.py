@@ -17,7 +17,7 @@ from jobledger.ledger.tables.extra import load
 from jobledger.ledger.tables.parquet import ROW_GROUP_ROWS, describe
 from jobledger.ledger.tables.record import Produced
 
-#: A query may spill so many times its memory onto the disk.
+#: A query may spill this many times its memory onto the disk.
 _SPILL_SHARE: Final = 16
 
 

@@ -14,7 +14,7 @@ from jobledger.workers.attempt.channel import AttemptChannel
 
 StepAppend = StartStep | CompleteStep | FailStep | Join
 
-#: A batch of so many costs the server less than as many appends one by one. Source: measured, as ADR 005.
+#: A batch of this size costs the server less than as many appends one by one. Source: measured, as ADR 005.
 _BATCH_MIN: Final = 16
 _BATCH_MAX: Final = 200
 #: Of results and items in one batch.

@@ -61,7 +61,7 @@ class FlowReactor:
     async def run(self) -> None:
         """Host it whenever it is this worker's turn, until cancelled.
 
-        Raises: LedgerError, after which it begins anew.
+        Raises: LedgerError, after which it begins again.
         """
         name = f"the watch for the turn of reactor {self.name}"
         watching = asyncio.create_task(outlive(self._ledger.connection, name, self._seats.watch), name=name)

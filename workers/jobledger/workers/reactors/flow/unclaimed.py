@@ -113,7 +113,7 @@ class Unclaimed:
         rest: list[Slot] = []
         for subject, slot in due.items():
             if slots.pop((slot.granted.queue, slot.granted.job), None) is not slot:
-                continue  # it left meanwhile, and perhaps was granted anew
+                continue  # it left meanwhile, and perhaps was granted again
             if not (slot.is_first and subject in ran):
                 rest.append(slot)
         await asyncio.gather(*(self._see_to_one(slot, is_young=is_young) for slot in rest))

@@ -72,6 +72,7 @@ class WebhookReactor:
         newest = await log.newest_sequence(WEBHOOK.everything(log.names))
         if newest == self._newest and not (whole or self._ending):
             return
+        known_to = (await log.head()).last_sequence
         known = await histories(log, WEBHOOK)
         self._task_webhooks = {
             name: states[-1] for name, states in known.items() if states[-1].definition.target.task
@@ -79,19 +80,22 @@ class WebhookReactor:
         terms = current(known)
         if terms:
             await define_key(log, LIMIT, "", Terms(slots=SLOTS), self._ledger.stamp)
-        ending = await self._drained(known, terms)
+        ending = await self._drained(known, terms, known_to)
         await self._read(terms | ending)
         self._newest, self._ending = newest, bool(ending)
 
     async def _drained(
-        self, known: Mapping[str, Sequence[Webhook]], terms: Mapping[TermName, Term]
+        self, known: Mapping[str, Sequence[Webhook]], terms: Mapping[TermName, Term], known_to: int
     ) -> dict[TermName, Term]:
-        """Delete the consumers of terms that ended and have nothing left; return those that have."""
+        """Delete the consumers of terms that ended and have nothing left; return those that have.
+
+        A term that began behind stream sequence `known_to` is left to the next look: `known` may lack it.
+        """
         ledger, left = self._ledger, dict[TermName, Term]()
         stream = ledger.names.ledger_stream
         for info in await list_consumers(ledger.inbox, stream):
             name = named_by(info.name)
-            if name is None or name in terms:
+            if name is None or name in terms or name.since > known_to:
                 continue
             states = known.get(name.webhook)
             term = term_of(name, states) if states else None
