@@ -169,9 +169,12 @@ async def perform(rows: Rows, act: Act, chosen: Sequence[Chosen], *, plan: bool)
             progress(len(outcomes), len(chosen))
 
     with rows.progress(f"looking at what to {act.verb}" if plan else act.past) as progress:
-        async with anyio.create_task_group() as group:
-            for _ in range(min(_AT_ONCE, len(chosen))):
-                group.start_soon(work)
+        try:
+            async with anyio.create_task_group() as group:
+                for _ in range(min(_AT_ONCE, len(chosen))):
+                    group.start_soon(work)
+        except ExceptionGroup as errors:  # what went wrong at once in several is told once
+            raise errors.exceptions[0] from errors
     return [outcomes[number] for number in sorted(outcomes)]
 
 

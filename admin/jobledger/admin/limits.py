@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from jobledger.admin.events.changes import Change, change_of
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.limits.defining import change
-from jobledger.ledger.model.envelope import Moment
 from jobledger.ledger.model.errors import LimitNotFoundError, NotFoundError, RefusedError
 from jobledger.ledger.model.inputs import checked_limits
 from jobledger.ledger.model.limits.definition import (
@@ -34,23 +34,13 @@ class ChangedLimit(msgspec.Struct, frozen=True, kw_only=True):
     after: Terms | None
 
 
-class LimitSaid(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a limit's chain."""
-
-    stream_sequence: int
-    at: Moment  #: by the server's clock
-    event: str  #: `set` or `removed`
-    by: str  #: the process or person
-    words: str  #: what it says
-
-
 class ShownLimit(msgspec.Struct, frozen=True, kw_only=True):
     """A limit as it is, and how it became so."""
 
     limit: str  #: `name` or `name:key`
     terms: Terms | None  #: what holds for it; None: it was removed
     definition: Definition
-    history: tuple[LimitSaid, ...]  #: the newest first, at most as many as were asked for
+    history: tuple[Change, ...]  #: the newest first, at most as many as were asked for
 
 
 async def set_limit(
@@ -134,23 +124,14 @@ async def show_limit(ledger: Ledger, limit: str, *, history_max: int = 20) -> Sh
     Raises: InvalidTokenError, InvalidInputError, LimitNotFoundError where nothing was ever said of it, UnreachableError.
     """
     name, key = _named(limit)
-    said: list[LimitSaid] = []
+    said: list[Change] = []
     definition: Definition | None = None
     batches = ledger.log.read_messages(subject=LIMIT.chain(ledger.names, name))
     async with contextlib.aclosing(batches):
         async for batch in batches:
             for message in events_among(batch):
-                event = LIMIT.decode(message)
-                definition = LIMIT.evolve(definition, event, message.stream_sequence)
-                said.append(
-                    LimitSaid(
-                        stream_sequence=message.stream_sequence,
-                        at=message.stored_at,
-                        event=LIMIT.type_of(event),
-                        by=event.by,
-                        words=LIMIT.words(event),
-                    )
-                )
+                definition = LIMIT.evolve(definition, LIMIT.decode(message), message.stream_sequence)
+                said.append(change_of(LIMIT, message))
             del said[:-history_max]
     if definition is None:
         raise LimitNotFoundError(name)

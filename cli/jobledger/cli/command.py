@@ -7,24 +7,26 @@ import inspect
 import shlex
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
 import typer
 
 from jobledger.admin.errors import NoDataFolderError
-from jobledger.admin.projection_files import PROJECTIONS, files_of, former_ledger, projection_path
-from jobledger.admin.rows import Rows
 from jobledger.cli import options
 from jobledger.cli.help import Command
 from jobledger.cli.output import Output
 from jobledger.cli.pairs import pairs
 from jobledger.cli.session import Target, data_folder, opened, run
-from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import DEFAULT_URL
 from jobledger.ledger.model.errors import LedgerNotFoundError
 from jobledger.ledger.nats.access import Access
 from jobledger.ledger.nats.addresses import holds_secret
-from jobledger.projections import SaidFilter
+from jobledger.projections.filters import SaidFilter
+
+# What reads a projection or connects is loaded by the commands that do: others begin in half the time.
+if TYPE_CHECKING:
+    from jobledger.admin.rows import Rows
+    from jobledger.ledger.client import Ledger
 
 F = TypeVar("F", bound=Callable[..., Awaitable[int | None] | int | None])
 
@@ -119,6 +121,8 @@ class Cli:
 
         `now`: the projection of the ledger that is there now, if there is one.
         """
+        from jobledger.admin.projection_files import PROJECTIONS, files_of, former_ledger  # noqa: PLC0415
+
         url, environment = self.target.url, self.target.environment
         if self.projection is not None:
             return former_ledger(environment, [self.projection], now=now)
@@ -130,6 +134,8 @@ class Cli:
 
     def rows(self, ledger: Ledger) -> Rows:
         """Return the ledger's projection, whose reading a person can watch."""
+        from jobledger.admin.projection_files import projection_path  # noqa: PLC0415
+        from jobledger.admin.rows import Rows  # noqa: PLC0415
 
         def on_first(path: Path) -> None:
             if (former := self.former_ledger(path)) is not None:

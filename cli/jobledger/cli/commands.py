@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from itertools import dropwhile
 from typing import Final, NamedTuple
 
 import typer
 
 from jobledger.cli import groups
+from jobledger.cli.completion import takes_names_only
 
 
 class Group(NamedTuple):
@@ -197,12 +199,13 @@ COMMANDS: Final = Group(
 )
 
 
-def add_commands(app: typer.Typer, words: Sequence[str]) -> None:
-    """Add the command that the words of a command line name, all of its group or of all where they name none."""
-    if words[:1] == ["--version"]:
+def add_commands(app: typer.Typer, words: Sequence[str] | None) -> None:
+    """Add the command that the words of a command line name, else what the group that they name holds; all for None."""
+    if words is not None and words[:1] == ["--version"]:
         return  # said without any
-    place = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
-    names = _load(COMMANDS, words[place:])
+    names = _load(
+        COMMANDS, None if words is None else list(dropwhile(lambda word: word.startswith("-"), words))
+    )
     for command in groups.TOP.registered_commands:
         if command.name in names:
             app.registered_commands.append(command)
@@ -212,15 +215,26 @@ def add_commands(app: typer.Typer, words: Sequence[str]) -> None:
             app.add_typer(member.app, name=name)
 
 
-def _load(group: Group, words: Sequence[str]) -> list[str]:
-    """Import what the first of the words names in a group, else every member; return their names."""
-    names = [words[0]] if words and words[0] in group.members else list(group.members)
+def _unnamed() -> None:
+    """Stand for a command whose name is all that is asked for."""
+
+
+def _load(group: Group, words: Sequence[str] | None) -> list[str]:
+    """Import what the first of the words names in a group, else its own commands, with None also those of its groups.
+
+    Return their names, and those of the groups.
+    """
+    named = [words[0]] if words and words[0] in group.members else []
+    names = named or list(group.members)
     for name in names:
         member = group.members[name]
-        if isinstance(member, Group):
-            _load(member, words[1:])
-        else:
+        if not isinstance(member, Group) and not named and takes_names_only():
+            if all(command.name != name for command in group.app.registered_commands):
+                group.app.command(name)(_unnamed)
+        elif not isinstance(member, Group):
             import_module(f"jobledger.cli.{member}")
+        elif words is None or named:
+            _load(member, None if words is None else words[1:])
     # Commands add themselves when they are imported, and are listed in the order of the table.
     order = list(group.members)
     group.app.registered_commands.sort(key=lambda command: order.index(command.name or ""))

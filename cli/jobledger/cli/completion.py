@@ -17,6 +17,11 @@ def is_completing() -> bool:
     return _ASKED in os.environ
 
 
+def takes_names_only() -> bool:
+    """Return whether the shell is one that shows no sentences of help beside the names of commands."""
+    return os.environ.get(_ASKED) == "complete_bash"
+
+
 def completed_words() -> list[str]:
     """Return the words after the program's name on the line that is to be completed, as far as they name a command."""
     line = next((os.environ[name] for name in _LINES if name in os.environ), "")

@@ -21,6 +21,7 @@ from jobledger.admin.access.keys import (
     show_key,
 )
 from jobledger.cli.bulk import Why
+from jobledger.cli.changes import tell_changes
 from jobledger.cli.command import CREATES, LEDGER, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import KEYS
@@ -124,7 +125,9 @@ async def link(
         cli.output.object({**_object(made.info), "link": address})
         return
     cli.output.say(address)
-    cli.output.note(f"it logs {plain(name)} in once within {valid:g} s: {_may(made.info)}")
+    cli.output.note(
+        f"it logs {plain(name)} in once within {valid:g} s: {_may(made.info)}; --gateway URL says where the gateway is"
+    )
 
 
 @command(KEYS, "list")
@@ -170,11 +173,7 @@ async def show(cli: Cli, *, key: _Id) -> None:
             ("last used", None if info.last_used_at is None else f"{moment(info.last_used_at, now)}{used}"),
         ]
     )
-    output.say()
-    output.say("history", style="bold")
-    for each in found.history:
-        words = f"{each.event} {plain(each.words)}".rstrip()
-        output.say(f"{each.stream_sequence:>6} {shown_time(each.at)} {words}, by {plain(each.by)}")
+    tell_changes(output, found.history)
 
 
 @command(KEYS, "rotate")

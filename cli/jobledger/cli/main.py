@@ -14,10 +14,10 @@ import typer
 
 from jobledger.cli.commands import add_commands
 from jobledger.cli.completion import completed_words, is_completing
+from jobledger.cli.ending import exit_at_once
 from jobledger.cli.errors import DONE, INTERRUPTED, StoppedBySignalError, first_of, report
 from jobledger.cli.help import Group
 from jobledger.cli.logs import LogFormat, set_up_logs
-from jobledger.cli.session import exit_at_once
 from jobledger.cli.streams import is_broken, let_go
 from jobledger.ledger.model.version import version
 
@@ -63,8 +63,8 @@ def _root(
     set_up_logs(verbose=verbose, debug=debug, log_format=log_format)
 
 
-def program(words: Sequence[str] = ()) -> typer.Typer:
-    """Return the command line with the command that these words name, with all of them where they name none."""
+def program(words: Sequence[str] | None = None) -> typer.Typer:
+    """Return the command line with what is needed to answer these words, with every command without any."""
     app = typer.Typer(
         name="jobledger",
         cls=Group,
@@ -72,11 +72,12 @@ def program(words: Sequence[str] = ()) -> typer.Typer:
         epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 cannot reach the server.",
         callback=_root,
         no_args_is_help=True,
-        add_completion=is_completing() or not words or words[0].startswith("-"),  # what it takes is imported
+        # What it takes is imported.
+        add_completion=is_completing() or not words or words[0].startswith("-"),
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    add_commands(app, completed_words() if is_completing() else words)
+    add_commands(app, _switches_apart(completed_words())[1] if is_completing() else words)
     return app
 
 
@@ -106,9 +107,10 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; whatever goes wrong is one sentence on stderr."""
     for stream in (sys.stdout, sys.stderr):
         _tolerate_any_text(stream)
-    words = _switches_first(arguments)
+    switches, others = _switches_apart(arguments)
+    words = switches + others
     try:
-        code = typer.main.get_command(program(words)).main(
+        code = typer.main.get_command(program(others)).main(
             args=words, prog_name="jobledger", standalone_mode=False
         )
         sys.stdout.flush()
@@ -142,7 +144,8 @@ def _after_broken_pipe() -> int:
     return DONE
 
 
-def _switches_first(arguments: Sequence[str]) -> list[str]:
+def _switches_apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return what stands for all commands, and the command with its own words."""
     words = list(arguments)
     end = words.index("--") if "--" in words else len(words)
     found: list[str] = []
@@ -152,7 +155,7 @@ def _switches_first(arguments: Sequence[str]) -> list[str]:
         is_switch = word in (*_SWITCHES, _LOG_FORMAT) or word.startswith(f"{_LOG_FORMAT}=")
         (found if is_switch or before == _LOG_FORMAT else others).append(word)
         before = word
-    return found + others + words[end:]
+    return found, others + words[end:]
 
 
 def _tolerate_any_text(stream: TextIO) -> None:

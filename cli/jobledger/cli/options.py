@@ -9,7 +9,7 @@ import typer
 
 from jobledger.admin.amounts import size
 from jobledger.cli.errors import UsageError
-from jobledger.ledger import LedgerConfig
+from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.nats.access import named, variable
 from jobledger.ledger.nats.addresses import holds_secret
@@ -37,6 +37,12 @@ def no_secret(context: typer.Context, parameter: typer.CallbackParam, value: str
             f"{named('token_file')} or {variable('password')}"
         )
     return value
+
+
+def setting(flag: str, metavar: str, told: str, panel: str | None = None) -> Any:
+    """Return an option whose variable has its name: `--https-cert` is JOBLEDGER_HTTPS_CERT. `told`: its sentence of help."""
+    name = flag.removeprefix("--").replace("-", "_")
+    return typer.Option(flag, envvar=variable(name), metavar=metavar, help=told, rich_help_panel=panel)
 
 
 def _access(name: str, metavar: str, told: str, *, is_secret: bool = False) -> Any:
@@ -116,7 +122,7 @@ Queue = Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Onl
 Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="At most this many.")]
 After = Annotated[
     str | None,
-    typer.Option("--after", metavar="CURSOR", help="The page behind the one that told this cursor."),
+    typer.Option("--after", metavar="CURSOR", help="The page that follows the one that showed this cursor."),
 ]
 ProjectionFile = Annotated[
     Path | None,

@@ -13,17 +13,19 @@ import textwrap
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from jobledger.cli import logs
 from jobledger.cli.streams import let_go
 from jobledger.cli.text import json_safe, plain
 from jobledger.ledger.model.times import time_text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _PROGRESS_AFTER_S: Final = 1.0
 _LINE_EVERY_S: Final = 5.0  #: between progress lines where there is no terminal to draw a bar on
@@ -206,14 +208,16 @@ class _SlowProgress:
 
 def bar(console: Console) -> Progress:
     """Return the one look of progress bars; it goes away when it is done."""
+    from rich import progress  # noqa: PLC0415 - few commands take long enough to show one
+
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        TaskProgressColumn(),
-        TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-        TimeRemainingColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(bar_width=None),
+        progress.TaskProgressColumn(),
+        progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+        progress.TimeRemainingColumn(),
     )
-    return Progress(*columns, console=console, transient=True, expand=False)
+    return progress.Progress(*columns, console=console, transient=True, expand=False)
 
 
 def _wrapped(body: Text, width: int) -> list[Text]:

@@ -6,26 +6,28 @@ import asyncio
 import contextlib
 import getpass
 import importlib.util
-import logging
 import os
 import signal
 import sys
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import anyio.abc
 import msgspec
 
-from jobledger.admin.projection_files import data_folder as folder_of
-from jobledger.admin.rows import safe_name
+from jobledger.cli.ending import exit_at_once
 from jobledger.cli.errors import DONE, UsageError, first_of, report
 from jobledger.cli.options import split
-from jobledger.ledger import Ledger, TaskRegistry, connect
 from jobledger.ledger.model.errors import LedgerError, ServerUnreachableError
 from jobledger.ledger.nats.access import NO_ACCESS, Access
+from jobledger.ledger.tasks import TaskRegistry
+
+# What connects, or reads a projection, is loaded by the commands that do: others begin in half the time.
+if TYPE_CHECKING:
+    from jobledger.ledger.client import Ledger
 
 T = TypeVar("T")
 _LAST_TASKS_END_S: Final = 1.0
@@ -38,6 +40,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     environment: str = ""
     ledger_bytes_max: int | None = None
     enqueue_in_flight_max: int | None = None  #: of one bulk enqueue
+    append_timeout_s: float | None = None  #: how long an append or a read may take across reconnects
     tracing: bool = False
     create: bool = False  #: streams that are missing; for what writes a job or runs one
     access: Access = NO_ACCESS
@@ -72,18 +75,11 @@ async def _tasks_run_on() -> bool:
     return bool(left) and bool((await asyncio.wait(left, timeout=_LAST_TASKS_END_S))[1])
 
 
-def exit_at_once(code: int) -> NoReturn:
-    """End the process without waiting for a task's code, after letting out what was said."""
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
-
-
 @contextlib.asynccontextmanager
 async def opened(target: Target) -> AsyncGenerator[Ledger, None]:
     """Connect for the length of the block. Raises: as `connect`; LedgerNotFoundError for who does not create one."""
+    from jobledger.ledger.connecting.connect import connect  # noqa: PLC0415
+
     settings: dict[str, Any] = {
         "environment": target.environment,
         "name": "jobledger-cli",
@@ -91,10 +87,10 @@ async def opened(target: Target) -> AsyncGenerator[Ledger, None]:
         "create": target.create,
         **target.access.given(),
     }
-    if target.ledger_bytes_max is not None:
-        settings["ledger_bytes_max"] = target.ledger_bytes_max
-    if target.enqueue_in_flight_max is not None:
-        settings["enqueue_in_flight_max"] = target.enqueue_in_flight_max
+    for name in ("ledger_bytes_max", "enqueue_in_flight_max", "append_timeout_s"):
+        value = getattr(target, name)
+        if value is not None:
+            settings[name] = value
     async with connect(target.url, **settings) as ledger:
         yield ledger
 
@@ -145,6 +141,8 @@ def _import_failure(modules: str, error: Exception) -> str:
 
 def operator() -> str:
     """Return who acts, for the events a person causes: the name of the account, fit for a subject."""
+    from jobledger.admin.rows import safe_name  # noqa: PLC0415
+
     try:
         name = getpass.getuser()
     except (KeyError, OSError):
@@ -154,6 +152,8 @@ def operator() -> str:
 
 def data_folder() -> Path:
     """Return where this user's data belong on this system, in a folder of ours. Raises: NoDataFolderError."""
+    from jobledger.admin.projection_files import data_folder as folder_of  # noqa: PLC0415
+
     return folder_of(os.environ, sys.platform)
 
 

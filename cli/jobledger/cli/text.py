@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Final
-
-from rich.text import Text
+from typing import TYPE_CHECKING, Final
 
 from jobledger.admin.amounts import duration
 from jobledger.ledger.model.times import shown_time
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 # Everything that moves the cursor, colours, rings or reorders: C0 and C1 controls, bidirectional marks and
 # overrides, line separators, zero-width characters, interlinear and tag characters, halves of surrogate pairs.
@@ -78,6 +79,8 @@ def shortened(text: str, length_max: int) -> str:
 
 def colored(word: str) -> Text:
     """Return a state or event type in its colour, without the underscores that only programs need."""
+    from rich.text import Text  # noqa: PLC0415 - `jobledger --version` shows none
+
     return Text(plain(word).replace("_", " "), style=_STYLES.get(word, ""))
 
 

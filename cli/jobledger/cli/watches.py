@@ -9,6 +9,7 @@ import typer
 
 from jobledger.admin.hooks.watches import WatchInfo, list_watches, remove_watch, set_watch, show_watch
 from jobledger.cli.bulk import Why
+from jobledger.cli.changes import tell_changes
 from jobledger.cli.command import CREATES, LEDGER, Cli, command
 from jobledger.cli.groups import WATCHES
 from jobledger.cli.output import Output
@@ -16,7 +17,6 @@ from jobledger.cli.session import operator
 from jobledger.cli.text import age, plain, shortened
 from jobledger.cli.times import seconds
 from jobledger.ledger.model.hooks.watch import FIGURES, FOR_S_MAX, WINDOW_S_MAX, Figure, WatchDefinition
-from jobledger.ledger.model.times import shown_time
 
 _WINDOW_S: Final = 300.0
 
@@ -126,11 +126,7 @@ async def show(cli: Cli, *, name: _Name) -> None:
         output.object(msgspec.to_builtins(found))
         return
     _tell(output, found.info)
-    output.say()
-    output.say("history", style="bold")
-    for each in found.history:
-        words = f"{each.event} {plain(each.words)}".rstrip()
-        output.say(f"{each.stream_sequence:>6} {shown_time(each.at)} {words}, by {plain(each.by)}")
+    tell_changes(output, found.history)
 
 
 def _state(watch: WatchInfo) -> str:

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from jobledger.admin.events.changes import Change, change_of
 from jobledger.ledger.access.keys import all_keys, change_key, find_key
 from jobledger.ledger.access.secret import NewKey, new_key
 from jobledger.ledger.client import Ledger
@@ -53,21 +54,11 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     reason: str  #: why, as that person said
 
 
-class KeySaid(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a key's chain."""
-
-    stream_sequence: int
-    at: Moment  #: by the server's clock
-    event: str
-    by: str
-    words: str  #: what it says
-
-
 class ShownKey(msgspec.Struct, frozen=True, kw_only=True):
     """A key, and how it became so."""
 
     info: KeyInfo
-    history: tuple[KeySaid, ...]  #: the newest first
+    history: tuple[Change, ...]  #: the newest first
 
 
 class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +78,7 @@ async def create_key(
     by: str,
     made: NewKey | None = None,
 ) -> MadeKey:
-    """Make a key. `made`: one that was thought of before, so that doing it again after a failure makes no second one.
+    """Make a key. `made`: its text, chosen before: whoever calls this twice with the same `made` makes one key.
 
     Raises: InvalidInputError, RefusedError, LedgerFullError, ServerUnreachableError.
     """
@@ -152,7 +143,7 @@ async def list_keys(ledger: Ledger, *, ended: bool = False) -> list[KeyInfo]:
     Read from the ledger, so never stale. Raises: CorruptLedgerError, UnreachableError.
     """
     keys = await all_keys(ledger.log)
-    uses = await read_uses(ledger.connection, ledger.inbox, ledger.names)
+    uses = await read_uses(ledger.connection, ledger.inbox, ledger.names, list(keys))
     infos = [_info(key, ledger, uses.get(key.key)) for key in keys.values()]
     chosen = (each for each in infos if ended or each.standing not in {"expired", "revoked"})
     return sorted(chosen, key=lambda each: (each.name, each.created_at))
@@ -162,20 +153,12 @@ async def show_key(ledger: Ledger, key: str, *, history_max: int = 20) -> ShownK
     """Return a key as its chain says now, and its newest events. Raises: InvalidTokenError, NotFoundError, UnreachableError."""
     found, messages = await find_key(ledger.log, key)
     if found is None:
-        raise NotFoundError(f"there is no key {key}: `jobledger keys list --all` shows those that are")
-    uses = await read_uses(ledger.connection, ledger.inbox, ledger.names)
-    said = [
-        KeySaid(
-            stream_sequence=message.stream_sequence,
-            at=message.stored_at,
-            event=ACCESS.type_of(event),
-            by=event.by,
-            words=ACCESS.words(event),
+        raise NotFoundError(
+            f"there is no key {key}: `jobledger keys list --all` shows those that are, by their ids"
         )
-        for message in reversed(messages[-history_max:])
-        for event in [ACCESS.decode(message)]
-    ]
-    return ShownKey(info=_info(found, ledger, uses.get(key)), history=tuple(said))
+    uses = await read_uses(ledger.connection, ledger.inbox, ledger.names, [key])
+    said = tuple(change_of(ACCESS, message) for message in reversed(messages[-history_max:]))
+    return ShownKey(info=_info(found, ledger, uses.get(key)), history=said)
 
 
 def _info(key: Key, ledger: Ledger, use: KeyUse | None = None) -> KeyInfo:

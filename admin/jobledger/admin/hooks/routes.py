@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from jobledger.admin.events.changes import Change, change_of
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.envelope import Moment
 from jobledger.ledger.model.errors import InvalidInputError
@@ -31,16 +32,6 @@ class ChangedRoute(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int  #: stream sequence of the event that says so; 0 of a plan
 
 
-class RouteSaid(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a route's chain."""
-
-    stream_sequence: int
-    at: Moment  #: by the server's clock
-    event: str  #: `set` or `removed`
-    by: str  #: the process or person
-    words: str  #: what it says
-
-
 class ShownRoute(msgspec.Struct, frozen=True, kw_only=True):
     """A route as it is, and how it became so."""
 
@@ -50,7 +41,7 @@ class ShownRoute(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     reason: str
     sequence: int  #: stream sequence of its newest event
-    history: tuple[RouteSaid, ...]  #: the newest first, at most as many as were asked for
+    history: tuple[Change, ...]  #: the newest first, at most as many as were asked for
 
 
 class DeliverySaid(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,23 +158,14 @@ async def show_route(ledger: Ledger, name: str, *, history_max: int = 20) -> Sho
     """
     check_token("route", name)
     route: Route | None = None
-    said: list[RouteSaid] = []
+    said: list[Change] = []
     async with contextlib.aclosing(
         ledger.log.read_messages(subject=ROUTE.chain(ledger.names, name))
     ) as batches:
         async for batch in batches:
             for message in events_among(batch):
-                event, sequence = ROUTE.decode(message), message.stream_sequence
-                route = ROUTE.evolve(route, event, sequence)
-                said.append(
-                    RouteSaid(
-                        stream_sequence=sequence,
-                        at=message.stored_at,
-                        event=ROUTE.type_of(event),
-                        by=event.by,
-                        words=ROUTE.words(event),
-                    )
-                )
+                route = ROUTE.evolve(route, ROUTE.decode(message), message.stream_sequence)
+                said.append(change_of(ROUTE, message))
             del said[:-history_max]
     if route is None:
         raise RouteNotFoundError(name)

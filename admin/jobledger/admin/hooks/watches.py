@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from jobledger.admin.events.changes import Change, newest_and_changes
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.envelope import Moment
 from jobledger.ledger.model.hooks.errors import WatchNotFoundError
 from jobledger.ledger.model.hooks.watch import (
@@ -25,7 +25,7 @@ class WatchInfo(msgspec.Struct, frozen=True, kw_only=True):
     watch: str  #: its name
     definition: WatchDefinition
     watches: str  #: the figure and its bounds, in words
-    firing: bool  #: whether the figure was beyond a bound for long enough, when it was judged last
+    firing: bool  #: whether the figure was beyond a bound for long enough, when a gateway last compared them
     value: (
         float | None
     )  #: the figure when it began to fire, or to be within its bounds again; none: it never fired
@@ -35,27 +35,17 @@ class WatchInfo(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int  #: stream sequence of that event
 
 
-class WatchSaid(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a watch's chain."""
-
-    stream_sequence: int
-    at: Moment  #: by the server's clock
-    event: str
-    by: str
-    words: str  #: what it says
-
-
 class ShownWatch(msgspec.Struct, frozen=True, kw_only=True):
     """A watch, and how it became so."""
 
     info: WatchInfo
-    history: tuple[WatchSaid, ...]  #: the newest first
+    history: tuple[Change, ...]  #: the newest first
 
 
 async def set_watch(
     ledger: Ledger, name: str, definition: WatchDefinition, *, reason: str = "", by: str
 ) -> WatchInfo:
-    """Have a watch look at something; what fires is judged anew.
+    """Set what a watch looks at. A watch that fires stops firing until a gateway finds its figure beyond the bound again.
 
     Raises: InvalidInputError, InvalidTokenError, LedgerFullError, ServerUnreachableError.
     """
@@ -81,9 +71,7 @@ async def show_watch(ledger: Ledger, name: str, *, history_max: int = 20) -> Sho
     messages = await events_of(ledger.log, WATCH, name)
     if not messages:
         raise WatchNotFoundError(name)
-    newest = messages[-1]
-    state = WATCH.evolve(None, WATCH.decode(newest), newest.stream_sequence)
-    said = tuple(_said(message) for message in reversed(messages[-history_max:]))
+    state, said = newest_and_changes(WATCH, messages, most=history_max)
     return ShownWatch(info=info_of(state), history=said)
 
 
@@ -99,15 +87,4 @@ def info_of(watch: Watch) -> WatchInfo:
         changed_at=watch.at,
         changed_by=watch.by,
         sequence=watch.sequence,
-    )
-
-
-def _said(message: Message) -> WatchSaid:
-    event = WATCH.decode(message)
-    return WatchSaid(
-        stream_sequence=message.stream_sequence,
-        at=message.stored_at,
-        event=WATCH.type_of(event),
-        by=event.by,
-        words=WATCH.words(event),
     )

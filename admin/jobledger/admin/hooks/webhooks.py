@@ -9,10 +9,10 @@ from typing import Any, Final
 import msgspec
 import uuid_utils
 
+from jobledger.admin.events.changes import Change, newest_and_changes
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.chain import EMPTY_CHAIN, link
-from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.envelope import Moment
@@ -67,21 +67,11 @@ class WebhookInfo(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int  #: stream sequence of that event
 
 
-class WebhookSaid(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a webhook's chain."""
-
-    stream_sequence: int
-    at: Moment  #: by the server's clock
-    event: str
-    by: str
-    words: str  #: what it says
-
-
 class ShownWebhook(msgspec.Struct, frozen=True, kw_only=True):
     """A webhook, and how it became so."""
 
     info: WebhookInfo
-    history: tuple[WebhookSaid, ...]  #: the newest first
+    history: tuple[Change, ...]  #: the newest first
 
 
 class Redelivered(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +124,7 @@ async def set_webhook(
             base = msgspec.structs.replace(base, old_secret_until=None)
         if "target" in changes and changes["target"].task:
             base = msgspec.structs.replace(
-                base, secrets=(), old_secret_until=None, headers={}, allow_http=False
+                base, secrets=(), old_secret_until=None, headers={}, allow_http=False, allow_private=False
             )
         return SetWebhook(definition=msgspec.structs.replace(base, **changes), reason=reason)
 
@@ -185,9 +175,7 @@ async def show_webhook(ledger: Ledger, name: str, *, history_max: int = 20) -> S
     messages = await events_of(ledger.log, WEBHOOK, name)
     if not messages:
         raise WebhookNotFoundError(name)
-    newest = messages[-1]
-    state = WEBHOOK.evolve(None, WEBHOOK.decode(newest), newest.stream_sequence)
-    said = tuple(_said(message) for message in reversed(messages[-history_max:]))
+    state, said = newest_and_changes(WEBHOOK, messages, most=history_max)
     return ShownWebhook(info=info_of(state), history=said)
 
 
@@ -266,15 +254,4 @@ def info_of(webhook: Webhook) -> WebhookInfo:
         changed_by=webhook.by,
         reason=webhook.reason,
         sequence=webhook.sequence,
-    )
-
-
-def _said(message: Message) -> WebhookSaid:
-    event = WEBHOOK.decode(message)
-    return WebhookSaid(
-        stream_sequence=message.stream_sequence,
-        at=message.stored_at,
-        event=WEBHOOK.type_of(event),
-        by=event.by,
-        words=WEBHOOK.words(event),
     )

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from jobledger.admin.events.changes import Change
 from jobledger.admin.held import LimitNow
-from jobledger.admin.limits import LimitSaid, ShownLimit
+from jobledger.admin.limits import ShownLimit
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.limits.definition import Override, Terms
 from jobledger.ledger.model.limits.names import joined, split
@@ -78,7 +79,7 @@ class LimitShown(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     sequence: int  #: of the event that says so
     held: LimitNow  #: who holds it, and who waits for it
-    history: list[LimitSaid]  #: the newest first
+    history: list[Change]  #: the newest first
 
 
 class KeyShown(msgspec.Struct, frozen=True, kw_only=True):

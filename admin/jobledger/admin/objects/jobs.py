@@ -149,13 +149,13 @@ def job_now(job: Job) -> JobNow:
 
 def job_shown(details: JobDetails, check: ChainCheck, then: Moment | None = None) -> JobShown:
     """Return a job whole; `then`: the past moment that it is shown of."""
-    fields = {name: getattr(details, name) for name in JobDetails.__struct_fields__}
+    fields = msgspec.structs.asdict(details)
     return JobShown(**fields, as_of=msgspec.UNSET if then is None else then, chain=checked(check))
 
 
 def dead_letter_shown(details: JobDetails, job: Job, check: ChainCheck) -> DeadLetterShown:
     """Return a dead letter whole."""
-    fields = {name: getattr(details, name) for name in JobDetails.__struct_fields__}
+    fields = msgspec.structs.asdict(details)
     return DeadLetterShown(**fields, fingerprint=job_fingerprint(job), chain=checked(check))
 
 

@@ -24,7 +24,7 @@ from jobledger.cli.session import operator, run
 from jobledger.cli.times import parse_time
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.times import time_text
-from jobledger.projections.counting import counting
+from jobledger.projections.early_counts import counting
 
 #: What takes its time, and what a person is told meanwhile.
 _STEPS: Final[dict[Step, str]] = {

@@ -23,8 +23,8 @@ from jobledger.cli.output import Output
 from jobledger.cli.text import colored
 from jobledger.cli.times import parse_time
 from jobledger.ledger.model.log import Log
-from jobledger.projections.as_of import moment_of, refuse_archived
 from jobledger.projections.errors import MomentArchivedError
+from jobledger.projections.moments import moment_of, refuse_archived
 
 _LIMIT_MAX: Final = 100_000
 _HEAD: Final = "head"

@@ -28,7 +28,7 @@ from jobledger.ledger.model.errors import JobNotFoundError, NotFoundError
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.nats.payloads import Stores
-from jobledger.projections.as_of import moment_of
+from jobledger.projections.moments import moment_of
 from jobledger.projections.parquet import write_tables
 
 _Since = Annotated[

@@ -15,11 +15,12 @@ import typer
 from jobledger.audit.archive.chain import export_folders
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
+from jobledger.cli.ending import exit_at_once
 from jobledger.cli.errors import INTERRUPTED, JobNotCompletedError, StoppedBySignalError, report
 from jobledger.cli.groups import JOBS
 from jobledger.cli.one_job import JobId, found_history, newest
 from jobledger.cli.output import Output
-from jobledger.cli.session import exit_at_once, load_tasks, run, watch_signals
+from jobledger.cli.session import load_tasks, run, watch_signals
 from jobledger.cli.text import plain_lines, shortened, state_words
 from jobledger.ledger import TaskRegistry
 from jobledger.ledger.model.codec import StoredEvent

@@ -14,18 +14,19 @@ from jobledger.ledger.model.json_text import check_text
 _INPUT_BYTES_MAX: Final = LedgerConfig().payload_bytes_max
 
 
-def read_object(input_text: str, *, what: str) -> dict[str, Any]:
-    """Return the JSON object in the text of --input, or on stdin for "-".
+def read_object(input_text: str, *, what: str, option: str = "--input") -> dict[str, Any]:
+    """Return the JSON object in the text of `option`, or on stdin for "-".
 
     Raises: InvalidInputError, PayloadTooLargeError, which names `what`.
     """
     text = _read_stdin() if input_text == "-" else input_text.encode("utf-8", "surrogateescape")
     if len(text) > _INPUT_BYTES_MAX:
         raise PayloadTooLargeError(what, len(text), _INPUT_BYTES_MAX)
-    value: Any = msgspec.json.decode(check_text(text, what="JSON of --input"))
+    value: Any = msgspec.json.decode(check_text(text, what=f"JSON of {option}"))
     if not isinstance(value, dict):
         raise InvalidInputError(
-            '--input must be a JSON object with the arguments by name, as in {"user_id": 7}'
+            f"{option} must be a JSON object"
+            + (' with the arguments by name, as in {"user_id": 7}' if option == "--input" else "")
         )
     return value  # pyright: ignore[reportUnknownVariableType] # an object's keys are text, its values anything
 

@@ -55,6 +55,7 @@ def rerun(
     input_text: _Input = None,
     new_id: _Id = None,
     modules: options.App = None,
+    reason: bulk.Why = "",
     queue: options.Queue = None,
     plan: bulk.Plan = False,
 ) -> Awaitable[None]:
@@ -62,7 +63,7 @@ def rerun(
 
     The run itself stays as it is. With --app the task checks a new input.
     """
-    how: Rerun = {"id": new_id, "by": operator(), "at": time_of("--at", at)}
+    how: Rerun = {"id": new_id, "by": operator(), "at": time_of("--at", at), "reason": reason}
     if input_text is not None:
         how["input"] = read_object(input_text, what="input")
     tasks = load_tasks(modules) if input_text is not None and options.split(modules) else None

@@ -137,7 +137,8 @@ def progress_text(progress: Progress) -> str:
 def _source(source: RerunOf | None) -> str | None:
     if source is None:
         return None
-    return f"job {source.job} as of stream sequence {source.sequence:,}, from step {source.from_step}"
+    why = f": {source.reason}" if source.reason else ""
+    return f"job {source.job} as of stream sequence {source.sequence:,}, from step {source.from_step}{why}"
 
 
 def _checkpoint(job: Job) -> str | None:

@@ -10,15 +10,15 @@ from jobledger.admin.held import LimitNow, limit_now
 from jobledger.admin.limits import ShownLimit, show_limit
 from jobledger.admin.objects.fleet import LimitListed, limit_shown, limits_listed
 from jobledger.cli import options
+from jobledger.cli.changes import tell_changes
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import LIMITS
 from jobledger.cli.limits.change import Name
 from jobledger.cli.output import Cell, Output
 from jobledger.cli.past import asked, rows_begin, viewed
-from jobledger.cli.text import age, moment, plain, shortened
+from jobledger.cli.text import age, moment, shortened
 from jobledger.ledger.model.limits.definition import Terms, terms_words
 from jobledger.ledger.model.limits.names import joined
-from jobledger.ledger.model.times import shown_time
 
 
 @command(LIMITS, "list", takes=ROWS)
@@ -77,11 +77,7 @@ async def show(cli: Cli, *, limit: Name) -> None:
             title="keys that differ",
         )
     _tell_held(output, held)
-    output.say()
-    output.say("history", style="bold")
-    for each in found.history:
-        words = f"{each.event} {plain(each.words)}".rstrip()
-        output.say(f"{each.stream_sequence:>6} {shown_time(each.at)} {words}, by {plain(each.by)}")
+    tell_changes(output, found.history)
 
 
 def _tell_definition(output: Output, found: ShownLimit, now: datetime) -> None:

@@ -146,12 +146,14 @@ async def _gateway(cli: Cli, plan: _Plan) -> None:
     from jobledger.gateway.access.keys import opened_access  # noqa: PLC0415
     from jobledger.gateway.access.listening import may_listen  # noqa: PLC0415
     from jobledger.gateway.process.listening import is_loopback, listen  # noqa: PLC0415
-    from jobledger.gateway.process.requests import BULK_APPENDS_MAX  # noqa: PLC0415
+    from jobledger.gateway.process.requests import BULK_APPENDS_MAX, SILENT_S_MAX  # noqa: PLC0415
     from jobledger.gateway.process.running import Process  # noqa: PLC0415
 
     tune_collector()
     settings = plan.settings
-    cli.target = msgspec.structs.replace(cli.target, enqueue_in_flight_max=BULK_APPENDS_MAX)
+    cli.target = msgspec.structs.replace(
+        cli.target, enqueue_in_flight_max=BULK_APPENDS_MAX, append_timeout_s=SILENT_S_MAX
+    )
     async with stoppable() as stopping, cli.ledger() as ledger:
         with listen(settings.host, settings.port, is_shared=plan.parent is not None) as bound:
             log_what_nobody_catches(ledger.connection.loop)

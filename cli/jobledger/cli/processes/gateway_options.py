@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from jobledger.cli.options import setting
 from jobledger.cli.times import seconds
 from jobledger.workers.supervision.supervisor import PROCESSES_MAX
 
@@ -48,138 +49,117 @@ Processes = Annotated[
 ]
 NoProjector = Annotated[
     bool,
-    typer.Option(
+    setting(
         "--no-projector",
-        metavar="",
-        envvar="JOBLEDGER_NO_PROJECTOR",
-        help="Do not follow the ledger: another process keeps the projection's file up to date.",
+        "",
+        "Do not follow the ledger: another process keeps the projection's file up to date.",
     ),
 ]
 _HOOKS = "Webhooks"
 NoDeliveries = Annotated[
     bool,
-    typer.Option(
+    setting(
         "--no-deliveries",
-        metavar="",
-        envvar="JOBLEDGER_NO_DELIVERIES",
-        help="Send no deliveries, judge no watches and do no acts: another gateway of this ledger does.",
-        rich_help_panel=_HOOKS,
+        "",
+        "Send no deliveries, judge no watches and do no acts: another gateway of this ledger does.",
+        _HOOKS,
     ),
 ]
 AllowTarget = Annotated[
     list[str] | None,
-    typer.Option(
+    setting(
         "--allow-target",
-        metavar="NETWORK",
-        envvar="JOBLEDGER_ALLOW_TARGET",
-        help="Let webhooks go to this network of yours, too, such as 10.1.0.0/16; may be given again.",
-        rich_help_panel=_HOOKS,
+        "NETWORK",
+        "Let webhooks go to this network of yours, too, such as 10.1.0.0/16; may be given again.",
+        _HOOKS,
     ),
 ]
 KeyFile = Annotated[
     Path | None,
-    typer.Option(
+    setting(
         "--key-file",
-        metavar="FILE",
-        envvar="JOBLEDGER_KEY_FILE",
-        help="What unseals secrets of webhooks and routes: `webhooks keygen` makes it.",
-        rich_help_panel=_HOOKS,
+        "FILE",
+        "What unseals secrets of webhooks and routes: `webhooks keygen` makes it.",
+        _HOOKS,
     ),
 ]
 _HTTPS = "HTTPS and proxies"
 HttpsCert = Annotated[
     Path | None,
-    typer.Option(
+    setting(
         "--https-cert",
-        envvar="JOBLEDGER_HTTPS_CERT",
-        metavar="FILE",
-        help="Certificate to show, in PEM; without one the gateway speaks plain HTTP.",
-        rich_help_panel=_HTTPS,
+        "FILE",
+        "Certificate to show, in PEM; without one the gateway speaks plain HTTP.",
+        _HTTPS,
     ),
 ]
 HttpsKey = Annotated[
     Path | None,
-    typer.Option(
-        "--https-key",
-        envvar="JOBLEDGER_HTTPS_KEY",
-        metavar="FILE",
-        help="Its key, in PEM. (default: in the same file)",
-        rich_help_panel=_HTTPS,
-    ),
+    setting("--https-key", "FILE", "Its key, in PEM. (default: in the same file)", _HTTPS),
 ]
 BehindProxy = Annotated[
     list[str] | None,
-    typer.Option(
+    setting(
         "--behind-proxy",
-        envvar="JOBLEDGER_BEHIND_PROXY",
-        metavar="ADDRESSES",
-        help="Proxies that speak HTTPS for this gateway: addresses or networks whose X-Forwarded-For and "
+        "ADDRESSES",
+        "Proxies that speak HTTPS for this gateway: addresses or networks whose X-Forwarded-For and "
         "X-Forwarded-Proto are believed. Repeat it, or separate several by commas.",
-        rich_help_panel=_HTTPS,
+        _HTTPS,
     ),
 ]
 
 _WHO = "Who asks"
 AllowHost = Annotated[
     list[str] | None,
-    typer.Option(
+    setting(
         "--allow-host",
-        envvar="JOBLEDGER_ALLOW_HOST",
-        metavar="NAME",
-        help="Name that clients know this gateway by, as in the address of its pages. Repeat it, or separate several "
+        "NAME",
+        "Name that clients know this gateway by, as in the address of its pages. Repeat it, or separate several "
         "by commas.",
-        rich_help_panel=_WHO,
+        _WHO,
     ),
 ]
 AllowOrigin = Annotated[
     list[str] | None,
-    typer.Option(
+    setting(
         "--allow-origin",
-        envvar="JOBLEDGER_ALLOW_ORIGIN",
-        metavar="ORIGIN",
-        help="Site whose pages may use the API with a key, as https://tools.example. Repeat it, or separate several "
+        "ORIGIN",
+        "Site whose pages may use the API with a key, as https://tools.example. Repeat it, or separate several "
         "by commas.",
-        rich_help_panel=_WHO,
+        _WHO,
     ),
 ]
 TrustUserHeader = Annotated[
     str,
-    typer.Option(
+    setting(
         "--trust-user-header",
-        envvar="JOBLEDGER_TRUST_USER_HEADER",
-        metavar="NAME",
-        help="Header in which a proxy says who somebody is; with --trust-from and --people.",
-        rich_help_panel=_WHO,
+        "NAME",
+        "Header in which a proxy says who somebody is; with --trust-from and --people.",
+        _WHO,
     ),
 ]
 TrustFrom = Annotated[
     list[str] | None,
-    typer.Option(
-        "--trust-from",
-        envvar="JOBLEDGER_TRUST_FROM",
-        metavar="ADDRESSES",
-        help="Addresses or ranges of the proxies that are believed about that.",
-        rich_help_panel=_WHO,
+    setting(
+        "--trust-from", "ADDRESSES", "Addresses or ranges of the proxies that are believed about that.", _WHO
     ),
 ]
 People = Annotated[
     Path | None,
-    typer.Option(
+    setting(
         "--people",
-        envvar="JOBLEDGER_PEOPLE",
-        metavar="FILE",
-        help="What people may do whom a proxy knows: users, groups and everyone, in TOML.",
-        rich_help_panel=_WHO,
+        "FILE",
+        "What people may do whom a proxy knows: users, groups and everyone, in TOML.",
+        _WHO,
     ),
 ]
 SessionKey = Annotated[
     Path | None,
-    typer.Option(
+    setting(
         "--session-key",
-        envvar="JOBLEDGER_SESSION_KEY",
-        metavar="FILE",
-        help="File of the keys that sign sessions, made where it is missing; gateways that take each other's sessions "
+        "FILE",
+        "File of the keys that sign sessions, made where it is missing; gateways that take each other's sessions "
         "share it. (default: one in your data folder)",
-        rich_help_panel=_WHO,
+        _WHO,
     ),
 ]

@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
 from jobledger.cli import options
 from jobledger.cli.errors import UsageError
+from jobledger.cli.options import setting
 from jobledger.cli.times import parse_span
 
 if TYPE_CHECKING:
@@ -21,53 +20,38 @@ _QUOTA: Final = re.compile(r"(?P<group>[a-z]+)=(?P<count>\d{1,7})/(?P<window>.+)
 
 OidcIssuer = Annotated[
     str,
-    typer.Option(
+    setting(
         "--oidc-issuer",
-        envvar="JOBLEDGER_OIDC_ISSUER",
-        metavar="URL",
-        help="Provider of OpenID Connect that people can log in by; with --oidc-client-id and --people.",
-        rich_help_panel=_WHO,
+        "URL",
+        "Provider of OpenID Connect that people can log in by; with --oidc-client-id and --people.",
+        _WHO,
     ),
 ]
 OidcClientId = Annotated[
     str,
-    typer.Option(
-        "--oidc-client-id",
-        envvar="JOBLEDGER_OIDC_CLIENT_ID",
-        metavar="ID",
-        help="What that provider knows this gateway by.",
-        rich_help_panel=_WHO,
-    ),
+    setting("--oidc-client-id", "ID", "What that provider knows this gateway by.", _WHO),
 ]
 OidcClientSecret = Annotated[
     Path | None,
-    typer.Option(
+    setting(
         "--oidc-client-secret-file",
-        envvar="JOBLEDGER_OIDC_CLIENT_SECRET_FILE",
-        metavar="FILE",
-        help="File whose first line is the secret that the provider gave.",
-        rich_help_panel=_WHO,
+        "FILE",
+        "File whose first line is the secret that the provider gave.",
+        _WHO,
     ),
 ]
 OidcUserClaim = Annotated[
     str,
-    typer.Option(
-        "--oidc-user-claim",
-        envvar="JOBLEDGER_OIDC_USER_CLAIM",
-        metavar="NAME",
-        help="What of the provider's token is a person's name.",
-        rich_help_panel=_WHO,
-    ),
+    setting("--oidc-user-claim", "NAME", "What of the provider's token is a person's name.", _WHO),
 ]
 Quotas = Annotated[
     list[str] | None,
-    typer.Option(
+    setting(
         "--quota",
-        envvar="JOBLEDGER_QUOTA",
-        metavar="GROUP=N/SPAN",
-        help="How many requests of a group (read, write, bulk, login) one key may send in a time, such as "
+        "GROUP=N/SPAN",
+        "How many requests of a group (read, write, bulk, login) one key may send in a time, such as "
         "write=600/10s. Repeat it, or separate several by commas.",
-        rich_help_panel=_WHO,
+        _WHO,
     ),
 ]
 

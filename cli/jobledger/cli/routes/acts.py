@@ -44,7 +44,7 @@ async def try_(
     """Show which jobs a route would make of a delivery or of a body, without a signature and without making any."""
     if (delivery is None) == (body is None) or (header and body is None):
         raise UsageError(
-            "say of what: --id DELIVERY, or --body FILE with a --header NAME=VALUE for each header"
+            "say what to try: --id DELIVERY, or --body FILE with a --header NAME=VALUE for each header"
         )
     given = pairs(header, "--header") if header else {}
     text = None if body is None else _read(body)

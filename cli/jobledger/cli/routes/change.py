@@ -151,7 +151,7 @@ def _rule(
     return {
         "name": task,
         "task": task,
-        "when": {} if when is None else read_object(when, what="condition"),
+        "when": {} if when is None else read_object(when, what="condition", option="--when"),
         "input": {"*": "/"} if input_text is None else read_object(input_text, what="input"),
         "queue": queue or "",
     }

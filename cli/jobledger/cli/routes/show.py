@@ -10,6 +10,7 @@ import typer
 
 from jobledger.admin.hooks.routes import ShownDelivery, ShownRoute, show_delivery, show_route
 from jobledger.cli import options
+from jobledger.cli.changes import tell_changes
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import ROUTES
@@ -105,11 +106,7 @@ def _tell_route(output: Output, found: ShownRoute, now: datetime) -> None:
         ]
         if rows:
             output.table(("rule", "task", "queue", "when"), rows, title="rules")
-    output.say()
-    output.say("history", style="bold")
-    for each in found.history:
-        words = f"{each.event} {plain(each.words)}".rstrip()
-        output.say(f"{each.stream_sequence:>6} {shown_time(each.at)} {words}, by {plain(each.by)}")
+    tell_changes(output, found.history)
 
 
 def _json(value: object) -> str:
@@ -146,7 +143,10 @@ async def deliveries(
         for row in rows:
             output.object(row, **rows_begin(view))
     elif not rows:
-        output.say("nothing came in" + (" that made no job" if unmatched else ""))
+        at_route = f" at route {name}" if name else ""
+        output.say(f"nothing came in{at_route}" + (" that made no job" if unmatched else ""))
+        if name:
+            output.note("`jobledger routes list` shows the routes that are set")
     else:
         output.table(
             ("route", "delivery", "proven by", "jobs>", "received!"),

@@ -85,6 +85,12 @@ _Header = Annotated[
 _AllowHttp = Annotated[
     bool, typer.Option("--allow-http", metavar="", help="Let the URL be without encryption.")
 ]
+_AllowPrivate = Annotated[
+    bool,
+    typer.Option(
+        "--allow-private", metavar="", help="Let the URL name an address that is not of the public internet."
+    ),
+]
 _KeepOld = Annotated[
     float,
     typer.Option(
@@ -116,6 +122,7 @@ async def set_(
     format: _Format = None,  # noqa: A002 - the option's word
     header: _Header = None,
     allow_http: _AllowHttp = False,
+    allow_private: _AllowPrivate = False,
     reason: Why = "",
 ) -> None:
     """Make a webhook, or change one: what is not named stays as it is. Events match from here on."""
@@ -131,6 +138,7 @@ async def set_(
         "format": format,
         "headers": None if header is None else pairs(header, "--header"),
         "allow_http": allow_http or None,
+        "allow_private": allow_private or None,
     }
     changes = {field: value for field, value in given.items() if value is not None}
     if not changes:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from jobledger.admin.hooks.webhooks import WebhookInfo, list_webhooks, show_webhook
+from jobledger.cli.changes import tell_changes
 from jobledger.cli.command import Cli, command
 from jobledger.cli.groups import WEBHOOKS
 from jobledger.cli.output import Output
 from jobledger.cli.text import age, colored, moment, plain, shortened
 from jobledger.cli.webhooks.change import Name
-from jobledger.ledger.model.times import shown_time
 
 
 @command(WEBHOOKS, "list")
@@ -56,11 +56,7 @@ async def show(cli: Cli, *, name: Name) -> None:
     _tell(output, found.info)
     if found.info.failing_since is not None:
         output.facts([("failing", f"since {moment(found.info.failing_since, now)}")])
-    output.say()
-    output.say("history", style="bold")
-    for each in found.history:
-        words = f"{each.event} {plain(each.words)}".rstrip()
-        output.say(f"{each.stream_sequence:>6} {shown_time(each.at)} {words}, by {plain(each.by)}")
+    tell_changes(output, found.history)
 
 
 def _tell(output: Output, info: WebhookInfo) -> None:
