@@ -16,9 +16,10 @@ from jobledger.gateway.access.keys import KeyAccess
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.http.endpoint import JSON
 from jobledger.gateway.http.guard import Guard
+from jobledger.gateway.http.head import request_id_of
 from jobledger.gateway.http.openapi import openapi
 from jobledger.gateway.http.reference import reference
-from jobledger.gateway.http.routing import refusal, request_id_of, routes
+from jobledger.gateway.http.routing import Table, refusal
 from jobledger.gateway.pages.login import Login
 from jobledger.gateway.pages.serving import Dashboard
 from jobledger.gateway.parts import Gateway
@@ -31,14 +32,14 @@ REFERENCE: Final = "/docs"
 def app(gateway: Gateway) -> ASGIApp:
     """Return what answers the requests of a gateway."""
     made = [
-        *routes(gateway, ENDPOINTS),
         Route(DOCUMENT, _document),
         Route(REFERENCE, _reference),
         *Dashboard(gateway).routes(),
     ]
     if isinstance(gateway.access, KeyAccess):
         made += Login(gateway.access).routes()
-    inner = Starlette(routes=made, exception_handlers={404: _not_found, 405: _not_allowed})
+    pages = Starlette(routes=made, exception_handlers={404: _not_found, 405: _not_allowed})
+    inner = Table(gateway, ENDPOINTS, pages)
     gate = gateway.access.gate
     return inner if gate is None else Guard(inner, gate)
 
@@ -66,12 +67,12 @@ async def _reference(_request: Request) -> Response:
 
 
 async def _not_found(request: Request, _error: Exception) -> Response:
-    sentence = f"nothing is at {request.url.path[:200]}: {DOCUMENT} lists what can be asked for"
+    sentence = f"there is no address {request.url.path[:200]}: {DOCUMENT} lists those that there are"
     request.scope["jobledger.code"] = "ENDPOINT_NOT_FOUND"
-    return refusal(ProblemError("ENDPOINT_NOT_FOUND", sentence), request_id_of(request))
+    return refusal(ProblemError("ENDPOINT_NOT_FOUND", sentence), request_id_of(request.scope))
 
 
 async def _not_allowed(request: Request, _error: Exception) -> Response:
     request.scope["jobledger.code"] = "METHOD_NOT_ALLOWED"
-    sentence = f"{request.method[:20]} is answered by no address: GET, POST, PUT and DELETE are"
-    return refusal(ProblemError("METHOD_NOT_ALLOWED", sentence), request_id_of(request))
+    sentence = f"no address takes {request.method[:20]}: use GET, POST, PUT or DELETE"
+    return refusal(ProblemError("METHOD_NOT_ALLOWED", sentence), request_id_of(request.scope))

@@ -5,6 +5,7 @@ The form is that of RFC 9457 (problem details). `code` is what programs look at:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -182,13 +183,18 @@ def code_of(error: BaseException) -> str:
     return next((CODE_OF[kind] for kind in type(error).__mro__ if kind in CODE_OF), "INTERNAL")
 
 
-def problem_of(error: BaseException, request_id: str) -> tuple[Problem, dict[str, str]]:
-    """Return what is answered, and its headers. An error that is nobody's is told without its text: that may hold secrets."""
+def problem_of(
+    error: BaseException, request_id: str, *, said: Callable[[str], str] = over_http
+) -> tuple[Problem, dict[str, str]]:
+    """Return what is answered, and its headers. An error that is nobody's is told without its text: that may hold secrets.
+
+    `said`: what makes a sentence of the ledger, which names commands, one for who asks.
+    """
     code = code_of(error)
     kind = KINDS[code]
     known = code != "INTERNAL" or isinstance(error, ledger.LedgerError | ProblemError)
     sentence = (
-        over_http(str(error)) if known else f"the gateway failed; its log names the reason under {request_id}"
+        said(str(error)) if known else f"the gateway failed; its log names the reason under {request_id}"
     )
     own = error if isinstance(error, ProblemError) else None
     headers = dict(own.headers) if own is not None else {}

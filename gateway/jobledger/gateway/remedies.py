@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 from typing import Final
 
-#: The address that does what a command does; `{}` is the first word behind the command.
+#: The address that does what a command does: each `{}` is the next word behind the command, `{queue}` the job's queue.
 ADDRESSES: Final[dict[str, str]] = {
     "jobs list": "GET /v1/jobs",
     "jobs show": "GET /v1/jobs/{}",
     "jobs why": "GET /v1/jobs/{}",
     "jobs steps": "GET /v1/jobs/{}",
-    "jobs rerun": "POST /v1/jobs/QUEUE/{}/rerun",
+    "jobs rerun": "POST /v1/jobs/{queue}/{}/rerun",
+    "jobs retry": "POST /v1/jobs/{queue}/{}/retry",
+    "jobs cancel": "POST /v1/jobs/{queue}/{}/cancel",
+    "jobs resume": "POST /v1/jobs/{queue}/{}/resume",
+    "jobs signal": "POST /v1/jobs/{queue}/{}/signals/{}",
+    "dlq requeue": "POST /v1/jobs/{queue}/{}/requeue",
     "queues list": "GET /v1/queues",
     "queues resume": "POST /v1/queues/{}/resume",
     "limits list": "GET /v1/limits",
@@ -23,6 +28,7 @@ ADDRESSES: Final[dict[str, str]] = {
     "workers list": "GET /v1/workers",
     "routes list": "GET /v1/routes",
     "routes show": "GET /v1/routes/{}",
+    "routes deliveries": "GET /v1/routes/{}/deliveries",
     "webhooks list": "GET /v1/webhooks",
     "webhooks show": "GET /v1/webhooks/{}",
     "watches list": "GET /v1/watches",
@@ -33,17 +39,25 @@ _COMMAND: Final = re.compile(r"`jobledger ([a-z]+ [a-z]+)((?: [^`]*)?)`")
 _OPTIONS: Final = {"--replace": "`replace`"}
 
 
-def over_http(sentence: str) -> str:
-    """Return a sentence with addresses in place of the commands that have one; the others are for the machine's owner."""
-    sentence = _COMMAND.sub(_address, sentence)
+def over_http(sentence: str, queue: str = "QUEUE") -> str:
+    """Return a sentence with addresses in place of the commands that have one; the others are for the machine's owner.
+
+    `queue`: that of the job that the sentence is about, where it is known.
+    """
+    sentence = _COMMAND.sub(lambda found: _address(found, queue), sentence)
     for option, field in _OPTIONS.items():
         sentence = sentence.replace(option, field)
     return sentence
 
 
-def _address(found: re.Match[str]) -> str:
-    address = ADDRESSES.get(found[1])
+def hint_over_http(command: str, queue: str) -> str:
+    """Return the request that does what a command does for a job of a queue, the command itself where none does."""
+    return over_http(f"`{command}`", queue).strip("`")
+
+
+def _address(found: re.Match[str], queue: str) -> str:
     words = found[2].split()
-    if address is None or ("{}" in address and not words):
+    address = None if "--archive" in words else ADDRESSES.get(found[1])  # archives are files of the machine
+    if address is None or len(words) < address.count("{}"):
         return found[0]
-    return f"`{address.format(*words[:1])}`"
+    return f"`{address.format(*words, queue=queue)}`"

@@ -21,7 +21,7 @@ from jobledger.ledger.nats.inbox import ReplyTimeoutError
 
 _PROVE_EVERY_S: Final = 1.0
 _AGAIN_S: Final = 0.5
-#: Within this time the reader has what the leader has; else it is begun anew.
+#: Within this time the reader has what the leader has; else the gateway starts it again.
 _BEHIND_S_MAX: Final = 3.0
 
 _log = logging.getLogger("jobledger.gateway.keys")

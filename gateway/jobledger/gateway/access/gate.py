@@ -23,6 +23,8 @@ from jobledger.gateway.problems import ProblemError
 #: Whoever looks after the process asks by its address, whatever that is.
 _ANY_HOST: Final = frozenset({"/healthz", "/readyz"})
 _API: Final = "/v1/"
+#: Does something though it is only asked for, as cron services do: a page elsewhere can ask so by an image, too.
+_ACTS_BY_GET: Final = frozenset({"/v1/run"})
 
 OnUse = Callable[[str, str], None]
 Pairs = list[tuple[str, str]]
@@ -93,7 +95,7 @@ class Gate:
             return None
         caller = Caller(headers=headers, peer=peer, secure=scheme == "https")
         if not carries_key(headers):
-            check_origin(method, headers, scheme)
+            check_origin("POST" if path in _ACTS_BY_GET else method, headers, scheme)
         try:
             admitted = self._identities.admit(caller)
         except ProblemError as error:

@@ -97,7 +97,7 @@ class Identities:
         self._ring = ring
         self._sessions = sessions
         self._clock = clock
-        self._local = local
+        self._local = None if local is None else Admitted(principal=local)
         self._header = header
         self._people = people
 
@@ -116,7 +116,7 @@ class Identities:
         if session is not None and (principal := self._of_session(session)) is not None:
             return Admitted(principal=principal, session=session)
         if self._local is not None and self._is_open():
-            return Admitted(principal=self._local)
+            return self._local
         raise ProblemError(
             "UNAUTHENTICATED",
             "this gateway wants to know who you are: send `Authorization: Bearer` with a key of "
@@ -138,7 +138,7 @@ class Identities:
             return self._of_session(admitted.session)
         if admitted.user:
             return self._person(admitted.user)
-        return self._local if self._is_open() else None
+        return self._local.principal if self._local is not None and self._is_open() else None
 
     def _is_open(self) -> bool:
         self._ring.require_fresh()
@@ -151,7 +151,7 @@ class Identities:
             # One sentence for a key that was never there, one that ended and a wrong secret: it tells nothing of any.
             raise ProblemError(
                 "UNAUTHENTICATED",
-                "this key opens nothing: it may be mistyped, rotated, expired or revoked; `jobledger keys list` tells",
+                "this key opens nothing: it may be mistyped, rotated, expired or revoked: ask who manages the keys",
                 headers=_CHALLENGE,
             )
         return Admitted(principal=principal, shown=shown)

@@ -72,7 +72,7 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.knows_people and self.people is None:
             option = "--trust-user-header" if self.user_header else "--oidc-issuer"
             raise ConfigurationError(
-                f"{option} says who people are, and nothing what they may do: give --people FILE"
+                f"{option} tells who people are, and not what they may do: give --people FILE"
             )
 
     @property
@@ -97,7 +97,8 @@ class KeyAccess:
         if settings.user_header:
             believed = networks("--trust-from", settings.trust_from)
             header = TrustedHeader(name=settings.user_header.lower(), proxies=believed)
-        is_open = is_loopback and not settings.knows_people
+        # Who asks through a proxy sits anywhere, though the connection comes from this machine.
+        is_open = is_loopback and not settings.knows_people and not settings.behind_proxy
         self.identities = Identities(
             self.ring,
             self.sessions,

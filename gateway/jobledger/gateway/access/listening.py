@@ -13,12 +13,12 @@ def may_listen(*, is_loopback: bool, has_login: bool, tls: bool, behind_proxy: b
 
     Raises: ConfigurationError, one sentence.
     """
-    if is_loopback:
+    if is_loopback and not behind_proxy:
         return
     if not has_login:
         raise ConfigurationError(
             "without a key everybody who reaches this address could do everything: make one with "
-            "`jobledger keys create NAME --role admin`, or listen on 127.0.0.1"
+            "`jobledger keys create NAME --role admin`, or listen on 127.0.0.1 without a proxy"
         )
     if not (tls or behind_proxy):
         raise ConfigurationError(

@@ -213,7 +213,7 @@ class Provider:
             except msgspec.ValidationError as error:
                 raise _unreachable(f"it does not say where to log in: {error}") from error
             if found.issuer.rstrip("/") != self._settings.issuer.rstrip("/"):
-                raise _unreachable("it says that it is another one")
+                raise _unreachable("the issuer in its document is another address than --oidc-issuer")
             self._addresses = found, now
         return self._addresses[0]
 

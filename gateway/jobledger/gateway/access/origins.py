@@ -31,7 +31,7 @@ _CORS_SHOWN: Final = (
 
 
 class Hosts:
-    """The names that a gateway goes by."""
+    """The names of a gateway."""
 
     def __init__(self, names: Sequence[str], *, is_loopback: bool) -> None:
         """On loopback these are 127.0.0.1, localhost and [::1]; beyond it any address, and the `names` that are given."""
@@ -46,7 +46,7 @@ class Hosts:
         shown = ascii(host[:80]) if host else "missing"
         raise ProblemError(
             "MISDIRECTED",
-            f"the header Host is {shown}, which is not what this gateway goes by: use one of "
+            f"the header Host is {shown}, which is no name of this gateway: use one of "
             f"{', '.join(sorted(self._names))}, or start it with --allow-host NAME",
         )
 
@@ -92,7 +92,8 @@ def check_kind(method: str, headers: Headers) -> None:
     if method not in SAFE and kind in _SIMPLE:
         raise ProblemError(
             "CROSS_SITE",
-            f"Content-Type is {kind[:80]!r}, as of a form of any page: send application/json, or a key in Authorization",
+            f"Content-Type is {kind[:80]!r}, which a form of any web page can send: send application/json, or a key "
+            "in Authorization",
         )
 
 

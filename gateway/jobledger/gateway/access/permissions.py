@@ -47,6 +47,15 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.name} lacks the permission {permission!r}{where}: ask who manages the keys for it",
             )
 
+    def require_about(self, permission: Permission, queue: str, task: str, missing: Exception) -> None:
+        """Refuse what is not allowed about something that was found: `missing` where it is not there for who asks.
+
+        Else a refusal would tell that it is there. Raises: `missing`; ProblemError (JOB_ACCESS_DENIED).
+        """
+        if not (_matches(queue, self.queues) and _matches(task, self.tasks)):
+            raise missing
+        self.require(permission, queue, task)
+
     @property
     def is_everywhere(self) -> bool:
         """Whether it is bound to no queue and no task."""

@@ -23,13 +23,13 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     """How many requests of a group one key may send."""
 
     count: float  #: at once, after a pause
-    window_s: float  #: in which so many come again
+    window_s: float  #: an empty bucket is full again after this time
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot work. Raises: ConfigurationError."""
         if not (1 <= self.count <= _RATE_MAX and 0 < self.window_s <= _RATE_MAX):
             raise ConfigurationError(
-                f"a quota is a count from 1 on in a time above 0 s, got {self.count:g} in {self.window_s:g} s"
+                f"a quota needs a count of at least 1 and a time above 0 s, got {self.count:g} in {self.window_s:g} s"
             )
 
 

@@ -15,7 +15,7 @@ from jobledger.gateway.acts.asked import NAMED_MAX, QUEUE, TASK, Done, Job, Outc
 from jobledger.ledger import Context, Ledger, task
 from jobledger.ledger.model.subjects import JobRef
 
-#: Jobs between two checkpoints; an attempt that begins again repeats so many at the most.
+#: Jobs between two checkpoints; an attempt that begins again repeats at most this number.
 _CHUNK: Final = 500
 
 

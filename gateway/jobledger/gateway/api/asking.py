@@ -29,9 +29,7 @@ class Past(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ProblemError("BAD_REQUEST", "at and sequence both name a moment: give one of them")
         if self.at is None and self.sequence is None:
             return None
-        if self.at is not None and self.at.tzinfo is None:
-            raise ProblemError("BAD_REQUEST", "at has no time zone: end it with Z or +02:00")
-        return AsOf(at=self.at, stream_sequence=self.sequence)
+        return AsOf(at=aware("at", self.at), stream_sequence=self.sequence)
 
 
 class Looked(Past, frozen=True, kw_only=True):

@@ -106,7 +106,7 @@ async def act_on_many(asked: Asked, *, body: ManyActs) -> Answer:
     if body.plan is None:
         return Answer(value=await _planned(asked, body), status=200)
     if msgspec.structs.replace(body, plan=None) != ManyActs():
-        raise ProblemError("BAD_REQUEST", "a plan says all by itself: give nothing beside it")
+        raise ProblemError("BAD_REQUEST", "a plan has its act and its jobs: leave all other fields out")
     return await _begun(asked, body.plan)
 
 
@@ -147,6 +147,8 @@ def _to_do(asked: Asked, body: ManyActs | ToDo) -> ToDo:
     if body.act is None:
         raise ProblemError("BAD_REQUEST", "say which act is planned, or give the id of a plan")
     asked.principal.require(PERMISSIONS[body.act])
+    if body.edit is not None:  # another input asks for another job
+        asked.principal.require("queue")
     run_at = aware("run_at", body.run_at)
     if (body.act == "reschedule") == (run_at is None):
         raise ProblemError(
@@ -188,7 +190,8 @@ async def _by_name(asked: Asked, each: JobNamed, act: Verb) -> Chosen:
     ref = JobRef(queue=check_token("queue", each.queue), job_id=check_token("job id", each.id))
     asked.principal.require(PERMISSIONS[act], ref.queue)
     job = await asked.gateway.ledger.handle_of(ref).snapshot()
-    asked.principal.require(PERMISSIONS[act], ref.queue, job.task)
+    missing = JobNotFoundError(ref.job_id)
+    asked.principal.require_about(PERMISSIONS[act], ref.queue, job.task, missing)
     return Chosen(ref=ref, task=job.task, about=job.state.value)
 
 

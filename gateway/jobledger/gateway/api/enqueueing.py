@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, Final
+from typing import Annotated, Final
 
 import msgspec
 
-from jobledger.admin.objects.jobs import JobShown
-from jobledger.gateway.api.one_job import Held, read_job, shown
+from jobledger.gateway.api.adding import (
+    REFUSALS,
+    JobEnqueued,
+    added,
+    existing,
+    id_of,
+    keyed_id,
+    require_free,
+    reused,
+)
+from jobledger.gateway.api.batches import batch_for
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import NDJSON, Answer, Endpoint
 from jobledger.gateway.problems import ProblemError, code_of
-from jobledger.ledger.handle import JobHandle
+from jobledger.ledger.adding.bulk import BulkResult
+from jobledger.ledger.batches.by_name import add_to_batch
 from jobledger.ledger.model.chain import fold
+from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import (
     InvalidError,
     InvalidInputError,
     NotFoundError,
     PayloadTooLargeError,
-    ResultTimeoutError,
 )
-from jobledger.ledger.model.trace import trace_id
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.runs.orders import ITEMS_MAX
+from jobledger.ledger.model.subjects import JobRef, check_users_queue
+from jobledger.ledger.named.book import find_announced
 from jobledger.ledger.named.verbs import NamedJob
 
-_RESERVED: Final = "jobledger"  #: queues whose names begin so are the ledger's own
-_WEBHOOKS: Final = "webhooks-out"
 #: What a line may have beside its input, which has the limit of every input.
 _LINE_MORE_BYTES: Final = 64 << 10
+#: How a job is enqueued, beside its task, its input and its id.
+_FIELDS: Final = tuple(name for name in NamedJob.__struct_fields__ if name not in {"task", "input", "id"})
 
 
 class NewJob(NamedJob, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,22 +50,14 @@ class NewJob(NamedJob, frozen=True, kw_only=True, forbid_unknown_fields=True):
     input: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))  #: object of the arguments
 
 
-class JobEnqueued(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that was added, or is there already."""
-
-    id: str
-    queue: str
-    created: bool  #: False: it was there, and stays as it is
-    sequence: int  #: stream sequence of the event that made it: `min_sequence` of a list that has it
-    trace_id: str  #: of the W3C trace that it belongs to
-    job: JobShown | msgspec.UnsetType = msgspec.UNSET  #: with `Prefer: wait=N`, where it ended in time
-
-
 class BulkQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What each line is."""
 
     task: str | None = None  #: each line is the input of a job of this task; left out: each is a whole job
     queue: str | None = None  #: with `task`: where the jobs go
+    batch: str | None = None  #: the jobs are added to this batch, and named by their places in it
+    #: with `batch`: the place of the first line, from 0; lines that are there are left alone
+    first: Annotated[int, msgspec.Meta(ge=0, lt=ITEMS_MAX)] = 0
 
 
 class BulkEnqueued(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,121 +71,68 @@ class BulkEnqueued(msgspec.Struct, frozen=True, kw_only=True):
 
 async def enqueue_job(asked: Asked, *, body: NewJob) -> Answer:
     """Add one job; when this is answered, it is in the ledger. `Idempotency-Key` names it: repeated, it makes no second."""
-    ledger, key = asked.gateway.ledger, asked.idempotency_key
+    ledger = asked.gateway.ledger
     queue = await _allowed(asked, body.task, body.queue)
-    if key and body.id is not None:
-        raise ProblemError("BAD_REQUEST", "id and Idempotency-Key both name the job: give one of them")
-    if key:
-        body = msgspec.structs.replace(body, id=keyed_id(asked.principal.name, key))
-        await _require_free(asked, body, queue)
-    trace = asked.trace or f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
-    fields = {
-        name: getattr(body, name) for name in NamedJob.__struct_fields__ if name not in {"task", "input"}
-    }
-    handle = await ledger.enqueue_named(body.task, body.input, **fields, by=asked.principal.name, trace=trace)
-    held = None if handle.created else await _existing(handle)
-    if held is not None:
-        if key and handle.id == body.id:
-            await _require_same(asked, held, body)
-        trace = held.history[0].event.trace
-    ended = await _ended(asked, handle)
-    value = JobEnqueued(
-        id=handle.id,
-        queue=handle.queue,
-        created=handle.created,
-        sequence=handle.sequence,
-        trace_id=trace_id(trace) or "",
-        job=msgspec.UNSET if ended is None else ended,
+    job_id = id_of(asked, body.id)
+    is_keyed = job_id != body.id
+    if is_keyed and job_id is not None:
+        await require_free(asked, job_id, queue)
+    fields = {name: said for name in _FIELDS if (said := getattr(body, name)) is not None}
+    handle = await ledger.enqueue_named(
+        body.task, body.input, **fields, id=job_id, by=asked.principal.name, trace=asked.trace
     )
-    status = 202 if handle.created and ended is None else 200
-    location = {"location": f"/v1/jobs/{handle.queue}/{handle.id}"}
-    return Answer(value=value, status=status, headers=location)
-
-
-def keyed_id(principal: str, key: str) -> str:
-    """Return the id of the job that a principal names by a key; no two principals meet."""
-    digest = hashlib.sha256(f"{principal}\0{key}".encode()).digest()
-    return "i-" + base64.urlsafe_b64encode(digest)[:43].decode()
+    held = await existing(handle)
+    if held is not None and is_keyed and handle.id == job_id:
+        await _require_same(asked, held.job, body.task, bytes(body.input))
+    return await added(asked, handle, held)
 
 
 async def _allowed(asked: Asked, task: str, queue: str | None) -> str:
     """Return the queue of a job to come, if its asker may add it there.
 
-    Raises: ProblemError, TaskNotFoundError, InvalidTokenError, UnreachableError.
+    Raises: ProblemError, TaskNotFoundError, InvalidTokenError, InvalidInputError, UnreachableError.
     """
     ledger = asked.gateway.ledger
-    found = await ledger.patience.read(lambda: ledger.announced.get(task))
-    place = queue if queue is not None else found.defaults.queue
-    if place.startswith(_RESERVED) or place == _WEBHOOKS:
-        raise ProblemError("BAD_REQUEST", f"queue {place[:80]!r} is the ledger's own: choose another one")
+    found = await find_announced(ledger.patience, ledger.announced, task)
+    place = check_users_queue(found.defaults.queue if queue is None else queue)
     asked.principal.require("queue", place, task)
     return place
 
 
-async def _require_free(asked: Asked, body: NamedJob, queue: str) -> None:
-    """Refuse a key that names a job of another queue. Raises: ProblemError (IDEMPOTENCY_KEY_REUSED)."""
-    ledger = asked.gateway.ledger
-    assert body.id is not None, "the key names it"
-    chain = ledger.names.chains_of_id(body.id)
-    known = await ledger.patience.read(lambda: ledger.log.read_chain(chain))
-    other = next((stored.event for stored in known if stored.event.queue != queue), None)
-    if other is not None:
-        raise _reused(f"job {other.job} of queue {other.queue}")
-
-
-async def _existing(handle: JobHandle[Any]) -> Held:
-    history = await handle.history()
-    job = fold(history[:1]).job
-    assert job is not None, "a history is not empty"
-    return Held(job, history, None)
-
-
-async def _require_same(asked: Asked, held: Held, body: NamedJob) -> None:
+async def _require_same(asked: Asked, job: Job, task: str, text: bytes) -> None:
     """Refuse a key that named another job. Raises: ProblemError (IDEMPOTENCY_KEY_REUSED)."""
-    ledger, job = asked.gateway.ledger, held.job
+    ledger = asked.gateway.ledger
     stored = await ledger.patience.read(lambda: ledger.inputs.get(job.order.input, job.order.input_ref))
-    if job.task != body.task or _canonical(stored) != _canonical(bytes(body.input)):
-        raise _reused(f"job {job.id}")
-
-
-def _reused(what: str) -> ProblemError:
-    return ProblemError(
-        "IDEMPOTENCY_KEY_REUSED",
-        f"this Idempotency-Key made {what}, with another task, queue or input: give each job a key of its own",
-    )
+    if job.task != task or _canonical(stored) != _canonical(text):
+        raise reused(f"job {job.id}")
 
 
 def _canonical(text: bytes) -> bytes:
-    return msgspec.json.encode(msgspec.json.decode(text), order="sorted")
-
-
-async def _ended(asked: Asked, handle: JobHandle[Any]) -> JobShown | None:
-    """Return a job that ended while somebody waited for it, None where nobody did or it did not."""
-    if asked.wait_s is None:
-        return None
-    with asked.gateway.life.waiting(asked.wait_s), contextlib.suppress(ResultTimeoutError):
-        await handle.wait(timeout_s=asked.wait_s)
-        if asked.principal.may("view"):
-            return await shown(asked, await read_job(asked, handle.queue, handle.id))
-    return None
+    try:
+        return msgspec.json.encode(msgspec.json.decode(text), order="sorted")
+    except (msgspec.DecodeError, RecursionError):  # a line that is no JSON made nothing
+        return text
 
 
 async def enqueue_jobs(asked: Asked, *, query: BulkQuery) -> BulkEnqueued:
     """Add a job for each line of the body, taken no faster than they are stored; a wrong line ends it.
 
-    The lines before that one are in the ledger. With `Idempotency-Key` the same lines make the same jobs again.
+    The lines before that one are in the ledger. With `Idempotency-Key` the same lines make the same jobs again, and the
+    first one that is another ends it.
     """
     if asked.header("content-type").partition(";")[0].strip().lower() != NDJSON:
         raise ProblemError("BAD_REQUEST", f"send {NDJSON}, a job on each line")
-    if query.queue is not None and query.task is None:
-        raise ProblemError("BAD_REQUEST", "queue is for lines that are inputs: give task as well")
-    lines = _Lines(asked, query)
-    ledger, by = asked.gateway.ledger, asked.principal.name
+    lines = _Lines(asked, await _of_batch(asked, query))
     try:
         async with contextlib.aclosing(lines.jobs()) as jobs:
-            found = await ledger.enqueue_named_many(jobs, by=by, trace=asked.trace)
+            found = await _enqueued(asked, query, lines, jobs)
     except (InvalidError, NotFoundError, ProblemError) as error:
-        why = lines.why or str(error)
+        # It is none of the lines, or another one than was read last.
+        if not lines.number or (isinstance(error, ProblemError) and "line" in error.extra):
+            raise
+        why = lines.why or str(error).removeprefix(
+            f"input {lines.number - 1}: "
+        )  # the line says which, from 1 on
         raise ProblemError(
             lines.code or code_of(error),
             f"line {lines.number}: {why}",
@@ -196,6 +145,30 @@ async def enqueue_jobs(asked: Asked, *, query: BulkQuery) -> BulkEnqueued:
         last_sequence=found.last_sequence,
         lines=lines.number,
     )
+
+
+async def _of_batch(asked: Asked, query: BulkQuery) -> BulkQuery:
+    """Return what each line is, with the queue of the batch that they are for. Raises: ProblemError, NotFoundError."""
+    if query.batch is None:
+        if query.queue is not None and query.task is None:
+            raise ProblemError("BAD_REQUEST", "queue is for lines that are inputs: give task as well")
+        if query.first:
+            raise ProblemError("BAD_REQUEST", "first is a place in a batch: give batch as well")
+        return query
+    if asked.idempotency_key:
+        raise ProblemError("BAD_REQUEST", "a batch names its jobs by their places: leave Idempotency-Key out")
+    batch = await batch_for(asked, query.batch, "queue")
+    return msgspec.structs.replace(query, queue=query.queue or batch.spec.queue)
+
+
+async def _enqueued(
+    asked: Asked, query: BulkQuery, lines: _Lines, jobs: AsyncIterator[NamedJob]
+) -> BulkResult:
+    ledger, by, trace = asked.gateway.ledger, asked.principal.name, asked.trace
+    if query.batch is not None:
+        return await add_to_batch(ledger, query.batch, jobs, first=query.first, by=by, trace=trace)
+    again = lines.compare if asked.idempotency_key else None
+    return await ledger.enqueue_named_many(jobs, by=by, trace=trace, on_existing=again)
 
 
 class _Lines:
@@ -225,6 +198,8 @@ class _Lines:
                     job = decode(line)
                 except (msgspec.MsgspecError, RecursionError) as error:
                     raise self._wrong(f"this is no job: {error}") from error
+                if job.queue is None and queue is not None:
+                    job = msgspec.structs.replace(job, queue=queue)
             if self._id is not None:
                 if job.id is not None:
                     raise self._wrong("id and Idempotency-Key both name the job: give one of them")
@@ -235,10 +210,32 @@ class _Lines:
 
     async def _check(self, job: NamedJob) -> None:
         try:
-            await _allowed(self._asked, job.task, job.queue)
+            queue = await _allowed(self._asked, job.task, job.queue)
+            if self._id is not None and self.number == 1:  # before anything is made of another body
+                ref = JobRef(queue=queue, job_id=f"{self._id}-1")
+                await require_free(self._asked, ref.job_id, queue)
+                await self._require_same(ref, job.task, bytes(job.input))
         except ProblemError as error:  # as one of the ledger's, after which those before are waited for
             raise self._wrong(str(error), error.code) from error
         self._allowed.add((job.task, job.queue))
+
+    async def compare(self, command: Enqueue) -> None:
+        """Compare a line with the job that its key made before. Raises: ProblemError (IDEMPOTENCY_KEY_REUSED)."""
+        ledger, number = self._asked.gateway.ledger, int(command.ref.job_id.rpartition("-")[2])
+        text = await ledger.inputs.get(command.order.input, command.order.input_ref)
+        try:
+            await self._require_same(command.ref, command.task, text)
+        except ProblemError as error:
+            raise ProblemError(
+                error.code, f"line {number}: {error}", line=number, accepted=number - 1
+            ) from error
+
+    async def _require_same(self, ref: JobRef, task: str, text: bytes) -> None:
+        ledger = self._asked.gateway.ledger
+        history = await ledger.patience.read(lambda: ledger.log.read_chain(ledger.names.chain(ref)))
+        job = fold(history[:1]).job
+        if job is not None:
+            await _require_same(self._asked, job, task, text)
 
     def _wrong(self, why: str, code: str = "BAD_REQUEST") -> InvalidInputError:
         self.why, self.code = why, code
@@ -279,15 +276,7 @@ ENDPOINTS: Final = (
         heeds=("Idempotency-Key", "Prefer"),
         status=202,
         also=(200,),
-        problems=(
-            "TASK_NOT_FOUND",
-            "JOB_INVALID_INPUT",
-            "PAYLOAD_TOO_LARGE",
-            "IDEMPOTENCY_KEY_REUSED",
-            "UNIQUE_KEY_TAKEN",
-            "LEDGER_FULL",
-            "LEDGER_BUSY",
-        ),
+        problems=(*REFUSALS, "UNIQUE_KEY_TAKEN"),
     ),
     Endpoint(
         method="POST",
@@ -301,6 +290,6 @@ ENDPOINTS: Final = (
         takes=NDJSON,
         returns=BulkEnqueued,
         status=202,
-        problems=("TASK_NOT_FOUND", "JOB_INVALID_INPUT", "PAYLOAD_TOO_LARGE", "LEDGER_FULL", "LEDGER_BUSY"),
+        problems=(*REFUSALS, "NOT_FOUND", "ILLEGAL_TRANSITION"),
     ),
 )

@@ -34,7 +34,7 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True, rename={"after": "fr
     after: Annotated[int, msgspec.Meta(ge=1)] | None = None  #: begin with this stream sequence; 1: the first
     since: datetime | None = None  #: begin with what was stored from this time on, RFC 3339
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = (
-        100  #: of `application/x-ndjson`: so many lines at most
+        100  #: at most this number of lines of `application/x-ndjson`
     )
     wait: Annotated[float, msgspec.Meta(ge=0, le=WAIT_MAX_S)] = 0  #: the same: seconds to wait for the first
 
@@ -96,7 +96,9 @@ async def stream_job(asked: Asked, held: Held) -> Streamed | Answer:
     Raises: ProblemError for a past moment, which has no stream, and where too many streams are open.
     """
     if held.then is not None:
-        raise ProblemError("BAD_REQUEST", "at and sequence mean the past, which is listed: accept JSON")
+        raise ProblemError(
+            "BAD_REQUEST", "a stream has no past: leave at and sequence out, or accept application/json"
+        )
     last = held.job.last_sequence
     start = _after_last(asked)
     if start is None:

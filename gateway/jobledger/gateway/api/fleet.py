@@ -12,9 +12,11 @@ from jobledger.admin.objects.locks import LockShown, list_locks
 from jobledger.admin.projection import ProjectionStatus, projection_status
 from jobledger.admin.workers import list_workers
 from jobledger.audit.watch import Audited, audited
+from jobledger.gateway.acts.verifying import begin_check
+from jobledger.gateway.api.adding import JobEnqueued, added, existing
 from jobledger.gateway.api.asking import Limit
 from jobledger.gateway.http.asked import Asked
-from jobledger.gateway.http.endpoint import Endpoint
+from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.nats.leases import WorkerInfo
@@ -100,11 +102,12 @@ async def show_task(asked: Asked, task: str) -> TaskShown:
     ledger = asked.gateway.ledger
     asked.principal.require("view", None, check_token("task name", task))
     found = await find_task(ledger.inbox, ledger.names, task)
+    missing = ProblemError(
+        "TASK_NOT_FOUND", f"no worker ever had a task {task}: GET /v1/tasks lists those that are known"
+    )
     if found is None:
-        raise ProblemError(
-            "TASK_NOT_FOUND", f"no worker ever had a task {task}: GET /v1/tasks lists those that are known"
-        )
-    asked.principal.require("view", found.queue)
+        raise missing
+    asked.principal.require_about("view", found.queue, task, missing)
     return _task(found, [each for each in await ledger.leases.all() if not each.stopped])
 
 
@@ -159,6 +162,13 @@ async def show_ledger(asked: Asked) -> LedgerShown:
     )
 
 
+async def verify_now(asked: Asked) -> Answer:
+    """Check the whole ledger, as a job whose result is the verdict; while one waits or runs, that one is given."""
+    asked.principal.require_everywhere("manage")
+    handle = await begin_check(asked.gateway.ledger, asked.principal.name)
+    return await added(asked, handle, await existing(handle))
+
+
 def _endpoint(path: str, handler: Any, summary: str, returns: Any, tag: str, **more: Any) -> Endpoint:
     return Endpoint(
         method="GET",
@@ -204,5 +214,18 @@ ENDPOINTS: Final = (
         LedgerShown,
         "ledger",
         problems=("LEDGER_DAMAGED",),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/ledger/verify",
+        permission="manage",
+        handler=verify_now,
+        summary="Check the whole ledger, as a job",
+        tag="ledger",
+        returns=JobEnqueued,
+        heeds=("Prefer",),
+        status=202,
+        also=(200,),
+        problems=("LEDGER_FULL", "LEDGER_BUSY"),
     ),
 )

@@ -19,7 +19,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.dead_letters import Changes
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.outcome import DELAY_S_LIMIT
 
 _ASKED: Final = 202  #: of a running job: its worker was asked to, and does so a moment later
@@ -82,7 +82,12 @@ async def reschedule_job(asked: Asked, queue: str, id: str, *, body: Reschedule)
 
 
 async def requeue_job(asked: Asked, queue: str, id: str, *, body: Requeue) -> Answer:  # noqa: A002
-    """Give a dead letter new attempts, perhaps with another input; the old one stays in the ledger."""
+    """Give a dead letter new attempts; the old input stays in the ledger.
+
+    Another input asks for another job, so it needs the permission `queue` as well.
+    """
+    if body.input is not None or body.edit is not None:
+        asked.principal.require("queue", check_token("queue", queue))
     changes: Changes = {
         "input": body.input,
         "edit": body.edit,

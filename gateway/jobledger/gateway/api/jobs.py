@@ -31,6 +31,7 @@ from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint, Raw, Streamed
 from jobledger.gateway.http.headers import Header
 from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.remedies import hint_over_http
 from jobledger.ledger.model.errors import ResultTimeoutError
 from jobledger.ledger.model.events import Completed, PayloadRef
 from jobledger.ledger.model.job import Job, JobState
@@ -111,7 +112,14 @@ async def tell_why(asked: Asked, queue: str, id: str, *, query: Past) -> WhyShow
     """Say what a job waits for, since when, and which event says so."""
     await read_job(asked, queue, id, query)
     found = await acts.why(asked.gateway.rows, id, queue, past=query.as_of())
-    return why_shown(found.job, found.why)
+    return _with_requests(why_shown(found.job, found.why), found.job.queue)
+
+
+def _with_requests(why: WhyShown, queue: str) -> WhyShown:
+    """Return what it says with the requests of HTTP in place of the commands."""
+    replace = msgspec.structs.replace
+    waits = tuple(replace(each, hint=hint_over_http(each.hint, queue)) for each in why.waits)
+    return replace(why, hint=hint_over_http(why.hint, queue), waits=waits)
 
 
 async def get_input(asked: Asked, queue: str, id: str, *, query: Past) -> Raw:  # noqa: A002

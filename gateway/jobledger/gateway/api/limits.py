@@ -159,11 +159,12 @@ async def show_key(asked: Asked, task: str, key: str) -> KeyShown:
     ledger = asked.gateway.ledger
     asked.principal.require("view", None, check_token("task name", task))
     found = await find_key(ledger.log, task, check_token("key", key), now=ledger.clock.now())
+    missing = ProblemError(
+        "NOT_FOUND", f"no job of task {task} has taken key {key}: GET /v1/unique/{task} lists those"
+    )
     if found is None:
-        raise ProblemError(
-            "NOT_FOUND", f"no job of task {task} has taken key {key}: GET /v1/unique/{task} lists those"
-        )
-    asked.principal.require("view", found.taken.queue)
+        raise missing
+    asked.principal.require_about("view", found.taken.queue, task, missing)
     return key_shown(found)
 
 

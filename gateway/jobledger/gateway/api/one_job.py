@@ -72,7 +72,7 @@ async def read_job(
         history = events_until(history, then)
     job = fold(history).job
     assert job is not None, "a history is not empty"
-    asked.principal.require(permission, job.queue, job.task)
+    asked.principal.require_about(permission, job.queue, job.task, JobNotFoundError(job_id))
     return Held(job, history, then)
 
 

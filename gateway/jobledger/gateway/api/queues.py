@@ -180,7 +180,9 @@ async def show_rates(asked: Asked, *, query: RatesQuery) -> SpanRates:
         until = aware("until", query.until) or view.now + timedelta(minutes=1)
         since = aware("since", query.since) or until - timedelta(hours=1)
         if (until - since).total_seconds() / query.step_s > _SPANS_MAX:
-            raise ProblemError("BAD_REQUEST", f"that are more than {_SPANS_MAX} spans: give a larger step_s")
+            raise ProblemError(
+                "BAD_REQUEST", f"this asks for more than {_SPANS_MAX} spans: give a larger step_s"
+            )
         return await stats(
             view,
             since,

@@ -106,7 +106,7 @@ async def put_route(asked: Asked, route: str, *, query: ChangingRoute, body: Rou
     """Have a route do what the body says, whatever it did before; secrets are references."""
     asked.principal.require_everywhere("manage")
     # Read once more: a field that there is not is refused, at every depth.
-    definition = definition_of(msgspec.json.decode(await asked.request.body()))
+    definition = definition_of(msgspec.json.decode(asked.sent))
     del body
     by = asked.principal.name
     return await set_route(
@@ -126,7 +126,7 @@ async def test_one_route(asked: Asked, route: str, *, body: RouteTrial) -> Route
     asked.principal.require_everywhere("manage")
     ledger = asked.gateway.ledger
     if (body.delivery is None) == (body.body is None):
-        raise ProblemError("BAD_REQUEST", "say of what: give delivery, or body as base64, one of the two")
+        raise ProblemError("BAD_REQUEST", "say what to try: give either delivery, or body as base64")
     if body.delivery is not None:
         arrival = await ledger.routes.stored(route, body.delivery)
     else:

@@ -14,12 +14,14 @@ from jobledger.admin.runs import Tree, recorded, run_tree
 from jobledger.admin.workflows.listing import Listed, list_workflows
 from jobledger.audit.verify.links import check_history
 from jobledger.gateway.access.permissions import Permission
-from jobledger.gateway.api.asking import Limit, Looked, Past, aware
+from jobledger.gateway.api.asking import Limit, Looked, Past, Reasoned, aware
 from jobledger.gateway.api.looking import READ, looking
 from jobledger.gateway.api.one_job import PROBLEMS, read_job
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.gateway.scoped import tree_for
 from jobledger.ledger.model.commands import STEP_KEY_MAX
+from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.runs.orders import RerunOf
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.reruns.beginning import Rerun
@@ -46,9 +48,7 @@ class Signalled(msgspec.Struct, frozen=True, kw_only=True):
     is_new: bool  #: False: it was sent one of that id before, and nothing was changed
 
 
-class NewRerun(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"from_step": "from"}
-):
+class NewRerun(Reasoned, frozen=True, kw_only=True, rename={"from_step": "from"}):
     """How a run is begun again."""
 
     from_step: str  #: key of the first step that is executed; those before are copied
@@ -117,8 +117,8 @@ async def show_tree(asked: Asked, queue: str, id: str, *, query: Looked) -> Tree
     check_token("job id", id)
     async with looking(asked, query) as (view, _):
         tree = run_tree(view.store, id, queue)
-    asked.principal.require("view", tree.queue, tree.task)
-    return tree
+    asked.principal.require_about("view", tree.queue, tree.task, JobNotFoundError(id))
+    return tree_for(asked.principal, tree)
 
 
 async def send_signal(
@@ -153,11 +153,16 @@ async def send_signal(
 
 
 async def rerun_job(asked: Asked, queue: str, id: str, *, body: NewRerun) -> Answer:  # noqa: A002
-    """Begin a run again as a new job, which copies the steps before one; the run itself stays as it is."""
+    """Begin a run again as a new job, which copies the steps before one; the run itself stays as it is.
+
+    Another input needs the permission `queue` as well.
+    """
     permission: Permission = "view" if body.plan else "review"
     held = await read_job(asked, queue, id, permission=permission)
-    how: Rerun = {"at": aware("at", body.at), "id": body.id, "by": asked.principal.name}
+    by, reason = asked.principal.name, body.reason
+    how: Rerun = {"at": aware("at", body.at), "id": body.id, "by": by, "reason": reason}
     if body.input is not None:
+        asked.principal.require("queue", held.job.queue, held.job.task)
         how["input"] = body.input
     rows = asked.gateway.rows
     if body.plan:

@@ -22,6 +22,7 @@ from jobledger.gateway.api.looking import READ, looking
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.errors import ScheduleNotFoundError
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.schedules.definition import WINDOW_S_DEFAULT, Catchup, Overlap
 from jobledger.ledger.model.schedules.events import Schedule
@@ -139,7 +140,8 @@ async def show_schedule(asked: Asked, name: str, *, query: Looked) -> ScheduleSh
     workers = await asked.gateway.ledger.leases.all()
     async with looking(asked, query) as (view, _):
         found = shown_in(view, workers, name)
-    asked.principal.require("view", found.listed.row.queue, found.listed.row.task)
+    row = found.listed.row
+    asked.principal.require_about("view", row.queue, row.task, ScheduleNotFoundError(name))
     return schedule_shown(found)
 
 
@@ -182,7 +184,8 @@ async def _require(asked: Asked, name: str, *, missing_is_fine: bool = False) ->
     else:
         found = await schedules.get(name)
     if found is not None:
-        principal.require("manage", found.definition.queue, found.definition.task)
+        of = found.definition
+        principal.require_about("manage", of.queue, of.task, ScheduleNotFoundError(name))
     return found
 
 
@@ -234,7 +237,8 @@ async def backfill_schedule(asked: Asked, name: str, *, body: Range) -> JobsName
 async def list_next_ticks(asked: Asked, name: str, *, query: NextQuery) -> NextTicks:
     """List when the next ticks are due."""
     found = await asked.gateway.ledger.schedules.get(name)
-    asked.principal.require("view", found.definition.queue, found.definition.task)
+    of = found.definition
+    asked.principal.require_about("view", of.queue, of.task, ScheduleNotFoundError(name))
     return NextTicks(items=await asked.gateway.ledger.schedules.next(name, query.count))
 
 

@@ -1,14 +1,16 @@
-"""Every endpoint of the API, in the order in which addresses are compared: what is asked for most stands first."""
+"""Every endpoint of the API, in the order in which documents list them."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from jobledger.gateway.api import (
+    batches,
     bulk_acts,
     enqueueing,
     events,
     fleet,
+    graphs,
     job_acts,
     jobs,
     keys,
@@ -33,6 +35,8 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *jobs.ENDPOINTS,
     *job_acts.ENDPOINTS,
     *runs.ENDPOINTS,
+    *graphs.ENDPOINTS,
+    *batches.ENDPOINTS,
     *queues.ENDPOINTS,
     *schedules.ENDPOINTS,
     *limits.ENDPOINTS,

@@ -58,7 +58,7 @@ async def show(asked: Asked, name: str) -> ShownWatch:
 
 
 async def put(asked: Asked, name: str, *, body: GivenWatch) -> WatchInfo:
-    """Have a watch look at this, whatever it looked at before; what fires is judged anew."""
+    """Set what a watch looks at. One that fires stops firing until its figure is found beyond the bound again."""
     asked.principal.require_everywhere("manage")
     given = {field: getattr(body, field) for field in body.__struct_fields__ if field != "reason"}
     return await set_watch(

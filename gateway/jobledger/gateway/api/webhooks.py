@@ -62,6 +62,7 @@ class GivenWebhook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     format: Format = "standard"
     headers: dict[str, str] = {}
     allow_http: bool = False
+    allow_private: bool = False  #: the URL may name an address that is not of the public internet
     reason: Text = ""  #: kept in the ledger with who said so
 
 

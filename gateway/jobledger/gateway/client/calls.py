@@ -15,7 +15,6 @@ from jobledger.gateway.client.models import Event
 from jobledger.gateway.client.problems import error_of, read_problem
 from jobledger.ledger.model.errors import InvalidInputError, ServerUnreachableError
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.options import Options
 from jobledger.ledger.tasks import Task, TaskWithOptions
 
 WAIT_S: Final = 30.0  #: how long one request waits for the end of a job; then the next one does
@@ -200,16 +199,17 @@ def order_of(
     order: dict[str, Any] = {"id": str(uuid_utils.uuid7())}
     if isinstance(task, str):
         return {**order, "task": task, "input": values, **named}
-    plain, options = task.unpacked
+    plain, _ = task.unpacked
     text = plain.signature.encode((), values)
-    return {**order, "task": plain.name, "input": msgspec.Raw(text), **_said(options), **named}
+    return {**order, **said_of(task), "input": msgspec.Raw(text), **named}
 
 
-def _said(options: Options) -> dict[str, Any]:
-    """Return what a task's code says of its jobs: all of it, since the gateway may not know that code.
+def said_of(task: Task[..., Any] | TaskWithOptions[..., Any]) -> dict[str, Any]:
+    """Return a task's name and what its code says of its jobs: all of it, since the gateway may not know that code.
 
     Raises: InvalidInputError for what only a client with a connection of its own can do.
     """
+    plain, options = task.unpacked
     only_there = [
         name for name in ("unique", "debounce_s", "declared_queue") if getattr(options, name) is not None
     ]
@@ -219,7 +219,9 @@ def _said(options: Options) -> dict[str, Any]:
     names = ("queue", "priority", "max_attempts", "timeout_s", "delay_s", "run_at", "tenant", "correlation")
     said = {name: getattr(options, name) for name in names}
     said |= {"limits": list(options.limits), "metadata": options.metadata, "id": options.id}
-    return {name: value for name, value in said.items() if value not in (None, "", [], {})}
+    return {"task": plain.name} | {
+        name: value for name, value in said.items() if value not in (None, "", [], {})
+    }
 
 
 def lines_of(orders: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:

@@ -28,6 +28,12 @@ class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
     last_sequence: int  #: highest stream sequence among the created; 0 when none was
 
 
+class BatchCount(msgspec.Struct, frozen=True, kw_only=True):
+    """What is looked at of a batch that was opened."""
+
+    count: int | None  #: how many jobs it has; None: it is open
+
+
 class JobError(msgspec.Struct, frozen=True, kw_only=True):
     """Why an attempt failed."""
 

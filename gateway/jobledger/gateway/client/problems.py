@@ -71,5 +71,7 @@ def read_problem(status: int, body: bytes, request_id: str) -> GatewayProblem:
     try:
         return msgspec.json.decode(body, type=GatewayProblem)
     except msgspec.MsgspecError:
-        sentence = f"the answer has status {status} and is none of a gateway's: look at what stands before it"
+        sentence = (
+            f"the answer has status {status} and does not come from a gateway: look at the proxy before it"
+        )
         return GatewayProblem(code="", status=status, detail=sentence, request_id=request_id)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpx
 import msgspec
 
-from jobledger.gateway.client import calls
+from jobledger.gateway.client import calls, together
 from jobledger.gateway.client.calls import AnyTask, Call, Named, Reply
-from jobledger.gateway.client.models import BulkResult, Enqueued, Event, JobSnapshot
+from jobledger.gateway.client.models import BatchCount, BulkResult, Enqueued, Event, JobSnapshot
 from jobledger.gateway.client.problems import error_of, read_problem
-from jobledger.ledger.model.errors import ResultTimeoutError
+from jobledger.ledger.model.errors import InvalidInputError, ResultTimeoutError
+
+if TYPE_CHECKING:
+    from jobledger.ledger.graphs.graph import Graph
 
 _TIMEOUT_S: Final = 10.0
 
@@ -101,19 +105,62 @@ class Ledger:
         return JobHandle(self._requests, made.queue, made.id, created=made.created, sequence=made.sequence)
 
     async def enqueue_many(
-        self, task: AnyTask, inputs: Iterable[Mapping[str, Any]], *, options: Named | None = None
+        self,
+        task: AnyTask,
+        inputs: Iterable[Mapping[str, Any]],
+        *,
+        options: Named | None = None,
+        batch: str | None = None,
+        on_end: AnyTask | None = None,
     ) -> BulkResult:
         """Add a job for each input as a stream: memory stays bounded whatever its length.
 
-        It is not sent again where it breaks: the jobs before the break are in the ledger.
+        It is not sent again where it breaks: the jobs before the break are in the ledger. `batch` names the jobs by their
+        places in it, so that the same call adds what is missing; `on_end` is enqueued when all have ended.
 
         Raises: as `enqueue`; the sentence says at which line.
         """
-        orders = (calls.order_of(task, values, {}, options or {}) for values in inputs)
+        named: Named = options or {}
+        if batch is not None:
+            return await self._batch(batch, task, inputs, named, on_end)
+        if on_end is not None:
+            raise InvalidInputError("on_end is what follows a batch: name one with batch=")
+        return await self._bulk(calls.order_of(task, values, {}, named) for values in inputs)
+
+    async def run_graph(self, graph: Graph | Mapping[str, Any], *, id: str | None = None) -> JobHandle:  # noqa: A002 - as the ledger's
+        """Begin a graph as one job, whose result has those of the nodes by name.
+
+        `graph`: one made of tasks in code, or the body of `POST /v1/graphs`. Raises: as `enqueue`.
+        """
+        reply = await self._requests.done(together.graph_call(graph, id))
+        made = msgspec.json.decode(reply.body, type=Enqueued)
+        return JobHandle(self._requests, made.queue, made.id, created=made.created, sequence=made.sequence)
+
+    async def _batch(
+        self,
+        name: str,
+        task: AnyTask,
+        inputs: Iterable[Mapping[str, Any]],
+        named: Named,
+        on_end: AnyTask | None,
+    ) -> BulkResult:
+        opened = await self._requests.done(together.open_call(name, task, named, on_end))
+        known = msgspec.json.decode(opened.body, type=BatchCount)
+        added = await self._bulk(together.jobs_of(task, inputs, named), {"batch": name})
+        if known.count is None:
+            close = {"count": added.created + added.existing}
+            await self._requests.done(calls.json_call("POST", f"/v1/batches/{name}/close", close))
+        return added
+
+    async def _bulk(
+        self, orders: Iterable[Mapping[str, Any]], params: Mapping[str, str] | None = None
+    ) -> BulkResult:
         body = _feed(calls.lines_of(orders))
         headers = {"content-type": "application/x-ndjson"}
         try:
-            answer = await self._http.post("/v1/jobs/bulk", content=body, headers=headers, timeout=None)
+            answer = await self._http.post(
+                "/v1/jobs/bulk", params=params, content=body, headers=headers, timeout=None
+            )
         except httpx.TransportError as error:
             raise calls.not_reached(str(self._http.base_url), error) from error
         reply = calls.checked(_reply(answer))
@@ -135,15 +182,17 @@ class Ledger:
     ) -> AsyncGenerator[Event, None]:
         """Iterate events, each once and in order: from a sequence on, else the new ones, for ever.
 
-        A stream that breaks is opened again after the last event, on whichever gateway answers.
+        A stream that breaks is opened again after the last event, on whichever gateway answers. Who stops before its
+        end closes it: `async with contextlib.aclosing(ledger.events()) as events`.
 
         Raises: InvalidInputError, PermissionRefusedError; ServerUnreachableError once no gateway answers for 10 s.
         """
         params = calls.event_params(types=types, queue=queue, task=task, job=job)
         reader = calls.EventReader("" if from_sequence is None else str(from_sequence - 1))
-        async for line in self._lines(params, reader):
-            if (event := reader.event(line)) is not None:
-                yield event
+        async with contextlib.aclosing(self._lines(params, reader)) as lines:
+            async for line in lines:
+                if (event := reader.event(line)) is not None:
+                    yield event
 
     async def _lines(self, params: Mapping[str, Any], reader: calls.EventReader) -> AsyncGenerator[str, None]:
         silent = calls.Silence()

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from jobledger.gateway.client import remote
 from jobledger.gateway.client.calls import AnyTask, Named
 from jobledger.gateway.client.models import BulkResult, Event, JobSnapshot
+
+if TYPE_CHECKING:
+    from jobledger.ledger.graphs.graph import Graph
 
 
 def connect(url: str, *, key: str = "", **options: Any) -> Ledger:
@@ -69,11 +72,24 @@ class Ledger:
         )
 
     def enqueue_many(
-        self, task: AnyTask, inputs: Iterable[Mapping[str, Any]], *, options: Named | None = None
+        self,
+        task: AnyTask,
+        inputs: Iterable[Mapping[str, Any]],
+        *,
+        options: Named | None = None,
+        batch: str | None = None,
+        on_end: AnyTask | None = None,
     ) -> BulkResult:
         """Add a job for each input; see `remote.Ledger.enqueue_many`. The inputs are made in the loop's thread."""
         portal, ledger = self.opened
-        return portal.call(lambda: ledger.enqueue_many(task, inputs, options=options))
+        return portal.call(
+            lambda: ledger.enqueue_many(task, inputs, options=options, batch=batch, on_end=on_end)
+        )
+
+    def run_graph(self, graph: Graph | Mapping[str, Any], *, id: str | None = None) -> JobHandle:  # noqa: A002 - as the ledger's
+        """Begin a graph as one job; see `remote.Ledger.run_graph`."""
+        portal, ledger = self.opened
+        return JobHandle(portal, portal.call(lambda: ledger.run_graph(graph, id=id)))
 
     def job(self, job: str, *, queue: str | None = None) -> JobHandle:
         """Return the job of an id; see `remote.Ledger.job`."""

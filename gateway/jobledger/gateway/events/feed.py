@@ -3,6 +3,8 @@
 The newest events are kept, and each reader takes from there at its own pace: nothing is buffered for one reader. Who is
 so slow that the events it needs are no longer kept is cut off. Who begins before them first reads the past with a
 consumer of its own; there are few of those at a time, since each costs the server one.
+
+While nobody reads, and has not for a while, nothing is read: each event would cost the gateway and the server their time.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from jobledger.gateway.problems import ProblemError
 from jobledger.ledger import Ledger
 from jobledger.ledger.event_stream import read_from
 from jobledger.ledger.model.codec import Message
-from jobledger.ledger.model.errors import LedgerError
+from jobledger.ledger.model.errors import LedgerError, ServerUnreachableError
 from jobledger.ledger.subscriptions.consumers import check_begin
 from jobledger.ledger.subscriptions.filter import Start
 
@@ -30,6 +32,9 @@ KEPT_BYTES_MAX: Final = 16 << 20
 PAST_READERS_MAX: Final = 32
 STREAMS_MAX: Final = 500
 SILENCE_S: Final = 15.0  #: a reader hears something at least so often: proxies cut off silent connections
+#: How long events are read on after the last reader left: who was cut off and comes back finds them kept.
+READ_ON_S: Final = 300.0
+BEGUN_WITHIN_S: Final = 5.0  #: how long the first reader waits for a server that is silent
 _AGAIN_S: Final = 1.0
 
 _log = logging.getLogger("jobledger.gateway.feed")
@@ -64,7 +69,7 @@ Portion = tuple[Sequence[Kept], int]
 
 
 class Feed:
-    """The live reader of one gateway; `async with` begins it, its end ends every stream."""
+    """The live reader of one gateway: at work while somebody reads; the end of `async with` ends every stream."""
 
     def __init__(
         self,
@@ -73,8 +78,10 @@ class Feed:
         kept_max: int = KEPT_MAX,
         past_readers_max: int = PAST_READERS_MAX,
         streams_max: int = STREAMS_MAX,
+        read_on_s: float = READ_ON_S,
     ) -> None:
         self._ledger = ledger
+        self._read_on_s = read_on_s
         self._kept: deque[Kept] = deque()
         self._kept_max = kept_max
         self._bytes = 0
@@ -84,20 +91,54 @@ class Feed:
         self._closed = False
         self._past_readers = past_readers_max
         self._streams = streams_max
-        self._reader: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None  #: None while nothing is read
+        self._readers = 0  #: who reads now
+        self._resting: asyncio.TimerHandle | None = None
         self.open_streams = 0
 
     async def __aenter__(self) -> Self:
-        """Begin to read."""
-        self._reader = asyncio.create_task(self._read())
+        """Wait for the first who reads."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """End all streams and the reader."""
         self.close()
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+        if self._resting is not None:
+            self._resting.cancel()
+        reader = self._reader
+        if reader is not None:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the ledger's events are read at present."""
+        return self._reader is not None
+
+    @contextlib.contextmanager
+    def _read_for_one(self) -> Generator[None, None, None]:
+        """Have events read for the length of the block, and for a while after the last of such blocks."""
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+        if self._reader is None:
+            self._reader = asyncio.create_task(self._read())
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            if not self._readers and not self._closed:
+                self._resting = asyncio.get_running_loop().call_later(self._read_on_s, self._rest)
+
+    def _rest(self) -> None:
+        """Read nothing any more; the next reader begins at the ledger's head of that moment."""
+        assert self._reader is not None, "there was a reader"
+        self._reader.cancel()
+        self._reader = self._resting = None
+        self._kept.clear()
+        self._bytes = 0
+        self._begun.clear()
 
     def close(self) -> None:
         """Let every stream end: the gateway stops."""
@@ -111,14 +152,14 @@ class Feed:
 
     @property
     def head(self) -> int:
-        """The sequence of the newest event that was read; 0 before the first look."""
+        """The sequence of the newest event that was read, while somebody reads; 0 before the first look."""
         return self._head
 
     @contextlib.contextmanager
     def stream(self) -> Generator[None, None, None]:
         """Count an open stream. Raises: ProblemError (BUSY) where there are too many, or the gateway stops."""
         if self._closed:
-            raise ProblemError("BUSY", "this gateway stops: ask again, another one answers")
+            raise ProblemError("BUSY", "this gateway is stopping: ask again, and another one answers")
         if self.open_streams >= self._streams:
             raise ProblemError("BUSY", f"{self.open_streams} streams are open, which is the limit: try later")
         self.open_streams += 1
@@ -178,27 +219,37 @@ class Feed:
 
         Raises: InvalidInputError to begin beyond the ledger's end; ProblemError (BUSY, READER_TOO_SLOW); LedgerError.
         """
-        await asyncio.wait_for(self._begun.wait(), SILENCE_S)
-        after = await self._beginning(start)
-        if after is None or after < self._head - len(self._kept):
-            async with contextlib.aclosing(self._past(choice, start)) as past:
-                async for portion in past:
-                    after = portion[1]
-                    yield portion
-        else:
-            yield [], after
-        assert after is not None, "a reader of the past says where it ended"
-        while not self._closed:
-            newer = self._newer(after)
-            if newer:
-                after = newer[-1].sequence
-                yield [each for each in newer if choice.wants(each.message)], after
-                continue
-            news = self._news
-            try:
-                await asyncio.wait_for(news.wait(), SILENCE_S)
-            except TimeoutError:
+        with self._read_for_one():
+            await self._begin()
+            after = await self._beginning(start)
+            if after is None or after < self._head - len(self._kept):
+                async with contextlib.aclosing(self._past(choice, start)) as past:
+                    async for portion in past:
+                        after = portion[1]
+                        yield portion
+            else:
                 yield [], after
+            assert after is not None, "a reader of the past says where it ended"
+            while not self._closed:
+                newer = self._newer(after)
+                if newer:
+                    after = newer[-1].sequence
+                    yield [each for each in newer if choice.wants(each.message)], after
+                    continue
+                news = self._news
+                try:
+                    await asyncio.wait_for(news.wait(), SILENCE_S)
+                except TimeoutError:
+                    yield [], after
+
+    async def _begin(self) -> None:
+        """Wait until events are read. Raises: ServerUnreachableError."""
+        try:
+            await asyncio.wait_for(self._begun.wait(), BEGUN_WITHIN_S)
+        except TimeoutError as error:
+            raise ServerUnreachableError(
+                f"the ledger's events could not be read for {BEGUN_WITHIN_S:g} s: try again"
+            ) from error
 
     async def _beginning(self, start: Start) -> int | None:
         """Return the sequence after which to read; None where only a time is known."""

@@ -12,25 +12,15 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
 
 import httpx
 
 from jobledger.ledger.model.errors import ConfigurationError, RefusedError
+from jobledger.ledger.model.hooks.places import is_public
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 #: Returns the addresses that a host and a port stand for, as texts. Raises: OSError.
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-
-#: Public by the registry's words, and not a place of its own: relays of 6to4.
-_RELAYS: Final = ipaddress.ip_network("192.88.99.0/24")
-#: Only here are IPv6 addresses of single machines on the internet; what is mapped, translated or local is elsewhere.
-_GLOBAL_UNICAST: Final = ipaddress.ip_network("2000::/3")
-#: Of these, what leads to other addresses (Teredo, 6to4) or is for documents.
-_NOT_PLACES: Final = tuple(
-    map(ipaddress.ip_network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
-)
 
 
 class TargetRefusedError(RefusedError):
@@ -43,14 +33,6 @@ def networks(texts: Sequence[str]) -> tuple[Network, ...]:
         return tuple(ipaddress.ip_network(text, strict=False) for text in texts)
     except ValueError as error:
         raise ConfigurationError(f"{error}: name a network such as 10.1.0.0/16, or one address") from error
-
-
-def is_public(address: Address) -> bool:
-    """Return whether an address is one of the public internet, and leads to no other one."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return address.is_global and not address.is_multicast and address not in _RELAYS
-    is_place = address in _GLOBAL_UNICAST and address.is_global and address.scope_id is None
-    return is_place and not any(address in network for network in _NOT_PLACES)
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
@@ -81,7 +63,7 @@ class Targets:
             if not self._may(text):
                 raise TargetRefusedError(
                     f"{host} stands for {text}, which is not an address of the public internet: give another URL, or "
-                    "start the gateway with that network allowed"
+                    "start the gateway with --allow-target NETWORK"
                 )
         if not found:
             raise OSError(f"{host} has no address")
@@ -107,14 +89,15 @@ class CheckedTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request. Raises: TargetRefusedError, OSError, httpx.TransportError."""
         url = request.url
+        host = url.raw_host.decode("ascii")  # as it was given: in letters it could become another name
         port = url.port or (443 if url.scheme == "https" else 80)
-        address = await self._targets.address(url.host, port)
+        address = await self._targets.address(host, port)
         placed = httpx.Request(
             request.method,
             url.copy_with(host=address),
             headers=request.headers,
             stream=request.stream,
-            extensions={**request.extensions, "sni_hostname": url.host},
+            extensions={**request.extensions, "sni_hostname": host},
         )
         return await self._inner.handle_async_request(placed)
 

@@ -57,7 +57,7 @@ class Poster:
         except TargetRefusedError as error:
             return Answered(status=0, why=str(error))
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            return Answered(status=0, why=str(error)[:300] or type(error).__name__)
+            return Answered(status=0, why=_why(error))
 
     async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answered:
         limits = httpx.Limits(max_keepalive_connections=0)
@@ -84,6 +84,19 @@ class Poster:
                 retry_after_s=_retry_after(response.headers.get("retry-after", "")),
                 is_unwanted=response.headers.get("webhook-delivery", "") == "abort-message",
             )
+
+
+def _why(error: BaseException) -> str:
+    """Return why no answer came, in a sentence; where TLS failed, what is wrong with it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        found = cause.verify_message.rstrip(".")
+        return f"the receiver's certificate is refused ({found}): SSL_CERT_FILE names a file of authorities to trust"
+    if cause is not None:
+        return f"the receiver speaks no TLS that can be used ({cause.reason or 'it hung up'}): is it https?"
+    return str(error)[:300] or type(error).__name__
 
 
 async def _beginning(response: httpx.Response) -> bytes:

@@ -8,6 +8,7 @@ from typing import Final
 from starlette.requests import Request
 
 from jobledger.gateway.access.permissions import Principal
+from jobledger.gateway.http.head import headers_of
 from jobledger.gateway.http.headers import KEY_LENGTH_MAX, WAIT_MAX_S, Header
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
@@ -31,16 +32,18 @@ class Asked:
         self.principal = principal
         self.request_id = request_id
         self._heeds = heeds
+        self._headers = headers_of(request.scope)
+        self.sent = b""  #: the body as it came, where the endpoint takes a structure
         self.request = request  #: for the few handlers that read a body in parts
 
     def header(self, name: str) -> str:
-        """Return a header, "" without it."""
-        return self.request.headers.get(name, "")
+        """Return a header by its name in lower case, "" without it."""
+        return self._headers.get(name, "")
 
     def heeded(self, name: Header) -> str:
         """Return a header that the endpoint says it heeds, "" without it."""
         assert name in self._heeds, f"the endpoint does not declare that it heeds {name}"
-        return self.header(name)
+        return self.header(name.lower())
 
     @property
     def trace(self) -> str:
@@ -71,13 +74,17 @@ class Asked:
 
     def has(self, etag: str) -> bool:
         """Return whether the asker says that it has this answer already."""
-        given = [each.strip().removeprefix("W/") for each in self.heeded("If-None-Match").split(",")]
+        said = self.heeded("If-None-Match")
+        if not said:
+            return False
+        given = [each.strip().removeprefix("W/") for each in said.split(",")]
         return f'"{etag}"' in given or "*" in given
 
     @property
     def wait_s(self) -> float | None:
         """How long to wait for the end, by `Prefer: wait=N`; None: not at all. Raises: ProblemError."""
-        for preference in self.heeded("Prefer").split(","):
+        said = self.heeded("Prefer")
+        for preference in said.split(",") if said else ():
             name, _, value = preference.strip().partition("=")
             if name.strip().lower() != "wait":
                 continue

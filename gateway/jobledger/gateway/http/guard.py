@@ -8,17 +8,15 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jobledger.gateway.access.gate import Gate, Pairs
 from jobledger.gateway.access.identity import ADMITTED, CALLER, Admitted
-from jobledger.gateway.http.routing import refusal, request_id_of
+from jobledger.gateway.http.head import headers_of, request_id_of
+from jobledger.gateway.http.routing import refusal
 from jobledger.gateway.problems import ProblemError, code_of
 
 _FAILED: Final = 500
-#: After this time it is looked again whether who asked is still let in.
-_SLOW_S: Final = 0.5
 
 
 class Guard:
@@ -28,7 +26,7 @@ class Guard:
         """`app`: what lies behind the gate."""
         self._app = app
         self._gate = gate
-        self._streams: dict[asyncio.Task[None], Admitted | None] = {}  #: None: it is being ended
+        self._visits: set[_Visit] = set()
         gate.on_sweep(self._sweep)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -38,7 +36,7 @@ class Guard:
             return
         added: Pairs = []
         try:
-            arrived = self._gate.enter(scope, _headers(scope), added)
+            arrived = self._gate.enter(scope, headers_of(scope), added)
         except ProblemError as error:
             await _refuse(error, scope, receive, _adding(send, added))
             return
@@ -61,73 +59,78 @@ class Guard:
 
         An answer that goes on ends, one that was waited for is not given, and of a body that goes on no more is taken.
         """
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
-        assert task is not None
-        looked_at, is_refused = loop.time(), False
-
-        def has_ended() -> bool:
-            nonlocal looked_at
-            now = loop.time()
-            if now - looked_at <= _SLOW_S:
-                return False
-            looked_at = now
-            return not self._gate.still(admitted)
-
-        async def receiving() -> Message:
-            message = await receive()
-            if has_ended():
-                raise _ended()
-            return message
-
-        async def sending(message: Message) -> None:
-            nonlocal is_refused
-            # That the server is silent is told as it is: nothing of the ledger's is in such an answer.
-            may_be_kept = message["type"] == "http.response.start" and message["status"] < _FAILED
-            if may_be_kept and has_ended():
-                is_refused = True
-                await _refuse(_ended(), scope, receive, send)
-            if is_refused:
-                return
-            if message.get("more_body"):
-                self._streams.setdefault(task, admitted)
-            await send(message)
-
+        visit = _Visit(admitted, scope, receive, send)
+        self._visits.add(visit)
         try:
-            await self._app(scope, receiving, sending)
+            await self._app(scope, visit.receive, visit.send)
         except asyncio.CancelledError:
-            if self._streams.get(task, admitted) is not None:
+            if not visit.is_cut:
                 raise  # somebody else's: the process stops, or the client is gone
-            task.uncancel()
+            visit.task.uncancel()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            self._streams.pop(task, None)
+            self._visits.discard(visit)
 
     def _sweep(self) -> None:
-        """End the answers that go on to those who are no longer let in."""
-        for task, admitted in list(self._streams.items()):
-            if admitted is not None and not self._gate.still(admitted):
-                self._streams[task] = None
-                task.cancel("the key ended")
+        """End the visits of those who are no longer let in."""
+        for visit in list(self._visits):
+            visit.is_over = not self._gate.still(visit.admitted)
+            if visit.is_over:
+                visit.end_stream()
+
+
+class _Visit:
+    """A request of somebody who was let in, while it is answered."""
+
+    def __init__(self, admitted: Admitted, scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "requests are answered by tasks"
+        self.task = task
+        self.admitted = admitted
+        self.is_over = False  #: who asked is no longer let in: nothing more comes of it
+        self.is_cut = False  #: its answer went on, and is being ended
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._is_refused = False
+        self._goes_on = False
+
+    def end_stream(self) -> None:
+        """End an answer that goes on."""
+        if self._goes_on and not self.is_cut:
+            self.is_cut = True
+            self.task.cancel("the key ended")
+
+    async def receive(self) -> Message:
+        """Return a part of the body. Raises: ProblemError (UNAUTHENTICATED)."""
+        message = await self._receive()
+        if self.is_over:
+            raise _ended()
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer, or the refusal in its place."""
+        if self.is_over:
+            # That the server is silent is told as it is: nothing of the ledger's is in such an answer.
+            if message["type"] == "http.response.start" and message["status"] < _FAILED:
+                self._is_refused = True
+                await _refuse(_ended(), self._scope, self._receive, self._send)
+            if self._is_refused:
+                return
+        if message.get("more_body"):
+            self._goes_on = True
+        await self._send(message)
 
 
 async def _refuse(error: ProblemError, scope: Scope, receive: Receive, send: Send) -> None:
     scope["jobledger.code"] = code_of(error)
-    await refusal(error, request_id_of(Request(scope)))(scope, receive, send)
+    await refusal(error, request_id_of(scope))(scope, receive, send)
 
 
 def _ended() -> ProblemError:
     return ProblemError(
         "UNAUTHENTICATED", "who asked is no longer let in: the key or the session ended meanwhile"
     )
-
-
-def _headers(scope: Scope) -> dict[str, str]:
-    """Return the headers of a request by their names in lower case; one that is said twice is joined, as lists are."""
-    found: dict[str, str] = {}
-    for name, value in scope["headers"]:
-        key, text = name.decode("latin-1"), value.decode("latin-1")
-        found[key] = f"{found[key]}{'; ' if key == 'cookie' else ', '}{text}" if key in found else text
-    return found
 
 
 def _adding(send: Send, added: Pairs) -> Send:

@@ -1,4 +1,4 @@
-"""The table of endpoints as routes: who asks, what they give, what is answered, and what is said when it cannot be.
+"""The table of endpoints as an application: who asks, what they give, what is answered, and what is said when it cannot be.
 
 A handler knows nothing of HTTP: this module reads the request before it and writes the answer after it.
 """
@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import Any, Final, cast
 
 import msgspec
+from starlette.datastructures import URL
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
-from starlette.types import Send
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jobledger.gateway.access.permissions import Principal
+from jobledger.gateway.http.addresses import Addresses
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import JSON, Answer, Endpoint, Raw, Streamed
+from jobledger.gateway.http.head import REQUEST_ID, headers_of, request_id_of
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import MEDIA, Detail, ProblemError, code_of, problem_of
-from jobledger.ledger.model.subjects import is_token
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -31,43 +31,74 @@ Handler = Callable[[Request], Awaitable[Response]]
 _NOBODY: Final = Principal(name="nobody", permissions=frozenset())
 _TAKEN_WITHIN_S: Final = 30.0
 _PAST: Final = ("at", "sequence")
-_REQUEST_ID: Final = "x-request-id"
+_REQUEST_ID: Final = REQUEST_ID.encode()
+_JSON_TYPE: Final = JSON.encode()
 _log = logging.getLogger("jobledger.gateway")
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def routes(gateway: Gateway, endpoints: Iterable[Endpoint]) -> list[Route]:
-    """Return a route for each path of the table, in its order: what is asked for most stands first."""
-    by_path: dict[str, dict[str, Endpoint]] = {}
-    for endpoint in endpoints:
-        methods = by_path.setdefault(endpoint.path, {})
-        assert endpoint.method not in methods, f"{endpoint.method} {endpoint.path} is declared twice"
-        methods[endpoint.method] = endpoint
-    return [_route(gateway, path, methods) for path, methods in by_path.items()]
+class Table:
+    """Answers requests for the addresses of the table, and hands all others on.
+
+    The API is not routed by Starlette, whose layers cost a request more than most handlers do.
+    """
+
+    def __init__(self, gateway: Gateway, endpoints: Iterable[Endpoint], otherwise: ASGIApp) -> None:
+        """`otherwise`: the application that has all other addresses."""
+        by_path: dict[str, dict[str, Endpoint]] = {}
+        for endpoint in endpoints:
+            methods = by_path.setdefault(endpoint.path, {})
+            assert endpoint.method not in methods, f"{endpoint.method} {endpoint.path} is declared twice"
+            methods[endpoint.method] = endpoint
+        self._addresses: Addresses[_Address] = Addresses()
+        for path, methods in by_path.items():
+            self._addresses.add(path, _Address(gateway, path, methods))
+        self._otherwise = otherwise
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        path = scope["path"]
+        found = self._addresses.find(path)
+        if found is not None:
+            address, scope["path_params"] = found
+            scope["route"] = address
+            response = await address.answer(Request(scope, receive, send))
+            await response(scope, receive, send)
+        elif path.endswith("/") and self._addresses.find(path.rstrip("/")) is not None:
+            there = URL(scope={**scope, "path": path.rstrip("/")})
+            await RedirectResponse(str(there))(scope, receive, send)
+        else:
+            await self._otherwise(scope, receive, send)
 
 
-def _route(gateway: Gateway, path: str, endpoints: Mapping[str, Endpoint]) -> Route:
-    handlers = {method: _handler(gateway, endpoint) for method, endpoint in endpoints.items()}
-    if "GET" in handlers and endpoints["GET"].has_head:
-        handlers["HEAD"] = handlers["GET"]
+class _Address:
+    """One address of the table, with what answers its methods."""
 
-    async def answer(request: Request) -> Response:
-        request_id = request_id_of(request)
+    def __init__(self, gateway: Gateway, path: str, endpoints: Mapping[str, Endpoint]) -> None:
+        self.path = path  #: as it is declared
+        self._handlers = {method: _handler(gateway, endpoint) for method, endpoint in endpoints.items()}
+        if "GET" in endpoints and endpoints["GET"].has_head:
+            self._handlers["HEAD"] = self._handlers["GET"]
+
+    async def answer(self, request: Request) -> Response:
+        """Return the answer; a refusal has the form of all others, whatever the method."""
+        scope = request.scope
+        request_id = request_id_of(scope)
         try:
-            handler = handlers.get(request.method)
+            handler = self._handlers.get(scope["method"])
             if handler is None:
-                allowed = ", ".join(sorted(handlers))
-                sentence = f"{request.method[:20]} is not answered here: this address takes {allowed}"
-                raise ProblemError("METHOD_NOT_ALLOWED", sentence, headers={"allow": allowed})  # noqa: TRY301 - one way out
+                raise self._not_taken(request.method)  # noqa: TRY301 - one way out
             response = await handler(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the answer says what happened and the server goes on
-            request.scope["jobledger.code"] = code_of(error)
+            scope["jobledger.code"] = code_of(error)
             return refusal(error, request_id)
-        response.headers[_REQUEST_ID] = request_id
+        response.raw_headers.append((_REQUEST_ID, request_id.encode()))
         return response
 
-    # Every method comes here, so that a refusal has the form of all others.
-    return Route(path, answer, methods=["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+    def _not_taken(self, method: str) -> ProblemError:
+        allowed = ", ".join(sorted(self._handlers))
+        sentence = f"{method[:20]} is not answered here: this address takes {allowed}"
+        return ProblemError("METHOD_NOT_ALLOWED", sentence, headers={"allow": allowed})
 
 
 def _handler(gateway: Gateway, endpoint: Endpoint) -> Handler:
@@ -79,24 +110,34 @@ def _handler(gateway: Gateway, endpoint: Endpoint) -> Handler:
         request.scope["jobledger.principal"] = principal
         if endpoint.permission is not None and not endpoint.public:
             principal.require(endpoint.permission)
-        asked = Asked(gateway, request, principal, request_id_of(request), endpoint.heeds)
-        given: dict[str, Any] = dict(request.path_params)
+        asked = Asked(gateway, request, principal, request_id_of(request.scope), endpoint.heeds)
+        given: dict[str, Any] = dict(request.scope["path_params"])
         query = read_query(request)
         if query is not None:
             given["query"] = query
         if read_body is not None:
-            given["body"] = _read(read_body, await _body_of(request, endpoint), "the body")
+            asked.sent = await _body_of(request, endpoint)
+            given["body"] = _read(read_body, asked.sent, "the body")
         return _response(await endpoint.handler(asked, **given), endpoint, request)
 
     return handle
 
 
 async def _body_of(request: Request, endpoint: Endpoint) -> bytes:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = headers_of(request.scope).get("content-type", "").partition(";")[0].strip().lower()
     if kind != endpoint.takes:
         what = f"Content-Type is {kind[:80]!r}" if kind else "the request has no Content-Type"
         raise ProblemError("BAD_REQUEST", f"{what}: send {endpoint.takes}")
-    return await request.body()
+    parts: list[bytes] = []
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ProblemError(
+                "BAD_REQUEST", "the connection ended before the body did: send the request again"
+            )
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
 
 
 def _read(decode: Callable[[bytes], Any], data: bytes, what: str) -> Any:
@@ -116,10 +157,11 @@ def _query_reader(kind: type[msgspec.Struct] | None) -> Callable[[Request], msgs
     many = {name for name, each in fields.items() if _is_many(each.type)}
 
     def read(request: Request) -> msgspec.Struct | None:
-        if kind is None and not request.url.query:
+        has_any = bool(request.scope["query_string"])
+        if kind is None and not has_any:
             return None
         values: dict[str, Any] = {}
-        for name, value in request.query_params.multi_items():
+        for name, value in request.query_params.multi_items() if has_any else ():
             if name not in fields:
                 raise _unknown(name, fields)
             if name in many:
@@ -168,7 +210,21 @@ def _response(result: Any, endpoint: Endpoint, request: Request) -> Response:
     status = endpoint.status if answer.status is None else answer.status
     if answer.value is None and (endpoint.returns is None or status == HTTPStatus.NO_CONTENT):
         return Response(b"", status, headers)
-    return Response(_encode(answer.value), status, headers, JSON)
+    return _Json(_encode(answer.value), status, headers)
+
+
+class _Json(Response):
+    """JSON text as the body of an answer, with the headers that Starlette's own class gives it."""
+
+    def __init__(self, body: bytes, status: int, headers: Mapping[str, str]) -> None:
+        self.status_code, self.body, self.background = status, body, None
+        self.raw_headers = [
+            (name.encode("latin-1"), text.encode("latin-1")) for name, text in headers.items()
+        ]
+        self.raw_headers += (
+            (b"content-length", str(len(body)).encode()),
+            (b"content-type", _JSON_TYPE),
+        )
 
 
 class _Timed(StreamingResponse):
@@ -192,18 +248,11 @@ def _is_known(request: Request, etag: str) -> bool:
     """Return whether the asker has this answer already."""
     if request.method not in {"GET", "HEAD"}:
         return False
-    given = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
+    said = headers_of(request.scope).get("if-none-match")
+    if said is None:
+        return False
+    given = [each.strip().removeprefix("W/") for each in said.split(",")]
     return etag in given or "*" in given
-
-
-def request_id_of(request: Request) -> str:
-    """Return the id of a request: the one that came with it where it can be one, else a new one."""
-    known: str | None = request.scope.get("jobledger.request_id")
-    if known is None:
-        given = request.headers.get(_REQUEST_ID, "")
-        known = given if is_token(given) else secrets.token_hex(8)
-        request.scope["jobledger.request_id"] = known
-    return known
 
 
 def refusal(error: Exception, request_id: str) -> Response:
@@ -211,5 +260,5 @@ def refusal(error: Exception, request_id: str) -> Response:
     problem, headers = problem_of(error, request_id)
     if code_of(error) == "INTERNAL":
         _log.error("request %s failed", request_id, exc_info=error)
-    headers[_REQUEST_ID] = request_id
+    headers[REQUEST_ID] = request_id
     return Response(_encode(problem), problem.status, headers, MEDIA)

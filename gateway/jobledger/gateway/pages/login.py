@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from jobledger.gateway.access.keys import KeyAccess
-from jobledger.gateway.http.routing import request_id_of
+from jobledger.gateway.http.head import request_id_of
 from jobledger.gateway.pages.rendering import rendered
 from jobledger.gateway.pages.serving import ASSETS, HEADERS
 from jobledger.gateway.problems import ProblemError, problem_of
@@ -72,7 +72,7 @@ class Login:
         return answer
 
     def _refusal(self, request: Request, error: Exception) -> Response:
-        problem, headers = problem_of(error, request_id_of(request))
+        problem, headers = problem_of(error, request_id_of(request.scope))
         request.scope["jobledger.code"] = problem.code
         if problem.code == "INTERNAL":
             _log.error("request %s failed", problem.request_id, exc_info=error)

@@ -16,6 +16,7 @@ from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
 
 _DIGITS_MAX: Final = 15
+_REASON_MAX: Final = 2_000  #: characters, as over HTTP
 
 
 class When(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,16 +32,17 @@ class When(msgspec.Struct, frozen=True, kw_only=True):
         if self.at and self.sequence is not None:
             raise ProblemError("BAD_REQUEST", "at and sequence both name a moment: give one of them")
         if self.at:
-            return AsOf(at=_moment(self.at))
+            return AsOf(at=moment_of("at", self.at))
         return None if self.sequence is None else AsOf(stream_sequence=self.sequence)
 
 
-def _moment(text: str) -> datetime:
+def moment_of(name: str, text: str) -> datetime:
+    """Return a moment that somebody typed, in UTC. Raises: ProblemError."""
     try:
         found = datetime.fromisoformat(text)
         return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        sentence = f"at is {text[:60]!r}: write a moment as 2026-01-31T08:00:00Z"
+        sentence = f"{name} is {text[:60]!r}: write a moment as 2026-01-31T08:00:00Z"
         raise ProblemError("BAD_REQUEST", sentence) from error
 
 
@@ -58,7 +60,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     template: str
-    #: async (looked, path words..., query=) -> a Struct with what it shows; it has a `shell`
+    #: async (looked, path words..., query=) -> a Struct with what it shows, which has a `shell`; or a `Told` with one
     facts: Callable[..., Awaitable[Any]]
     permission: Permission | None = "view"
     query: type[msgspec.Struct] = When  #: parameters behind the `?`; others are ignored
@@ -77,6 +79,20 @@ class Fields:
     def text(self, name: str) -> str:
         """Return a field's text as it was written."""
         return self._values.get(name, [""])[0].replace("\r\n", "\n")
+
+    def reason(self) -> str:
+        """Return why somebody acts, "" where that was not said. Raises: ProblemError for what is too long to be kept."""
+        text = self.one("reason")
+        if len(text) > _REASON_MAX:
+            raise ProblemError(
+                "BAD_REQUEST", f"the reason has {len(text):,} characters: give at most {_REASON_MAX:,}"
+            )
+        return text
+
+    def moment(self, name: str) -> datetime | None:
+        """Return a moment in UTC, None where the field is empty. Raises: ProblemError."""
+        text = self.one(name)
+        return moment_of(name, text) if text else None
 
     def whole(self, name: str) -> int | None:
         """Return a whole number that is not negative, None where the field is empty. Raises: ProblemError."""
@@ -118,7 +134,7 @@ class Sent(NamedTuple):
 
 
 class Told(NamedTuple):
-    """A page that a form answers with itself: what is told once, and stands at no address."""
+    """A page by another template: one that a form answers with itself, or that is shown in place of what was asked for."""
 
     template: str
     facts: Any  #: as of a page

@@ -52,6 +52,7 @@ def _filters() -> dict[str, Any]:
         "instant": words.instant,
         "short": words.short,
         "cut": words.cut,
+        "code": words.code,
         "style": words.style_of,
         "word": words.state_word,
         "said": words.said,

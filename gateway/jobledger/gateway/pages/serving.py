@@ -18,10 +18,10 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from jobledger.gateway.access.permissions import Principal
-from jobledger.gateway.http.routing import request_id_of
+from jobledger.gateway.http.head import request_id_of
 from jobledger.gateway.pages.kept import Kept
 from jobledger.gateway.pages.live import Pulse
-from jobledger.gateway.pages.page import Fields, Form, Looked, Page, Sent
+from jobledger.gateway.pages.page import Fields, Form, Looked, Page, Sent, Told
 from jobledger.gateway.pages.reading import read_query
 from jobledger.gateway.pages.rendering import STATIC, rendered
 from jobledger.gateway.pages.shared import Shared
@@ -108,15 +108,17 @@ class Dashboard:
 
         async def make() -> bytes:
             facts = await page.facts(looked, **request.path_params, query=query)
-            return self._rendered(page.template, facts.shell, facts)
+            told = facts if isinstance(facts, Told) else Told(page.template, facts)
+            return self._rendered(told)
 
         # Whoever was told of a position asks for a rendering that was not begun before it.
         made = await self._shared.get((request.url.path, query, scope, self._pulse.position), make)
         return Response(self._personal(made, principal, request), media_type=_HTML)
 
-    def _rendered(self, template: str, shell: Any, facts: Any) -> bytes:
+    def _rendered(self, told: Told) -> bytes:
         marks = {"name": self._name_mark, "token": self._token_mark}
-        return rendered(template, {"shell": shell, "page": facts, "marks": marks, "assets": ASSETS})
+        facts = {"shell": told.facts.shell, "page": told.facts, "marks": marks, "assets": ASSETS}
+        return rendered(told.template, facts)
 
     def _personal(self, made: bytes, principal: Principal, request: Request) -> bytes:
         """Put in what is of one person: the name, a way out for who logged in, and the token of the forms."""
@@ -145,7 +147,7 @@ class Dashboard:
         self._kept.forget()
         if isinstance(answer, str):
             return RedirectResponse(answer, 303)
-        made = self._rendered(answer.template, answer.facts.shell, answer.facts)
+        made = self._rendered(answer)
         return Response(self._personal(made, principal, request), media_type=_HTML)
 
     async def _live(self, request: Request, _about: None) -> Response:
@@ -166,10 +168,11 @@ class Dashboard:
         return Response(made, media_type="application/json")
 
     def _refusal(self, request: Request, error: Exception) -> Response:
-        request_id = request_id_of(request)
-        problem, headers = problem_of(error, request_id)
+        request_id = request_id_of(request.scope)
+        problem, headers = problem_of(error, request_id, said=str)  # a person has the commands
         if problem.code == "UNAUTHENTICATED" and request.url.path != "/live":
-            after = quote(request.url.path + (f"?{request.url.query}" if request.url.query else ""))
+            here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+            after = quote(here if request.method == "GET" else _back(request))
             return RedirectResponse(f"{_LOGIN}?after={after}", 303)
         if problem.code == "INTERNAL":
             _log.error("request %s failed", request_id, exc_info=error)

@@ -7,6 +7,7 @@ from typing import Final
 from jobledger.gateway.pages.forms.fleet import (
     act_on_schedule,
     change_limit,
+    check_ledger,
     drop_limit,
     pause_queue,
     resume_queue,
@@ -14,10 +15,11 @@ from jobledger.gateway.pages.forms.fleet import (
 from jobledger.gateway.pages.forms.jobs import act_on_job
 from jobledger.gateway.pages.forms.keys import make_key, revoke, rotate
 from jobledger.gateway.pages.forms.plan import do_plan
+from jobledger.gateway.pages.forms.runs import begin_again
 from jobledger.gateway.pages.forms.tasks import add_job
 from jobledger.gateway.pages.forms.webhooks import act_on_webhook, process_again
 from jobledger.gateway.pages.page import Form, Page
-from jobledger.gateway.pages.views import acts, dead_letters, jobs, keys, overview, plan, webhooks
+from jobledger.gateway.pages.views import acts, dead_letters, jobs, keys, overview, plan, rerun, webhooks
 from jobledger.gateway.pages.views.job import job_page
 from jobledger.gateway.pages.views.ledger import ledger
 from jobledger.gateway.pages.views.limits import limits
@@ -31,6 +33,13 @@ PAGES: Final = (
     Page(path="/", template="overview.html", facts=overview.overview, query=overview.Query),
     Page(path="/jobs", template="jobs.html", facts=jobs.jobs, query=jobs.Query),
     Page(path="/jobs/{queue}/{id}", template="job.html", facts=job_page),
+    Page(
+        path="/jobs/{queue}/{id}/rerun",
+        template="rerun.html",
+        facts=rerun.rerun,
+        query=rerun.Query,
+        permission="review",
+    ),
     Page(
         path="/dead-letters",
         template="dead_letters.html",
@@ -51,8 +60,10 @@ PAGES: Final = (
     Page(path="/acts", template="acts.html", facts=acts.acts, query=acts.Query),
 )
 FORMS: Final = (
+    Form(path="/jobs/{queue}/{id}/rerun", permission="review", act=begin_again),
     Form(path="/jobs/{queue}/{id}/{verb}", permission=None, act=act_on_job),
     Form(path="/plan", permission=None, act=do_plan),
+    Form(path="/ledger/verify", permission="manage", act=check_ledger),
     Form(path="/queues/{queue}/pause", permission="manage", act=pause_queue),
     Form(path="/queues/{queue}/resume", permission="manage", act=resume_queue),
     Form(path="/schedules/{name}/{verb}", permission=None, act=act_on_schedule),

@@ -57,6 +57,7 @@ JSON_SHOWN_MAX: Final = 20_000  #: characters of a value that a page shows
 _TOKEN: Final = re.compile(
     r'("(?:[^"\\]|\\.)*")(\s*:)?|\b(true|false|null)\b|(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)'
 )
+_CODE: Final = re.compile(r"`([^`]+)`")
 _ID_SHOWN: Final = 18
 _UNITS_S: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
@@ -132,9 +133,14 @@ def short(name: str) -> str:
 
 
 def cut(text: str | None, characters: int) -> str:
-    """Return a text in one line of at most so many characters."""
+    """Return a text in one line of at most that many characters."""
     line = " ".join((text or "")[: 4 * characters].split())
     return line if len(line) <= characters else line[: characters - 1] + "…"
+
+
+def code(text: str) -> Markup:
+    """Return a sentence with what stands in backticks as code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it was escaped
 
 
 def json_text(value: Any) -> str:

@@ -31,7 +31,10 @@ class AccessLog:
 
     def add(self, fields: dict[str, str | int | float]) -> None:
         """Add a request that was answered: `method`, `path`, `status`, `ms`, `request` and `key`."""
-        text = "{method} {path} {status} {ms} ms, request {request}, key {key}".format_map(fields)
+        text = (
+            f"{fields['method']} {fields['path']} {fields['status']} {fields['ms']} ms, "
+            f"request {fields['request']}, key {fields['key']}"
+        )
         self._lines.append(Line(time.time(), text, fields))
         if self._is_closed or len(self._lines) >= _LINES_MAX:
             self._write()

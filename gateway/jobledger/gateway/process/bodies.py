@@ -10,6 +10,7 @@ from typing import Final
 from starlette.types import Message, Receive, Scope, Send
 
 from jobledger.gateway.http.endpoint import NDJSON
+from jobledger.gateway.http.head import headers_of
 from jobledger.gateway.problems import ProblemError
 
 #: How long a body may be waited for in all, and beyond that how fast it must come.
@@ -19,13 +20,18 @@ BODY_BYTES_PER_S_MIN: Final = 100_000
 _LINGER_S: Final = 1.0
 
 
+#: In the scope of a request whose body is in memory as a whole: reading it waits for nothing.
+WHOLE: Final = "jobledger.whole"
+
+
 def has_body(scope: Scope) -> bool:
     """Return whether a body comes."""
-    return any(name in {b"content-length", b"transfer-encoding"} for name, _ in scope["headers"])
+    headers = headers_of(scope)
+    return "content-length" in headers or "transfer-encoding" in headers
 
 
 class Body:
-    """Stands between an application and the body of its request; use its `receive` and `send`.
+    """Stands between an application and the body of its request; use its `receive`, and its `send` unless `is_here`.
 
     A body that is read line by line (NDJSON) may have any size: whoever reads it takes it no faster than it is stored.
     """
@@ -36,29 +42,28 @@ class Body:
         self._more = True
         self._bytes = 0
         self._waited_s = 0.0
-        headers = dict(scope["headers"])
-        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        self.is_bulk = kind == NDJSON.encode()  #: it is read line by line
+        self._scope = scope
+        headers = headers_of(scope)
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        self.is_bulk = kind == NDJSON  #: it is read line by line
         self._bytes_max = None if self.is_bulk else bytes_max
-        self._length = headers.get(b"content-length", b"")
+        self._length = headers.get("content-length", "")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all of it has come, so that nothing of it follows an answer."""
+        return WHOLE in self._scope
 
     def check_length(self) -> None:
         """Refuse what says itself that it is too large. Raises: ProblemError (PAYLOAD_TOO_LARGE)."""
-        if self._length.isdigit():
+        if self._length.isdecimal():
             self._check(int(self._length))
 
     async def receive(self) -> Message:
         """Return the next part. Raises: ProblemError, also for a body that breaks off."""
         if not self._more:
             return await self._receive()
-        began = time.monotonic()
-        try:
-            async with asyncio.timeout(self._allowed_s - self._waited_s):
-                message = await self._receive()
-        except TimeoutError as error:
-            self._waited_s += time.monotonic() - began
-            raise self._too_slow() from error
-        self._waited_s += time.monotonic() - began
+        message = await (self._receive() if WHOLE in self._scope else self._waited_for())
         if message["type"] == "http.disconnect":
             self._more = False
             raise ProblemError(
@@ -70,6 +75,17 @@ class Body:
         if self._more and self._waited_s > self._allowed_s:
             raise self._too_slow()
         return message
+
+    async def _waited_for(self) -> Message:
+        """Return the next part once it comes. Raises: ProblemError (BODY_TOO_SLOW)."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(self._allowed_s - self._waited_s):
+                return await self._receive()
+        except TimeoutError as error:
+            raise self._too_slow() from error
+        finally:
+            self._waited_s += time.monotonic() - began
 
     @property
     def _allowed_s(self) -> float:

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import importlib.util
 import logging
+import os
 import signal
 import socket
 import sys
@@ -19,10 +20,7 @@ from typing import Final
 import anyio
 from anyio.abc import ObjectReceiveStream
 
-from jobledger.gateway.process.lending import lend
 from jobledger.gateway.process.line import TO_CHILD, Failed, Line, Relay, Setup, ToChild
-from jobledger.gateway.process.projecting import project
-from jobledger.gateway.process.working import work
 from jobledger.ledger import Ledger, connect
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.nats.connection import ConnectionLostError
@@ -30,11 +28,30 @@ from jobledger.projections.errors import ProjectionError
 
 #: Does its work until cancelled; given what the gateway asks, in order.
 Program = Callable[[Ledger, Setup, Line, ObjectReceiveStream[ToChild]], Awaitable[None]]
-PROGRAMS: Final[Mapping[str, Program]] = {"projector": project, "past": lend, "worker": work}
 
+#: How far each steps back where processors are scarce: requests and appends come first, then lists, then the past.
+_NICE: Final[Mapping[str, int]] = {"projector": 5, "past": 10}
 _FAILED_CODE: Final = 1
 _REQUESTS_MAX: Final = 64
 _logger = logging.getLogger("jobledger.gateway.process")
+
+
+def _program(name: str) -> Program:
+    """Import a program, and none of what the others need."""
+    match name:
+        case "projector":
+            from jobledger.gateway.process.projecting import project  # noqa: PLC0415
+
+            return project
+        case "past":
+            from jobledger.gateway.process.lending import lend  # noqa: PLC0415
+
+            return lend
+        case _:
+            assert name == "worker", name
+            from jobledger.gateway.process.working import work  # noqa: PLC0415
+
+            return work
 
 
 async def run(program: Program, end: socket.socket) -> int:
@@ -82,12 +99,14 @@ def _set_up_logs(line: Line, setup: Setup) -> None:
 def main() -> None:
     """Run the program that the command line names."""
     _, name, descriptor = sys.argv
+    os.nice(_NICE.get(name, 0))
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)  # a process manager sends them to all; it starts no programs
     end = socket.socket(fileno=int(descriptor))
+    program = _program(name)
     gc.freeze()  # what was imported is never garbage
     options = {"use_uvloop": importlib.util.find_spec("uvloop") is not None}
-    sys.exit(anyio.run(run, PROGRAMS[name], end, backend="asyncio", backend_options=options))
+    sys.exit(anyio.run(run, program, end, backend="asyncio", backend_options=options))
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ class Child:
 
 @contextlib.asynccontextmanager
 async def child(name: str, setup: Setup) -> AsyncGenerator[Child, None]:
-    """Run a program of `child.PROGRAMS` for the length of the block.
+    """Run a program of `child` for the length of the block.
 
     Raises: OSError where no process can be started.
     """
@@ -117,6 +117,7 @@ def setup_of(ledger: Ledger, projection: Path, name: str) -> Setup:
         raise ConfigurationError(
             "nats_options cannot be handed to the processes of the gateway: leave them out"
         )
+    del connection["append_timeout_s"]  # that of requests, which somebody waits for
     level = logging.getLogger("jobledger").getEffectiveLevel()
     return Setup(
         connection={**connection, "name": f"jobledger-gateway-{name}"},

@@ -49,7 +49,7 @@ class ProcessHealth:
     async def why_not_ready(self) -> str:
         """Return "" while requests are to come here, else why not, in a sentence."""
         if self._life.stopping.is_set():
-            return "this gateway stops"
+            return "this gateway is stopping"
         if not self._ledger.connection.is_connected:
             return "there is no connection to the server"
         if reason := self._followed():

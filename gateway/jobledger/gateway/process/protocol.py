@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from jobledger.gateway.process.bodies import WHOLE
+
 #: Request line and headers together; what a browser or proxy sends is below 16 KiB.
 HEAD_BYTES_MAX: Final = 64 << 10
 #: From a connection, or the first byte of a further request on it, to the end of its headers.
@@ -18,6 +20,51 @@ CONNECTIONS_MAX: Final = 4_000
 LINGER_S: Final = 2.0
 #: Of a body that comes after its answer.
 _LEFT_OVER_BYTES_MAX: Final = 1 << 20
+_INFORMATIONAL: Final = b"HTTP/1.1 1"  #: of a head that is no answer, as 100 Continue
+
+
+class _Together:
+    """What the answers of a connection are written to: a head is sent with the first part of its body, by one system call.
+
+    That is also what ASGI wants: no head before there is a body.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""
+        self._has_begun = False
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        """Send something, or keep the head of an answer until there is more of it."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.writelines((head, data))
+        elif self._has_begun or data.startswith(_INFORMATIONAL):
+            self._transport.write(data)
+        else:
+            self._head, self._has_begun = data, True
+
+    def end(self) -> None:
+        """End an answer: the next head is another one's."""
+        if self._head:  # it had no body
+            self._transport.write(self._head)
+        self._head, self._has_begun = b"", False
+
+    def close(self) -> None:
+        """Send what is kept, and close."""
+        self.end()
+        self._transport.close()
+
+
+class _Trailers(list[tuple[bytes, bytes]]):
+    """Headers behind a body: nobody reads them. Proxies check and remove what stands before it, so they count for nothing."""
+
+    def append(self, _header: tuple[bytes, bytes]) -> None:
+        """Forget a header."""
+
+
+_TRAILERS: Final = _Trailers()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -27,14 +74,18 @@ class BoundedProtocol(HttpToolsProtocol):
         """Take what uvicorn gives."""
         super().__init__(*given, **named)
         self._in_body = False
+        self._between = False  # the last request is whole, and no byte of the next one has come
         self._refused = False
-        self._bytes = 0  # of this head, or of a body whose answer was given
+        self._bytes = (
+            0  # of this head, of what is no body since the last part of one, or of one whose answer was given
+        )
         self._head_limit: asyncio.TimerHandle | None = None
         self._reader_limit: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request, but not for long."""
         super().connection_made(transport)
+        self._together = _Together(transport)
         if len(self.connections) > CONNECTIONS_MAX:
             self._refuse("503 Service Unavailable", "too many connections are open: try again in a moment")
         else:
@@ -50,26 +101,52 @@ class BoundedProtocol(HttpToolsProtocol):
         """Read on, within limits."""
         if self._refused:
             return
-        if not self._in_body and self._head_limit is None:
-            self._expect_head()
-        is_counted = not self._in_body or self.cycle.response_complete
-        self._bytes += len(data) if is_counted else 0
+        self._bytes += len(data)
+        self._between = False
         super().data_received(data)
-        if self._head_limit is not None and self._bytes > HEAD_BYTES_MAX:
-            sentence = f"request line and headers have more than {HEAD_BYTES_MAX:,} bytes: send less"
+        if self._between or self._refused:
+            return  # as nearly always: a request came as a whole
+        if self._in_body and self.cycle.response_complete:
+            if self._bytes > _LEFT_OVER_BYTES_MAX:
+                self.transport.close()
+        elif self._bytes > HEAD_BYTES_MAX:
+            what = "what is no part of the body has" if self._in_body else "request line and headers have"
+            sentence = f"{what} more than {HEAD_BYTES_MAX:,} bytes: send less"
             self._refuse("431 Request Header Fields Too Large", sentence)
-        elif self._in_body and self._bytes > _LEFT_OVER_BYTES_MAX:
-            self.transport.close()
+        elif self._in_body:
+            return
+        elif self._head_limit is None:
+            self._expect_head()
+
+    def on_message_begin(self) -> None:
+        """Begin a head."""
+        self._between = False
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Begin the request."""
         self._in_body, self._bytes = True, 0
-        self._end_head()
+        if self._head_limit is not None:
+            self._end_head()
         super().on_headers_complete()
+        self.headers = _TRAILERS  # those of the request are in its scope
+        self.cycle.transport = self._together  # type: ignore[assignment]  # it uses no more of one
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        if not self.cycle.response_complete:
+            self._bytes = 0
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        """End the answer."""
+        self._together.end()
+        super().on_response_complete()
 
     def on_message_complete(self) -> None:
         """End the body."""
-        self._in_body, self._bytes = False, 0
+        self._in_body, self._between, self._bytes = False, True, 0
+        self.scope[WHOLE] = True  # type: ignore[typeddict-unknown-key]
         super().on_message_complete()
 
     def pause_writing(self) -> None:
@@ -83,7 +160,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._end_reader()
 
     def _expect_head(self) -> None:
-        self._bytes = 0
         sentence = f"the headers of the request did not come within {HEAD_S:g} s: send them at once"
         self._head_limit = self.loop.call_later(HEAD_S, self._refuse, "408 Request Timeout", sentence)
 

@@ -73,9 +73,7 @@ class FollowedProjection:
         try:
             store.renew()
             yield store
-        except (
-            BaseException
-        ):  # a cancelled reader may have left a query half-way: nobody else gets this store
+        except BaseException:  # a cancelled reader may have left a query half-way: nobody else gets its store
             store.close()
             raise
         if len(self._idle) < _OPEN_MAX:

@@ -9,10 +9,10 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Final
 
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jobledger.gateway.http.routing import refusal, request_id_of
+from jobledger.gateway.http.head import request_id_of
+from jobledger.gateway.http.routing import refusal
 from jobledger.gateway.life import Life
 from jobledger.gateway.problems import ProblemError, code_of
 from jobledger.gateway.process.access_log import AccessLog
@@ -21,10 +21,12 @@ from jobledger.gateway.process.counting import Counted
 
 #: Requests that are answered at once, streams included.
 REQUESTS_MAX: Final = 1_000
-#: Appends on their way at once. So many bulk uploads, each with so many of them, leave room for others.
+#: Appends on their way at once. Two bulk uploads, each with its most, leave room for others.
 APPENDS_MAX: Final = 2_048
 BULKS_MAX: Final = 2
 BULK_APPENDS_MAX: Final = 1_000
+#: How long a request waits for a server that is silent, whatever it asks of it; workers are more patient.
+SILENT_S_MAX: Final = 10.0
 #: How long a request waits for room.
 _PATIENCE_S: Final = 1.0
 _LOOK_EVERY_S: Final = 0.005
@@ -71,7 +73,7 @@ class Requests:
     async def _answer(self, scope: Scope, receive: Receive, send: Send, status: Callable[[], int]) -> None:
         body = Body(scope, receive, send, self._body_bytes_max) if has_body(scope) else None
         if body is not None:
-            receive, send = body.receive, body.send
+            receive, send = body.receive, send if body.is_here else body.send
         try:
             if body is not None:
                 body.check_length()
@@ -85,7 +87,7 @@ class Requests:
             if status() or not self._life.stopping.is_set():
                 raise
             await _refuse(
-                ProblemError("BUSY", "this gateway stops: ask again, and another one answers"),
+                ProblemError("BUSY", "this gateway is stopping: ask again, and another one answers"),
                 scope,
                 receive,
                 send,
@@ -131,7 +133,7 @@ class Requests:
 
 async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
     scope["jobledger.code"] = code_of(error)
-    await refusal(error, request_id_of(Request(scope)))(scope, receive, send)
+    await refusal(error, request_id_of(scope))(scope, receive, send)
 
 
 def _note(counted: Counted, log: AccessLog, scope: Scope, status: int, seconds: float) -> None:
@@ -147,7 +149,7 @@ def _note(counted: Counted, log: AccessLog, scope: Scope, status: int, seconds: 
     principal = scope.get("jobledger.principal")
     log.add(
         {
-            "request": request_id_of(Request(scope)),
+            "request": request_id_of(scope),
             "key": "nobody" if principal is None else principal.key_id or principal.name,
             "method": method[:_PATH_SHOWN_MAX],
             # As it was sent, so without control characters; of one that holds a secret only the pattern.

@@ -51,10 +51,13 @@ def _path(values: Sequence[float | None], count: int, height: float, top: float)
     for index, value in enumerate(values):
         if value is not None:
             x, y = _WIDE * (index + 0.5) / count, height * (1 - min(value, top) / top)
-            parts.append(f"{'M' if before is None else 'L'}{number(x)} {number(y)}")
             after = values[index + 1] if index + 1 < len(values) else None
-            if before is None and after is None:
-                parts.append("h4")  # a value alone is a short line: a point would not be drawn
+            if (
+                before is None and after is None
+            ):  # a value alone is a line across its span: nobody would see a point
+                parts.append(f"M{number(x - _WIDE / 2 / count)} {number(y)}h{number(_WIDE / count)}")
+            else:
+                parts.append(f"{'M' if before is None else 'L'}{number(x)} {number(y)}")
         before = value
     return "".join(parts)
 

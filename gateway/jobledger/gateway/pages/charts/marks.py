@@ -72,7 +72,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scale_of(highest: float, parts: int, *, whole: bool) -> Scale:
-    """Return an axis of about so many parts; `whole`: the values are counts, so its steps are whole numbers."""
+    """Return an axis of about that many parts; `whole`: the values are counts, so its steps are whole numbers."""
     if highest <= 0 or not math.isfinite(highest):
         return Scale(step=1.0, parts=1)
     wish = highest / parts

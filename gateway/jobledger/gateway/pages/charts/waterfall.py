@@ -53,8 +53,10 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
 
 def waterfall(drawn: Drawn, *, label: str, said: Said) -> Markup:
     """Return the picture: the newest twelve lanes, with the events below them."""
+    # Only where a bar begins or ends: a remark during a wait does not make two waits of it.
+    ends = [moment for bar in drawn.bars for moment in (bar.begin, bar.end)]
     time = folded_time(
-        [*(mark.at for mark in drawn.marks), drawn.end, *(bar.begin for bar in drawn.bars)],
+        [drawn.marks[0].at, drawn.end, *ends],
         [(bar.begin, bar.end) for bar in drawn.bars if bar.runs],
     )
     last = max((bar.lane for bar in drawn.bars), default=1)

@@ -7,9 +7,11 @@ from typing import Any, Final
 
 from jobledger.admin.limits import remove_limit, set_limit
 from jobledger.gateway.access.permissions import Permission
+from jobledger.gateway.acts.verifying import begin_check
 from jobledger.gateway.pages.page import Sent
 from jobledger.gateway.pages.rendering import address
 from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.errors import ScheduleNotFoundError
 
 _OF_SCHEDULES: Final[dict[str, Permission]] = {
     "pause": "manage",
@@ -19,6 +21,13 @@ _OF_SCHEDULES: Final[dict[str, Permission]] = {
 }
 
 
+async def check_ledger(sent: Sent) -> str:
+    """Have the whole ledger checked. Raises: ProblemError, and as `Ledger.enqueue`."""
+    sent.principal.require_everywhere("manage")
+    made = await begin_check(sent.gateway.ledger, sent.principal.name)
+    return address(f"/jobs/{made.queue}/{made.id}")
+
+
 async def pause_queue(sent: Sent, queue: str) -> str:
     """Pause a queue, for a time or until it is resumed. Raises: ProblemError, and as `Ledger.pause_queue`."""
     sent.principal.require("manage", queue)
@@ -26,7 +35,7 @@ async def pause_queue(sent: Sent, queue: str) -> str:
     await ledger.pause_queue(
         queue,
         until=None if minutes is None else ledger.clock.now() + timedelta(minutes=minutes),
-        reason=sent.fields.one("reason"),
+        reason=sent.fields.reason(),
         interrupt="interrupt" in sent.fields,
         by=sent.principal.name,
     )
@@ -36,18 +45,19 @@ async def pause_queue(sent: Sent, queue: str) -> str:
 async def resume_queue(sent: Sent, queue: str) -> str:
     """Resume a queue. Raises: ProblemError, and as `Ledger.resume_queue`."""
     sent.principal.require("manage", queue)
-    await sent.gateway.ledger.resume_queue(queue, reason=sent.fields.one("reason"), by=sent.principal.name)
+    await sent.gateway.ledger.resume_queue(queue, reason=sent.fields.reason(), by=sent.principal.name)
     return address("/queues")
 
 
 async def act_on_schedule(sent: Sent, name: str, verb: str) -> str:
     """Pause, resume, trigger or remove a schedule. Raises: ProblemError, and as the verbs of schedules."""
-    schedules, by, reason = sent.gateway.ledger.schedules, sent.principal.name, sent.fields.one("reason")
+    schedules, by, reason = sent.gateway.ledger.schedules, sent.principal.name, sent.fields.reason()
     if verb not in _OF_SCHEDULES:
         raise ProblemError("ENDPOINT_NOT_FOUND", f"nobody can {verb[:40]!r} a schedule here")
     sent.principal.require(_OF_SCHEDULES[verb])
     definition = (await schedules.get(name)).definition
-    sent.principal.require(_OF_SCHEDULES[verb], definition.queue, definition.task)
+    missing = ScheduleNotFoundError(name)
+    sent.principal.require_about(_OF_SCHEDULES[verb], definition.queue, definition.task, missing)
     match verb:
         case "pause":
             await schedules.pause(name, reason=reason, by=by)
@@ -74,7 +84,7 @@ async def change_limit(sent: Sent) -> str:
     if not changes:
         raise ProblemError("BAD_REQUEST", "nothing was changed: give slots, rate, period, burst or weight")
     await set_limit(
-        sent.gateway.ledger, fields.one("limit"), changes, reason=fields.one("reason"), by=sent.principal.name
+        sent.gateway.ledger, fields.one("limit"), changes, reason=fields.reason(), by=sent.principal.name
     )
     return address("/limits")
 
@@ -84,6 +94,6 @@ async def drop_limit(sent: Sent) -> str:
     sent.principal.require_everywhere("manage")
     fields = sent.fields
     await remove_limit(
-        sent.gateway.ledger, fields.one("limit"), reason=fields.one("reason"), by=sent.principal.name
+        sent.gateway.ledger, fields.one("limit"), reason=fields.reason(), by=sent.principal.name
     )
     return address("/limits")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
 from jobledger.admin import run_acts
 from jobledger.gateway.access.permissions import Permission
-from jobledger.gateway.pages.page import Fields, Sent
+from jobledger.gateway.pages.page import Sent
 from jobledger.gateway.pages.rendering import address
 from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.dead_letters import Changes
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.errors import JobNotFoundError
+from jobledger.ledger.model.events import PRIORITIES, Priority
+from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.subjects import JobRef, check_token
 
 #: Which permission each act needs.
@@ -25,6 +28,8 @@ _NEEDS: Final[dict[str, Permission]] = {
     "pause": "cancel",
     "resume": "cancel",
     "signal": "queue",
+    "reschedule": "cancel",
+    "note": "review",
 }
 
 
@@ -33,15 +38,10 @@ async def act_on_job(sent: Sent, queue: str, id: str, verb: str) -> str:  # noqa
 
     Raises: ProblemError, JobNotFoundError, and as the verbs of `Ledger`.
     """
-    ledger, by, reason = sent.gateway.ledger, sent.principal.name, sent.fields.one("reason")
+    ledger, by, reason = sent.gateway.ledger, sent.principal.name, sent.fields.reason()
     if verb not in _NEEDS:
         raise ProblemError("ENDPOINT_NOT_FOUND", f"nobody can {verb[:40]!r} a job here")
-    sent.principal.require(_NEEDS[verb], queue)
-    ref = JobRef(queue=check_token("queue", queue), job_id=check_token("job id", id))
-    job = (await load(ledger.log, ref)).job
-    if job is None:
-        raise JobNotFoundError(id)
-    sent.principal.require(_NEEDS[verb], queue, job.task)
+    ref, job = await job_of(sent, queue, id, _NEEDS[verb])
     match verb:
         case "cancel":
             await ledger.cancel(ref, reason=reason, by=by)
@@ -53,24 +53,59 @@ async def act_on_job(sent: Sent, queue: str, id: str, verb: str) -> str:  # noqa
             await run_acts.pause_ref(ledger, ref, reason=reason, by=by)
         case "resume":
             await run_acts.resume_ref(ledger, ref, reason=reason, by=by)
+        case "reschedule":
+            await _reschedule(sent, ref, reason)
+        case "note":
+            await ledger.note(ref, sent.fields.text("text").strip(), by=by)
         case "signal":
             value = (sent.fields.text("value").strip() or "null").encode()
             await run_acts.signal(sent.gateway.rows, id, sent.fields.one("name"), value, queue=queue, by=by)
         case _:
-            changed = _changed(sent.fields)
-            if changed is not None:
-                sent.principal.require("payloads", queue, job.task)
-            await ledger.requeue(
-                ref, by=by, reason=reason, attempts=sent.fields.whole("attempts") or 1, input=changed
-            )
+            await ledger.requeue(ref, by=by, **_changes(sent, job))
     return address(f"/jobs/{queue}/{id}")
 
 
-def _changed(fields: Fields) -> dict[str, Any] | None:
-    """Return the new input, None where it was left as it was. Raises: ProblemError."""
+async def job_of(sent: Sent, queue: str, job_id: str, permission: Permission) -> tuple[JobRef, Job]:
+    """Return the job that a form is about, for who may act on it. Raises: ProblemError, JobNotFoundError."""
+    sent.principal.require(permission, queue)
+    ref = JobRef(queue=check_token("queue", queue), job_id=check_token("job id", job_id))
+    job = (await load(sent.gateway.ledger.log, ref)).job
+    if job is None:
+        raise JobNotFoundError(job_id)
+    sent.principal.require_about(permission, queue, job.task, JobNotFoundError(job_id))
+    return ref, job
+
+
+async def _reschedule(sent: Sent, ref: JobRef, reason: str) -> None:
+    run_at, delay_s = sent.fields.moment("run_at"), sent.fields.number("delay_s")
+    if (run_at is None) == (delay_s is None):
+        raise ProblemError(
+            "BAD_REQUEST", "say when the job is to be due: a time or a number of seconds, one of the two"
+        )
+    by = sent.principal.name
+    await sent.gateway.ledger.reschedule(ref, run_at=run_at, delay_s=delay_s, reason=reason, by=by)
+
+
+def _changes(sent: Sent, job: Job) -> Changes:
+    fields = sent.fields
+    found: Changes = {
+        "reason": fields.reason(),
+        "attempts": fields.whole("attempts") or 1,
+        "input": changed_input(sent, job),
+    }
+    if fields.one("priority") in PRIORITIES:
+        found["priority"] = cast("Priority", fields.one("priority"))
+    return found
+
+
+def changed_input(sent: Sent, job: Job) -> dict[str, Any] | None:
+    """Return the new input of a form, None where it was left as it was. Raises: ProblemError."""
+    fields = sent.fields
     text = fields.text("input")
     if not text.strip() or hashlib.sha256(text.encode()).hexdigest() == fields.one("input_before"):
         return None
+    sent.principal.require("payloads", job.queue, job.task)
+    sent.principal.require("queue", job.queue, job.task)
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:

@@ -25,7 +25,7 @@ async def make_key(sent: Sent) -> Told:
         sent.gateway.ledger,
         fields.one("name"),
         grant,
-        reason=fields.one("reason"),
+        reason=fields.reason(),
         by=sent.principal.name,
     )
     return Told("keys.html", await shown(sent.looked, made=made))
@@ -40,7 +40,7 @@ async def rotate(sent: Sent, key: str) -> Told:
     sent.principal.require_everywhere("admin")
     grace_s = 60 * (sent.fields.number("grace_min") or 0.0)
     made = await rotate_key(
-        sent.gateway.ledger, key, grace_s=grace_s, reason=sent.fields.one("reason"), by=sent.principal.name
+        sent.gateway.ledger, key, grace_s=grace_s, reason=sent.fields.reason(), by=sent.principal.name
     )
     return Told("keys.html", await shown(sent.looked, made=made))
 
@@ -48,5 +48,5 @@ async def rotate(sent: Sent, key: str) -> Told:
 async def revoke(sent: Sent, key: str) -> str:
     """End a key for good, with its sessions. Raises: ProblemError, and as `revoke_key`."""
     sent.principal.require_everywhere("admin")
-    await revoke_key(sent.gateway.ledger, key, reason=sent.fields.one("reason"), by=sent.principal.name)
+    await revoke_key(sent.gateway.ledger, key, reason=sent.fields.reason(), by=sent.principal.name)
     return "/keys"

@@ -23,7 +23,7 @@ async def do_plan(sent: Sent) -> str:
     fields, by = sent.fields, sent.principal.name
     query = read_query(Query, fields.pairs())
     sent.principal.require(PERMISSIONS[query.verb])
-    reason = fields.one("reason")
+    reason = fields.reason()
     if not reason or query.before is None:
         raise ProblemError("BAD_REQUEST", "give a reason: it is kept in the ledger with your name")
     name = msgspec.json.encode([by, query.said(), query.before, reason]).decode()

@@ -12,7 +12,7 @@ from jobledger.gateway.problems import ProblemError
 async def act_on_webhook(sent: Sent, name: str, verb: str) -> str:
     """Pause, resume or test a webhook. Raises: ProblemError, and as those verbs."""
     sent.principal.require_everywhere("manage")
-    ledger, by, reason = sent.gateway.ledger, sent.principal.name, sent.fields.one("reason")
+    ledger, by, reason = sent.gateway.ledger, sent.principal.name, sent.fields.reason()
     match verb:
         case "pause":
             await pause_webhook(ledger, name, reason=reason, by=by)
@@ -30,7 +30,7 @@ async def process_again(sent: Sent, route: str, delivery: str) -> str:
     """Process a delivery again by the rules as they are now. Raises: ProblemError, and as `retry_delivery`."""
     sent.principal.require_everywhere("manage")
     done = await retry_delivery(
-        sent.gateway.ledger, route, delivery, reason=sent.fields.one("reason"), by=sent.principal.name
+        sent.gateway.ledger, route, delivery, reason=sent.fields.reason(), by=sent.principal.name
     )
     if len(done.jobs) == 1:
         return address(f"/jobs/{done.jobs[0].queue}/{done.jobs[0].job}")

@@ -63,6 +63,30 @@ async function refreshList(region) {
   }
 }
 
+// The same for lists that the server sends whole: newer rows wait until somebody asks for them.
+function holdStill(made) {
+  for (const table of $$("table[data-still]")) {
+    const body = $(`#${table.id} tbody`, made);
+    if (!body) continue;
+    const newer = new Map($$("tr[id]", body).map((row) => [row.id, row]));
+    const rows = $$("tbody tr[id]", table).map((row) => {
+      const next = newer.get(row.id) || row.cloneNode(true);
+      if (!newer.delete(row.id)) next.classList.add("gone");
+      return next;
+    });
+    if (newer.size) {
+      // Newer rows push the oldest ones off the end of the list: those are still what they say.
+      for (let last = rows.length - 1; last >= 0 && rows[last].classList.contains("gone"); last--) rows[last].classList.remove("gone");
+      const more = document.createElement("a");
+      Object.assign(more, { className: "button primary newer", href: location.href, textContent: number.format(newer.size) + " newer: show" });
+      more.dataset.newer = "";
+      body.closest(".scroll, table").before(more);
+    }
+    body.replaceChildren(...rows);
+  }
+}
+document.addEventListener("htmx:before:swap", (event) => event.detail.tasks.forEach((each) => holdStill(each.fragment)));
+
 function advanced(position) {
   const live = $("#live");
   if (live) {
@@ -111,7 +135,7 @@ async function showLevels(form, at) {
   const turn = ++shown;
   if (!levels) levels = fetch("/levels").then((answer) => (answer.ok ? answer.json() : null));
   const table = await levels;
-  if (!table || turn !== shown || !table.minutes.length) return;
+  if (!table || turn !== shown) return;
   const minute = Math.floor(at / 60000);
   let low = 0, high = table.minutes.length;
   while (low < high) {
@@ -121,7 +145,8 @@ async function showLevels(form, at) {
   }
   for (const cell of $$("[data-level]")) {
     const row = table.states[cell.dataset.level];
-    if (row) cell.textContent = low ? number.format(row[low - 1]) : "0";
+    // Before the end of the ledger's first minute no row tells what there was.
+    if (row) cell.textContent = low ? number.format(row[low - 1]) : "–";
   }
 }
 document.addEventListener("input", (event) => {
@@ -191,7 +216,7 @@ document.addEventListener("pointermove", (event) => {
 });
 
 // --- Keys.
-const places = { o: "/", j: "/jobs", r: "/runs", d: "/dead-letters", q: "/queues", s: "/schedules", w: "/workers" };
+const places = { o: "/", j: "/jobs", r: "/runs", d: "/dead-letters", q: "/queues", s: "/schedules", l: "/limits", w: "/workers", a: "/acts" };
 let going = false;
 function move(step) {
   const rows = $$("tbody tr[tabindex]");

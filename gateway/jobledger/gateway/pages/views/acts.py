@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Final
 
 import msgspec
 
-from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.page import Looked, When, moment_of
 from jobledger.gateway.pages.shell import Shell, surround
-from jobledger.gateway.problems import ProblemError
 from jobledger.projections.tables.acts import ActFilter, ActRow
 
 ACTS_MAX: Final = 200
@@ -23,14 +21,15 @@ class Query(When, frozen=True, kw_only=True):
     by: Text | None = None
     since: Text | None = None
 
+    def asked(self) -> list[tuple[str, str]]:
+        """Return the filters as an address has them."""
+        return [(name, value) for name in ("by", "since") if (value := getattr(self, name))]
+
     def chosen(self) -> ActFilter:
         """Return the filter. Raises: ProblemError."""
         if self.since is None:
             return ActFilter(by=self.by)
-        found = When(at=self.since).as_of()
-        if found is None or not isinstance(found.at, datetime):
-            raise ProblemError("BAD_REQUEST", "since is no moment")
-        return ActFilter(by=self.by, since=found.at)
+        return ActFilter(by=self.by, since=moment_of("since", self.since))
 
 
 class Acts(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +37,7 @@ class Acts(msgspec.Struct, frozen=True, kw_only=True):
 
     shell: Shell
     query: Query
+    asked: list[tuple[str, str]]
     acts: list[ActRow]
     total: int
     acts_max: int
@@ -50,8 +50,9 @@ async def acts(looked: Looked, *, query: Query) -> Acts:
         found = view.store.acts(ACTS_MAX, chosen=chosen)
         seen = [each for each in found if looked.principal.may("view", each.queue, each.task)]
         return Acts(
-            shell=await surround(looked, view, past, fleet=False),
+            shell=await surround(looked, view, past),
             query=query,
+            asked=query.asked(),
             acts=seen,
             total=view.store.act_count(chosen) if len(seen) == len(found) else len(seen),
             acts_max=ACTS_MAX,

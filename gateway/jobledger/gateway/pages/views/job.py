@@ -11,6 +11,7 @@ import msgspec
 from markupsafe import Markup
 
 from jobledger.admin.acts import why as why_of
+from jobledger.admin.errors import JobNotHeldError
 from jobledger.admin.find import find_history, newest_life
 from jobledger.admin.past import AsOf, events_until
 from jobledger.admin.views import Absent, JobDetails, job_details
@@ -18,17 +19,19 @@ from jobledger.audit.trail import Line, trail_of
 from jobledger.audit.verify.links import ChainCheck
 from jobledger.audit.why import Why
 from jobledger.gateway.pages.charts.waterfall import waterfall
-from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.page import Looked, Told, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.spans import drawn
+from jobledger.gateway.pages.views.archived import archived, where_is
 from jobledger.gateway.pages.views.run import RunPart, run_part
 from jobledger.gateway.pages.words import json_text, took
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.events import event_type
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
 
-Act = Literal["cancel", "retry", "requeue", "discard", "pause", "resume", "signal", "note"]
+Act = Literal["cancel", "retry", "reschedule", "requeue", "discard", "pause", "resume"]
 
 EVENTS_SHOWN_MAX: Final = 300
 _EDITED_MAX: Final = 100_000  #: characters of an input that a form holds
@@ -56,6 +59,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     editable_hash: str  #: sha256 of that text: tells whether somebody changed it
     run: RunPart | None  #: None: it recorded no step
     chain: ChainCheck
+    missing: str  #: where its first events are, "" where all are there
     hash: str  #: of the newest event
     waterfall: Markup
     summary: str
@@ -68,12 +72,16 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     acts: list[Act]
 
 
-async def job_page(looked: Looked, queue: str, id: str, *, query: When) -> JobPage:  # noqa: A002 - as in the address
-    """Return a job as it is, or as of a past moment."""
+async def job_page(looked: Looked, queue: str, id: str, *, query: When) -> JobPage | Told:  # noqa: A002 - as in the address
+    """Return a job as it is, or as of a past moment; of one that was archived what the lists know."""
     gateway, past = looked.gateway, query.as_of()
-    found = await find_history(gateway.rows, id, queue)
+    try:
+        found = await find_history(gateway.rows, id, queue)
+    except JobNotHeldError as error:
+        return Told("archived.html", await archived(looked, queue, error))
     history, _ = newest_life(found.history)
-    looked.principal.require("view", history[0].event.queue, history[0].event.task)
+    first = history[0].event
+    looked.principal.require_about("view", first.queue, first.task, JobNotFoundError(id))
     seen = history if past is None else await _until(looked, history, past)
     is_past = past is not None and len(seen) < len(history)
     job = fold(seen).job
@@ -82,10 +90,15 @@ async def job_page(looked: Looked, queue: str, id: str, *, query: When) -> JobPa
     explained = await why_of(gateway.rows, job.id, job.queue, past=asked)
     async with gateway.projection.opened(None) as view:
         shell = await surround(looked, view, asked, fleet=False)
-        run = run_part(job, seen, view)
+        run = run_part(job, seen, view, looked.principal)
     hidden = not looked.principal.may("payloads")
     details = await job_details(gateway.ledger, job, history)
-    return _page(shell, job, explained.why, history, seen, found.chain, details, run, hidden=hidden)
+    shown = _page(shell, job, explained.why, history, seen, found.chain, details, run, hidden=hidden)
+    return (
+        shown
+        if found.missing is None
+        else msgspec.structs.replace(shown, missing=where_is(found.missing, job.id))
+    )
 
 
 async def _until(looked: Looked, history: list[StoredEvent], past: AsOf) -> list[StoredEvent]:
@@ -112,7 +125,7 @@ def _page(  # noqa: PLR0917 - everything that was read, once
     )
     if hidden:
         details = msgspec.structs.replace(details, input=_HIDDEN, result=_HIDDEN)
-    text = None if hidden else _editable(details)
+    text = None if hidden else editable(details)
     last = seen[-1].stream_sequence
     told = zip(history, trail.lines, details.events, strict=True)
     lines = [_line(stored, line, fields, last) for stored, line, fields in told]
@@ -126,6 +139,7 @@ def _page(  # noqa: PLR0917 - everything that was read, once
         editable_hash="" if text is None else hashlib.sha256(text.encode()).hexdigest(),
         run=run,
         chain=chain,
+        missing="",
         hash=hashlib.sha256(history[-1].data).hexdigest(),
         waterfall=waterfall(picture, label=f"Attempts over time: {trail.summary.text()}", said=took),
         summary=trail.summary.text(),
@@ -139,7 +153,8 @@ def _page(  # noqa: PLR0917 - everything that was read, once
     )
 
 
-def _editable(details: JobDetails) -> str | None:
+def editable(details: JobDetails) -> str | None:
+    """Return the input of a job as a form holds it; None where it is gone, or too long for one."""
     if isinstance(details.input, Absent):
         return None
     text = json_text(details.input)
@@ -169,7 +184,7 @@ def _acts(job: Job, shell: Shell) -> list[Act]:
         found.extend(("requeue", "discard"))
     if "cancel" in shell.may:
         if job.state in {JobState.SCHEDULED, JobState.RETRY_WAIT}:
-            found.append("retry")
+            found.extend(("retry", "reschedule"))
         if job.paused_by_operator:
             found.append("resume")
         elif (waits or job.state is JobState.RUNNING) and not job.pause_requested:

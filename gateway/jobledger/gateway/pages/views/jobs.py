@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 
 import anyio.to_thread
@@ -11,17 +11,21 @@ import msgspec
 
 from jobledger.admin.rows import View
 from jobledger.gateway.access.permissions import Principal
-from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.page import Looked, When, moment_of
 from jobledger.gateway.pages.shell import Shell, surround
-from jobledger.gateway.pages.words import moment
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.times import time_text
-from jobledger.projections import JobFilter, JobRow, SaidFilter, Store
+from jobledger.projections import JobFilter, JobRow, SaidFilter, SearchLimits, Store
 
 ROWS: Final = 40
 _NEWER_MAX: Final = 100
 _FACETS_MAX: Final = 30
 _TEXTS_MAX: Final = 200
+_LAST: Final = datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
+#: A page looks three times, and all three together take no longer than one answer of the API.
+_ROWS_WITHIN: Final = SearchLimits(seconds_max=0.03)
+_COUNTS_WITHIN: Final = SearchLimits(seconds_max=0.02)
+_NEWER_WITHIN: Final = SearchLimits(seconds_max=0.01)
 #: What can only be the beginning of an id that we made.
 _ID: Final = re.compile(r"[0-9a-f]{8}[0-9a-f-]{0,28}")
 _ERROR: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Timeout)")
@@ -128,12 +132,14 @@ def _page(looked: Looked, view: View, shell: Shell, query: Query, chosen: JobFil
     store, shown = view.store, chosen
     newer = 0
     if query.top is not None and query.cursor is None:
-        after = time_text(moment(query.top) + timedelta(microseconds=1))
+        top = min(moment_of("top", query.top), _LAST)
+        after = time_text(top + timedelta(microseconds=1))
         if chosen.until is None or after < chosen.until:
-            newer = len(store.job_page(msgspec.structs.replace(chosen, since=after), limit=_NEWER_MAX).items)
+            since = msgspec.structs.replace(chosen, since=after)
+            newer = len(store.job_page(since, limit=_NEWER_MAX, limits=_NEWER_WITHIN).items)
             shown = msgspec.structs.replace(chosen, until=after)
-    found = store.job_page(shown, cursor=query.cursor, limit=ROWS)
-    counts = store.job_counts(chosen)
+    found = store.job_page(shown, cursor=query.cursor, limit=ROWS, limits=_ROWS_WITHIN)
+    counts = store.job_counts(chosen, limits=_COUNTS_WITHIN)
     states = [each.value for each in query.state] or list(counts.by_state)
     return Jobs(
         shell=shell,

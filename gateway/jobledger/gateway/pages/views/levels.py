@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
+from operator import add, sub
 from typing import Final
 
 import anyio.to_thread
@@ -11,7 +12,9 @@ import msgspec
 
 from jobledger.admin.rows import View
 from jobledger.gateway.pages.page import Looked
-from jobledger.projections.queries.levels import Level
+from jobledger.projections.queries.levels import levels_by_minute
+from jobledger.projections.statistics.levels import NOTHING, Counts
+from jobledger.projections.statistics.tally import QUEUE_COUNTS
 
 #: What the figures of the overview are called, and the states they add up.
 FIGURES: Final = {
@@ -20,7 +23,9 @@ FIGURES: Final = {
     "later": ("scheduled", "retry_wait", "held", "paused"),
     "dead_lettered": ("dead_lettered",),
 }
+_PLACES: Final = {figure: tuple(map(QUEUE_COUNTS.index, names)) for figure, names in FIGURES.items()}
 _QUEUES_MAX: Final = 100
+_EVER: Final = datetime(1970, 1, 1, tzinfo=UTC)  #: before anything that is kept
 
 
 class Levels(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,46 +37,37 @@ class Levels(msgspec.Struct, frozen=True, kw_only=True):
 
 async def levels(looked: Looked) -> Levels:
     """Return the figures of what somebody may see, as far back as they are kept."""
-    ledger = looked.gateway.ledger
-    head = await ledger.log.head()
-    first = await ledger.log.get(head.first_sequence)
-    now = ledger.clock.now()
+    now = looked.gateway.ledger.clock.now()
     async with looked.gateway.projection.opened() as view:
-        return await anyio.to_thread.run_sync(
-            _levels, looked, view, now if first is None else first.stored_at, now
-        )
+        return await anyio.to_thread.run_sync(_levels, looked, view, now)
 
 
-def _levels(looked: Looked, view: View, since: datetime, until: datetime) -> Levels:
+def _levels(looked: Looked, view: View, until: datetime) -> Levels:
     store = view.store
     with store.one_moment():
         if looked.principal.is_everywhere:
-            return added([store.levels(since, until)])
+            return added([levels_by_minute(store.select, _EVER, until, None)])
         names = sorted({row.queue for row in store.queues()})
         seen = [name for name in names if looked.principal.may("view", name)][:_QUEUES_MAX]
-        return added([store.levels(since, until, queue=name) for name in seen])
+        return added([levels_by_minute(store.select, _EVER, until, name) for name in seen])
 
 
-def added(each: Sequence[Iterable[Level]]) -> Levels:
+def added(each: Sequence[Iterable[tuple[int, Counts]]]) -> Levels:
     """Return several rows of levels as one, in order of time. Pure."""
     changes = sorted(
-        ((_minute(level.at), number, level.counts) for number, row in enumerate(each) for level in row),
-        key=lambda change: change[:2],
+        (minute + 1, number, counts) for number, row in enumerate(each) for minute, counts in row
     )
-    newest: dict[int, dict[str, int]] = {}
-    minutes: list[int] = []
-    states: dict[str, list[int]] = {figure: [] for figure in FIGURES}
+    newest: list[Counts] = [NOTHING] * len(each)
+    total = NOTHING
+    known: dict[int, Counts] = {}
     for minute, number, counts in changes:
+        total = tuple(map(add, total, map(sub, counts, newest[number])))
         newest[number] = counts
-        if minutes and minutes[-1] == minute:
-            for values in states.values():
-                values.pop()
-        else:
-            minutes.append(minute)
-        for figure, names in FIGURES.items():
-            states[figure].append(sum(known[name] for known in newest.values() for name in names))
-    return Levels(minutes=minutes, states=states)
-
-
-def _minute(at: str) -> int:
-    return int(datetime.fromisoformat(at).timestamp() // 60)
+        known[minute] = total
+    return Levels(
+        minutes=list(known),
+        states={
+            figure: [sum(counts[place] for place in places) for counts in known.values()]
+            for figure, places in _PLACES.items()
+        },
+    )

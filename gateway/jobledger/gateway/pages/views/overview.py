@@ -25,6 +25,7 @@ from jobledger.gateway.pages.views.queue_lines import COLOURS, LATELY_S, QueueLi
 from jobledger.gateway.pages.words import count, took
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections import DeadLetterFilter, DeadLetterGroup, Histogram, QueueRow
+from jobledger.projections.filters import visible
 from jobledger.projections.statistics.history import (
     Happened,
     QueueHappened,
@@ -33,6 +34,7 @@ from jobledger.projections.statistics.history import (
     happened,
     waited,
 )
+from jobledger.projections.statistics.rates import Rates, rates
 from jobledger.projections.tables.acts import ActRow
 
 Span = Literal["1h", "6h", "24h", "7d"]
@@ -47,6 +49,7 @@ _BARS_MIN: Final = 20
 _QUEUES_MAX: Final = 20
 _CAUSES_MAX: Final = 6
 _ACTS_MAX: Final = 6
+_TASKS_MAX: Final = 12
 _WORKERS_MAX: Final = 8
 _WATCHES_FRESH_S: Final = 3.0
 _CAUSES_FRESH_S: Final = 5.0
@@ -77,6 +80,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[QueueLine]
     queues_more: int
     causes: list[DeadLetterGroup]
+    tasks: list[Rates]  #: of the last hour, those first that fail most
+    tasks_more: int
     acts: list[ActRow]
     workers: list[WorkerInfo]
     workers_more: int
@@ -96,6 +101,7 @@ class _Costly(NamedTuple):
 
     history: _History
     causes: list[DeadLetterGroup]
+    tasks: list[Rates]
 
 
 async def overview(looked: Looked, *, query: Query) -> Overview:
@@ -120,13 +126,17 @@ async def _costly(looked: Looked, view: View, shell: Shell, span: Span) -> _Cost
     async def causes() -> list[DeadLetterGroup]:
         return await anyio.to_thread.run_sync(_causes, looked, view)
 
+    async def tasks() -> list[Rates]:
+        return await anyio.to_thread.run_sync(_tasks, looked, view)
+
     if shell.past is not None:
-        return _Costly(await history(), await causes())
+        return _Costly(await history(), await causes(), await tasks())
     scope, kept = (looked.principal.queues, looked.principal.tasks), looked.kept
     fresh_s = 0.0 if span == "1h" else _SPANS[span][0] / 20
     return _Costly(
         await kept.get(("history", span, scope), history, fresh_s=fresh_s),
         await kept.get(("causes", scope), causes, fresh_s=_CAUSES_FRESH_S),
+        await kept.get(("tasks", scope), tasks, fresh_s=_CAUSES_FRESH_S),
     )
 
 
@@ -148,6 +158,15 @@ def _causes(looked: Looked, view: View) -> list[DeadLetterGroup]:
     principal = looked.principal
     chosen = DeadLetterFilter(visible_queues=principal.queues, visible_tasks=principal.tasks)
     return view.store.dead_letter_groups(_CAUSES_MAX, chosen=chosen)
+
+
+def _tasks(looked: Looked, view: View) -> list[Rates]:
+    principal, now = looked.principal, view.now
+    terms = visible(principal.scope.queues, principal.scope.tasks)
+    found = rates(view.store.select, "task", now - timedelta(hours=1), now + timedelta(minutes=1), terms)
+    return sorted(
+        found, key=lambda each: (each.success_rate is None, each.success_rate or 0.0, -each.completed)
+    )
 
 
 async def _firing(looked: Looked) -> list[WatchInfo]:
@@ -217,6 +236,8 @@ def _page(
         queues=sorted(queue_lines[:_QUEUES_MAX], key=lambda each: each.queue),
         queues_more=max(0, len(queue_lines) - _QUEUES_MAX),
         causes=costly.causes,
+        tasks=costly.tasks[:_TASKS_MAX],
+        tasks_more=max(0, len(costly.tasks) - _TASKS_MAX),
         acts=[each for each in store.acts(_ACTS_MAX) if looked.principal.may("view", each.queue, each.task)],
         workers=list(workers[:_WORKERS_MAX]),
         firing=[],

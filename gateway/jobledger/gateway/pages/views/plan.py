@@ -16,6 +16,7 @@ from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.views.jobs import Query as JobsQuery
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.subjects import JobRef, check_token
 
 Verb = Literal["requeue", "discard", "retry", "cancel"]
@@ -108,5 +109,5 @@ async def _named(looked: Looked, permission: Permission, text: str) -> Chosen:
     looked.principal.require(permission, queue)
     job = (await load(looked.gateway.ledger.log, ref)).job
     task = "" if job is None else job.task
-    looked.principal.require(permission, queue, task)
+    looked.principal.require_about(permission, queue, task, JobNotFoundError(job_id))
     return Chosen(ref=ref, task=task, about="" if job is None else job.state.value.replace("_", " "))

@@ -10,8 +10,10 @@ from markupsafe import Markup
 from jobledger.admin.rows import View
 from jobledger.admin.run_graph import graph_of, levels
 from jobledger.admin.runs import Tree, recorded, run_tree
+from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.pages.charts.graph import Box, graph
 from jobledger.gateway.pages.words import state_word, style_of
+from jobledger.gateway.scoped import tree_for
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import NotFoundError
 from jobledger.ledger.model.job import Job
@@ -31,10 +33,11 @@ class RunPart(msgspec.Struct, frozen=True, kw_only=True):
     hidden: int  #: nodes that the graph leaves out
     tree: Tree | None  #: None: it has no children, or the lists do not know it yet
     awaited: list[str]  #: names of the signals that it waits for
+    begins: list[str]  #: keys of the steps that a rerun can begin with, the newest
 
 
-def run_part(job: Job, seen: Sequence[StoredEvent], view: View) -> RunPart | None:
-    """Return what a job recorded as a run, None where it recorded nothing."""
+def run_part(job: Job, seen: Sequence[StoredEvent], view: View, principal: Principal) -> RunPart | None:
+    """Return what a job recorded as a run, as far as somebody may see it; None where it recorded nothing."""
     if not job.steps and not job.signals:
         return None
     run, drawn = recorded(seen), graph_of(job)
@@ -48,14 +51,19 @@ def run_part(job: Job, seen: Sequence[StoredEvent], view: View) -> RunPart | Non
         signals=run.signals[-_STEPS_MAX:],
         graph=graph(rows, drawn.edges, label=f"Steps of the run, which is {state_word(job.state.value)}"),
         hidden=drawn.hidden,
-        tree=_tree(job, view) if any(step.order is not None for step in job.steps.values()) else None,
+        tree=_tree(job, view, principal)
+        if any(step.order is not None for step in job.steps.values())
+        else None,
         awaited=_signals(job),
+        begins=[key for key, step in job.steps.items() if step.kind != "undo" and "/" not in key][
+            -_STEPS_MAX:
+        ],
     )
 
 
-def _tree(job: Job, view: View) -> Tree | None:
+def _tree(job: Job, view: View, principal: Principal) -> Tree | None:
     try:
-        return run_tree(view.store, job.id, job.queue)
+        return tree_for(principal, run_tree(view.store, job.id, job.queue))
     except NotFoundError:  # the rows are behind the chain
         return None
 

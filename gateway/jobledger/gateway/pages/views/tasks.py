@@ -11,7 +11,7 @@ from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.schema_fields import Field, fields_of
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.problems import ProblemError
-from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.model.subjects import check_token, is_own_queue
 from jobledger.ledger.nats.task_book import TaskEntry, find_task, read_tasks
 from jobledger.projections.statistics.rates import Rates
 
@@ -41,7 +41,7 @@ class TaskForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def tasks(looked: Looked, *, query: When) -> Tasks:
-    """Return the tasks by name."""
+    """Return the tasks by name, but those of the ledger's own jobs, which nobody adds here."""
     del query
     ledger, may = looked.gateway.ledger, looked.principal.may
     entries = await read_tasks(ledger.connection, ledger.inbox, ledger.names)
@@ -66,7 +66,7 @@ async def tasks(looked: Looked, *, query: When) -> Tasks:
                 rates=rates.get(each.name),
             )
             for each in entries
-            if may("view", each.queue, each.name)
+            if not is_own_queue(each.queue) and may("view", each.queue, each.name)
         ],
     )
 
@@ -76,9 +76,10 @@ async def task_form(looked: Looked, task: str, *, query: When) -> TaskForm:
     del query
     ledger = looked.gateway.ledger
     found = await find_task(ledger.inbox, ledger.names, check_token("task name", task))
+    missing = ProblemError("TASK_NOT_FOUND", f"no worker ever had a task {task}")
     if found is None:
-        raise ProblemError("TASK_NOT_FOUND", f"no worker ever had a task {task}")
-    looked.principal.require("view", found.queue, found.name)
+        raise missing
+    looked.principal.require_about("view", found.queue, found.name, missing)
     living = [each for each in await ledger.leases.all() if not each.stopped]
     async with looked.gateway.projection.opened() as view:
         shell = await surround(looked, view, None, fleet=False)

@@ -1,0 +1,113 @@
+"""What adding a job, a graph or a batch has in common: the id that a key gives it, the trace, and what is answered."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.admin.objects.jobs import JobShown
+from jobledger.gateway.api.one_job import Held, read_job, shown
+from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.endpoint import Answer
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.handle import JobHandle
+from jobledger.ledger.model.chain import fold
+from jobledger.ledger.model.errors import ResultTimeoutError
+from jobledger.ledger.model.trace import own_trace, trace_id
+
+#: What each endpoint that adds jobs may refuse them for.
+REFUSALS: Final = (
+    "TASK_NOT_FOUND",
+    "JOB_INVALID_INPUT",
+    "PAYLOAD_TOO_LARGE",
+    "IDEMPOTENCY_KEY_REUSED",
+    "LEDGER_FULL",
+    "LEDGER_BUSY",
+)
+
+
+class JobEnqueued(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that was added, or is there already."""
+
+    id: str
+    queue: str
+    created: bool  #: False: it was there, and stays as it is
+    sequence: int  #: stream sequence of the event that made it: `min_sequence` of a list that has it
+    trace_id: str  #: of the W3C trace that it belongs to
+    job: JobShown | msgspec.UnsetType = msgspec.UNSET  #: with `Prefer: wait=N`, where it ended in time
+
+
+def id_of(asked: Asked, given: str | None) -> str | None:
+    """Return what the job to come is called: by its asker, or by the `Idempotency-Key`. Raises: ProblemError."""
+    key = asked.idempotency_key
+    if not key:
+        return given
+    if given is not None:
+        raise ProblemError("BAD_REQUEST", "id and Idempotency-Key both name the job: give one of them")
+    return keyed_id(asked.principal.name, key)
+
+
+def keyed_id(principal: str, key: str) -> str:
+    """Return the id of the job that a principal names by a key; no two principals meet."""
+    digest = hashlib.sha256(f"{principal}\0{key}".encode()).digest()
+    return "i-" + base64.urlsafe_b64encode(digest)[:43].decode()
+
+
+async def require_free(asked: Asked, job_id: str, queue: str) -> None:
+    """Refuse a key that names a job of another queue. Raises: ProblemError (IDEMPOTENCY_KEY_REUSED)."""
+    ledger = asked.gateway.ledger
+    chain = ledger.names.chains_of_id(job_id)
+    known = await ledger.patience.read(lambda: ledger.log.read_chain(chain))
+    other = next((stored.event for stored in known if stored.event.queue != queue), None)
+    if other is not None:
+        raise reused(f"job {other.job} of queue {other.queue}")
+
+
+def reused(what: str) -> ProblemError:
+    """Return the refusal of a key that made something else."""
+    return ProblemError(
+        "IDEMPOTENCY_KEY_REUSED",
+        f"this Idempotency-Key made {what}, with another task, queue or input: give each job a key of its own",
+    )
+
+
+async def existing(handle: JobHandle[Any]) -> Held | None:
+    """Return the job that had the id already; None where this request made it."""
+    if handle.created:
+        return None
+    history = await handle.history()
+    job = fold(history[:1]).job
+    assert job is not None, "a history is not empty"
+    return Held(job, history, None)
+
+
+async def added(asked: Asked, handle: JobHandle[Any], held: Held | None) -> Answer:
+    """Return the answer for a job that was added, or that was there: `held`."""
+    trace = (asked.trace or own_trace(handle.queue, handle.id)) if held is None else held.job.trace
+    ended = await _ended(asked, handle)
+    value = JobEnqueued(
+        id=handle.id,
+        queue=handle.queue,
+        created=handle.created,
+        sequence=handle.sequence,
+        trace_id=trace_id(trace),
+        job=msgspec.UNSET if ended is None else ended,
+    )
+    status = 202 if handle.created and ended is None else 200
+    location = {"location": f"/v1/jobs/{handle.queue}/{handle.id}"}
+    return Answer(value=value, status=status, headers=location)
+
+
+async def _ended(asked: Asked, handle: JobHandle[Any]) -> JobShown | None:
+    """Return a job that ended while somebody waited for it, None where nobody did or it did not."""
+    if asked.wait_s is None:
+        return None
+    with asked.gateway.life.waiting(asked.wait_s), contextlib.suppress(ResultTimeoutError):
+        await handle.wait(timeout_s=asked.wait_s)
+        if asked.principal.may("view", handle.queue):
+            return await shown(asked, await read_job(asked, handle.queue, handle.id))
+    return None

@@ -1,0 +1,179 @@
+"""Batches: many jobs of one task under one name, and what is enqueued once when all of them have ended.
+
+A batch is opened, its jobs are added by `POST /v1/jobs/bulk?batch=NAME`, and it is closed with their number.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from jobledger.gateway.access.permissions import Permission
+from jobledger.gateway.api.asking import Reasoned
+from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.ledger.batches.by_name import Batch, batch_spec, close_batch, find_batch, open_batch
+from jobledger.ledger.model.errors import NotFoundError
+from jobledger.ledger.model.events import Priority
+from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.runs.orders import BATCH_STEP, ITEMS_MAX
+
+_CHOSEN: Final = ("queue", "priority", "max_attempts", "timeout_s", "limits")
+
+
+class BatchEnd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is enqueued once all jobs of a batch have ended. It gets `batch` and `counts`, where it has such arguments."""
+
+    task: str
+    queue: str | None = None  #: left out, as the others: as the task's code says
+    priority: Priority | None = None
+    max_attempts: int | None = None
+    timeout_s: float | None = None  #: of one attempt
+    limits: tuple[str, ...] = ()  #: beside those of the task
+
+
+class NewBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A batch to open."""
+
+    task: str  #: what its jobs run
+    queue: str | None = None  #: where they wait; left out: as the task's code says
+    on_end: BatchEnd | None = None
+
+
+class BatchClose(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """That no more jobs come."""
+
+    count: Annotated[int, msgspec.Meta(ge=0, le=ITEMS_MAX)]  #: how many jobs were added
+
+
+class BatchShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch."""
+
+    name: str
+    status: str  #: of the job `jobledger/NAME` that stands for it
+    task: str
+    queue: str  #: where its jobs wait
+    on_end: str | None  #: the task that follows it
+    count: int | None  #: how many jobs it has; null: it is open
+    ended: int  #: how many of them have ended
+    counts: dict[str, int] | None  #: how many ended in which state; null until all have
+    created_by: str
+    created_at: datetime
+    last_sequence: int
+
+
+async def open_one(asked: Asked, name: str, *, body: NewBatch) -> Answer:
+    """Open a batch; one that is there with the same task, queue and end stays as it is."""
+    ledger, principal, end = asked.gateway.ledger, asked.principal, body.on_end
+    follows = None if end is None else (end.task, {each: getattr(end, each) for each in _CHOSEN})
+    spec = await batch_spec(ledger, name, body.task, {"queue": body.queue}, follows)
+    principal.require("queue", spec.queue, spec.task)
+    if spec.end is not None:
+        principal.require("queue", spec.end.queue, spec.end.task)
+    made = await open_batch(ledger, name, spec, by=principal.name, trace=asked.trace)
+    value = await _shown(asked, await find_batch(ledger, name))
+    return Answer(value=value, status=201 if made.created else 200)
+
+
+async def show_batch(asked: Asked, name: str) -> Answer:
+    """Show a batch: whether it is open, and how many of its jobs have ended."""
+    shown = await _shown(asked, await batch_for(asked, name, "view"))
+    return Answer(value=shown, etag=str(shown.last_sequence))
+
+
+async def close_one(asked: Asked, name: str, *, body: BatchClose) -> BatchShown:
+    """Say that no more jobs come, and how many there are: then the batch ends with the last of them."""
+    ledger = asked.gateway.ledger
+    await batch_for(asked, name, "queue")
+    await close_batch(ledger, name, body.count, by=asked.principal.name)
+    return await _shown(asked, await find_batch(ledger, name))
+
+
+async def cancel_batch(asked: Asked, name: str, *, body: Reasoned) -> BatchShown:
+    """Cancel a batch and its open jobs; nothing follows it then."""
+    ledger = asked.gateway.ledger
+    batch = await batch_for(asked, name, "cancel")
+    await ledger.cancel(batch.ref, reason=body.reason, by=asked.principal.name)
+    return await _shown(asked, await find_batch(ledger, name))
+
+
+async def batch_for(asked: Asked, name: str, permission: Permission) -> Batch:
+    """Return a batch to who has this permission for its jobs. Raises: NotFoundError, also for who has not; ProblemError."""
+    asked.principal.require(permission)
+    batch = await find_batch(asked.gateway.ledger, name)
+    if not asked.principal.may(permission, batch.spec.queue, batch.spec.task):
+        raise NotFoundError(f"there is no batch {name}: open it first")
+    return batch
+
+
+async def _shown(asked: Asked, batch: Batch) -> BatchShown:
+    job, spec, counts = batch.job, batch.spec, None
+    if job.state is JobState.COMPLETED:
+        results = asked.gateway.ledger.results
+        counts = msgspec.json.decode(await results.get(job.result, job.result_ref), type=dict[str, int])
+    step = job.steps.get(BATCH_STEP)
+    return BatchShown(
+        name=job.id,
+        status=job.state.value,
+        task=spec.task,
+        queue=spec.queue,
+        on_end=None if spec.end is None else spec.end.task,
+        count=batch.size,
+        ended=0 if step is None else step.ended.bit_count(),
+        counts=counts,
+        created_by=job.created_by,
+        created_at=job.created_at,
+        last_sequence=job.last_sequence,
+    )
+
+
+def _endpoint(
+    method: Literal["GET", "POST", "PUT"], path: str, handler: Any, summary: str, **more: Any
+) -> Endpoint:
+    given: dict[str, Any] = {"permission": "queue", "returns": BatchShown, "tag": "batches", **more}
+    return Endpoint(
+        method=method, path=f"/v1/batches/{{name}}{path}", handler=handler, summary=summary, **given
+    )
+
+
+_ADDED: Final = ("JOB_INVALID_INPUT", "ILLEGAL_TRANSITION", "LEDGER_FULL", "LEDGER_BUSY")
+ENDPOINTS: Final = (
+    _endpoint(
+        "PUT",
+        "",
+        open_one,
+        "Open a batch",
+        body=NewBatch,
+        status=201,
+        also=(200,),
+        problems=(*_ADDED, "TASK_NOT_FOUND"),
+    ),
+    _endpoint(
+        "GET",
+        "",
+        show_batch,
+        "Show a batch",
+        permission="view",
+        heeds=("If-None-Match",),
+        problems=("NOT_FOUND",),
+    ),
+    _endpoint(
+        "POST",
+        "/close",
+        close_one,
+        "Say how many jobs a batch has",
+        body=BatchClose,
+        problems=(*_ADDED, "NOT_FOUND", "REFUSED"),
+    ),
+    _endpoint(
+        "POST",
+        "/cancel",
+        cancel_batch,
+        "Cancel a batch and its open jobs",
+        permission="cancel",
+        body=Reasoned,
+        problems=("NOT_FOUND", "ILLEGAL_TRANSITION", "LEDGER_FULL", "LEDGER_BUSY"),
+    ),
+)

@@ -1,0 +1,95 @@
+"""Graphs of tasks by their names: jobs that wait for each other and pass their results on, begun as one run."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.gateway.api.adding import (
+    REFUSALS,
+    JobEnqueued,
+    added,
+    existing,
+    id_of,
+    require_free,
+    reused,
+)
+from jobledger.gateway.api.one_job import Held
+from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.graphs.graph_run import run_graph
+from jobledger.ledger.graphs.named import NamedGraph, graph_of
+from jobledger.ledger.graphs.spec import GraphSpec
+from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
+from jobledger.ledger.tasks import TaskWithOptions
+
+
+class NewGraph(NamedGraph, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A graph to begin."""
+
+    id: str | None = None  #: of its job; the same id again begins nothing, and gives the one that is there
+
+
+async def begin_graph(asked: Asked, *, body: NewGraph) -> Answer:
+    """Begin a graph as one job, whose result has those of its nodes by name.
+
+    Its job is in queue `jobledger`. Who asks must be allowed to add each node's job where it would be.
+    """
+    ledger, principal = asked.gateway.ledger, asked.principal
+    graph = await graph_of(ledger.patience, ledger.announced, body)
+    spec = graph.spec()
+    for node in spec.nodes:
+        principal.require("queue", node.node.queue, node.node.task)
+    job_id = id_of(asked, body.id)
+    is_keyed = job_id != body.id
+    if is_keyed and job_id is not None:
+        await require_free(asked, job_id, BUILT_IN_QUEUE)
+    task, values = await graph.as_task(ledger)
+    said = {"id": job_id, "by": principal.name, "trace": asked.trace}
+    options = task.defaults.changed(said, queue=None, limits=())
+    handle = await ledger.enqueue(TaskWithOptions(task, options), **values)
+    held = await existing(handle)
+    if held is not None:
+        await _require_graph(asked, held, spec if is_keyed else None)
+    return await added(asked, handle, held)
+
+
+async def _require_graph(asked: Asked, held: Held, spec: GraphSpec | None) -> None:
+    """Refuse an id that is not a graph's, and a key that began another graph than `spec`. Raises: ProblemError."""
+    ledger, job = asked.gateway.ledger, held.job
+    if job.task != run_graph.name:
+        raise ProblemError(
+            "DUPLICATE", f"job {job.id} of queue {job.queue} is no graph: give this one another id"
+        )
+    if spec is not None:
+        text = await ledger.patience.read(lambda: ledger.inputs.get(job.order.input, job.order.input_ref))
+        if _shape(msgspec.json.decode(text, type=dict[str, GraphSpec])["graph"]) != _shape(spec):
+            raise reused(f"graph {job.id}")
+
+
+def _shape(spec: GraphSpec) -> list[Any]:
+    """Return what makes a graph this one: not the options of its nodes, which a new release of their code may change."""
+    return [
+        (spec.name, node.label, node.node.task, node.input, node.node.takes, node.after, node.always)
+        for node in spec.nodes
+    ]
+
+
+ENDPOINTS: Final = (
+    Endpoint(
+        method="POST",
+        path="/v1/graphs",
+        permission="queue",
+        handler=begin_graph,
+        summary="Begin a graph of jobs that wait for each other",
+        tag="runs",
+        body=NewGraph,
+        returns=JobEnqueued,
+        heeds=("Idempotency-Key", "Prefer"),
+        status=202,
+        also=(200,),
+        problems=(*REFUSALS, "DUPLICATE"),
+    ),
+)

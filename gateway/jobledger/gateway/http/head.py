@@ -1,0 +1,42 @@
+"""The head of a request: its headers by their names, and its id. Each is made once and kept in the scope.
+
+The ids name requests and protect nothing, so they are drawn without asking the system each time.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Final
+
+from starlette.types import Scope
+
+from jobledger.ledger.model.subjects import is_token
+
+REQUEST_ID: Final = "x-request-id"
+_HEADERS: Final = "jobledger.headers"
+_ID: Final = "jobledger.request_id"
+_drawn: Final = random.Random()  # noqa: S311 - of names, not of secrets
+os.register_at_fork(after_in_child=_drawn.seed)
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """Return the headers by their names in lower case; one that is said twice is joined, as lists are."""
+    known: dict[str, str] | None = scope.get(_HEADERS)
+    if known is not None:
+        return known
+    found: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        key, text = name.decode("latin-1"), value.decode("latin-1")
+        found[key] = f"{found[key]}{'; ' if key == 'cookie' else ', '}{text}" if key in found else text
+    scope[_HEADERS] = found
+    return found
+
+
+def request_id_of(scope: Scope) -> str:
+    """Return the id of a request: the one that came with it where it can be one, else a new one."""
+    known: str | None = scope.get(_ID)
+    if known is None:
+        given = headers_of(scope).get(REQUEST_ID, "")
+        known = scope[_ID] = given if is_token(given) else f"{_drawn.getrandbits(64):016x}"
+    return known

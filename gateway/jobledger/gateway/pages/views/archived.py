@@ -1,0 +1,34 @@
+"""A job whose events were moved into an archive: how it ended, and which command shows all of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jobledger.admin.errors import JobNotHeldError, Missing
+from jobledger.gateway.pages.page import Looked
+from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.projections import JobRow
+
+
+class Archived(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    shell: Shell
+    row: JobRow
+    where: str  #: one sentence
+
+
+async def archived(looked: Looked, queue: str, error: JobNotHeldError) -> Archived:
+    """Return what the lists know of a job that the ledger no longer holds. Raises: the error, for who may not see one."""
+    looked.principal.require("view", queue)
+    async with looked.gateway.projection.opened() as view:
+        row = view.store.job(queue, error.job_id)
+        if row is None or error.missing is None or not looked.principal.may("view", row.queue, row.task):
+            raise error
+        shell = await surround(looked, view, None, fleet=False)
+        return Archived(shell=shell, row=row, where=where_is(error.missing, row.id))
+
+
+def where_is(missing: Missing, job_id: str) -> str:
+    """Say where the events are that are missing, and which command reads them."""
+    return missing.sentence(f"`jobledger jobs show {job_id} --archive DIR`")

@@ -1,0 +1,74 @@
+"""Beginning a run again from a step: what would be copied and what executed, before anything is done."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated
+
+import msgspec
+
+from jobledger.admin import run_acts
+from jobledger.admin.views import job_details
+from jobledger.gateway.pages.page import Looked, moment_of
+from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.views.job import editable
+from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.commands import STEP_KEY_MAX
+from jobledger.ledger.model.errors import JobNotFoundError
+from jobledger.ledger.model.events import RerunOf
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.subjects import JobRef, check_token
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """From which step, and of which moment of the run."""
+
+    step: Annotated[str, msgspec.Meta(max_length=STEP_KEY_MAX)] = ""
+    as_it_was: Annotated[str, msgspec.Meta(max_length=40)] = ""  #: a past moment; "": as it is
+
+
+class RerunPage(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    shell: Shell
+    query: Query
+    job: Job
+    rerun_of: RerunOf
+    copied: tuple[Step, ...]
+    again: tuple[Step, ...]
+    editable: str | None  #: its input as text that a form can hold; None: hidden, gone, or too long
+    editable_hash: str
+    hidden: bool
+    planned: str  #: names this plan: sent twice, it is done once
+
+
+async def rerun(looked: Looked, queue: str, id: str, *, query: Query) -> RerunPage:  # noqa: A002 - as in the address
+    """Return what a rerun would be now; nothing is changed. Raises: ProblemError, and as `run_acts.rerun_planned`."""
+    gateway, principal = looked.gateway, looked.principal
+    principal.require("review", check_token("queue", queue))
+    ref = JobRef(queue=queue, job_id=check_token("job id", id))
+    known = (await load(gateway.ledger.log, ref)).job
+    if known is not None:  # before anything is said of its steps
+        principal.require_about("review", queue, known.task, JobNotFoundError(id))
+    at = moment_of("as_it_was", query.as_it_was) if query.as_it_was else None
+    plan = await run_acts.rerun_planned(gateway.rows, id, query.step, queue, at=at)
+    job = plan.source
+    hidden = not principal.may("payloads", job.queue, job.task)
+    history = await gateway.ledger.handle_of(ref).history()
+    may_change = not hidden and principal.may("queue", job.queue, job.task)
+    text = None if not may_change else editable(await job_details(gateway.ledger, job, history))
+    async with gateway.projection.opened() as view:
+        shell = await surround(looked, view, None, fleet=False)
+    return RerunPage(
+        shell=shell,
+        query=query,
+        job=job,
+        rerun_of=plan.rerun_of,
+        copied=plan.copied,
+        again=plan.again,
+        editable=text,
+        editable_hash="" if text is None else hashlib.sha256(text.encode()).hexdigest(),
+        hidden=hidden,
+        planned=shell.today.isoformat(),
+    )
