@@ -1,9 +1,10 @@
 """What the gateway costs against what it may: `make bench-gateway`.
 
-    python benchmarks/gateway.py [--big] [--only PART ...] [--pairs N] [--rounds N] [--quick] [--json]
+    python benchmarks/gateway.py [--big] [--file PATH] [--only PART ...] [--pairs N] [--rounds N] [--quick] [--json]
 
 Requests are paired with those of `by_hand.py`, a handwritten ASGI program on the same ledger, in one run; their CPU is that
-of the process that answers. `--big` adds the lists of a million jobs (some minutes: a projection is filled without a ledger).
+of the process that answers. Without options it takes about five minutes. `--big` adds the lists of a million jobs: their
+projection is filled without a ledger, which takes five minutes more, and `--file` keeps it, or uses one that is there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import time
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import gateway_reads
@@ -38,7 +40,12 @@ ROWS: Final[Mapping[str, Mapping[str, Row]]] = {
         "get": Row("GET of a job: CPU, of a handwritten program's", "x", most=2, digits=2),
         "get us": Row("  CPU a request", "us", digits=0),
     },
-    "bulk": {"bulk": Row("{bulk:,} jobs as lines: jobs a second", "jobs/s", least=30_000, digits=0)},
+    "bulk": {
+        "bulk": Row("{bulk:,} jobs as lines: jobs a second", "jobs/s", least=30_000, digits=0),
+        "gateway us": Row("  gateway's CPU a job", "us"),
+        "server us": Row("  server's CPU a job", "us"),
+        "projector us": Row("  projector's CPU a job meanwhile", "us"),
+    },
     "stream": {
         "p50": Row("POST to its event in a stream: p50", "ms", most=5, digits=2),
         "p99": Row("  p99", "ms", digits=2),
@@ -46,17 +53,22 @@ ROWS: Final[Mapping[str, Mapping[str, Row]]] = {
     "stop": {"stop": Row("stop with {streams} open streams", "s", most=1, digits=2)},
     "overview": {
         "rendering": Row("overview: CPU a rendering", "ms", most=20, digits=1),
-        "readers": Row("  CPU with {readers} readers, of that with one", "x", most=1.5, digits=2),
+        "readers": Row("  with {readers} readers, of that with one", "x", most=1.5, digits=2),
+        "sending": Row("  each further reader: CPU to send it", "ms", digits=2),
     },
     "past": {
         "job": Row("a job as it was, beside {past:,} others", "ms", most=50, digits=1),
-        "levels": Row("the fleet's levels of all time", "ms", most=50, digits=1),
-        "list": Row("a list as it was: {past:,} jobs", "ms", most=2_000, digits=0),
+        "levels": Row("the fleet's levels, each minute of three days", "ms", most=50, digits=1),
+        "list": Row("a list as it was anywhere among {past:,} jobs", "ms", most=2_000, digits=0),
+        "slowest": Row("  the slowest of them", "ms", digits=0),
         "others": Row("  p99 of GET of a job meanwhile", "x", most=2, digits=2),
     },
     "big": {
         "page": Row("{jobs:,} jobs: the slowest filter", "ms", most=100, digits=1),
-        "counts": Row("  and its counts", "ms", most=100, digits=1),
+        "counts": Row("  its counts", "ms", most=100, digits=1),
+        "pages": Row("  the page /jobs with it", "ms", most=100, digits=1),
+        "levels": Row("  levels of their minutes", "ms", most=50, digits=1),
+        "overview": Row("  an overview of them: CPU a rendering", "ms", most=20, digits=1),
     },
 }
 
@@ -70,7 +82,7 @@ class Sizes(NamedTuple):
     bulk: int = 100_000
     events: int = 500
     streams: int = 100
-    advances: int = 12
+    advances: int = 8
     readers: int = 20
     past: int = 100_000
     reads: int = 500
@@ -122,21 +134,23 @@ async def requests(pairs: int, count: int) -> Figures:
 
 
 async def bulk(rounds: int, count: int) -> Figures:
-    """Return how many jobs a second are enqueued as lines of one request."""
-    lines = b"".join(
-        b'{"task":"noop","queue":"bench","input":{"number":%d}}\n' % number for number in range(count)
-    )
-    found: list[float] = []
+    """Return how many jobs a second are enqueued as lines of one request, and what each costs which process."""
+    found: Figures = {"bulk": [], "gateway us": [], "server us": [], "projector us": []}
     async with fresh() as (server, _, folder), gateway(server, folder) as ours:
+        pids = {
+            "gateway us": ours.pid,
+            "server us": server.pid,
+            "projector us": ours.child("projector"),
+        }
         for _ in range(rounds):
-            async with Connection(ours.url) as connection:
-                began = time.perf_counter()
-                answer = await connection.ask(
-                    "POST", "/v1/jobs/bulk", lines, ("content-type: application/x-ndjson",)
-                )
-                found.append(count / (time.perf_counter() - began))
-                assert answer.status == 202, answer
-    return {"bulk": found}
+            before = {name: cpu_s(pid) for name, pid in pids.items()}
+            began = time.perf_counter()
+            last_sequence = await gateway_reads.add_lines(ours, count)
+            found["bulk"].append(count / (time.perf_counter() - began))
+            for name, pid in pids.items():
+                found[name].append((cpu_s(pid) - before[name]) * _US / count)
+            await gateway_reads.caught_up(ours, last_sequence)
+    return found
 
 
 async def stream(count: int) -> Figures:
@@ -184,6 +198,7 @@ def main() -> None:
     """Measure what the command line asks for."""
     reader = table.parser(__doc__, ROWS, pairs=Sizes().pairs, rounds=Sizes().rounds)
     reader.add_argument("--big", action="store_true", help="the lists of a million jobs, too")
+    reader.add_argument("--file", type=Path, help="where the rows of a million jobs are kept")
     options = table.chosen(reader)
     sizes = (QUICK if options.quick else Sizes())._replace(**table.given(options))
     parts = {
@@ -193,7 +208,7 @@ def main() -> None:
         "stop": partial(stop, sizes.rounds, sizes.streams),
         "overview": partial(gateway_reads.overview, sizes.rounds, sizes.advances, sizes.readers),
         "past": partial(gateway_reads.past, sizes.pairs, sizes.past, sizes.reads),
-        "big": partial(gateway_reads.lists, sizes.pairs, sizes.jobs),
+        "big": partial(gateway_reads.lists, sizes.pairs, sizes.jobs, options.file),
     }
     table.show(
         ROWS,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import random
 import statistics
+import sys
 import time
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Coroutine, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from http_load import Connection, load
@@ -22,8 +26,11 @@ Figures = dict[str, list[float]]
 Words = list[tuple[str, str]]
 
 _MS: Final = 1e3
+_OK: Final = 200
 _LIMIT_S: Final = 50.0
-_KEPT_S: Final = 2.0  #: longer than a rendering is shared
+_KEPT_S: Final = 1.6  #: longer than a rendering is shared
+_LEVELS_JOBS: Final = 20_000  #: whose rows tell of each minute of three days
+_RENDERINGS: Final = 12
 _LINES: Final = ("content-type: application/x-ndjson",)
 
 
@@ -34,20 +41,28 @@ class _Reader:
         self._live = live
         self._page = page
 
-    async def advance(self, sequence: int, *, asks: bool) -> None:
-        """Wait until the pages have an event; ask for the overview at once, as a browser does."""
+    async def heard(self, sequence: int) -> None:
+        """Wait until the pages have an event."""
         async with asyncio.timeout(_LIMIT_S):
             while True:
                 name, _, value = (await self._live.line()).partition(b": ")
                 if name == b"data" and int(value) >= sequence:
                     break
-        if asks:
-            answer = await self._page.ask("GET", "/")
-            assert answer.status == 200, answer.status
+
+    async def ask(self) -> None:
+        """Ask for the overview, as a browser does."""
+        answer = await self._page.ask("GET", "/")
+        assert answer.status == _OK, answer.status
 
 
-async def _looked(ours: Served, ledger: Ledger, readers: int, advances: int, *, asks: bool) -> float:
-    """Return the CPU of the gateway for each event that some readers are told of, in ms."""
+class _Looks(NamedTuple):
+    """The CPU of a gateway for each event that readers are told of, in ms."""
+
+    made_ms: float  #: where all ask at once after it
+    sent_ms: float  #: where all ask once more: what was made is sent again
+
+
+async def _looked(ours: Served, ledger: Ledger, readers: int, advances: int) -> _Looks:
     async with contextlib.AsyncExitStack() as stack:
         looking: list[_Reader] = []
         for _ in range(readers):
@@ -55,37 +70,59 @@ async def _looked(ours: Served, ledger: Ledger, readers: int, advances: int, *, 
             live.send("GET", "/live")
             await live.head()
             looking.append(_Reader(live, await stack.enter_async_context(Connection(ours.url))))
-        began = 0.0
+        made_s = sent_s = 0.0
         for turn in range(-1, advances):
             job = await ledger.enqueue(noop, number=turn)
-            async with asyncio.TaskGroup() as group:
-                for each in looking:
-                    group.create_task(each.advance(job.sequence, asks=asks))
-            if turn < 0:  # the first one is not counted: it finds nothing warm
-                began = cpu_s(ours.pid)
-        return (cpu_s(ours.pid) - began) * _MS / advances
+            await _all(each.heard(job.sequence) for each in looking)
+            before = cpu_s(ours.pid)
+            await _all(each.ask() for each in looking)
+            between = cpu_s(ours.pid)
+            await _all(each.ask() for each in looking)
+            if turn >= 0:  # the first one finds nothing warm
+                made_s += between - before
+                sent_s += cpu_s(ours.pid) - between
+        return _Looks(made_s * _MS / advances, sent_s * _MS / advances)
 
 
-async def _bulk(ours: Served, count: int) -> None:
+async def _all(each: Iterable[Coroutine[Any, Any, None]]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for one in each:
+            group.create_task(one)
+
+
+async def add_lines(ours: Served, count: int) -> int:
+    """Add jobs as the lines of one request; return the highest stream sequence."""
     lines = b"".join(
         b'{"task":"noop","queue":"bench","input":{"number":%d}}\n' % each for each in range(count)
     )
     async with Connection(ours.url) as connection:
         answer = await connection.ask("POST", "/v1/jobs/bulk", lines, _LINES)
         assert answer.status == 202, answer
+    return int(json.loads(answer.body)["last_sequence"])
+
+
+async def caught_up(ours: Served, sequence: int) -> None:
+    """Wait until the lists have an event."""
+    async with asyncio.timeout(_LIMIT_S), Connection(ours.url) as connection:
+        path = f"/v1/jobs?limit=1&min_sequence={sequence}"
+        while (
+            await connection.ask("GET", path)
+        ).status != _OK:  # it answers after some seconds at the latest
+            pass
 
 
 async def overview(rounds: int, advances: int, readers: int) -> Figures:
-    """Return the CPU of a rendering, and what many readers cost, of what one costs."""
-    found: Figures = {"rendering": [], "readers": []}
+    """Return the CPU of a rendering, that of one for many readers, of that, and what each reader more costs."""
+    found: Figures = {"rendering": [], "readers": [], "sending": []}
     async with fresh() as (server, ledger, folder), gateway(server, folder) as ours:
-        await _bulk(ours, 1_000)
+        await add_lines(ours, 1_000)
         for _ in range(rounds):
-            nobody = await _looked(ours, ledger, 1, advances, asks=False)
-            one = await _looked(ours, ledger, 1, advances, asks=True)
-            many = await _looked(ours, ledger, readers, advances, asks=True)
-            found["rendering"].append(max(one - nobody, 0.0))
-            found["readers"].append(many / max(one, _MS / 100 / advances))
+            one = await _looked(ours, ledger, 1, advances)
+            many = await _looked(ours, ledger, readers, advances)
+            rendering = one.made_ms - one.sent_ms
+            found["rendering"].append(rendering)
+            found["readers"].append((many.made_ms - many.sent_ms) / max(rendering, 1e-3))
+            found["sending"].append(many.sent_ms / readers)
     return found
 
 
@@ -132,46 +169,74 @@ async def _median_ms(connection: Connection, path: str, times: int, pause_s: flo
         began = time.perf_counter()
         answer = await connection.ask("GET", path)
         took.append((time.perf_counter() - began) * _MS)
-        assert answer.status == 200, (path, answer.status, answer.body[:500])
+        assert answer.status == _OK, (path, answer.status, answer.body[:500])
     return statistics.median(took)
 
 
-async def lists(rounds: int, jobs: int) -> Figures:
-    """Return the time of the slowest list of many jobs and of the slowest counts, each the median of some rounds."""
-    found: Figures = {"page": [], "counts": []}
+async def lists(rounds: int, jobs: int, kept: Path | None) -> Figures:
+    """Return the time of the slowest list of many jobs, of its counts and of its page, each the median of some rounds.
+
+    Also that of the levels, and the CPU of an overview that is made again and again.
+    """
     async with fresh() as (server, _, folder):
-        await fill(folder / "rows.db", jobs)
-        with Store.open(folder / "rows.db") as store:
+        rows = kept or folder / "rows.db"
+        if not rows.exists():
+            await fill(rows, jobs)
+        with Store.open(rows) as store:
             asked = list(_questions(store, jobs))
-        async with gateway(server, folder, "--no-projector") as ours, Connection(ours.url) as connection:
-            for name, path in (("page", "/v1/jobs"), ("counts", "/v1/jobs/counts")):
-                words = [each for each in asked if name == "page" or dict(each).keys().isdisjoint({"order"})]
-                took = [await _median_ms(connection, f"{path}?{urlencode(each)}", rounds) for each in words]
-                found[name].append(max(took))
+        found: Figures = {}
+        async with (
+            gateway(server, folder, "--no-projector", rows=rows) as ours,
+            Connection(ours.url) as connection,
+        ):
+            for name, path in (("page", "/v1/jobs"), ("counts", "/v1/jobs/counts"), ("pages", "/jobs")):
+                words = [each for each in asked if name != "counts" or "order" not in dict(each)]
+                took: dict[str, list[float]] = {urlencode(each): [] for each in words}
+                for _ in range(rounds):  # all in turn, so that no page is one that was kept
+                    for query, times in took.items():
+                        times.append(await _median_ms(connection, f"{path}?{query}", 1))
+                    await asyncio.sleep(_KEPT_S)
+                slowest = max((statistics.median(times), query) for query, times in took.items())
+                print(f" {path}: slowest with {slowest[1] or 'nothing'} ...", end="", file=sys.stderr)
+                found[name] = [slowest[0]]
+            found["levels"] = [await _median_ms(connection, "/levels", min(rounds, 3), _KEPT_S)]
+            await _median_ms(connection, "/", 1)
+            began = cpu_s(ours.pid)
+            await _median_ms(connection, "/", _RENDERINGS, _KEPT_S)
+            found["overview"] = [(cpu_s(ours.pid) - began) * _MS / _RENDERINGS]
     return found
 
 
+async def _levels(rounds: int) -> list[float]:
+    """Return how long the levels of three days take, which is as long as each minute has a row."""
+    async with fresh() as (server, _, folder):
+        await fill(folder / "rows.db", _LEVELS_JOBS)
+        async with gateway(server, folder, "--no-projector") as ours, Connection(ours.url) as connection:
+            found = [await _median_ms(connection, "/levels", 1, _KEPT_S) for _ in range(rounds + 1)]
+    return found[1:]
+
+
 async def past(pairs: int, jobs: int, count: int) -> Figures:
-    """Return how long moments of the past take, and how much later other answers come meanwhile."""
-    found: Figures = {"job": [], "levels": [], "list": [], "others": []}
-    async with (
-        fresh() as (server, ledger, folder),
-        gateway(server, folder) as ours,
-        Connection(ours.url) as connection,
-    ):
-        await _bulk(ours, jobs)
+    """Return how long moments of the past take, and how much later other answers come meanwhile.
+
+    Lists are of moments anywhere in the ledger, one after the other, as somebody asks for them who moves the slider.
+    """
+    found: Figures = {"job": [], "levels": await _levels(pairs), "list": [], "others": []}
+    moments = random.Random(1)
+    async with fresh() as (server, ledger, folder), gateway(server, folder) as ours:
+        await add_lines(ours, jobs)
         job = await ledger.enqueue(noop, number=1)
         await ledger.cancel(job.id, queue="bench")
         request = ("GET", f"/v1/jobs/bench/{job.id}", b"")
-        until = await connection.ask("GET", f"/v1/jobs?limit=1&min_sequence={job.sequence}")
-        assert until.status == 200, until
-        for turn in range(pairs):
-            then = job.sequence - 1 - turn
-            found["job"].append(await _median_ms(connection, f"{request[1]}?sequence={job.sequence}", 9))
-            found["levels"].append(await _median_ms(connection, "/levels", 1, _KEPT_S if turn else 0.0))
-            alone = await load(ours.url, 1, count, lambda _: request, 200)
-            view = asyncio.create_task(_median_ms(connection, f"/v1/jobs?sequence={then}", 1))
-            beside = await load(ours.url, 1, count, lambda _: request, 200)
-            found["list"].append(await view)
-            found["others"].append(beside.at(0.99) / alone.at(0.99))
+        await caught_up(ours, job.sequence + 1)
+        async with Connection(ours.url) as connection:  # one that says nothing for 10 s is closed
+            for _ in range(pairs):
+                found["job"].append(await _median_ms(connection, f"{request[1]}?sequence={job.sequence}", 9))
+                alone = await load(ours.url, 1, count, lambda _: request, _OK)
+                then = moments.randint(1, job.sequence - 1)
+                view = asyncio.create_task(_median_ms(connection, f"/v1/jobs?sequence={then}", 1))
+                beside = await load(ours.url, 1, count, lambda _: request, _OK)
+                found["list"].append(await view)
+                found["others"].append(beside.at(0.99) / alone.at(0.99))
+    found["slowest"] = [max(found["list"])]
     return found

@@ -43,7 +43,7 @@ WITHIN_MS = 100.0
 
 
 class Ticking(SystemClock):
-    """The server's time: so many microseconds later at each look that all jobs fill three days."""
+    """The server's time: each look moves it on, by as many microseconds as spread all jobs over three days."""
 
     def __init__(self, jobs: int) -> None:
         self._step = timedelta(days=3) / (3 * jobs)

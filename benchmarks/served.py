@@ -39,6 +39,14 @@ class Served(NamedTuple):
         """Its number."""
         return self.process.pid
 
+    def child(self, name: str) -> int:
+        """Return the number of its child process of that name."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii").split()
+        for each in children:
+            if name in Path(f"/proc/{each}/cmdline").read_text(encoding="utf-8").split("\0"):
+                return int(each)
+        raise LookupError(f"the gateway has no child {name}")
+
 
 @contextlib.asynccontextmanager
 async def fresh() -> AsyncGenerator[tuple[EmbeddedServer, Ledger, Path], None]:
@@ -54,8 +62,10 @@ async def fresh() -> AsyncGenerator[tuple[EmbeddedServer, Ledger, Path], None]:
 
 
 @contextlib.asynccontextmanager
-async def gateway(server: EmbeddedServer, folder: Path, *more: str) -> AsyncGenerator[Served, None]:
-    """Run a gateway, as its users do."""
+async def gateway(
+    server: EmbeddedServer, folder: Path, *more: str, rows: Path | None = None
+) -> AsyncGenerator[Served, None]:
+    """Run a gateway, as its users do; `rows`: its projection, a new one in `folder` unless given."""
     words = (
         "gateway",
         "--url",
@@ -64,7 +74,7 @@ async def gateway(server: EmbeddedServer, folder: Path, *more: str) -> AsyncGene
         "0",
         "--json",
         "--projection",
-        str(folder / "rows.db"),
+        str(rows or folder / "rows.db"),
         *more,
     )
     process = await asyncio.create_subprocess_exec(
