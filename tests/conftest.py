@@ -42,7 +42,7 @@ _LIMIT_S = pytest.StashKey[float]()
 #: How much later pytest-timeout ends an async test that did not end itself.
 _LATER_S = 5.0
 
-# How long an example takes says nothing on machines that run six processes on two CPUs.
+# How long an example takes says nothing on machines that run several processes on each CPU.
 hypothesis.settings.register_profile("shared", deadline=None)
 hypothesis.settings.load_profile("shared")
 

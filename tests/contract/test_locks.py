@@ -163,7 +163,7 @@ async def test_a_block_is_entered_once(world: World) -> None:
     async with world.client() as locks:
         block = locks.hold("account", "42")
         async with block as held:
-            with pytest.raises(InvalidInputError, match="account/42 was entered before: call `lock` anew"):
+            with pytest.raises(InvalidInputError, match="account/42 was entered before: call `lock` again"):
                 await block.__aenter__()
             held.check()
         with pytest.raises(InvalidInputError, match="account/42 was entered before"):

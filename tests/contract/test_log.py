@@ -237,7 +237,7 @@ async def test_what_is_purged_is_gone_and_the_rest_is_as_it_was(log: Log) -> Non
     with pytest.raises(SequenceGapError, match="begins at stream sequence 3: 2 was moved into an archive"):
         async with aclosing(log.read(from_sequence=2)) as batches:
             _ = [batch async for batch in batches]
-    # A chain that is gone begins anew; one that is held in part goes on.
+    # A chain that is gone begins again; one that is held in part goes on.
     assert await log.append([entry(log, 0, event("j2"))]) == 4
     with pytest.raises(WrongSequenceError):
         await log.append([entry(log, 1, event("j1"))])

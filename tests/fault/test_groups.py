@@ -144,7 +144,7 @@ async def tell(ledger: Ledger, runs: list[JobHandle[int]], chance: random.Random
 
 
 async def keep(fleet: Fleet, workers: list[WorkerProcess]) -> Counter[str]:
-    """Start anew those that ended; return how many did so by themselves, and where."""
+    """Start again those that ended; return how many did so by themselves, and where."""
     ends: Counter[str] = Counter()
     for index, worker in enumerate(workers):
         if not worker.alive:

@@ -144,7 +144,7 @@ async def granting_among(ledger: Ledger, workers: list[WorkerProcess]) -> Worker
 
 
 async def keep(fleet: Fleet, workers: list[WorkerProcess]) -> int:
-    """Start anew those that ended; return how many did so by themselves."""
+    """Start again those that ended; return how many did so by themselves."""
     crashed = 0
     for index, worker in enumerate(workers):
         if not worker.alive:

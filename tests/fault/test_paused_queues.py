@@ -43,7 +43,7 @@ class Disturbance:
             await worker.ready()
 
     async def strike(self) -> None:
-        """Kill a worker or delete a consumer, or both, so that one that knows nothing of the pause makes it anew."""
+        """Kill a worker or delete a consumer, or both, so that one that knows nothing of the pause makes it again."""
         kind = self._chance.choice(("kill", "delete", "both"))
         if kind != "delete":
             place = self._chance.randrange(WORKERS)

@@ -148,7 +148,7 @@ async def test_projector_killed_at_random_moments_leaves_a_correct_file(
     record(
         "23",
         "projector killed at any moment, its file removed or a page of it written over",
-        faults=f"{KILLS} kills, {removed} removals, {damaged} damaged pages; equal to a file made anew",
+        faults=f"{KILLS} kills, {removed} removals, {damaged} damaged pages; equal to a rebuilt file",
         jobs=sum(counts.values()),
         events=position.stream_sequence,
         now=time.monotonic(),

@@ -18,7 +18,7 @@ from jobledger.ledger.model.errors import AppendOutcomeUnknownError
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.fault]
 
 ServerFactory = Callable[..., "EmbeddedServer"]
 LIMIT_S = 15.0

@@ -37,7 +37,7 @@ from jobledger.ledger import connect
 from jobledger.ledger.model.errors import SequenceGapError, ServerStartError, ServerUnreachableError
 from jobledger.projections import PositionMismatchError, Projector
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.fault, pytest.mark.timeout(240)]
 
 JOBS = 150
 OLDER = 200  #: events in the older copy of a store

@@ -220,7 +220,7 @@ class Refuser:
 async def test_exhausted_deliveries_are_seen_to_without_reactor_and_without_advisory(
     ledger: Ledger, connected: ConnectTo, fleet: Fleet, record: Recorder, lost: bool
 ) -> None:
-    """Row 28: no worker lives while deliveries are used up; half of the jobs had their only attempt lost before."""
+    """Row 28: no worker lives until the server gives the dispatches up; half of the jobs had their only attempt lost before."""
     count = 50
     async with Watch.following(ledger) as watch, connected() as other:
         fresh = [await ledger.enqueue(TASKS["nap"].options(id=f"fresh-{n}"), 0.0) for n in range(count)]
@@ -258,9 +258,9 @@ async def test_exhausted_deliveries_are_seen_to_without_reactor_and_without_advi
     assert reasons == {"max_deliver"}
     record(
         "28b" if lost else "28a",
-        "deliveries of 100 jobs are used up while no worker lives"
+        "no worker lives, and the server delivers each of 100 jobs 20 times, as often as it may"
         + (", and the advisories are deleted" if lost else ""),
-        faults=f"{2 * count * DELIVERIES_MAX:,} deliveries, 0 dead letters missing, {count} dispatched anew",
+        faults=f"{2 * count * DELIVERIES_MAX:,} deliveries, 0 dead letters missing, {count} dispatched again",
         jobs=proof.report.jobs,
         events=proof.report.events,
         now=time.monotonic(),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.support.tables import each_row
 
+from jobledger.admin.runs import Tree, TreeStep
 from jobledger.gateway.access.keys import AccessSettings
 from jobledger.gateway.access.listening import may_listen
 from jobledger.gateway.access.origins import Hosts, checked_origins, forwarded, is_among, networks
@@ -19,7 +20,9 @@ from jobledger.gateway.access.ring import STALE_S, KeyRing
 from jobledger.gateway.access.sessions import SESSION_S, Session, Sessions, signing_keys
 from jobledger.gateway.pages.login import inside
 from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.scoped import tree_for
 from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.projections.tables.steps import StepRow
 
 KEY = b"k" * 43
 
@@ -119,7 +122,7 @@ def test_a_bucket_fills_again_and_forgets_who_was_not_there_for_long() -> None:
     assert [group_of(*each) for each in (("GET", "/v1/jobs"), ("POST", "/v1/jobs"), ("POST", "/v1/jobs/bulk"))] == [
         "read", "write", "bulk",
     ]  # fmt: skip
-    with pytest.raises(ConfigurationError, match="a quota is a count"):
+    with pytest.raises(ConfigurationError, match="a quota needs a count"):
         Quota(count=0, window_s=1)
 
 
@@ -172,6 +175,8 @@ def test_people_may_do_what_the_file_says_as_it_is_now(tmp_path: Path) -> None:
     [
         ({"is_loopback": True}, ""),
         ({"is_loopback": True, "has_login": True}, ""),
+        ({"is_loopback": True, "behind_proxy": True}, "without a key everybody"),
+        ({"is_loopback": True, "has_login": True, "behind_proxy": True}, ""),
         ({"tls": True}, "without a key everybody"),
         ({"has_login": True}, "keys must not be sent in the clear"),
         ({"has_login": True, "tls": True}, ""),
@@ -280,3 +285,21 @@ def test_whoever_is_bound_to_some_queues_may_not_change_what_belongs_to_none() -
     assert bound.scope.has("mail", "x")
     assert not bound.scope.has("web", "x")
     Principal(name="ann", permissions=frozenset({"manage"})).require_everywhere("manage")
+
+
+def test_a_tree_of_jobs_has_none_that_its_reader_may_not_see() -> None:
+    def tree(queue: str, task: str, *children: Tree) -> Tree:
+        row = dict.fromkeys(StepRow.__struct_fields__)
+        steps = (TreeStep(step=StepRow(**cast("Any", row)), children=children, hidden=2),) if children else ()
+        blank = {"version": None, "awaiting": None, "item": None, "error": None}
+        known = {"status": "running", "since": "", "late": False, "undos": 0, "steps": steps}
+        return Tree(queue=queue, id=task, task=task, **cast("Any", {**blank, **known}))
+
+    below = tree("mail", "send", tree("vault", "send"), tree("mail", "open"), tree("mail", "send"))
+    seen = tree_for(
+        Principal(name="eve", permissions=frozenset({"view"}), queues=("mail",), tasks=("send",)),
+        tree("mail", "send", tree("vault", "melt", below), below),
+    )
+    assert (seen.steps[0].hidden, [each.task for each in seen.steps[0].children]) == (3, ["send"])
+    [left] = seen.steps[0].children
+    assert (left.steps[0].hidden, [each.queue for each in left.steps[0].children]) == (4, ["mail"])

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import ssl
 from collections.abc import Sequence
+from pathlib import Path
 
 import httpx
 import pytest
 from tests.support.limits import LIMIT_S
 from tests.support.receivers import receiving
+from tests.support.secured import Authority, Pair
 from tests.support.tables import each_row
 
 from jobledger.gateway.hooks.addresses import (
     CheckedTransport,
     TargetRefusedError,
     Targets,
-    is_public,
     networks,
 )
 from jobledger.gateway.hooks.posting import Poster
 from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.model.hooks.places import is_public
 
 pytestmark = pytest.mark.anyio
 
@@ -137,6 +141,65 @@ async def test_the_address_that_was_checked_is_the_one_that_is_connected_to() ->
     with pytest.raises(TargetRefusedError):
         await transport.handle_async_request(httpx.Request("POST", "https://hooks.example/in"))
     assert len(seen.requests) == 1
+
+
+async def test_a_name_in_other_letters_is_asked_for_as_it_is_written() -> None:
+    """Read as letters, `ss` could stand for what another domain has."""
+    seen, names = Seen(), Names(["8.8.8.8"])
+    transport = CheckedTransport(Targets(resolve=names), seen)
+    await transport.handle_async_request(httpx.Request("POST", "https://xn--strae-oqa.example/in"))
+    assert names.asked == [seen.requests[0].extensions["sni_hostname"]] == ["xn--strae-oqa.example"]
+
+
+class Certified:
+    """A receiver's side of TLS, and the names that it was asked for."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.asked: list[str | None] = []
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.context.load_cert_chain(pair.cert, pair.key)
+        self.context.sni_callback = lambda _connection, name, _context: self.asked.append(name)
+
+
+async def _posted(certified: Certified, name: str) -> tuple[int, str, int]:
+    """Post to a receiver by a name that stands for this machine: status, why, and how many requests came."""
+    async with receiving(certified.context) as receiver:
+        poster = Poster(Targets(LOOPBACK, resolve=Names(["127.0.0.1"])), timeout_s=LIMIT_S)
+        answered = await poster.post(f"https://{name}:{receiver.port}/hooks", b"{}", {})
+        return answered.status, answered.why, len(receiver.requests)
+
+
+async def test_a_receiver_is_known_by_a_certificate_for_its_name_and_not_for_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted, other = Authority(tmp_path), Authority(tmp_path, "other")
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted.ca))
+    good = Certified(trusted.issue("hooks.example"))
+    assert await _posted(good, "hooks.example") == (204, "204 No Content", 1)
+    assert good.asked == ["hooks.example"], "though the connection went to an address"
+    for pair, words in (
+        (trusted.issue("127.0.0.1"), "Hostname mismatch, certificate is not valid for 'hooks.example'"),
+        (trusted.issue("hooks.example", days=-1), "certificate has expired"),
+        (other.issue("hooks.example"), "unable to get local issuer certificate"),
+        (Pair(other.ca, other.key), "self-signed certificate"),
+    ):
+        status, why, came = await _posted(Certified(pair), "hooks.example")
+        assert (status, came) == (0, 0), words
+        assert why == (
+            f"the receiver's certificate is refused ({words}): SSL_CERT_FILE names a file of authorities to trust"
+        )
+
+
+async def test_a_receiver_without_tls_is_told_as_such() -> None:
+    async def no_tls(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(no_tls, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        answered = await Poster(Targets(LOOPBACK)).post(f"https://127.0.0.1:{port}/", b"{}", {})
+    assert answered.why == "the receiver speaks no TLS that can be used (WRONG_VERSION_NUMBER): is it https?"
 
 
 async def test_an_address_of_the_sixth_version_is_connected_to_as_such() -> None:

@@ -15,7 +15,7 @@ from playwright.async_api import Browser, expect
 from tests.support.browsers import LIMIT_MS, barriers, browsing, examining, looking, too_wide
 from tests.support.gateways import gateway_of, listening
 from tests.support.limits import LIMIT_S
-from tests.support.working import bury, working
+from tests.support.working import bury, record_steps, working
 
 from jobledger.admin.access.keys import Grant, create_key, create_link
 from jobledger.admin.operators import operator_acts
@@ -30,7 +30,7 @@ from jobledger.projections import ActFilter
 
 pytestmark = pytest.mark.anyio
 expect.set_options(timeout=LIMIT_MS)
-THEMES = ("light", "dark")
+CHANGE_S, TRIES = 3.0, 3
 HOSTILE = "<script>document.title = 'planted'</script><img src=x onerror=\"document.title='planted'\">"
 
 
@@ -52,6 +52,7 @@ class Shop(NamedTuple):
     rows: Rows
     sent: str
     dead: str
+    run: str  #: recorded two steps, and goes on
     died_at: int  #: the event by which it did
 
 
@@ -77,27 +78,50 @@ async def shop(nats_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFac
             dead = await ledger.enqueue(charge, order="A-1")
             await sent.wait()
             await dead.wait()
+        run = await ledger.enqueue(send.options(queue="orders"), to="a run")
+        await record_steps(ledger, run, "reserve", "pay")
         await ledger.enqueue_many(send, ({"to": f"person{n}"} for n in range(120)))
-        yield Shop(url, ledger, gateway.rows, sent.id, dead.id, (await ledger.log.head()).last_sequence)
+        yield Shop(
+            url, ledger, gateway.rows, sent.id, dead.id, run.id, (await ledger.log.head()).last_sequence
+        )
 
 
 def addresses(shop: Shop) -> list[str]:
     """Return an address of every page, now and, where it has one, in the past."""
     words = {"queue": "billing", "id": shop.dead, "task": "charge"}
+    run = {"queue": "orders", "id": shop.run}
+    again = "/jobs/{queue}/{id}/rerun"
+    few = {"/jobs": "?queue=billing"}  # one row is like the other, and each costs time
     now = [
-        page.path.format(**words) + ("?state=dead_lettered" if page.path == "/plan" else "") for page in PAGES
+        page.path.format(**words) + few.get(page.path, "")
+        for page in PAGES
+        if page.path not in {"/plan", again}
     ]
-    folded = ("/", "/jobs", f"/jobs/billing/{shop.dead}", "/dead-letters", "/queues", "/limits", "/runs")
+    now += [
+        "/plan?state=dead_lettered",
+        "/jobs/{queue}/{id}".format(**run),
+        f"{again.format(**run)}?step=pay",
+    ]
+    folded = (f"/jobs/billing/{shop.dead}", "/dead-letters")
     return [*now, *(f"{each}?sequence={shop.died_at}" for each in folded)]
 
 
-async def test_the_overview_changes_by_itself(browser: Browser, shop: Shop) -> None:
+async def test_a_change_is_seen_within_three_seconds(browser: Browser, shop: Shop) -> None:
+    """From the append to the figure of the overview, by the clock of the machine; a busy machine has three tries."""
+    took: list[float] = []
     async with looking(browser, shop.url) as page:
         await page.goto("/")
-        tile = page.locator(".tile", has_text="waiting for a worker").locator("b, strong").first
-        before = int((await tile.inner_text()).replace(",", ""))
-        await shop.ledger.enqueue(send, to="somebody else")
-        await expect(tile).to_have_text(str(before + 1))
+        await expect(page.locator("#live.on")).to_be_visible()
+        failing = page.locator("tr", has=page.get_by_role("rowheader", name="charge"))
+        await expect(failing).to_contain_text("0 %")  # of its attempts succeed
+        tile = page.locator("[data-level=queued]")
+        while len(took) < TRIES and not any(each < CHANGE_S for each in took):
+            before = int((await tile.inner_text()).replace(",", ""))
+            await shop.ledger.enqueue(send, to="somebody else")
+            appended = time.monotonic()
+            await expect(tile).to_have_text(str(before + 1))
+            took.append(time.monotonic() - appended)
+    assert min(took) < CHANGE_S, took
 
 
 async def test_a_job_is_shown_as_of_each_of_its_events(browser: Browser, shop: Shop) -> None:
@@ -139,6 +163,21 @@ async def test_a_list_holds_still_and_announces_what_is_newer(browser: Browser, 
         assert await first.get_attribute("id") == before
         await page.keyboard.press("n")
         await expect(first).to_contain_text("somebody newer")
+
+
+async def test_acts_hold_still_too(browser: Browser, shop: Shop) -> None:
+    job = await shop.ledger.enqueue(send.options(queue="noted"), to="ann")
+    await shop.ledger.note(job, "the first", by="ann")
+    async with looking(browser, shop.url) as page:
+        await page.goto("/acts?by=ann")
+        rows = page.locator("#acts tbody tr")
+        await expect(rows).to_have_count(1)
+        await shop.ledger.note(job, "the second", by="ann")
+        await expect(page.locator("[data-newer]")).to_have_text("1 newer: show")
+        await expect(rows).to_have_count(1)
+        await page.keyboard.press("n")
+        await expect(rows.first).to_contain_text("the second")
+        await expect(rows.locator(".gone")).to_have_count(0)
 
 
 async def test_everything_is_reached_by_keys(browser: Browser, shop: Shop) -> None:
@@ -195,6 +234,11 @@ async def test_the_fleet_is_shown_while_its_slider_moves_and_exactly_after(
                 "slider => { slider.value = 999; slider.dispatchEvent(new Event('input', {bubbles: true})); }"
             )
         await expect(tile).to_have_text("4,321")
+        await slider.evaluate(
+            "slider => { const said = slider.form.dataset, begin = said.begin; said.begin = '1970-01-01T00:00Z'; "
+            "slider.value = 1; slider.dispatchEvent(new Event('input', {bubbles: true})); said.begin = begin; }"
+        )
+        await expect(tile).to_have_text("\u2013")  # before the first row nobody knows
         await expect(page.locator(".ends output")).to_contain_text("UTC")
         assert "at=" not in page.url
         await page.keyboard.press("Home")
@@ -283,13 +327,17 @@ async def test_somebody_logs_in_by_key_or_link_and_out_even_on_a_phone(
         gateway_of(shop.ledger, tmp_path, access) as gateway,
         listening(gateway) as url,
     ):
-        async with examining(browser, url) as page:
+        async with examining(browser, url, status=403) as page:
             await page.goto("/workers")
             assert "/login?after=" in page.url
             assert await barriers(page) == []
             await page.get_by_label("Key").fill(made.secret)
             await page.get_by_role("button", name="Log in").click()
             await page.wait_for_url("**/workers")
+            await page.goto("/keys")
+            await expect(page.get_by_text("lacks the permission 'admin'")).to_be_visible()
+            assert await barriers(page) == []
+            await page.get_by_role("link", name="Overview").click()
             await page.get_by_role("button", name="Log out").click()
             await page.wait_for_url("**/login")
         async with looking(browser, url, viewport={"width": 420, "height": 800}) as page:
@@ -303,21 +351,16 @@ async def test_somebody_logs_in_by_key_or_link_and_out_even_on_a_phone(
             await expect(page.get_by_label("Key")).to_be_visible()
 
 
-@pytest.mark.parametrize("theme", THEMES)
-async def test_nothing_on_any_page_keeps_anybody_out(browser: Browser, shop: Shop, theme: str) -> None:
-    async with examining(browser, shop.url, color_scheme=theme) as page:
-        for address in addresses(shop):
-            await page.set_viewport_size({"width": 1280, "height": 900})
-            answer = await page.goto(address)
-            assert answer is not None
-            assert answer.status == 200, f"{address}: {answer.status}"
-            found = await barriers(page)
-            assert found == [], f"{address}: {found}"
-            assert (wide := await too_wide(page)) == 0, f"{address} is {wide} pixels too wide for a phone"
-    async with examining(browser, shop.url, color_scheme=theme, status=404) as page:
-        await page.goto("/jobs/billing/nobody")
-        assert await barriers(page) == []
-        assert await too_wide(page) == 0
+async def test_nothing_on_any_page_keeps_anybody_out(browser: Browser, shop: Shop) -> None:
+    for status, shown in ((200, addresses(shop)), (404, ["/jobs/billing/nobody"]), (400, ["/plan"])):
+        async with examining(browser, shop.url, status=status) as page:
+            for address in shown:
+                answer = await page.goto(address)
+                assert answer is not None
+                assert answer.status == status, f"{address}: {answer.status}"
+                found = await barriers(page)
+                assert found == [], f"{address}: {found}"
+                assert (wide := await too_wide(page)) == 0, f"{address} is {wide} pixels too wide for a phone"
 
 
 async def test_the_theme_can_be_switched_and_stays(browser: Browser, shop: Shop) -> None:

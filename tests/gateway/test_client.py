@@ -20,7 +20,7 @@ from jobledger.gateway.client.problems import GatewayProblem, error_of
 from jobledger.gateway.client.remote import JobHandle, Requests
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import CODE_OF, KINDS
-from jobledger.ledger import Ledger, task
+from jobledger.ledger import Graph, Ledger, task
 from jobledger.ledger.adding.announced import entry_of
 from jobledger.ledger.model.errors import (
     InvalidInputError,
@@ -43,11 +43,16 @@ async def send(to: str) -> str:
     return f"sent to {to}"
 
 
+@task(queue="mail")
+async def report(batch: str, counts: dict[str, int]) -> str:
+    return f"{batch}: {counts}"
+
+
 @pytest.fixture(autouse=True)
 async def _announced(ledger: Ledger) -> None:
     """Let the task be known, as a worker does when it starts."""
-    entry = entry_of(send, worker="w-1", at=ledger.clock.now())
-    await write_tasks(ledger.inbox, ledger.names, [entry], replicas=1)
+    entries = [entry_of(each, worker="w-1", at=ledger.clock.now()) for each in (send, report)]
+    await write_tasks(ledger.inbox, ledger.names, entries, replicas=1)
 
 
 async def test_a_job_is_enqueued_waited_for_and_read(ledger: Ledger, gateway: Gateway) -> None:
@@ -126,6 +131,45 @@ async def test_the_blocking_client_does_the_same(ledger: Ledger, gateway: Gatewa
 
     async with working(ledger, send), listening(gateway) as url:
         assert await anyio.to_thread.run_sync(block, url) == ("sent to ann", 3, 1)
+
+
+async def test_graphs_and_batches_are_those_of_the_ledger(ledger: Ledger, gateway: Gateway) -> None:
+    graph = Graph("letters")
+    first = graph.add(send, to="ann")
+    graph.after(first).add(send.options(priority="high"), to=graph.add(send, first))
+    told = {
+        "name": "by_name",
+        "nodes": [
+            {"name": "one", "task": "send", "input": {"to": "ida"}},
+            {"name": "two", "task": "send", "takes": {"/to": "one"}},
+        ],
+    }
+
+    def block(url: str) -> tuple[object, bool]:
+        with sync.connect(url) as remote:
+            remote.enqueue_many(send, ({"to": f"s{n}"} for n in range(2)), batch="blocking")
+            named = remote.run_graph(told)
+            return named.result(timeout_s=LIMIT_S), remote.run_graph(told, id=named.id).created
+
+    async with working(ledger, send, report), listening(gateway) as url, connect(url) as remote:
+        job = await remote.run_graph(graph, id="letters-1")
+        assert (job.created, job.queue) == (True, "jobledger")
+        assert not (await remote.run_graph(graph, id="letters-1")).created
+        assert await job.result(timeout_s=LIMIT_S) == {
+            "send": "sent to ann",
+            "send#2": "sent to sent to ann",
+            "send#3": "sent to sent to sent to ann",
+        }
+        for new in (3, 0):
+            done = await remote.enqueue_many(
+                "send", ({"to": f"p{n}"} for n in range(3)), batch="b", on_end=report
+            )
+            assert (done.created, done.existing) == (new, 3 - new)
+        assert await (await remote.job("b")).result(timeout_s=LIMIT_S) == {"completed": 3}
+        with pytest.raises(InvalidInputError, match="closed and has 3 jobs"):
+            await remote.enqueue_many("send", ({"to": f"p{n}"} for n in range(4)), batch="b", on_end=report)
+        result, again = await anyio.to_thread.run_sync(block, url)
+        assert (result, again) == ({"one": "sent to ida", "two": "sent to sent to ida"}, False)
 
 
 async def test_who_may_not_is_told_so(ledger: Ledger, gateway: Gateway) -> None:

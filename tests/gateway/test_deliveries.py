@@ -63,6 +63,7 @@ async def hook(ledger: Ledger, receiver: Receiver, **terms: Any) -> Webhook:
         "events": ("queued",),
         "secrets": ("env:OLD",),
         "allow_http": True,
+        "allow_private": True,
         **terms,
     }
     return await change_webhook(ledger, "shop", SetWebhook(definition=WebhookDefinition(**given)), by="ann")
@@ -214,6 +215,7 @@ async def test_a_slow_receiver_holds_nobody_else(ledger: Ledger) -> None:
             events=("queued",),
             secrets=("env:OLD",),
             allow_http=True,
+            allow_private=True,
         )
         await change_webhook(ledger, "slow", SetWebhook(definition=slow), by="ann")
         await hook(ledger, receiver)

@@ -12,10 +12,12 @@ from typing import Any, Final
 import pytest
 from tests.gateway.cases import (
     archived,
+    batches,
     bulk_acts,
     enqueueing,
     events,
     fleet,
+    graphs,
     job_acts,
     jobs,
     keys,
@@ -67,6 +69,9 @@ CASES: Final[tuple[Case, ...]] = (
     *keys.CASES,
     *webhooks.CASES,
     *routes.CASES,
+    # They leave runs behind that wait for any worker, which others count.
+    *graphs.CASES,
+    *batches.CASES,
 )
 #: What an address has in its braces, and what a body holds: enough to come as far as the ledger.
 WORDS: Final = {
@@ -81,6 +86,9 @@ WORDS: Final = {
 }
 BODIES: Final[dict[str, Any]] = {
     "POST /v1/jobs": {"task": "send"},
+    "POST /v1/graphs": {"name": "g", "nodes": [{"name": "a", "task": "send"}]},
+    "PUT /v1/batches/{name}": {"task": "send"},
+    "POST /v1/batches/{name}/close": {"count": 1},
     "POST /v1/acts": {"act": "cancel", "filter": {}},
     "POST /v1/jobs/{queue}/{id}/reschedule": {"delay_s": 60},
     "POST /v1/jobs/{queue}/{id}/note": {"text": "a remark"},

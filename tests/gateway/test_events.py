@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
 from pathlib import Path
 
 import httpx
 import pytest
-from tests.support.gateways import Event, events_of, gateway_of, listening
+from tests.support.gateways import Cutter, Event, events_of, gateway_of, listening
 from tests.support.limits import LIMIT_S
+from tests.support.working import until
 
 from jobledger.admin.events.choice import chosen_events
 from jobledger.gateway.access.local import LocalAccess
@@ -35,7 +38,7 @@ async def _add(ledger: Ledger, count: int, queue: str = "mail") -> None:
 
 
 async def _take(response: httpx.Response, count: int) -> list[Event]:
-    """Read so many events that have data."""
+    """Read that many events that have data."""
     found: list[Event] = []
     async with asyncio.timeout(LIMIT_S):
         async for event in events_of(response):
@@ -99,26 +102,33 @@ async def test_the_stream_of_a_job_ends_with_it_and_not_with_an_end_that_was_tak
     assert set(kinds[6:]) <= {"noted"}
 
 
-async def test_another_gateway_goes_on_where_the_first_was_cut_off(
+async def test_a_reader_whom_a_proxy_cuts_off_a_hundred_times_sees_each_event_once(
     ledger: Ledger, gateway: Gateway, tmp_path: Path
 ) -> None:
-    seen: list[str] = []
+    """The proxy cuts after any byte, also within an event, and each time another gateway goes on."""
+    chance, seen, last = random.Random(), list[int](), "0"
     async with (
         gateway_of(ledger, tmp_path) as other,
         listening(gateway) as first,
         listening(other) as second,
         httpx.AsyncClient(timeout=LIMIT_S) as client,
     ):
-        adding = asyncio.create_task(_add(ledger, 200))
-        headers: dict[str, str] = {"last-event-id": "0"}
-        for turn in range(100):
-            url = (first, second)[turn % 2]
-            async with client.stream("GET", f"{url}/v1/events", headers=headers) as response:
-                for event in await _take(response, 2):
-                    seen.append(event.id)
-                    headers["last-event-id"] = event.id
+        cutter = Cutter((first, second), chance, cuts_max=100, bytes_max=2_500)
+        adding = asyncio.create_task(_add(ledger, 400))
+        async with cutter.listening() as url, asyncio.timeout(2 * LIMIT_S):
+            while len(seen) < 400:
+                with contextlib.suppress(httpx.TransportError):
+                    async with client.stream(
+                        "GET", f"{url}/v1/events", headers={"last-event-id": last}
+                    ) as response:
+                        async for event in events_of(response):
+                            last = event.id  # of one that came whole: what the standard calls dispatched
+                            seen += [int(event.id)] if event.data else []
+                            if len(seen) == 400:
+                                break
         await adding
-    assert seen == [str(number + 1) for number in range(200)]
+    assert seen == list(range(1, 401))
+    assert cutter.cuts == 100
 
 
 async def test_lines_for_those_who_poll(ledger: Ledger, served: httpx.AsyncClient) -> None:
@@ -175,12 +185,41 @@ async def test_a_reader_that_is_too_slow_is_cut_off_and_told_so(ledger: Ledger) 
         portions = feed.portions(chosen_events(), Start(live=True))
         assert await anext(portions) == ([], 1)
         await _add(ledger, 30)
-        async with asyncio.timeout(LIMIT_S):
-            while feed.head < 31:
-                await asyncio.sleep(0.005)
+        await until(lambda: feed.head >= 31)
         with pytest.raises(ProblemError, match="30 events behind and 10 are kept") as cut:
             await anext(portions)
     assert cut.value.code == "READER_TOO_SLOW"
+
+
+async def test_nothing_is_read_while_nobody_reads(ledger: Ledger) -> None:
+    await _add(ledger, 3)
+    async with Feed(ledger, read_on_s=0.0) as feed, asyncio.timeout(LIMIT_S):
+        before = feed.is_reading
+        first = feed.portions(chosen_events(), Start(live=True))
+        assert await anext(first) == ([], 3)
+        await _add(ledger, 1)
+        assert (await anext(first))[1] == 4
+        await first.aclose()
+        await until(lambda: not feed.is_reading)
+        await _add(ledger, 2)
+        again = feed.portions(chosen_events(), Start(from_sequence=4))
+        found = [each.sequence for _ in range(2) for each in (await anext(again))[0]]
+        await _add(ledger, 1)
+        found += [each.sequence for each in (await anext(again))[0]]
+        assert (before, found, feed.head) == (False, [4, 5, 6, 7], 7)
+
+
+async def test_who_comes_back_soon_finds_the_events_kept(ledger: Ledger) -> None:
+    await _add(ledger, 1)
+    async with Feed(ledger, past_readers_max=0) as feed, asyncio.timeout(LIMIT_S):
+        first = feed.portions(chosen_events(), Start(live=True))
+        await anext(first)
+        await first.aclose()
+        await _add(ledger, 5)
+        await until(lambda: feed.head >= 6)
+        again = feed.portions(chosen_events(), Start(from_sequence=2))
+        await anext(again)
+        assert [each.sequence for each in (await anext(again))[0]] == [2, 3, 4, 5, 6]
 
 
 async def test_streams_and_readers_of_the_past_have_a_limit(ledger: Ledger) -> None:

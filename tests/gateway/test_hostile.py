@@ -10,18 +10,21 @@ from typing import Any, Final
 import httpx
 import pytest
 from tests.support.gateway import Asker, Doorman, send, someone
+from tests.support.tables import each_row
 from tests.support.working import bury
 
 from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.access.origins import check_origin
 from jobledger.gateway.access.permissions import ROLES, Principal
-from jobledger.gateway.acts.asked import ToDo
+from jobledger.gateway.acts.asked import QUEUE, ToDo
 from jobledger.gateway.acts.bulk_act import bulk_act
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger import Ledger
+from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.subjects import JobRef
 
 pytestmark = pytest.mark.anyio
 _BEFORE_ALL: Final = "0001-01-01T00:00:00+14:00"
@@ -58,11 +61,41 @@ async def test_a_plan_that_somebody_wrote_himself_is_checked_as_if_it_were_asked
     assert (await asker.ledger.log.head()).last_sequence == before
 
 
+async def test_a_plan_that_somebody_changed_does_what_he_may_and_in_his_own_name(asker: Asker) -> None:
+    """Nothing vouches for a plan, so that any gateway can do it: its sender needs the rights, and is the one recorded."""
+    mine, hidden = await asker.dead(queue="mail"), await asker.dead(queue="vault")
+    eve = someone("view", "review", queues=("mail",))
+    head = (await asker.ledger.log.head()).last_sequence
+    whole = {"by": "ann", "to_do": {"act": "discard"}, "until": head, "expires_at": _LATER}
+    named = {**whole, "jobs": [{"queue": "vault", "id": hidden.id}]}
+    await asker.post("/v1/acts", {"plan": _token(named)}, "JOB_ACCESS_DENIED", who=eve)
+    cancels = {**whole, "to_do": {"act": "cancel"}, "filter": {}}
+    await asker.post("/v1/acts", {"plan": _token(cancels)}, "JOB_ACCESS_DENIED", who=eve)
+    made = await asker.post("/v1/acts", {"plan": _token({**whole, "filter": {}})}, 202, who=eve)
+    assert made["count"] == 1, "the filter of everything, as far as she sees"
+    history = await asker.ledger.handle_of(JobRef(queue=QUEUE, job_id=made["id"])).history()
+    job = fold(history).job
+    assert job is not None
+    given = json.loads(await asker.ledger.inputs.get(job.order.input, job.order.input_ref))
+    assert (job.created_by, given["by"]) == ("eve", "eve")
+    assert [name for _, name, _ in given["jobs"]] == [mine.id]
+
+
 @pytest.mark.parametrize("time", [_BEFORE_ALL, _AFTER_ALL])
 async def test_a_time_that_utc_does_not_have_is_refused(asker: Asker, time: str) -> None:
     for path in ("/v1/jobs", "/v1/dead-letters", "/v1/stats/rates"):
         await asker.sees("GET", path, "BAD_REQUEST", params={"since": time})
+    for path in ("/v1/jobs/mail/a", "/v1/jobs", "/v1/schedules"):
+        await asker.sees("GET", path, "BAD_REQUEST", params={"at": time})
     assert (await asker.http.get("/", params={"at": time})).status_code == 400
+    assert (await asker.http.get("/jobs", params={"top": time})).status_code == 400
+
+
+@each_row("top", ["soon", "\x00", "-1", "9" * 30, "2026-02-30"])
+async def test_a_first_row_that_is_no_time_is_refused(asker: Asker, top: str) -> None:
+    assert (await asker.http.get("/jobs", params={"top": top})).status_code == 400
+    last = await asker.http.get("/jobs", params={"top": "9999-12-31T23:59:59.999999Z"})
+    assert last.status_code == 200
 
 
 async def test_an_if_match_too_long_for_a_number_is_refused(asker: Asker) -> None:

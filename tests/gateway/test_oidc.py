@@ -200,7 +200,7 @@ def test_a_provider_needs_https_an_id_and_a_file_of_people(tmp_path: Path) -> No
     ):
         with pytest.raises(ConfigurationError, match=sentence):
             OidcSettings(**dict[str, Any](given))
-    with pytest.raises(ConfigurationError, match="--oidc-issuer says who people are"):
+    with pytest.raises(ConfigurationError, match="--oidc-issuer tells who people are"):
         AccessSettings(
             session_key=tmp_path / "k", oidc=OidcSettings(issuer="https://login.example", client_id="x")
         )

@@ -7,13 +7,13 @@ import re
 
 import httpx
 import pytest
+from tests.support.dashboard import HOSTILE, Someone, check_page, hidden_fields, token_of
 from tests.support.limits import LIMIT_S
 from tests.support.working import bury, working
 
-from jobledger.gateway.access.local import LocalAccess
-from jobledger.gateway.access.permissions import ROLES, Principal, Role
+from jobledger.gateway.access.permissions import ROLES, Role
 from jobledger.gateway.acts.bulk_act import bulk_act
-from jobledger.gateway.pages.serving import POLICY
+from jobledger.gateway.acts.verifying import verify_task
 from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.gateway.parts import Gateway
 from jobledger.ledger import Ledger, task
@@ -23,23 +23,11 @@ from jobledger.ledger.model.job import JobState
 from jobledger.ledger.nats.task_book import TaskEntry, write_tasks
 
 pytestmark = pytest.mark.anyio
-HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'"
 
 
 @task(queue="mail", max_attempts=1)
 async def send(to: str) -> None:
     """Be enqueued only."""
-
-
-class Someone(LocalAccess):
-    """Lets everybody in as one of some roles."""
-
-    def __init__(self, role: Role, queues: tuple[str, ...] = ("*",)) -> None:
-        super().__init__()
-        self.one = Principal(name=f"ann {HOSTILE}", permissions=ROLES[role], queues=queues)
-
-    def principal(self, connection: object) -> Principal:
-        return self.one
 
 
 @pytest.fixture
@@ -63,30 +51,8 @@ async def job(ledger: Ledger) -> JobHandle[None]:
 def addresses(job: JobHandle[None]) -> list[str]:
     """Return an address of every page."""
     words = {"queue": "mail", "id": job.id, "task": "send"}
-    return [page.path.format(**words) + ("?state=queued" if page.path == "/plan" else "") for page in PAGES]
-
-
-def token_of(text: str) -> str:
-    found = re.search(r'name="token" value="([^"]+)"', text)
-    assert found is not None, "the page has no form"
-    return found[1]
-
-
-def check_page(answer: httpx.Response) -> None:
-    """Look at what holds for every page."""
-    text = answer.text
-    assert answer.headers["content-security-policy"] == POLICY
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    assert "<script>alert" not in text
-    assert "<img" not in text
-    assert " style=" not in text
-    assert "<style" not in text
-    assert not re.search(r"<[^>]+\son\w+=", text)
-    assert all("src=" in each for each in re.findall(r"<script[^>]*>", text))
-    for form in re.findall(r'<form[^>]*method="post".*?</form>', text, re.DOTALL):
-        assert 'name="token"' in form
-    ids = re.findall(r'\sid="([^"]+)"', text)
-    assert len(ids) == len(set(ids)), "an id stands twice"
+    more = {"/plan": "?state=queued", "/jobs/{queue}/{id}/rerun": "?step=pay"}
+    return [page.path.format(**words) + more.get(page.path, "") for page in PAGES]
 
 
 @pytest.mark.parametrize("role", sorted(ROLES))
@@ -98,7 +64,8 @@ async def test_every_page_is_safe_for_every_role(
         answer = await http.get(address)
         needed = "review" if page.path == "/plan" else page.permission
         allowed = needed is None or needed in ROLES[role]
-        assert answer.status_code == (200 if allowed else 403), address
+        shown = 400 if page.path.endswith("/rerun") else 200  # this job is no run
+        assert answer.status_code == (shown if allowed else 403), address
         check_page(answer)
         assert answer.headers["content-type"] == "text/html; charset=utf-8"
 
@@ -120,6 +87,17 @@ async def test_values_are_hidden_from_who_may_not_see_them(
     gateway.access = Someone("viewer")
     for address in addresses(made):
         assert "ann@example.com" not in (await http.get(address)).text, address
+    gateway.access = Someone("operator", without=("payloads",))
+    token = token_of((await http.get(f"/jobs/mail/{made.id}")).text)
+    by_value = {"verb": "cancel", "q": "to=ann@example.com"}  # whether a search finds it tells what it is
+    for answer in (
+        await http.get("/jobs", params={"q": by_value["q"]}),
+        await http.get("/plan", params=by_value),
+        await http.post("/plan", data={**by_value, "token": token, "before": "9", "reason": "x"}),
+        await http.post(f"/jobs/mail/{made.id}/requeue", data={"token": token, "input": '{"to": "bob"}'}),
+    ):
+        assert answer.status_code == 403, answer.url
+        assert "payloads" in answer.text
 
 
 async def test_who_has_a_scope_sees_no_other_queue(
@@ -131,7 +109,7 @@ async def test_who_has_a_scope_sees_no_other_queue(
     for page in PAGES:
         if "{" not in page.path and page.path != "/plan":
             assert "secret" not in (await http.get(page.path)).text, page.path
-    assert (await http.get(f"/jobs/other/{made.id}")).status_code == 403
+    assert (await http.get(f"/jobs/other/{made.id}")).status_code == 404
 
 
 async def test_an_act_is_in_the_ledger_with_who_and_why(
@@ -232,6 +210,20 @@ async def test_what_cannot_be_shown_is_said_on_a_page(
 async def test_a_job_is_added_by_the_form_of_its_task(
     http: httpx.AsyncClient, ledger: Ledger, job: JobHandle[None]
 ) -> None:
+    own = TaskEntry(
+        name="their_own",
+        queue="jobledger-acts",
+        text="",
+        input={},
+        worker="w",
+        announced_at=ledger.clock.now(),
+    )
+    await write_tasks(ledger.inbox, ledger.names, [own], replicas=1)
+    listed = (await http.get("/tasks")).text
+    assert ('href="/tasks/send' in listed, "their_own" in listed) == (
+        True,
+        False,
+    )  # nobody adds the ledger's own
     token = token_of((await http.get("/tasks/send")).text)
     sent = {"token": token, "arg.to": "bob", "priority": "high", "delay_s": "60", "id": "by-hand"}
     answer = await http.post("/tasks/send/enqueue", data=sent)
@@ -329,7 +321,7 @@ async def test_many_jobs_are_acted_on_as_they_were_planned(
     planned = await http.get("/plan", params={"verb": "cancel", "state": "queued", "q": "bob"})
     check_page(planned)
     assert "3 of 3 jobs would be" in planned.text
-    fields = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', planned.text))
+    fields = hidden_fields(planned.text)
     await ledger.cancel(others[0])
     late = await ledger.enqueue(send, to="bob, after the plan")
     begun = [await http.post("/plan", data={**fields, "reason": "x"}) for _ in range(2)]
@@ -358,6 +350,18 @@ async def test_the_slider_is_told_what_each_minute_held(
     assert len(found["minutes"]) == len(found["states"]["later"])
     gateway.access = Someone("viewer", queues=("other",))
     assert not any((await http.get("/levels")).json()["states"]["queued"])
+
+
+async def test_the_ledger_is_checked_by_a_job(http: httpx.AsyncClient, ledger: Ledger) -> None:
+    page = (await http.get("/ledger")).text
+    assert "Check it now" in page
+    begun = await http.post("/ledger/verify", data={"token": token_of(page)})
+    assert begun.status_code == 303
+    assert begun.headers["location"].startswith("/jobs/jobledger-acts/")
+    async with working(ledger, verify_task()):
+        job = await ledger.job(begun.headers["location"].rpartition("/")[2])
+        await job.wait(timeout_s=LIMIT_S)
+    assert "sound, up to event" in (await http.get("/ledger")).text
 
 
 async def test_a_dead_letter_is_requeued_with_another_input(http: httpx.AsyncClient, ledger: Ledger) -> None:

@@ -75,6 +75,15 @@ async def test_another_method_is_refused_with_those_that_are_taken(http: httpx.A
     assert answer.headers["allow"] == "GET, HEAD"
 
 
+async def test_a_slash_too_many_leads_to_the_address_without_it(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/v1/queues/?state=paused")
+    assert (answer.status_code, answer.headers["location"]) == (
+        307,
+        "http://127.0.0.1:8080/v1/queues?state=paused",
+    )
+    assert (await http.get("/v1/nothing/")).status_code == 404
+
+
 async def test_who_may_not_see_values_sees_the_rest(
     gateway: Gateway, ledger: Ledger, http: httpx.AsyncClient
 ) -> None:

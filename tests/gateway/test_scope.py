@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,10 +15,10 @@ from tests.support.gateways import gateway_of
 from tests.support.keyholders import code_of
 from tests.support.working import bury
 
-from jobledger.gateway.access.permissions import PERMISSIONS
+from jobledger.gateway.access.permissions import PERMISSIONS, Principal
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.http.endpoint import NDJSON, Endpoint
-from jobledger.gateway.pages.table import PAGES
+from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.ledger import TaskRegistry, connect, task
 from jobledger.ledger.server import EmbeddedServer
 
@@ -150,3 +151,46 @@ async def test_nothing_out_of_scope_can_be_changed(asker: Asker) -> None:
             done.append(f"{named}: {answer.status_code} {answer.text[:200]}")
     assert not done, "\n".join(done)
     assert (await asker.ledger.log.head()).last_sequence == before
+
+
+#: As `HIDDEN`, and nothing of it was ever there.
+ABSENT: Final = _Hidden(
+    queue="cellar", task="absent_stash", name="absent-nightly", limit="api", id="absent-job"
+)
+
+
+async def test_what_is_hidden_by_its_task_is_as_if_it_were_not_there(asker: Asker) -> None:
+    """Not even a refusal says which jobs, schedules and tasks there are: the answers differ by the names alone."""
+    await _fill(asker)
+    bound = someone(*PERMISSIONS, tasks=("send",))
+    await _indexed(asker, bound)
+    told: list[str] = []
+    forms = [("POST", form.path) for form in FORMS] + [("GET", page.path) for page in PAGES]
+    for method, path in [(each.method, each.path) for each in ENDPOINTS if not each.public] + forms:
+        if method == "PUT" or not any(f"{{{word}}}" in path for word in ("id", "task", "name", "key")):
+            continue
+        answers: list[str] = []
+        for names in (HIDDEN, ABSENT):
+            asker.door.who = bound
+            body: dict[str, Any] = (
+                {"json": BODIES.get(f"{method} {path}", {})}
+                if path.startswith("/v1")
+                else {"data": {"token": "eve"}}
+            )
+            given: dict[str, Any] = {} if method == "GET" else body
+            verb = "cancel" if path.startswith("/jobs") else "pause"
+            address = path.replace("{verb}", verb).format_map(names)
+            answer = await asker.http.request(method, address, **given)
+            text = re.sub(r"\b[0-9a-f]{16}\b", "", answer.text)  # the request's id
+            for word, name in names.items():
+                text = text.replace(name, word) if word != "queue" else text
+            answers.append(f"{answer.status_code} {text}")
+        if answers[0] != answers[1]:
+            told.append(f"{method} {path}:\n  {answers[0][:400]}\n  {answers[1][:400]}")
+    assert not told, "\n".join(told)
+
+
+async def _indexed(asker: Asker, bound: Principal) -> None:
+    """Wait until lists know all there is."""
+    head = (await asker.ledger.log.head()).last_sequence
+    await asker.sees("GET", f"/v1/jobs?min_sequence={head}", 200, who=bound)

@@ -11,8 +11,9 @@ from typing import Final
 import httpx
 import pytest
 
+from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.problems import problem_of
-from jobledger.gateway.remedies import ADDRESSES, over_http
+from jobledger.gateway.remedies import ADDRESSES, hint_over_http, over_http
 from jobledger.ledger import JobHandle, Ledger
 from jobledger.ledger.model.errors import JobNotFoundError, ScheduleExistsError
 from jobledger.ledger.schedules.verbs import ScheduleVerbs
@@ -60,7 +61,6 @@ REASONS: Final[dict[str, str]] = {
     "present": _PART,
     "projection_path": _FILES,
     "refuse_hole": _FILES,
-    "run_graph": "a graph is made of tasks in code",
     "set_webhook": "changes a part of a webhook; PUT /v1/webhooks/{name} says all of it",
     "stamp": _PART,
     "subscription": "GET /v1/events is read from any point on, and Last-Event-ID goes on there",
@@ -113,7 +113,9 @@ def test_each_command_in_a_sentence_of_an_error_has_an_address() -> None:
     for folder in ("ledger", "admin", "projections", "audit"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Raise):
+                called = node.func if isinstance(node, ast.Call) else None
+                builds = isinstance(called, ast.Attribute) and called.attr == "__init__"
+                if builds or isinstance(node, ast.Raise):
                     text = "".join(
                         each.value
                         for each in ast.walk(node)
@@ -133,8 +135,11 @@ def test_each_command_in_a_sentence_of_an_error_has_an_address() -> None:
         ("none; `jobledger jobs list` shows those", "none; `GET /v1/jobs` shows those"),
         ("see `jobledger jobs show a-1`", "see `GET /v1/jobs/a-1`"),
         ("set it, as with `jobledger limits set api --slots 10`", "set it, as with `PUT /v1/limits/api`"),
+        ("`jobledger routes deliveries github` shows them", "`GET /v1/routes/github/deliveries` shows them"),
+        ("`jobledger dlq requeue a-1`", "`POST /v1/jobs/QUEUE/a-1/requeue`"),
         ("run `jobledger audit verify`", "run `jobledger audit verify`"),
         ("see `jobledger jobs show`", "see `jobledger jobs show`"),
+        ("`jobledger jobs show a-1 --archive DIR`", "`jobledger jobs show a-1 --archive DIR`"),
     ],
 )
 def test_a_command_becomes_an_address(said: str, told: str) -> None:
@@ -145,6 +150,20 @@ def test_a_problem_says_what_to_do_over_http() -> None:
     problem, _ = problem_of(JobNotFoundError("a-1"), "r-1")
     assert problem.detail == "no job 'a-1' is in the ledger; `GET /v1/jobs` shows those that are"
     assert "--" not in problem_of(ScheduleExistsError("nightly"), "r-1")[0].detail
+
+
+def test_a_hint_about_a_job_becomes_a_request_where_one_does_the_same() -> None:
+    assert hint_over_http("jobledger jobs retry a-1", "mail") == "POST /v1/jobs/mail/a-1/retry"
+    assert hint_over_http("jobledger worker --app ... --queue mail", "mail").startswith("jobledger worker")
+    assert hint_over_http("", "mail") == ""
+    assert (
+        hint_over_http("jobledger jobs signal a-1 go --value 1", "mail")
+        == "POST /v1/jobs/mail/a-1/signals/go"
+    )
+    addresses = {f"{each.method} {each.path}" for each in ENDPOINTS}
+    for address in ADDRESSES.values():
+        pattern = re.escape(address).replace(r"\{queue\}", r"\{\w+\}").replace(r"\{\}", r"\{\w+\}")
+        assert any(re.fullmatch(pattern, each) for each in addresses), address
 
 
 @pytest.mark.anyio

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import nats
 import pytest
 from tests.support.audit_command import WIDTH, AuditCommand
+from tests.support.command_line import CommandLine
 from tests.support.limits import LIMIT_S
 from tests.support.pools import TASKS, Pools, is_gone
 from tests.support.warm import start
@@ -133,6 +134,20 @@ def command(tmp_path: Path, nats_server_binary: str) -> Iterator[Callable[..., P
 def environment() -> str:
     """Return a name that nobody else has."""
     return f"t_{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def cli(
+    nats_server: EmbeddedServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> CommandLine:
+    """The command line on the test's own ledger, with the test's own folder of data."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    line = CommandLine(nats_server.url, capsys)
+    line.make_ledger()
+    return line
 
 
 @pytest.fixture

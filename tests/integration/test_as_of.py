@@ -164,13 +164,21 @@ async def test_several_who_follow_and_look_back_at_once_disturb_nobody(tmp_path:
 
 async def test_a_moment_that_took_many_events_to_reach_leaves_a_snapshot(tmp_path: Path) -> None:
     log, path = await memory_history(), tmp_path / "nowhere" / "p"
-    stingy = SnapshotConfig(every_events=100, time_share_max=1e-9)
-    async with as_of(log, path, 120, snapshots=stingy):
+    stingy = SnapshotConfig(every_events=100, time_share_max=1e-9, at_once_s=1e-9)
+    told: list[tuple[int, int]] = []
+
+    def tell(done: int, wanted: int) -> None:
+        told.append((done, wanted))
+
+    async with as_of(log, path, 120, snapshots=stingy, progress=tell):
         pass
-    assert [each.stream_sequence for each in Snapshots(path).found()] == [120]
-    async with as_of(log, path, 130, snapshots=stingy):
-        pass
-    assert [each.stream_sequence for each in Snapshots(path).found()] == [120]
+    assert (told, told[-1]) == (sorted(told), (120, 120))
+    for moment in (115, 130):  # a little before the moment, so that both are near
+        assert [each.stream_sequence for each in Snapshots(path).found()] == [100]
+        async with as_of(log, path, moment, snapshots=stingy, progress=tell):
+            pass
+        assert told[-1] == (moment - 100, moment - 100)
+    assert [each.stream_sequence for each in Snapshots(path).found()] == [100]
     assert not path.exists()
 
 
@@ -329,13 +337,21 @@ async def test_snapshots_cost_no_more_than_their_share(tmp_path: Path) -> None:
 
     log, path, clock = await memory_history(), tmp_path / "p", Idle()
     await follow(log, path)
-    kept = Snapshots(path, config=SnapshotConfig(every_events=20, time_share_max=0.01), clock=clock)
+    kept = Snapshots(
+        path, config=SnapshotConfig(every_events=20, time_share_max=0.01, at_once_s=1e-9), clock=clock
+    )
     head = (await log.head()).last_sequence
     await kept.consider(path, head)
     assert kept.found() == []  # no time has gone by of which it could have a share
     clock.time_s = 1_000.0
     await kept.consider(path, head)
     assert [each.stream_sequence for each in kept.found()] == [head]
+
+
+async def test_snapshots_may_take_a_moment_before_they_have_a_share(tmp_path: Path) -> None:
+    log, path = await memory_history(), tmp_path / "p"
+    await follow(log, path, SnapshotConfig(every_events=50, time_share_max=1e-9, at_once_s=60.0))
+    assert len(Snapshots(path).found()) == (await log.head()).last_sequence // 50
 
 
 async def test_a_disk_that_refuses_snapshots_stops_nobody(

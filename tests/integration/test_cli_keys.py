@@ -6,7 +6,6 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pytest
 from tests.support.command_line import CommandLine
 from tests.support.limited import archive_beyond
 from tests.support.tables import each_row
@@ -16,23 +15,9 @@ from jobledger.ledger import Ledger
 from jobledger.ledger.access.keys import all_keys
 from jobledger.ledger.access.secret import new_key, read_key
 from jobledger.ledger.model.errors import RefusedError
-from jobledger.ledger.nats.books.key_uses import KeyUse, ensure_uses, write_use
-from jobledger.ledger.server import EmbeddedServer
+from jobledger.ledger.nats.books.key_uses import KeyUse, ensure_uses, read_uses, write_use
 
 VIEWER = Grant(role="viewer")
-
-
-@pytest.fixture
-def cli(
-    nats_server: EmbeddedServer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> CommandLine:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    line = CommandLine(nats_server.url, capsys)
-    line.make_ledger()
-    return line
 
 
 def test_a_key_is_made_listed_shown_rotated_and_revoked(cli: CommandLine) -> None:
@@ -175,3 +160,17 @@ def test_no_event_holds_a_secret(cli: CommandLine) -> None:
         assert stored.count(b'"sha256"') == 2
 
     cli.with_ledger(go)
+
+
+def test_the_last_uses_of_more_keys_than_one_answer_has_are_told(cli: CommandLine) -> None:
+    async def work(ledger: Ledger) -> None:
+        made = [(await create_key(ledger, name, VIEWER, by="ann")).info.key for name in ("one", "two")]
+        ids = [*(f"gone{number}" for number in range(1_100)), made[0]]
+        await ensure_uses(ledger.inbox, ledger.names, 1)
+        uses = (KeyUse(key=each, at=datetime.now(UTC)) for each in ids)
+        await asyncio.gather(*(write_use(ledger.inbox, ledger.names, each) for each in uses))
+        used = {each.key: each.last_used_at is not None for each in await list_keys(ledger)}
+        assert used == {made[0]: True, made[1]: False}
+        assert len(await read_uses(ledger.connection, ledger.inbox, ledger.names, [*ids, made[1]])) == 1_101
+
+    cli.with_ledger(work)

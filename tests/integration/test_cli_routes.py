@@ -14,7 +14,6 @@ from tests.support.command_line import CommandLine
 from tests.support.tables import each_row
 
 from jobledger.ledger import Ledger
-from jobledger.ledger.server import EmbeddedServer
 from jobledger.ledger.webhooks.receiving import Arrival, Outcome
 
 TOML = """
@@ -38,19 +37,11 @@ BODY = {"repository": {"name": "shop"}, "size": 7}
 
 
 @pytest.fixture
-def cli(
-    nats_server: EmbeddedServer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> CommandLine:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+def cli(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "github.toml").write_text(TOML, encoding="utf-8")
     (tmp_path / "push.json").write_text(json.dumps(BODY), encoding="utf-8")
-    line = CommandLine(nats_server.url, capsys)
-    line.make_ledger()
-    return line
+    return cli
 
 
 async def _deliver(ledger: Ledger) -> Outcome:
@@ -89,6 +80,7 @@ def test_a_person_sets_shows_and_tests_a_route_and_sees_what_came_in(cli: Comman
         == "no rule holds: it would be recorded, and make no job\n"
     )
     assert run("deliveries") == "nothing came in\n"
+    assert run("deliveries", "githup") == "nothing came in at route githup\n"
 
     made = cli.with_ledger(_deliver)
     assert run("deliveries", "github").splitlines()[2].split()[:5] == [
@@ -145,10 +137,14 @@ def test_a_person_changes_a_route_by_options_and_removes_it(cli: CommandLine) ->
         (["set", "x.y", "--scheme", "internal"], 2, "route 'x.y' is not valid"),
         (["set", "x", "--file", "push.json"], 2, "the definition of the route is not as it must be"),
         (["set", "x", "--file", "nothing.json"], 1, "nothing.json: No such file"),
-        (["set", "x", "--scheme", "internal", "--task", "t", "--when", "{"], 2, "not valid JSON"),
+        (
+            ["set", "x", "--scheme", "internal", "--task", "t", "--when", "{"],
+            2,
+            "the JSON of --when is not valid",
+        ),
         (["show", "x"], 3, "there is no route 'x'; `jobledger routes list` shows"),
         (["remove", "x"], 3, "there is no route 'x'"),
-        (["test", "x"], 2, "say of what: --id DELIVERY, or --body FILE"),
+        (["test", "x"], 2, "say what to try: --id DELIVERY, or --body FILE"),
         (["test", "x", "--body", "push.json"], 3, "there is no route 'x'"),
         (["test", "x", "--id", "d1"], 3, "route x has no delivery 'd1'"),
         (["retry", "x", "d1"], 3, "there is no route 'x'"),

@@ -10,7 +10,6 @@ from tests.support.command_line import CommandLine
 
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.model.hooks.watch import Judge
-from jobledger.ledger.server import EmbeddedServer
 from jobledger.ledger.webhooks.acting import change_watch, find_watch, find_webhook
 from jobledger.ledger.webhooks.secrets import Secrets
 
@@ -23,13 +22,9 @@ async def pack(number: int) -> int:
 
 
 @pytest.fixture
-def cli(
-    nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> CommandLine:
+def cli(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     monkeypatch.setenv("COLUMNS", "80")
-    made = CommandLine(nats_server.url, capsys)
-    made.make_ledger()
-    return made
+    return cli
 
 
 def test_a_webhook_is_set_changed_shown_paused_and_removed(cli: CommandLine) -> None:

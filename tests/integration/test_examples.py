@@ -177,7 +177,7 @@ SHOWN = {
         "after 9 events:",
         "ada paid 750 cents",
         "grace paid 700 cents",
-        "made anew from the first event:",
+        "rebuilt from the first event:",
         "ada paid 1500 cents",
         "grace paid 1400 cents",
     ],

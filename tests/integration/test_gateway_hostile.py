@@ -107,6 +107,12 @@ async def attack(port: int, parts: Iterable[bytes]) -> Reply:
     return Reply(status, problem["detail"], problem["code"])
 
 
+def trailing(head: bytes) -> Iterable[bytes]:
+    yield head + HOST + JSON + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n"
+    while True:
+        yield b"X: " + b"a" * 60_000 + b"\r\n"
+
+
 def whole(head: bytes, body: bytes, kind: bytes = JSON) -> list[bytes]:
     return [head + HOST + kind + b"Content-Length: %d\r\n\r\n" % len(body), body]
 
@@ -190,6 +196,24 @@ ATTACKS: dict[str, tuple[Iterable[bytes], int, str, str]] = {
         "the body",
     ),
     "JSON that is cut": (whole(CANCEL, b'{"reason": "x'), 400, "BAD_REQUEST", "JSON"),
+    "headers behind the body": (
+        [
+            CANCEL
+            + HOST
+            + JSON
+            + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nHost: evil.example\r\n\r\n"
+        ],
+        400,
+        "BAD_REQUEST",
+        "JSON",
+    ),
+    "headers without end behind the body": (trailing(CANCEL), 431, "", "65,536 bytes"),
+    "a chunk with a name of 10 MB": (
+        [CANCEL + HOST + JSON + b"Transfer-Encoding: chunked\r\n\r\n1;", *[b"a" * 100_000] * 100],
+        431,
+        "",
+        "65,536 bytes",
+    ),
     "two lengths": (
         [CANCEL + HOST + JSON + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"],
         400,
@@ -214,7 +238,7 @@ ATTACKS: dict[str, tuple[Iterable[bytes], int, str, str]] = {
         [b"GET /static/..%2f..%2f..%2fetc/passwd HTTP/1.1\r\n" + HOST + b"\r\n"],
         404,
         "ENDPOINT_NOT_FOUND",
-        "nothing is at",
+        "there is no address",
     ),
 }
 

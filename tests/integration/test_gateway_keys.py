@@ -12,21 +12,6 @@ import pytest
 from tests.support.command_line import CommandLine
 from tests.support.limits import LIMIT_S
 
-from jobledger.ledger.server import EmbeddedServer
-
-
-@pytest.fixture
-def cli(
-    nats_server: EmbeddedServer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> CommandLine:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    line = CommandLine(nats_server.url, capsys)
-    line.make_ledger()
-    return line
-
 
 @pytest.mark.fault  # three processes for what other tests try in one
 def test_beyond_this_machine_a_key_lets_in_until_it_is_revoked(

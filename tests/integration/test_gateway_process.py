@@ -235,13 +235,6 @@ async def test_more_views_of_the_past_than_may_wait_are_refused_and_the_others_a
     assert not list(folder.iterdir())
 
 
-@pytest.fixture
-def cli(nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    made = CommandLine(nats_server.url, capsys)
-    made.make_ledger()
-    return made
-
-
 def test_without_the_extra_or_without_a_key_beyond_this_machine_nothing_is_started(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ async def hook(ledger: Ledger, url: str) -> None:
         events=("queued", "watch.firing"),
         secrets=("env:SHOP",),
         allow_http=True,
+        allow_private=True,
     )
     await put_webhook(ledger, "shop", definition, by="ann")
 

@@ -15,7 +15,6 @@ from tests.support.working import LIMIT_S, Connect, ended, working
 from jobledger.admin.grants_again import compare_grants
 from jobledger.audit.verify import verify
 from jobledger.ledger import JobHandle, JobState, Ledger, Limit, task
-from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers.reactors import hosting
 from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.reactor import FlowReactor
@@ -32,17 +31,6 @@ async def send(tenant: str) -> None:
 @task(queue="mixed")
 async def mixed(n: int) -> None:
     await asyncio.sleep(0.001 * (n % 3))
-
-
-@pytest.fixture
-def cli(
-    nats_server: EmbeddedServer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> CommandLine:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    return CommandLine(nats_server.url, capsys)
 
 
 async def _run(ledger: Ledger) -> None:

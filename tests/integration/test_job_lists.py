@@ -21,6 +21,7 @@ from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.runs.orders import Member
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import (
+    ActFilter,
     CursorMismatchError,
     JobFilter,
     JobRow,
@@ -31,6 +32,7 @@ from jobledger.projections import (
     Store,
     cursor_at,
 )
+from jobledger.projections.queries.cursors import make_cursor
 from jobledger.projections.queries.lanes import Order
 
 pytestmark = pytest.mark.anyio
@@ -235,6 +237,9 @@ async def test_cursor_of_another_question_is_refused(store: Store) -> None:
     for given in ("", "x", "ä", "bm9uZQ", cursor[:-4], "A" * 2_000, "WzEsMl0"):
         with pytest.raises(CursorMismatchError, match="is no cursor"):
             store.job_page(JobFilter(queue="queue-0"), cursor=given)
+    beyond = make_cursor(("acts", ActFilter()), 1 << 63)
+    with pytest.raises(CursorMismatchError, match="is no cursor"):
+        store.act_page(ActFilter(), cursor=beyond)
 
 
 @each_row(

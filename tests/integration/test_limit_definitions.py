@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -17,20 +16,6 @@ from jobledger.ledger import Ledger, Limit, task
 from jobledger.ledger.limits.defining import look
 from jobledger.ledger.model.errors import ForeignLoopError
 from jobledger.ledger.model.limits.definition import Override, Terms
-from jobledger.ledger.server import EmbeddedServer
-
-
-@pytest.fixture
-def cli(
-    nats_server: EmbeddedServer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> CommandLine:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    line = CommandLine(nats_server.url, capsys)
-    line.make_ledger()
-    return line
 
 
 def test_a_person_sets_changes_lists_shows_and_removes_a_limit(cli: CommandLine) -> None:

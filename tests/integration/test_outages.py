@@ -50,7 +50,8 @@ async def test_an_outage_takes_a_few_lines(
                 assert (await ended(job)).state is JobState.COMPLETED
             await until(lambda: worker.counts().lease_is_valid)
         told = [each for each in caplog.records if each.levelno >= logging.WARNING]
-    texts = [each.getMessage() for each in told]
+    # The machine may be so busy that this process stands still meanwhile: that is told, and is no line of the outage.
+    texts = [each.getMessage() for each in told if each.name != "jobledger.workers.watchdog"]
     assert texts[0].startswith("the server is away, trying again: ")
     assert [text for text in texts if "what it held is given up" in text]
     assert len([text for text in texts if "has been away for" in text]) <= LIMIT_S / 2

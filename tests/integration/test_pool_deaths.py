@@ -26,7 +26,8 @@ from jobledger.workers.pool.pool import (
     Raised,
 )
 
-pytestmark = pytest.mark.anyio
+# What a worker does about them is tried with each run of the tests, in test_process_tasks.py.
+pytestmark = [pytest.mark.anyio, pytest.mark.fault]
 #: The target is 2 s (which `make faults` measures); here other tests have the processor, too.
 WHOLE_AGAIN_S = LIMIT_S
 

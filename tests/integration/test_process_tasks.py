@@ -125,7 +125,12 @@ async def test_calls_reuse_processes_that_are_not_ours(
 
 @pytest.mark.parametrize(
     ("what", "says"),
-    [("exit", "exit"), ("segfault", "SIGSEGV"), ("kill", "SIGKILL"), ("raise", "inside")],
+    [
+        pytest.param("exit", "exit", marks=pytest.mark.fault),
+        ("segfault", "SIGSEGV"),
+        pytest.param("kill", "SIGKILL", marks=pytest.mark.fault),
+        ("raise", "inside"),
+    ],
 )
 async def test_poison_is_a_dead_letter_that_says_so_and_the_rest_goes_on(
     ledger: Ledger, tasks: TaskRegistry, worker: Worker, what: str, says: str

@@ -191,7 +191,7 @@ async def test_pauses_resumes_signals_reruns_and_notes_are_acts(tmp_path: Path) 
     await place.do("run", GiveSignal(name="ticked"), by="host-17-0a1b2c3d")  # a program's
     await place.do("run", Interrupt(epoch=held, reason="deploy"))
     await place.do("run", Note(text="look at this"), by="dana")
-    source = RerunOf(queue="q", job="run", sequence=9, hash="", from_step="pay", steps=0)
+    source = RerunOf(queue="q", job="run", sequence=9, hash="", from_step="pay", steps=0, reason="a late fix")
     await place.enqueue("again", rerun_of=source, by="erin")
     assert shown(await acts_in(place.log, tmp_path / "p")) == [
         ("alice", "pause", "waits", "closed"),
@@ -205,7 +205,7 @@ async def test_pauses_resumes_signals_reruns_and_notes_are_acts(tmp_path: Path) 
         ("alice", "pause", "fails", ""),
         ("carol", "signal", "run", "approved"),
         ("dana", "note", "run", "look at this"),
-        ("erin", "rerun", "again", "of q/run from step pay"),
+        ("erin", "rerun", "again", "of q/run from step pay: a late fix"),
     ]
     await assert_true(place.log, tmp_path / "p")
 

@@ -26,7 +26,7 @@ from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import Projector, Store, difference, rebuild, verify
-from jobledger.projections.counting import counting
+from jobledger.projections.early_counts import counting
 
 pytestmark = pytest.mark.anyio
 

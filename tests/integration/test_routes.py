@@ -357,7 +357,10 @@ async def test_a_body_is_kept_as_it_was_for_the_days_of_its_route(ledger: Ledger
     found = await ledger.emit("orders", large)
     stored = await ledger.routes.stored("orders", found.delivery)
     assert msgspec.json.decode(stored.body) == large
-    await ledger.bodies.keep(b"short", 1.0)
+    for life_s in (3600.0, 1.0):  # another route keeps the same body for a shorter time
+        await ledger.bodies.keep(b"long", life_s)
+    for _ in range(2):
+        await ledger.bodies.keep(b"short", 1.0)
     assert await ledger.bodies.body(digest(b"short")) == b"short"
 
     async def gone() -> bool:
@@ -370,6 +373,9 @@ async def test_a_body_is_kept_as_it_was_for_the_days_of_its_route(ledger: Ledger
     async with asyncio.timeout(LIMIT_S):
         while not await gone():
             await asyncio.sleep(0.1)
+    assert await ledger.bodies.body(digest(b"long")) == b"long"
+    await ledger.bodies.keep(b"short", 3600.0)
+    assert await ledger.bodies.body(digest(b"short")) == b"short"
     assert (await ledger.routes.stored("orders", found.delivery)).body == stored.body
 
 

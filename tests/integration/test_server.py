@@ -341,7 +341,8 @@ async def test_directory_that_cannot_be_made_is_named(server_factory: ServerFact
 async def test_second_server_on_a_directory_is_refused(server_factory: ServerFactory, tmp_path: Path) -> None:
     first = server_factory(tmp_path / "store")
     await first.start()
-    second = server_factory(tmp_path / "store")
+    # It starts late: another test may have taken a port by then that was free at first.
+    second = server_factory(tmp_path / "store", port=0, monitor_port=0)
     with pytest.raises(StoreInUseError, match=f"pid {first.pid} at {first.url}"):
         await second.start()
     assert first.alive

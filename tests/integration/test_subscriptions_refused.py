@@ -65,7 +65,7 @@ async def test_a_subscription_that_was_deleted_and_made_anew_is_noticed(ledger: 
             await each.ack()
         await ledger.delete_subscription("s")
         async with ledger.subscription("s"):
-            with pytest.raises(SubscriptionNotFoundError, match="was deleted and made anew"):
+            with pytest.raises(SubscriptionNotFoundError, match="was deleted and made again"):
                 await take(sub, 1)
 
 

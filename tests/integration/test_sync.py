@@ -67,7 +67,10 @@ def test_blocking_code_enqueues_reads_and_is_told_what_is_wrong(nats_server: Emb
         block = ledger.lock("account", "42")
         with block as held:
             assert held.is_held
-        with pytest.raises(InvalidInputError, match="account/42 was entered before: call `lock` anew"), block:
+        with (
+            pytest.raises(InvalidInputError, match="account/42 was entered before: call `lock` again"),
+            block,
+        ):
             pass
         job = ledger.enqueue(double, number=4)
         assert job.created

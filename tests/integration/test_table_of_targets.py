@@ -64,13 +64,16 @@ OF_GATEWAY = {
     "POST to its event in a stream: p50": "<= 5 ms",
     "stop with 3 open streams": "<= 1 s",
     "overview: CPU a rendering": "<= 20 ms",
-    "CPU with 2 readers, of that with one": "<= 1.5 x",
+    "with 2 readers, of that with one": "<= 1.5 x",
     "a job as it was, beside 200 others": "<= 50 ms",
-    "the fleet's levels of all time": "<= 50 ms",
-    "a list as it was: 200 jobs": "<= 2,000 ms",
+    "the fleet's levels, each minute of three days": "<= 50 ms",
+    "a list as it was anywhere among 200 jobs": "<= 2,000 ms",
     "p99 of GET of a job meanwhile": "<= 2 x",
     "2,000 jobs: the slowest filter": "<= 100 ms",
-    "and its counts": "<= 100 ms",
+    "its counts": "<= 100 ms",
+    "the page /jobs with it": "<= 100 ms",
+    "levels of their minutes": "<= 50 ms",
+    "an overview of them: CPU a rendering": "<= 20 ms",
 }
 
 
@@ -132,14 +135,6 @@ def test_everything_in_the_table_of_workflows_can_be_measured() -> None:
         "fsynced, times ahead of PostgreSQL",
     }
     verdicts = {words.partition("once")[2].strip() for name, words in found.items() if name not in left_out}
-    assert verdicts <= {"met", "MISSED"}, found
-
-
-def test_each_target_of_the_gateway_has_a_line() -> None:
-    found = _table("--only", "past", timeout_s=50, script="gateway.py", targets=OF_GATEWAY)
-    measured = {name: words for name, words in found.items() if words != "not measured"}
-    assert len(measured) == 4, found
-    verdicts = {words.partition("once")[2].strip() for words in measured.values()}
     assert verdicts <= {"met", "MISSED"}, found
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, cast
@@ -49,30 +51,38 @@ TIMES: Final = (
 TEXTS: Final = ("", "\0", "a\u202eb\x1b[31m", "x" * 5_000, "\U0001f600")
 
 
-def changed(value: Any) -> Iterator[Any]:
-    """Yield a value with one of its leaves at an extreme, each leaf and each extreme once."""
+def changed(value: Any, tried: AbstractSet[str], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path of a leaf and the value with it at an extreme: each leaf that was not tried, each extreme once."""
     match value:
         case dict():
             members = cast("dict[str, Any]", value)
             # `v` and `type` would make an event of a newer version of it.
             for name in members.keys() - {"v", "type"}:
-                for each in changed(members[name]):
-                    yield {**members, name: each}
+                for leaf, each in changed(members[name], tried, f"{path}.{name}"):
+                    yield leaf, {**members, name: each}
         case list():
             items = cast("Sequence[Any]", value)
             for at, item in enumerate(items):
-                for each in changed(item):
-                    yield [*items[:at], each, *items[at + 1 :]]
-        case bool():
-            yield not value
-        case int():
-            yield from NUMBERS
-        case float():
-            yield from REALS
-        case str():
-            yield from TIMES if value[:3] == "202" and value.endswith("Z") else TEXTS
+                for leaf, each in changed(item, tried, f"{path}[]"):
+                    yield leaf, [*items[:at], each, *items[at + 1 :]]
+        case _ if path not in tried:
+            yield from ((path, each) for each in extremes(value))
         case _:
             pass
+
+
+def extremes(value: Any) -> Sequence[Any]:
+    match value:
+        case bool():
+            return (not value,)
+        case int():
+            return NUMBERS
+        case float():
+            return REALS
+        case str():
+            return TIMES if value[:3] == "202" and value.endswith("Z") else TEXTS
+        case _:
+            return ()
 
 
 def place(aggregate: str, event: dict[str, Any]) -> str:
@@ -81,9 +91,14 @@ def place(aggregate: str, event: dict[str, Any]) -> str:
 
 
 async def filled() -> MemoryLog:
+    """Return the golden events, and each leaf of each type of event at each extreme: a leaf of two lines is tried once."""
     log = MemoryLog()
+    tried: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for line in golden_lines():
-        for made in (line.said, *changed(line.said)):
+        before = tried[line.aggregate, line.said["type"]]
+        made_of = list(changed(line.said, before))
+        before.update(path for path, _ in made_of)
+        for made in (line.said, *(each for _, each in made_of)):
             is_same_job = made.get("job") == line.said.get("job") is not None  # each becomes one of its own
             event = {**made, "job": f"j{len(log._kept)}"} if is_same_job else made
             data = json_of(event)

@@ -26,7 +26,7 @@ from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.webhooks import making
 from jobledger.ledger.webhooks.acting import change_watch, change_webhook, find_webhook, histories
-from jobledger.ledger.webhooks.terms import CONSUMER_PREFIX, TermName, named_by, term_of
+from jobledger.ledger.webhooks.terms import CONSUMER_PREFIX, TermName, make_place, named_by, term_of
 from jobledger.workers.reactors.hooks import reactor, term_reactor
 from jobledger.workers.reactors.hooks.reactor import WebhookReactor
 
@@ -67,7 +67,7 @@ async def begun(ledger: Ledger, queue: str = DELIVERIES_QUEUE) -> list[StoredEve
 
 
 async def ids(ledger: Ledger, count: int, queue: str = DELIVERIES_QUEUE) -> list[str]:
-    """Wait until so many jobs were begun in a queue; return their ids."""
+    """Wait until that many jobs were begun in a queue; return their ids."""
     async with asyncio.timeout(LIMIT_S):
         while len(found := await begun(ledger, queue)) < count:
             await asyncio.sleep(0.01)
@@ -189,7 +189,7 @@ async def test_a_task_gets_what_a_receiver_would_be_told(ledger: Ledger) -> None
         job = await ledger.enqueue(pack.options(correlation="order-9"), number=7)
         found = await ids(ledger, 1, "billing")
         [first] = await begun(ledger, "billing")
-    assert found == [f"shop-{job.sequence}"]
+    assert found == [f"webhook-shop-{job.sequence}"]
     assert isinstance(first.event, Queued)
     event = first.event
     assert (event.task, event.correlation, event.causation) == ("bill", "order-9", job.id)
@@ -219,6 +219,27 @@ async def test_tasks_that_lead_to_each_other_come_to_an_end(ledger: Ledger) -> N
     assert (len(await begun(ledger, "a")), len(await begun(ledger, "b"))) == (5, 4)
 
 
+@pytest.mark.parametrize("prefix", ["order", "webhook-order"])
+async def test_jobs_that_an_application_calls_as_a_webhook_does_keep_none_from_it(
+    ledger: Ledger, prefix: str
+) -> None:
+    target = WebhookTarget(task="bill", queue="shop" if prefix == "order" else "billing")
+    await hook(ledger, "order", target=target, secrets=(), queue="shop", task="pack")
+    sequences = [1]
+    for number in range(10):
+        job = await ledger.enqueue(pack.options(id=f"{prefix}-{sequences[-1]}"), number=number)
+        sequences.append(job.sequence)
+    async with reacting(ledger), asyncio.timeout(LIMIT_S):
+        while (
+            len(made := [each for each in await begun(ledger, target.queue) if each.event.task == "bill"])
+            < 10
+        ):
+            await asyncio.sleep(0.01)
+    assert sorted(each.event.job for each in made) == sorted(
+        f"webhook-order-{each}" for each in sequences[1:]
+    )
+
+
 async def test_watches_that_fire_and_resolve_are_events_like_others(ledger: Ledger) -> None:
     await hook(ledger, events=("watch.firing", "watch.resolved"), queue="shop")
     definition = WatchDefinition(figure="depth", queue="shop", above=10)
@@ -242,3 +263,33 @@ async def test_nobody_enqueues_into_the_ledgers_own_queues(ledger: Ledger) -> No
     with pytest.raises(InvalidInputError, match="the ledger's own jobs"):
         await ledger.enqueue_named("deliver", {}, queue=DELIVERIES_QUEUE, unknown_ok=True)
     assert await begun(ledger) == []
+
+
+async def test_a_term_that_begins_while_a_gateway_looks_is_read_by_its_own_definition(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another gateway makes the consumer of a term that this one has not read of yet."""
+    await hook(ledger, events=("cancelled", "queued"))
+    terms: list[Webhook] = []
+
+    async def late(*given: Any) -> Any:
+        if not terms:
+            terms.append(await hook(ledger, events=("queued",)))
+            await make_place(ledger.inbox, ledger.names, terms[0])
+        return await list_consumers(*given)
+
+    monkeypatch.setattr(reactor, "list_consumers", late)
+    async with reacting(ledger):
+        async with asyncio.timeout(LIMIT_S):
+            while not (terms and await _waits(ledger, TermName("shop", terms[0].since))):
+                await asyncio.sleep(0.01)
+        job = await ledger.enqueue(pack, number=1)
+        await job.cancel()
+        last = await ledger.enqueue(pack, number=2)
+        found = await ids(ledger, 2)
+    assert found == [f"shop-{job.sequence}", f"shop-{last.sequence}"]
+
+
+async def _waits(ledger: Ledger, term: TermName) -> bool:
+    """Return whether somebody reads the events of a term."""
+    return any(named_by(info.name) == term and info.waiting for info in await consumers(ledger))

@@ -372,7 +372,7 @@ def _settings(examples: int, steps: int) -> settings:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("examples", [100, pytest.param(1_000, marks=pytest.mark.fault)])
+@pytest.mark.parametrize("examples", [50, pytest.param(1_000, marks=pytest.mark.fault)])
 def test_the_lifecycle_holds_in_memory(examples: int) -> None:
     run_state_machine_as_test(Lifecycle, settings=_settings(examples, 50))
 

@@ -13,6 +13,16 @@ from playwright.async_api import Browser, Page, async_playwright
 from tests.support.limits import LIMIT_S
 
 LIMIT_MS = LIMIT_S * 1000
+_EXAMINE = """async () => {
+  const theme = document.documentElement.dataset, found = [];
+  for (const [name, rules] of [["light", {}], ["dark", {runOnly: ["color-contrast"]}]]) {
+    theme.theme = name;
+    const {violations} = await axe.run({resultTypes: ["violations"], preload: false, ...rules});
+    found.push(...violations.map((each) => ({theme: name, ...each})));
+  }
+  delete theme.theme;
+  return found;
+}"""
 AXE = (importlib.resources.files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 
 
@@ -70,12 +80,19 @@ async def examining(browser: Browser, url: str, **options: Any) -> AsyncGenerato
 
 
 async def barriers(page: Page) -> list[str]:
-    """Return what axe-core finds on a page of `examining` that keeps somebody from using it, each on one line."""
-    found: dict[str, Any] = await page.evaluate("axe.run({resultTypes: ['violations']})")
-    return [f"{each['id']}: {each['nodes'][0]['html'][:160]}" for each in found["violations"]]
+    """Return what axe-core finds on a page of `examining` that keeps somebody from using it, each on one line.
+
+    The page is examined in the light; in the dark only its colours are others.
+    """
+    found: list[dict[str, Any]] = await page.evaluate(_EXAMINE)
+    return [f"{each['theme']}, {each['id']}: {each['nodes'][0]['html'][:160]}" for each in found]
 
 
 async def too_wide(page: Page, width: int = 420) -> int:
-    """Return by how many pixels a page is wider than a phone, 0 where it fits."""
+    """Return by how many pixels a page is wider than a phone, 0 where it fits; its size is then as before."""
+    before = page.viewport_size
     await page.set_viewport_size({"width": width, "height": 800})
-    return max(0, int(await page.evaluate("document.documentElement.scrollWidth - innerWidth")))
+    wide = max(0, int(await page.evaluate("document.documentElement.scrollWidth - innerWidth")))
+    if before is not None:
+        await page.set_viewport_size(before)
+    return wide

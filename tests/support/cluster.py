@@ -58,7 +58,7 @@ class Cluster(NamedTuple):
         return number
 
     def restart(self, number: int) -> None:
-        """Start a server that was ended anew, with its store."""
+        """Start a server again that was ended, with its store."""
         self.servers[list(self.servers)[number]] = self.start(number)
 
     async def whole(self, ledger: Ledger, limit_s: float = 60.0) -> None:

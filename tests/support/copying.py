@@ -38,7 +38,7 @@ class _Part(NamedTuple):
     """What is copied."""
 
     shapes: list[_Shape]
-    half: int  #: so many of the events are its first half
+    half: int  #: how many of the events are its first half
 
     @classmethod
     def made_of(cls, story: Families, names: Names) -> _Part:

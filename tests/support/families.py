@@ -85,7 +85,7 @@ class Families(Story):
 
 
 def _inline(story: Families) -> None:
-    """Steps with tries, one that failed for good and is tried anew, and a takeover in between."""
+    """Steps with tries, one that failed for good and is tried again, and a takeover in between."""
     story.begin("inline")
     story.end("inline", "one")
     story.fail("inline", "two", retry_at=story.now + timedelta(seconds=1))

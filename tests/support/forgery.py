@@ -51,7 +51,7 @@ def lines_of(folder: Path) -> list[Line]:
 
 
 def relinked(lines: list[Line], chain: str) -> list[Line]:
-    """Work the hash links of a chain out anew, as who forges history has to."""
+    """Compute the hash links of a chain again, as who forges history has to."""
     found: list[Line] = []
     newest = ""
     for each in lines:

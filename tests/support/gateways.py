@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from itertools import cycle
 from pathlib import Path
 
+import anyio
 import httpx
 import uvicorn
 from tests.support.limits import LIMIT_S
@@ -48,6 +51,58 @@ async def listening(gateway: Gateway, port: int = 0) -> AsyncGenerator[str, None
         server.should_exit = True
         async with asyncio.timeout(LIMIT_S):
             await running
+
+
+class Cutter:
+    """A proxy in front of several gateways in turn, which breaks off what they answer after any number of bytes."""
+
+    def __init__(self, urls: Sequence[str], chance: random.Random, cuts_max: int, bytes_max: int) -> None:
+        """After this number of cuts it hands on everything."""
+        self._ports = cycle([int(url.rpartition(":")[2]) for url in urls])
+        self._chance = chance
+        self._cuts_max = cuts_max
+        self._bytes_max = bytes_max
+        self.cuts = 0
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncGenerator[str, None]:
+        """Listen for the length of the block; give the address."""
+        async with anyio.create_task_group() as group:
+
+            async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                group.start_soon(self._serve, reader, writer)
+
+            server = await asyncio.start_server(serve, "127.0.0.1", 0)
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            server.close()
+            group.cancel_scope.cancel()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_there, to_there = await asyncio.open_connection("127.0.0.1", next(self._ports))
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._pass, reader, to_there)
+                await self._cut(from_there, writer)
+                group.cancel_scope.cancel()
+        finally:
+            writer.transport.abort()
+            to_there.transport.abort()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+
+    async def _cut(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        left = self._chance.randrange(self._bytes_max) if self.cuts < self._cuts_max else 1 << 60
+        with contextlib.suppress(ConnectionError):
+            while left and (data := await reader.read(min(left, 1 << 16))):
+                left -= len(data)
+                writer.write(data)
+                await writer.drain()
+        if not left:
+            self.cuts += 1
+            writer.write_eof()  # what was passed on arrives, and nothing after it
 
 
 class Event:

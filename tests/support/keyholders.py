@@ -28,6 +28,7 @@ class House:
         self.gateway = gateway
         self.access = access
         self.ledger: Ledger = gateway.ledger
+        self.feed = gateway.feed
         self._app = app(gateway)
 
     def client(self, base: str = BASE, peer: str = "127.0.0.1", **settings: Any) -> httpx.AsyncClient:
@@ -72,3 +73,9 @@ def code_of(answer: httpx.Response) -> int | str:
     """Return the code of a refusal, else the status."""
     is_problem = answer.headers.get("content-type") == "application/problem+json"
     return str(answer.json()["code"]) if is_problem else answer.status_code
+
+
+def altered(text: str) -> str:
+    """Return a key or a cookie with another character in its middle: the last one holds only some bits."""
+    middle = len(text) // 2
+    return text[:middle] + ("A" if text[middle] != "A" else "B") + text[middle + 1 :]

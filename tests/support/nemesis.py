@@ -114,7 +114,7 @@ class Nemesis:
         self._alive[name] = await self._fleet.begin(*self._crews[name], url=url)
 
     async def _keep(self) -> None:
-        """Start dead supervisors anew, as a process manager does."""
+        """Start dead supervisors again, as a process manager does."""
         for name, process in list(self._alive.items()):
             if not process.alive:
                 await self._begin(name)

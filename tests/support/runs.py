@@ -70,7 +70,7 @@ class Story:
         return found
 
     def replayed(self) -> Job:
-        """The run folded anew from its events."""
+        """The run folded again from its events."""
         job: Job | None = None
         for sequence, event in enumerate(self.events, start=1):
             job = evolve(job, event, sequence)

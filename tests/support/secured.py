@@ -53,6 +53,7 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
         self.ca = self._write(f"{name}.pem", self._certificate.public_bytes(serialization.Encoding.PEM))
+        self.key = self._write(f"{name}.key", _private(self._key))
 
     def _write(self, name: str, content: bytes) -> Path:
         path = self._folder / name
@@ -76,11 +77,13 @@ class Authority:
                 x509.SubjectAlternativeName([_name(each) for each in names]), critical=False
             )
         stem = f"{self._name}-{self._count}"
-        private = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
         signed = built.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-        return Pair(self._write(f"{stem}.pem", signed), self._write(f"{stem}.key", private))
+        return Pair(self._write(f"{stem}.pem", signed), self._write(f"{stem}.key", _private(key)))
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
 def _certificate(

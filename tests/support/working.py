@@ -12,7 +12,7 @@ import msgspec
 from tests.support import limits
 
 from jobledger.ledger import Job, JobHandle, JobState, Ledger, Task, TaskRegistry
-from jobledger.ledger.model.commands import Claim, Fail
+from jobledger.ledger.model.commands import Claim, CompleteStep, Fail
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.workers import Worker, WorkerConfig
 
@@ -49,6 +49,13 @@ async def bury(ledger: Ledger, handle: JobHandle[Any]) -> None:
     error = ErrorInfo(kind="exception", type="ValueError", message="no")
     claimed = await ledger.execute(handle.ref, Claim(worker="w", lease_s=15))
     await ledger.execute(handle.ref, Fail(epoch=claimed.claim_epoch, error=error))
+
+
+async def record_steps(ledger: Ledger, handle: JobHandle[Any], *steps: str) -> None:
+    """Let a job become a run that has recorded some steps and goes on, without a worker."""
+    held = (await ledger.execute(handle.ref, Claim(worker="w", lease_s=15))).claim_epoch
+    for key in steps:
+        await ledger.execute(handle.ref, CompleteStep(epoch=held, step=key, kind="step", target=key))
 
 
 async def types(job: JobHandle[Any]) -> list[str]:

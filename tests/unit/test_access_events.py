@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -206,6 +207,8 @@ def test_a_text_is_read_as_the_key_that_it_is_and_anything_else_is_none() -> Non
     assert one.sha256 != other.sha256
     assert len(one.text) == 3 + 12 + 1 + 43
     assert new_key(one.key).key == one.key
+    last = [read_key(one.text[:-1] + each) for each in f"{string.ascii_letters}{string.digits}-_"]
+    assert [each for each in last if each is not None and each.sha256 == one.sha256] == [read], "written once"
     for wrong in (
         "",
         "jl_",

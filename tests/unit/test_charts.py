@@ -63,7 +63,7 @@ def test_a_line_has_a_gap_where_nothing_is_known() -> None:
     path = re.search(r' d="([^"]+)"', drawn)
     assert path is not None
     assert path[1].count("M") == 2
-    assert path[1].endswith("h4")  # a value alone is a short line
+    assert path[1].endswith("h200")  # a value alone is a line across its fifth of the width
     assert "nothing to show" in lines(
         axis, [Series(name="p50", values=[None] * 5, style="k0")], label="Waits", said=took
     )
@@ -117,6 +117,14 @@ def test_a_waterfall_has_a_lane_for_each_attempt_up_to_twelve() -> None:
     assert "attempt 8<" not in drawn
     assert drawn.count("<circle") == 21
     assert 'class="cut"' in drawn
+
+
+def test_a_remark_during_a_long_wait_does_not_unfold_it() -> None:
+    ran = Bar(begin=_at(0), end=_at(1), lane=1, runs=True, style="t-dead", words="ran")
+    waits = Bar(begin=_at(1), end=_at(9000), lane=2, runs=False, style="t-waiting", words="waits")
+    marks = [Mark(at=_at(at), style="t-ended", words="noted") for at in (0, 1, 3000, 6000)]
+    drawn = waterfall(Drawn(bars=[ran, waits], marks=marks, end=_at(9000)), label="x", said=took)
+    assert drawn.count('class="fold"') == 1
 
 
 def test_events_at_one_place_are_one_dot() -> None:

@@ -247,7 +247,7 @@ def test_a_job_that_is_put_back_is_held_and_its_work_item_is_void() -> None:
     events = course(whole(ORDER), ADMIT, PutBack(asked_by=0))
     job = folded(events)
     assert (job.state, job.wait_sequence, job.dispatch_sequence, job.dispatches) == (JobState.HELD, 3, 2, 0)
-    assert judge(job, 2, holder_lives=False) is None  # nobody dispatches it anew for its old work item
+    assert judge(job, 2, holder_lives=False) is None  # nobody dispatches it again for its old work item
     again = folded(course(whole(ORDER), *(ADMIT, PutBack(asked_by=0)) * 5, ADMIT))
     assert again.dispatches == 1  # it was offered in vain, and that makes no dead letter
 

@@ -26,7 +26,7 @@ COLUMN = ("column", STATS, '    "fenced",', '    "blessed",\n')
 PARTS = (CLASS, UNION, *IMPORTS, ROW, CASE, COLUMN)
 
 #: What is run to be told: a check of types for what no program can find out by itself.
-IMPORT = [sys.executable, "-c", "import jobledger.projections"]
+IMPORT = [sys.executable, "-c", "from jobledger.projections import Store"]
 TYPES = [sys.executable, "-m", "mypy", "--no-error-summary", "--explicit-package-bases", "--namespace-packages", "-p", "jobledger.ledger.model"]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from jobledger.gateway.pages.shared import FRESH_S, KEPT_MAX, Shared
 from jobledger.gateway.pages.views.levels import added
 from jobledger.gateway.pages.words import ago, count, cut, json_colours, percent, said, short
 from jobledger.ledger.model.clock import Clock
-from jobledger.projections.queries.levels import Level
+from jobledger.projections.statistics.tally import QUEUE_COUNTS
 
 TEMPLATES = STATIC.parent / "templates"
 SCRIPT_LINES_MAX = 400
@@ -90,16 +90,14 @@ def test_a_very_long_value_is_cut() -> None:
 
 
 def test_several_queues_are_added_up_minute_by_minute() -> None:
-    states = ("running", "queued", "scheduled", "retry_wait", "held", "paused", "dead_lettered")
-
-    def level(minute: int, **counts: int) -> Level:
-        at = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(minutes=minute)).isoformat()
-        return Level(at=at, counts={**dict.fromkeys(states, 0), **counts})
+    def level(end: int, **counts: int) -> tuple[int, tuple[int, ...]]:
+        return end - 1, tuple(counts.get(state, 0) for state in QUEUE_COUNTS)  # of the minute that ends then
 
     found = added([[level(1, queued=1), level(3, queued=2)], [level(2, queued=10), level(3, running=1)]])
     assert found.minutes == [1, 2, 3]
     assert found.states["queued"] == [1, 11, 2]
     assert found.states["running"] == [0, 0, 1]
+    assert found.states["later"] == [0, 0, 0]
     assert added([]).minutes == []
 
 

@@ -297,7 +297,7 @@ async def test_a_published_file_shows_every_forgery_and_outlives_what_broke_off(
     log, seals = await sealed_ledger(signer)
     events = [(m.stream_sequence, m.data) for m in await stored(log)]
     path = tmp_path / "seals.jsonl"
-    # The ledger was made anew, and sealed again up to the very same sequence.
+    # The ledger was made again, and sealed again up to the very same sequence.
     other = with_seal(seals[1], msgspec.structs.replace(seals[1].seal, merkle_root="00" * 32))
     for order in ((other, seals[1]), (seals[1], other)):
         path.write_text("".join(f"{each.line()}\n" for each in (seals[0], *order)))

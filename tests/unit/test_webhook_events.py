@@ -132,6 +132,23 @@ def test_decide(
 
 
 # One line per case: what differs from a definition that works, and what the refusal says.
+PRIVATE = [
+    ("127.0.0.1", "127.0.0.1"),
+    ("127.0.0.1.", "127.0.0.1"),
+    ("127.1", "127.0.0.1"),
+    ("2130706433", "127.0.0.1"),
+    ("0x7F000001", "127.0.0.1"),
+    ("0177.0.0.01", "127.0.0.1"),
+    ("0", "0.0.0.0"),
+    ("LocalHost", "127.0.0.1"),
+    ("shop.localhost.", "127.0.0.1"),
+    ("169.254.169.254", "169.254.169.254"),
+    ("0xa9fea9fe", "169.254.169.254"),
+    ("10.1.2.3", "10.1.2.3"),
+    ("[::1]", "::1"),
+    ("[::ffff:10.0.0.1]", "::ffff:a00:1"),
+    ("[fe80::1%25eth0]", "fe80::1%25eth0"),
+]
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"events": ()}, "at least one type"),
     ({"events": ("complete",)}, "there is no event 'complete'"),
@@ -147,6 +164,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"target": WebhookTarget(url="https://exa mple.com/")}, "is no URL of the web"),
     ({"target": WebhookTarget(url="https://ann:secret@example.com/")}, "a user or a password"),
     ({"target": WebhookTarget(url="https://example.com/#part")}, "fragment"),
+    *(({"target": WebhookTarget(url=f"https://{host}:8443/in")}, f"goes to {address}") for host, address in PRIVATE),
     ({"secrets": ()}, "name the secret"),
     ({"secrets": ("plain text",)}, "is no reference to a secret"),
     ({"secrets": ("env:A", "env:B", "env:C")}, "at most 2"),
@@ -179,11 +197,13 @@ def test_a_definition_is_kept_in_one_form() -> None:
     given = WebhookDefinition(target=WebhookTarget(task="bill"), events=("failed", "completed", "failed"), task="pack", include=("result", "error"))  # fmt: skip
     kept = SetWebhook(definition=given).definition
     assert (kept.events, kept.include, kept.target.queue) == (("completed", "failed"), ("error", "result"), "default")  # fmt: skip
-    SetWebhook(
-        definition=msgspec.structs.replace(
-            TERMS, target=WebhookTarget(url="http://a.example"), allow_http=True
-        )
-    )
+    for url, terms in (
+        ("http://a.example", {"allow_http": True}),
+        ("https://10.1.2.3/in", {"allow_private": True}),
+        ("https://8.8.8.8/in", {}),
+        ("https://10.example/in", {}),
+    ):
+        SetWebhook(definition=msgspec.structs.replace(TERMS, target=WebhookTarget(url=url), **terms))
     assert (
         target_words(WebhookTarget(url="https://example.com/in?key=hidden")) == "https://example.com/in?..."
     )

@@ -81,6 +81,8 @@ async def what_is_refused(asker: Asker) -> None:
     await asker.post("/v1/acts", missing, "JOB_NOT_FOUND")
     for who in (someone("view"), someone("review")):
         await asker.post("/v1/acts", _OLD, "JOB_ACCESS_DENIED", who=who)
+    edit = {"act": "requeue", "filter": {"queue": "mail"}, "edit": {"to": "bob"}}
+    await asker.post("/v1/acts", edit, "JOB_ACCESS_DENIED", who=someone("view", "review"))
     large = {
         "act": "requeue",
         "filter": {"queue": "mail"},

@@ -26,9 +26,10 @@ async def one_job(asker: Asker) -> None:
     shown = await asker.get(answer.headers["location"])
     assert (shown["created_by"], shown["input"], shown["priority"]) == ("ann", {"to": "hal"}, "high")
     named = {"task": "send", "id": "named-1"}
-    assert len((await asker.post("/v1/jobs", named, 202))["trace_id"]) == 32
+    first = await asker.post("/v1/jobs", named, 202)
+    assert first["trace_id"] == (await asker.get("/v1/jobs/mail/named-1"))["trace"][3:35]
     again = await asker.post("/v1/jobs", named, 200)
-    assert (again["created"], again["id"]) == (False, "named-1")
+    assert (again["created"], again["id"], again["trace_id"]) == (False, "named-1", first["trace_id"])
 
 
 async def waiting_for_it(asker: Asker) -> None:
@@ -53,8 +54,8 @@ async def what_is_refused(asker: Asker) -> None:
         ),
         ({"task": "send", "colour": "red"}, "BAD_REQUEST"),
         ({"task": "send", "queue": "no.token"}, "BAD_REQUEST"),
-        ({"task": "send", "queue": "jobledger-acts"}, "BAD_REQUEST"),
-        ({"task": "send", "queue": "webhooks-out"}, "BAD_REQUEST"),
+        ({"task": "send", "queue": "jobledger-acts"}, "JOB_INVALID_INPUT"),
+        ({"task": "send", "queue": "webhooks-out"}, "JOB_INVALID_INPUT"),
         ({"task": "send", "priority": "soon"}, "BAD_REQUEST"),
     ]
     for body, code in wrong:
@@ -93,12 +94,36 @@ async def many_jobs(asker: Asker) -> None:
     assert (made["created"], made["existing"], made["lines"]) == (300, 0, 300)
     again = (await asker.sees("POST", "/v1/jobs/bulk", 202, content=body, headers=key)).json()
     assert (again["created"], again["existing"]) == (0, 300)
+    await _other_lines(asker, lines, key)
     here = {"queue": "bulk", "min_sequence": made["last_sequence"]}
     assert (await asker.get("/v1/jobs/counts", params=here))["by_state"]["queued"] == 300
     inputs = b'{"to":"n1"}\n\n{"to":"n2"}'
     path = "/v1/jobs/bulk?task=send&queue=inputs"
     made = (await asker.sees("POST", path, 202, content=_slowly(inputs), headers=_LINES)).json()
     assert (made["created"], made["lines"]) == (2, 2)
+
+
+async def _other_lines(asker: Asker, lines: list[dict[str, Any]], key: dict[str, str]) -> None:
+    """A key that is repeated with other lines is refused, and jobs that it made stay as they are."""
+    head = (await asker.ledger.log.head()).last_sequence
+    other = {"task": "send", "queue": "bulk", "input": {"to": "eve"}}
+    for number, line in (
+        (1, other),
+        (1, {**lines[0], "queue": "elsewhere"}),
+        (7, other),
+        (300, other),
+    ):
+        body = b"\n".join(map(msgspec.json.encode, [*lines[: number - 1], line, *lines[number:]]))
+        answer = await asker.sees(
+            "POST", "/v1/jobs/bulk", "IDEMPOTENCY_KEY_REUSED", content=body, headers=key
+        )
+        assert answer.json()["extra"] == {"line": number, "accepted": number - 1}
+        assert answer.json()["detail"].startswith(f"line {number}: this Idempotency-Key made job i-")
+    path = "/v1/jobs/bulk?task=send&queue=bulk"
+    await asker.sees("POST", path, "IDEMPOTENCY_KEY_REUSED", content=b"{", headers=key)
+    longer = msgspec.json.encode(other) + b"\n" + b'{"task":"send","queue":"bulk"}\n' * 400
+    await asker.sees("POST", "/v1/jobs/bulk", "IDEMPOTENCY_KEY_REUSED", content=longer, headers=key)
+    assert (await asker.ledger.log.head()).last_sequence == head
 
 
 async def wrong_lines(asker: Asker) -> None:
@@ -112,7 +137,7 @@ async def wrong_lines(asker: Asker) -> None:
         (b"[" * 10_000, "BAD_REQUEST"),
         (b'{"task":"melt"}', "TASK_NOT_FOUND"),
         (b'{"task":"send","input":{"to":7}}', "JOB_INVALID_INPUT"),
-        (b'{"task":"send","queue":"jobledger"}', "BAD_REQUEST"),
+        (b'{"task":"send","queue":"jobledger"}', "JOB_INVALID_INPUT"),
         (large, "PAYLOAD_TOO_LARGE"),
         (endless, "PAYLOAD_TOO_LARGE"),
     ]
@@ -120,6 +145,7 @@ async def wrong_lines(asker: Asker) -> None:
         body = good * 2 + line + b"\n" + good
         answer = await asker.sees("POST", "/v1/jobs/bulk", code, content=body, headers=_LINES)
         assert answer.json()["extra"] == {"line": 3, "accepted": 2}, line[:80]
+        assert "input 2:" not in answer.json()["detail"], "the line is named once"
     counts = await asker.get("/v1/jobs/counts?queue=partly")
     assert counts["by_state"]["queued"] == 2 * len(wrong)
     elsewhere = someone("queue", queues=("bills",))

@@ -7,6 +7,8 @@ from typing import Final
 from tests.support.gateway import Asker, send, someone
 from tests.support.working import working
 
+from jobledger.gateway.acts.verifying import verify_task
+
 
 async def looking(asker: Asker) -> None:
     assert (await asker.get("/v1/locks"))["items"] == []
@@ -22,7 +24,7 @@ async def looking(asker: Asker) -> None:
     elsewhere = someone("view", queues=("bills",))
     assert (await asker.get("/v1/tasks", who=elsewhere))["items"] == []
     assert (await asker.get("/v1/workers", who=elsewhere))["items"] == []
-    await asker.sees("GET", "/v1/tasks/send", "JOB_ACCESS_DENIED", who=elsewhere)
+    await asker.sees("GET", "/v1/tasks/send", "TASK_NOT_FOUND", who=elsewhere)
     await asker.sees("GET", "/v1/tasks/none", "TASK_NOT_FOUND")
 
 
@@ -37,6 +39,21 @@ async def the_ledger(asker: Asker) -> None:
     assert shown["projection"]["projection"] == ""
 
 
+async def checked(asker: Asker) -> None:
+    narrow = someone("view", "manage", queues=("mail",))
+    await asker.sees("POST", "/v1/ledger/verify", "JOB_ACCESS_DENIED", who=narrow)
+    answer = await asker.sees("POST", "/v1/ledger/verify", 202)
+    again = (await asker.sees("POST", "/v1/ledger/verify", 200)).json()
+    assert (again["id"], again["created"]) == (answer.json()["id"], False)
+    path = answer.headers["location"]
+    async with working(asker.ledger, verify_task(asker.folder / "none.db")):
+        await asker.until(path, "completed")
+    report = await asker.get(f"{path}/result")
+    verified = (await asker.get("/v1/ledger"))["audited"]["verified"]
+    assert (report["sound"], report["violations"], verified["sound"]) == (True, [], True)
+    assert (verified["to_sequence"], verified["by"]) == (report["head_sequence"], "ann")
+
+
 async def subscriptions(asker: Asker) -> None:
     async with asker.ledger.subscription("billing"):
         pass
@@ -46,4 +63,4 @@ async def subscriptions(asker: Asker) -> None:
     await asker.sees("DELETE", "/v1/subscriptions/billing", "NOT_FOUND")
 
 
-CASES: Final = (looking, the_ledger, subscriptions)
+CASES: Final = (looking, the_ledger, checked, subscriptions)

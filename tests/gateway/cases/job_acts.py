@@ -43,6 +43,8 @@ async def ending_and_waiting(asker: Asker) -> None:
 async def dead_letters(asker: Asker) -> None:
     one, other = await asker.dead(), await asker.dead()
     path = f"/v1/jobs/mail/{one.id}/requeue"
+    for changed in ({"input": {"to": "bob"}}, {"edit": {"to": "bob"}}):
+        await asker.post(path, changed, "JOB_ACCESS_DENIED", who=someone("view", "review"))
     wrong = {"input": {"to": "bob"}, "edit": {"cents": 2}}
     await asker.post(path, wrong, "JOB_INVALID_INPUT")
     again = await asker.post(path, {"edit": {"to": "bob"}, "attempts": 2, "priority": "high", **_WHY})
@@ -101,7 +103,7 @@ async def what_is_refused(asker: Asker) -> None:
         path = f"/v1/jobs/mail/{running.id}/{verb}"
         await asker.post(path, body, "JOB_ACCESS_DENIED", who=of_one_queue)
         await asker.post(path, {"colour": "red", **body}, "BAD_REQUEST")
-    await asker.post(f"/v1/jobs/mail/{running.id}/cancel", {}, "JOB_ACCESS_DENIED", who=of_one_task)
+    await asker.post(f"/v1/jobs/mail/{running.id}/cancel", {}, "JOB_NOT_FOUND", who=of_one_task)
     await asker.post(f"/v1/jobs/mail/{running.id}/reschedule", {}, "BAD_REQUEST")
 
 

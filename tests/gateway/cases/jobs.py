@@ -55,6 +55,10 @@ async def parts_of_a_job(asker: Asker) -> None:
     assert (trail["summary"]["state"], len(trail["lines"])) == ("completed", 3)
     why = await asker.get(f"{path}/why", params={"sequence": events["items"][0]["stream_sequence"]})
     assert (why["id"], why["status"]) == (job.id, "queued")
+    late = await asker.ledger.enqueue(send.options(queue="mail", delay_s=3600))
+    hint = (await asker.get(f"/v1/jobs/mail/{late.id}/why"))["hint"]
+    assert hint == f"POST /v1/jobs/mail/{late.id}/retry"
+    await asker.post(hint.removeprefix("POST "), {})
 
 
 async def values(asker: Asker) -> None:
@@ -99,7 +103,7 @@ async def jobs_that_are_not_there(asker: Asker) -> None:
     await asker.sees("GET", "/v1/jobs/no.token", "BAD_REQUEST")
     await asker.sees("GET", "/v1/jobs/mail/none", "JOB_ACCESS_DENIED", who=someone("view", queues=("bills",)))
     other = someone("view", tasks=("bill*",))
-    await asker.sees("GET", f"/v1/jobs/mail/{job.id}", "JOB_ACCESS_DENIED", who=other)
+    await asker.sees("GET", f"/v1/jobs/mail/{job.id}", "JOB_NOT_FOUND", who=other)
 
 
 CASES = (showing, parts_of_a_job, values, large_values_that_are_gone, jobs_that_are_not_there)

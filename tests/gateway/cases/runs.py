@@ -36,6 +36,8 @@ async def stories(asker: Asker) -> None:
         await asker.sees("GET", f"{path}/graph", 304, headers=tag)
         tree = await asker.get(f"{path}/tree")
         assert (tree["task"], len(tree["steps"])) == ("order", 2)
+        why = await asker.get(f"{path}/why")
+        assert {why["hint"], why["waits"][0]["hint"]} == {f"POST {path}/signals/approval"}
         told = await asker.post(f"{path}/signals/approval?id=a1", {"by": "ann"}, 202)
         assert told["is_new"]
         assert not (await asker.post(f"{path}/signals/approval?id=a1", {"by": "ann"}))["is_new"]
@@ -62,6 +64,8 @@ async def reruns(asker: Asker, path: str) -> None:
     large = {"cents": "a" * (asker.ledger.config.payload_bytes_max + 1)}
     await asker.post(f"{path}/rerun", {"from": "approval", "input": large}, "PAYLOAD_TOO_LARGE")
     await asker.post(f"{path}/rerun", {"from": "approval"}, "JOB_ACCESS_DENIED", who=someone("view"))
+    changed, reviewer = {"from": "approval", "input": {"cents": 1}}, someone("view", "review")
+    await asker.post(f"{path}/rerun", changed, "JOB_ACCESS_DENIED", who=reviewer)
 
 
 async def what_is_not_there(asker: Asker) -> None:

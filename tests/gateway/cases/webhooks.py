@@ -79,7 +79,9 @@ async def redelivering(asker: Asker) -> None:
     await asker.post(f"/v1/webhooks/{ODD}/redeliver", {"since": since}, "JOB_INVALID_INPUT")
     head = (await asker.ledger.log.head()).last_sequence
     page = await asker.get(f"{path}/deliveries", params={"min_sequence": head, "limit": 1})
-    assert [(each["id"], each["queue"]) for each in page["items"]] == [(f"bill-{job.sequence}", "billing")]
+    assert [(each["id"], each["queue"]) for each in page["items"]] == [
+        (f"webhook-bill-{job.sequence}", "billing")
+    ]
     await asker.sees("GET", f"{path}/deliveries?after=odd", "CURSOR_MISMATCH")
     await asker.sees("GET", "/v1/webhooks/none/deliveries", "NOT_FOUND")
     await asker.sees("GET", f"/v1/webhooks/{ODD}/deliveries", "JOB_INVALID_INPUT")

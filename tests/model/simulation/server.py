@@ -92,7 +92,7 @@ class Server:
         stream.consumers.pop(name).delete()
 
     def lose_stream(self, name: str) -> None:
-        """Delete a stream with its consumers; whoever needs it makes it anew."""
+        """Delete a stream with its consumers; whoever needs it makes it again."""
         stream = self.streams.pop(name, None)
         if stream is not None:
             for consumer in list(stream.consumers):

@@ -1,0 +1,122 @@
+"""What a person does to one job on its page: notes, another time, a run that begins again; and a job that is archived."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.support.dashboard import HOSTILE, Someone, check_page, hidden_fields, token_of
+from tests.support.working import record_steps
+
+from jobledger.audit.archive import Archiver, archive_deps
+from jobledger.gateway.parts import Gateway
+from jobledger.ledger import Ledger, task
+from jobledger.ledger.model.events import Noted, Queued, Scheduled
+
+pytestmark = pytest.mark.anyio
+
+
+@task(queue="orders")
+async def order(order: str) -> None:
+    """Be enqueued only."""
+
+
+async def test_a_note_is_kept_and_a_job_that_waits_is_moved(
+    http: httpx.AsyncClient, gateway: Gateway, ledger: Ledger
+) -> None:
+    job = await ledger.enqueue(order.options(delay_s=3600), order="77")
+    there = f"/jobs/orders/{job.id}"
+    token = token_of((await http.get(there)).text)
+    noted = await http.post(f"{there}/note", data={"token": token, "text": f"look\r\nat {HOSTILE}"})
+    assert (noted.status_code, noted.headers["location"]) == (303, there)
+    last = (await job.history())[-1].event
+    assert isinstance(last, Noted)
+    assert (last.text, last.by[:6]) == (f"look\nat {HOSTILE}", "local:")
+    page = await http.get(there)
+    check_page(page)
+    assert "look" in page.text
+    sent = {"token": token, "reason": "they are closed"}
+    both, long = {"run_at": "2030-01-01T08:00", "delay_s": "5"}, {"delay_s": "5", "reason": "x" * 2001}
+    for wrong in ({}, both, long, {"run_at": "soon"}, {"delay_s": "-1"}):
+        assert (await http.post(f"{there}/reschedule", data={**sent, **wrong})).status_code == 400, wrong
+    moved = await http.post(f"{there}/reschedule", data={**sent, "run_at": "2030-01-01T08:00"})
+    assert moved.status_code == 303
+    last = (await job.history())[-1].event
+    assert isinstance(last, Scheduled)
+    assert (last.run_at, last.reason) == (datetime(2030, 1, 1, 8, tzinfo=UTC), "they are closed")
+    soon = await http.post(f"{there}/reschedule", data={**sent, "delay_s": "60"})
+    assert soon.status_code == 303
+    due = (await job.snapshot()).due_at
+    assert due is not None
+    assert due < ledger.clock.now() + timedelta(seconds=61)
+    acts = (await http.get("/acts")).text
+    assert acts.count("reschedule ") == 2
+    gateway.access = Someone("viewer")
+    page = await http.get(there)
+    assert 'method="post"' not in page.text
+    assert (await http.post(f"{there}/note", data={"token": token, "text": "x"})).status_code == 403
+
+
+async def test_a_run_begins_again_as_it_was_planned(
+    http: httpx.AsyncClient, gateway: Gateway, ledger: Ledger
+) -> None:
+    run = await ledger.enqueue(order, order="red shoes")
+    await record_steps(ledger, run, "reserve", "pay")
+    there = f"/jobs/orders/{run.id}"
+    assert f'action="{there}/rerun"' in (await http.get(there)).text
+    plan = await http.get(f"{there}/rerun", params={"step": "pay"})
+    check_page(plan)
+    assert "copies the ends of 1 step " in plan.text
+    sent = {**hidden_fields(plan.text), "reason": HOSTILE, "input": '{"order": "78"}'}
+    for wrong in ({"reason": " "}, {"step": "ship"}, {"input": "{"}, {"as_it_was": "soon"}):
+        assert (await http.post(f"{there}/rerun", data={**sent, **wrong})).status_code == 400, wrong
+    begun = [await http.post(f"{there}/rerun", data=sent) for _ in range(2)]
+    assert [each.status_code for each in begun] == [303, 303]
+    assert len({each.headers["location"] for each in begun}) == 1  # sent twice, done once
+    first = (await (await ledger.job(begun[0].headers["location"].rpartition("/")[2])).history())[0].event
+    assert isinstance(first, Queued)
+    assert first.rerun_of is not None
+    assert (first.by[:6], first.rerun_of.from_step, first.rerun_of.steps) == ("local:", "pay", 1)
+    assert (bytes(first.input), first.rerun_of.reason) == (b'{"order":"78"}', HOSTILE)
+    made = await http.get(begun[0].headers["location"])
+    check_page(made)
+    assert f'href="{there}"' in made.text
+    acts = await http.get("/acts")
+    check_page(acts)
+    assert "from step pay: &lt;script&gt;" in acts.text
+    gateway.access = Someone("operator", without=("payloads",))
+    blind = (await http.get(f"{there}/rerun", params={"step": "pay"})).text
+    assert "needs the permission payloads" in blind
+    assert "red shoes" not in blind
+    sent["token"] = token_of(blind)
+    assert (await http.post(f"{there}/rerun", data=sent)).status_code == 403
+    await ledger.note(run, "it goes on")
+    stale = await http.post(f"{there}/rerun", data={**sent, "input": ""})
+    assert (stale.status_code, "plan it again" in stale.text) == (409, True)
+
+
+async def test_the_page_of_an_archived_job_says_how_it_ended_and_where_it_is(
+    http: httpx.AsyncClient, gateway: Gateway, ledger: Ledger, tmp_path: Path
+) -> None:
+    job = await ledger.enqueue(order.options(correlation="c-1"), order="77")
+    await ledger.cancel(job, reason="not wanted")
+    await gateway.rows.catch_up()
+    deps = archive_deps(ledger, by="ann", on_progress=lambda _step, _done, _total: None)
+    await Archiver(ledger.log, tmp_path / "archive", deps).run(datetime.now(UTC))
+    page = await http.get(f"/jobs/orders/{job.id}")
+    check_page(page)
+    assert page.status_code == 200
+    for word in (
+        "Cancelled",
+        "c-1",
+        "were archived",
+        f"<code>jobledger jobs show {job.id} --archive DIR</code>",
+    ):
+        assert word in page.text, word
+    assert 'method="post"' not in page.text
+    none = await http.get("/jobs/orders/nobody")
+    assert (none.status_code, "--archive DIR" in none.text) == (404, True)
+    gateway.access = Someone("viewer", queues=("mail",))
+    assert (await http.get(f"/jobs/orders/{job.id}")).status_code == 403
