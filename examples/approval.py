@@ -112,7 +112,7 @@ async def working(url: str) -> AsyncGenerator[None]:
 
 
 async def begin(ledger: Ledger, count: int) -> Runs:
-    """Enqueue so many runs, as many for each time at which a signal may come."""
+    """Enqueue `count` runs, as many for each time at which a signal may come."""
     runs: Runs = {when: [] for when in WHEN}
     for number in range(count):
         when = list(WHEN)[number % len(WHEN)]

@@ -121,7 +121,7 @@ async function follow(connection, options) {
   const first = Math.max(state.first_seq, 1); // of an empty stream it is 0
   const checker = new Checker(first);
   if (state.messages > 0 || options.follow) {
-    // An ordered consumer: no acknowledgements, and made anew by the client where the connection was lost.
+    // An ordered consumer: no acknowledgements, and made again by the client where the connection was lost.
     const consumer = await jetstream(connection).consumers.get(stream);
     const messages = await consumer.consume({ max_messages: 500 });
     for await (const message of messages) {

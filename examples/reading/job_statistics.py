@@ -1,6 +1,6 @@
 """What the jobs of a ledger came to: queues, totals, minute by minute, errors and workers, from the projection.
 
-All of it is counted from the stored events, by the server's clock: it survives restarts, and a file made anew says
+All of it is counted from the stored events, by the server's clock: it survives restarts, and a rebuilt file says
 the same. Every table can be read with any SQLite tool, too.
 """
 

@@ -85,7 +85,7 @@ async def fill(file: Path, server: EmbeddedServer) -> None:
         show(file)
         await work(ledger)
         await rebuild(ledger.log, file, layout=ReadModelLayout(Revenue()))
-        print("made anew from the first event:")
+        print("rebuilt from the first event:")
         show(file)
 
 

@@ -38,7 +38,7 @@ async def main() -> None:
             await ledger.enqueue(report.options(id="later", delay_s=1), "2025-02")
 
             # What `jobledger audit archive --before TIME --to DIR` does; a run that is cut off is finished by the next.
-            # It counts what goes, so that the counters of a projection made anew stay what they are.
+            # It counts what goes, so that the counters of a rebuilt projection stay what they are.
             count = counting(ledger.log, Path(folder) / "jobs.db")
             deps = archive_deps(
                 ledger, by="alice", on_progress=lambda _step, _done, _total: None, count=count

@@ -1,4 +1,4 @@
-"""Seal the ledger, keep the seal elsewhere, and find a history that was written anew; needs the extra `seals`."""
+"""Seal the ledger, keep the seal elsewhere, and find a history that was rewritten; needs the extra `seals`."""
 
 import tempfile
 from datetime import UTC, datetime

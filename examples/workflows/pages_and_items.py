@@ -20,7 +20,7 @@ from jobledger.workers import Worker, WorkerConfig
 PAGES, ITEMS = 4, 25
 LIMIT_S = 30
 STORED: Counter[str] = Counter()  # in one process, to show what ran how often
-BRAKE = [30]  # the import waits once it has stored so many items, so that this program can choose its moments
+BRAKE = [30]  # how many items the import stores before it waits, so that this program can choose its moments
 
 
 @step(max_attempts=3, backoff=Backoff(base_s=0.05))
@@ -69,7 +69,7 @@ async def working(url: str) -> AsyncGenerator[None]:
 
 
 async def until_stored(items: int) -> None:
-    """Wait until so many items were stored."""
+    """Wait until that many items were stored."""
     async with asyncio.timeout(LIMIT_S):
         while STORED.total() < items:  # noqa: ASYNC110 - a look at it
             await asyncio.sleep(0.005)
