@@ -10,6 +10,9 @@ CHECKED := $(wildcard $(ROOTS) tests examples benchmarks)
 
 # Quiet and predictable pip; pyright keeps its files inside .venv and stays at the pinned version.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Images of Python often say that no bytecode is kept: then each of the hundreds of processes that tests start compiles
+# every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 export PYRIGHT_PYTHON_CACHE_DIR := $(CURDIR)/$(VENV)/cache/pyright
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
@@ -58,7 +61,7 @@ types: install ## mypy and pyright, both strict
 	@echo "types: mypy and pyright, at once"
 	@$(CHECK_TYPES)
 
-# One process compiles the tests and all that they import, while pyright leaves a CPU idle; else six compile it at once.
+# One process compiles the tests and all that they import, while pyright leaves a CPU idle; else five compile it at once.
 # It calls no make: `make -n test` would run what stands beside that.
 types-and-bytecode: install
 	@echo "types: mypy and pyright, at once"
@@ -70,10 +73,10 @@ imports: install ## the direction of imports between and inside the packages
 	@echo "imports: import-linter"
 	@$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
 
-# Six processes on two CPUs: two thirds of the time that tests take they wait, for leases, timers and other processes.
+# Five processes on two CPUs: two thirds of the time that tests take they wait, for leases, timers and other processes.
 pytest: install ## all tests but the slow fault tests
-	@echo "tests: pytest, in six processes"
-	@$(BIN)/python -m pytest -q -n 6 --dist loadfile --no-loadscope-reorder --durations=25
+	@echo "tests: pytest, in five processes"
+	@$(BIN)/python -m pytest -q -n 5 --dist loadfile --no-loadscope-reorder --durations=25
 
 format: install ## let ruff sort imports, fix what it can and format
 	@$(BIN)/ruff check --quiet --fix-only .
@@ -114,7 +117,7 @@ simulate: install ## run COUNT seeded schedules from seed FIRST on (make test ru
 	@$(BIN)/python -m tests.model.simulation --first $(FIRST) --count $(COUNT) --processes 2
 	@$(BIN)/python -m tests.model.run_simulation --first $(FIRST) --count $(COUNT) --processes 2
 
-# Made anew each time in .cache, where nothing of it can get into a commit or a wheel; npm keeps the packages itself.
+# Made again each time in .cache, where nothing of it can get into a commit or a wheel; npm keeps the packages itself.
 TYPESCRIPT := .cache/typescript
 DOCUMENT := import msgspec; from jobledger.gateway.api.table import ENDPOINTS; \
 	from jobledger.gateway.http.openapi import openapi; print(msgspec.json.encode(openapi(ENDPOINTS)).decode())

@@ -1,6 +1,6 @@
 """The pytest plugin of jobledger: fixtures for the tests of applications.
 
-Loaded in every suite, so it imports nothing of jobledger before a fixture is asked for. A fixture of the same name in a
+Loaded in every suite, so it imports only errors of jobledger before a fixture is asked for. A fixture of the same name in a
 suite's own conftest takes its place.
 """
 
