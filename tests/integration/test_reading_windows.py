@@ -194,8 +194,9 @@ async def test_a_purge_of_all_that_is_left_ends_a_read(
                 seen.extend(message.stream_sequence for message in batch)
 
     await read(of_one_queue)
+    # How much of the first window had come before the purge, and how much was on its way, is the machine's affair.
     assert seen == list(range(1, len(seen) + 1))
-    assert 100 <= len(seen) < 1_000
+    assert 0 < len(seen) < 1_000
     entries = [entry(ledger.log, 0, event(f"more-{number}")) for number in range(500)]
     await ledger.log.append(entries)
     with pytest.raises(SequenceGapError, match="is missing: the ledger goes on with 1501"):

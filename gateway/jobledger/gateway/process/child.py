@@ -21,6 +21,7 @@ import anyio
 from anyio.abc import ObjectReceiveStream
 
 from jobledger.gateway.process.line import TO_CHILD, Failed, Line, Relay, Setup, ToChild
+from jobledger.gateway.process.stepping_back import step_back
 from jobledger.ledger import Ledger, connect
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.nats.connection import ConnectionLostError
@@ -99,7 +100,8 @@ def _set_up_logs(line: Line, setup: Setup) -> None:
 def main() -> None:
     """Run the program that the command line names."""
     _, name, descriptor = sys.argv
-    os.nice(_NICE.get(name, 0))
+    if name in _NICE:
+        step_back(_NICE[name])
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)  # a process manager sends them to all; it starts no programs
     end = socket.socket(fileno=int(descriptor))
