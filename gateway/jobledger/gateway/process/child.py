@@ -10,7 +10,6 @@ import contextlib
 import gc
 import importlib.util
 import logging
-import os
 import signal
 import socket
 import sys
