@@ -127,6 +127,7 @@ def test_watches_are_set_listed_shown_and_removed(cli: CommandLine) -> None:
     assert made.out == "watch deep, quiet: depth of queue orders above 10 for 60 s\n"
     assert cli.run("watches", "set", "bad", "--figure", "size", "--above", "1", *cli.where).code == 2
     assert cli.run("watches", "set", "bad", "--figure", "depth", *cli.where).code == 2
+    assert cli.run("watches", "set", "bad", "--figure", "error_rate", "--above", "3", *cli.where).code == 2
 
     async def fire(ledger: Ledger) -> None:
         watch = await find_watch(ledger.log, "deep")

@@ -100,6 +100,11 @@ def test_decide(
         ({"above": None}, "needs a bound"),
         ({"above": float("nan")}, "above is nan"),
         ({"below": float("inf")}, "below is inf"),
+        ({"above": -1}, "depth is never less than 0, so a watch with above -1 would fire always or never"),
+        ({"above": None, "below": 0}, "with below 0"),
+        ({"figure": "error_rate", "above": 3}, "a share from 0 to 1 (write 0.05 for 5 %)"),
+        ({"figure": "success_rate", "above": 1}, "with above 1 would"),
+        ({"figure": "success_rate", "above": None, "below": 95}, "with below 95 would"),
         ({"for_s": -1}, "for_s must be"),
         ({"for_s": float("nan")}, "for_s must be"),
         ({"window_s": 59}, "window_s must be"),
@@ -112,6 +117,19 @@ def test_what_cannot_be_watched_is_refused_with_a_sentence(differs: dict[str, An
     with pytest.raises(InvalidError) as refused:
         SetWatch(definition=msgspec.structs.replace(DEEP, **differs))
     assert said in str(refused.value)
+
+
+@each_row(
+    "differs",
+    [
+        {"above": 0},
+        {"above": 3, "below": 0.5},
+        {"figure": "error_rate", "above": 0},
+        {"figure": "success_rate", "above": None, "below": 1},
+    ],
+)
+def test_a_bound_that_the_figure_can_reach_is_taken(differs: dict[str, Any]) -> None:
+    SetWatch(definition=msgspec.structs.replace(DEEP, **differs))
 
 
 @each_row(

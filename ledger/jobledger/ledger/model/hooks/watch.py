@@ -7,6 +7,7 @@ event was judged by counts for nothing. Released fields never change type, meani
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Final, Literal, get_args
 
@@ -35,6 +36,8 @@ FOR_S_MAX: Final = 24 * 3600.0
 WINDOW_S_MAX: Final = 24 * 3600
 #: Figures of a moment, which have no window.
 _OF_NOW: Final = ("depth", "oldest_wait_s", "dead_letters", "lag")
+#: Figures from 0 to 1.
+_SHARES: Final = ("error_rate", "success_rate")
 
 
 class WatchDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -193,8 +196,7 @@ def _check_definition(given: WatchDefinition) -> None:
         )
     if given.above is None and given.below is None:
         raise InvalidInputError("a watch needs a bound: give above, or below, or both")
-    check_finite("above", given.above)
-    check_finite("below", given.below)
+    _check_bounds(given)
     _within("for_s", given.for_s, FOR_S_MAX)
     _within("window_s", given.window_s, WINDOW_S_MAX, 60)
     for field, name in (("queue", "queue"), ("task", "task name")):
@@ -209,6 +211,24 @@ def _check_definition(given: WatchDefinition) -> None:
         raise InvalidInputError("oldest_wait_s is told of queues: give it no task")
     if given.figure == "lag" and (given.queue or given.task):
         raise InvalidInputError("lag is one figure for the whole ledger: give it no queue and no task")
+
+
+def _check_bounds(given: WatchDefinition) -> None:
+    """Refuse a bound that the figure is never beyond, or always. Raises: InvalidInputError."""
+    above, below = given.above, given.below
+    is_share = given.figure in _SHARES
+    most = 1.0 if is_share else math.inf
+    what = "a share from 0 to 1 (write 0.05 for 5 %)" if is_share else "never less than 0"
+    for name, value, can_change in (
+        ("above", above, above is None or 0 <= above < most),
+        ("below", below, below is None or 0 < below <= most),
+    ):
+        check_finite(name, value)
+        if not can_change:
+            raise InvalidInputError(
+                f"{given.figure} is {what}, so a watch with {name} {value:g} would fire always or never: "
+                "give another bound"
+            )
 
 
 def _within(field: str, value: float, most: float, least: float = 0) -> None:
