@@ -11,6 +11,7 @@ from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.endpoint import JSON
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import CODE_OF, KINDS
 from jobledger.ledger import Ledger, task
@@ -73,6 +74,40 @@ async def test_another_method_is_refused_with_those_that_are_taken(http: httpx.A
     answer = await http.delete("/v1/jobs/mail/none")
     assert (answer.status_code, answer.json()["code"]) == (405, "METHOD_NOT_ALLOWED")
     assert answer.headers["allow"] == "GET, HEAD"
+
+
+async def test_an_act_without_a_body_is_done_as_its_defaults_say(
+    ledger: Ledger, http: httpx.AsyncClient
+) -> None:
+    job = await ledger.enqueue(send, to="ann")
+    cancelled = await http.post(f"/v1/jobs/mail/{job.id}/cancel")
+    assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
+    assert (await http.post("/v1/queues/mail/pause", headers={"content-type": JSON})).status_code == 200
+    for path, sent, word in (
+        ("/v1/queues/mail/resume", b"{}", "the body has no Content-Type: send application/json"),
+        ("/v1/jobs", b"", "the request has no Content-Type"),
+        (f"/v1/jobs/mail/{job.id}/reschedule", b"", "give run_at or delay_s"),
+    ):
+        refused = await http.post(path, content=sent)
+        assert (refused.status_code, refused.json()["code"]) == (400, "BAD_REQUEST"), path
+        assert word in refused.json()["detail"], path
+    assert (await http.put("/v1/limits/mails")).status_code == 400
+    assert (await ledger.queue_state("mail")).is_paused(ledger.clock.now())
+
+
+async def test_the_document_says_which_bodies_may_be_left_out(http: httpx.AsyncClient) -> None:
+    paths = (await http.get("/openapi.json")).json()["paths"]
+
+    def is_needed(path: str, method: str = "post") -> bool:
+        needed: bool = paths[path][method]["requestBody"]["required"]
+        return needed
+
+    assert not is_needed("/v1/jobs/{queue}/{id}/cancel")
+    assert not is_needed("/v1/queues/{queue}/drain")
+    assert is_needed("/v1/jobs/{queue}/{id}/note")
+    assert is_needed("/v1/limits/{limit}", "put")
+    assert is_needed("/v1/jobs/{queue}/{id}/signals/{name}")
+    assert is_needed("/in/{route}")
 
 
 async def test_a_slash_too_many_leads_to_the_address_without_it(http: httpx.AsyncClient) -> None:

@@ -39,6 +39,21 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     has_head: bool = True  #: False: of a GET that does something, which HEAD must not
     public: bool = False  #: nobody is asked who they are: the handler itself decides, as by a signature
 
+    @property
+    def needs_body(self) -> bool:
+        """Whether a request without a body is refused; else all fields of the body are as if they were left out.
+
+        An act does without where every field has a default. What PUT puts somewhere is said.
+        """
+        if self.body is None:
+            return self.takes != JSON
+        is_struct = isinstance(self.body, type) and issubclass(self.body, msgspec.Struct)
+        return (
+            not is_struct
+            or self.method == "PUT"
+            or any(each.required for each in msgspec.structs.fields(self.body))
+        )
+
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What a handler returns that has more to say than a value."""

@@ -140,7 +140,10 @@ def _operation(endpoint: Endpoint, schemas: Mapping[Any, Schema], components: Ma
         operation["x-permission"] = endpoint.permission
     if endpoint.body is not None or endpoint.takes != JSON:
         schema = schemas[_key(endpoint.body)] if endpoint.body is not None else {}
-        operation["requestBody"] = {"required": True, "content": {endpoint.takes: {"schema": schema}}}
+        operation["requestBody"] = {
+            "required": endpoint.needs_body,
+            "content": {endpoint.takes: {"schema": schema}},
+        }
     return operation
 
 

@@ -104,6 +104,7 @@ class _Address:
 def _handler(gateway: Gateway, endpoint: Endpoint) -> Handler:
     read_query = _query_reader(endpoint.query)
     read_body = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body).decode
+    needs_body = endpoint.needs_body
 
     async def handle(request: Request) -> Response:
         principal = _NOBODY if endpoint.public else gateway.access.principal(request)
@@ -116,18 +117,19 @@ def _handler(gateway: Gateway, endpoint: Endpoint) -> Handler:
         if query is not None:
             given["query"] = query
         if read_body is not None:
-            asked.sent = await _body_of(request, endpoint)
+            asked.sent = await _body_of(request, endpoint.takes, needs_body=needs_body)
             given["body"] = _read(read_body, asked.sent, "the body")
         return _response(await endpoint.handler(asked, **given), endpoint, request)
 
     return handle
 
 
-async def _body_of(request: Request, endpoint: Endpoint) -> bytes:
+async def _body_of(request: Request, takes: str, *, needs_body: bool) -> bytes:
+    """Read the body; none at all is an empty object where none is needed. Raises: ProblemError."""
     kind = headers_of(request.scope).get("content-type", "").partition(";")[0].strip().lower()
-    if kind != endpoint.takes:
+    if kind != takes and (kind or needs_body):
         what = f"Content-Type is {kind[:80]!r}" if kind else "the request has no Content-Type"
-        raise ProblemError("BAD_REQUEST", f"{what}: send {endpoint.takes}")
+        raise ProblemError("BAD_REQUEST", f"{what}: send {takes}")
     parts: list[bytes] = []
     while True:
         message = await request.receive()
@@ -137,7 +139,11 @@ async def _body_of(request: Request, endpoint: Endpoint) -> bytes:
             )
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
-            return b"".join(parts)
+            break
+    data = b"".join(parts)
+    if data and not kind:
+        raise ProblemError("BAD_REQUEST", f"the body has no Content-Type: send {takes}")
+    return data if data or needs_body else b"{}"
 
 
 def _read(decode: Callable[[bytes], Any], data: bytes, what: str) -> Any:
