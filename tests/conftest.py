@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib.util
 import inspect
 import logging
 import os
-import random
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
@@ -22,6 +19,7 @@ import anyio
 import hypothesis
 import pytest
 from tests.support.limits import limited
+from tests.support.ports import kept_port
 
 from jobledger.ledger.server import EmbeddedServer
 
@@ -98,8 +96,8 @@ async def server_factory(
 
     def make(directory: Path | None = None, **options: Any) -> EmbeddedServer:
         chosen: dict[str, Any] = {
-            "port": _kept_port(),
-            "monitor_port": _kept_port(),
+            "port": kept_port(),
+            "monitor_port": kept_port(),
             "durability": "process",
             "binary": nats_server_binary,
             **options,
@@ -111,15 +109,6 @@ async def server_factory(
     async with anyio.create_task_group() as group:
         for server in made:
             group.start_soon(_stop_soon, server)
-
-
-def _kept_port() -> int:
-    """Return a free port that no other program is given while a server is down: the system hands out those above."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)  # no seed: two processes would choose the same
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 async def _stop_soon(server: EmbeddedServer) -> None:

@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ import anyio.to_thread
 import pytest
 import typer.main
 from tests.support.limits import LIMIT_S
+from tests.support.ports import kept_port
 from tests.support.tables import each_row
 
 from jobledger.cli.main import program, run
@@ -393,11 +393,7 @@ class Terminal:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port that nobody listened on a moment ago; the embedded server says so if that has changed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    return kept_port()
 
 
 @pytest.mark.timeout(90)

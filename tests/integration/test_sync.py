@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import itertools
-import socket
 import threading
 import time
 import urllib.request
@@ -25,6 +24,7 @@ from django.conf import settings
 from django.core.handlers.wsgi import WSGIHandler
 from flask import Flask
 from tests.support.limits import LIMIT_S
+from tests.support.ports import kept_port
 
 from jobledger.ledger import JobState, Ledger, handle, task
 from jobledger.ledger.connecting import connect as asynchronous
@@ -56,10 +56,7 @@ def double_text(text: str) -> str:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    return kept_port()
 
 
 def test_blocking_code_enqueues_reads_and_is_told_what_is_wrong(nats_server: EmbeddedServer) -> None:

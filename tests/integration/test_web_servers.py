@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import pytest
 from tests.conftest import ServerFactory
 from tests.support.limits import LIMIT_S
 from tests.support.pages import save_programs
+from tests.support.ports import kept_port
 from tests.support.proxy import Proxy
 
 from jobledger.ledger.server import EmbeddedServer
@@ -33,13 +33,6 @@ COUNT = 40
 WORKERS = 2
 
 Serve = Callable[..., tuple[subprocess.Popen[bytes], str]]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _ask(url: str, *, post: bool = False) -> str:
@@ -70,7 +63,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     said = tmp_path / "said"
 
     def begin(folder: Path, variables: dict[str, str], *words: str) -> tuple[subprocess.Popen[bytes], str]:
-        port = _free_port()
+        port = kept_port()
         environment = {
             **os.environ,
             **variables,

@@ -17,6 +17,7 @@ import pytest
 from prometheus_client import parser
 from tests.support.history import History
 from tests.support.limits import LIMIT_S
+from tests.support.ports import kept_ports
 from tests.support.working import Connect, ended, until, working
 
 from jobledger.cli.main import run
@@ -172,8 +173,7 @@ def _ports(process: Any, count: int) -> list[int]:
 def test_each_process_has_a_port_of_its_own_and_its_successor_keeps_it(
     start: Start, nats_server: EmbeddedServer
 ) -> None:
-    with MetricsServer(_Nothing(), lambda: "") as free:
-        first = free.port
+    first, _ = kept_ports(2)
     words = ("worker", "--app", "tasks_of_metrics", "--processes", "2", "--metrics-port", str(first))
     there = ("--url", nats_server.url, "--environment", "places", "--ledger-bytes-max", "16000000", "--json")
     supervisor = start(*words, "--metrics-token-file", "token", *there)

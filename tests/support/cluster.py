@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import socket
 import subprocess
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
+from tests.support.ports import kept_ports
 
 from jobledger.ledger import Ledger, connect
 from jobledger.ledger.model.errors import LedgerError
@@ -20,15 +20,7 @@ from jobledger.ledger.model.errors import LedgerError
 SIZE = 3
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-
-
-def _configuration(number: int, folder: Path, ports: list[int]) -> str:
+def _configuration(number: int, folder: Path, ports: Sequence[int]) -> str:
     routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports[SIZE:])
     return (
         f'server_name: "n{number}"\nhost: "127.0.0.1"\nport: {ports[number]}\n'
@@ -37,7 +29,7 @@ def _configuration(number: int, folder: Path, ports: list[int]) -> str:
     )
 
 
-def _start(binary: str, number: int, folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
+def _start(binary: str, number: int, folder: Path, ports: Sequence[int]) -> subprocess.Popen[bytes]:
     path = folder / f"n{number}.conf"
     path.write_text(_configuration(number, folder, ports), encoding="utf-8")
     return subprocess.Popen([binary, "-c", str(path), "-l", str(folder / f"n{number}.log")])
@@ -76,7 +68,7 @@ class Cluster(NamedTuple):
 @contextlib.asynccontextmanager
 async def cluster(binary: str, folder: Path) -> AsyncGenerator[Cluster]:
     """Yield the cluster once it stores what it is given; frozen servers are gone at the end, too."""
-    ports = _free_ports(2 * SIZE)
+    ports = kept_ports(2 * SIZE)
     servers: dict[int, subprocess.Popen[bytes]] = {}
     try:
         for number in range(SIZE):
