@@ -16,7 +16,7 @@ from jobledger.gateway.http.endpoint import Answer
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.chain import fold
-from jobledger.ledger.model.errors import ResultTimeoutError
+from jobledger.ledger.model.errors import JobNotFoundError, ResultTimeoutError
 from jobledger.ledger.model.trace import own_trace, trace_id
 
 #: What each endpoint that adds jobs may refuse them for.
@@ -103,10 +103,12 @@ async def added(asked: Asked, handle: JobHandle[Any], held: Held | None) -> Answ
 
 
 async def _ended(asked: Asked, handle: JobHandle[Any]) -> JobShown | None:
-    """Return a job that ended while somebody waited for it, None where nobody did or it did not."""
+    """Return a job that ended while its asker waited; None where nobody waited, it did not end, or it must not be seen."""
     if asked.wait_s is None:
         return None
-    with asked.gateway.life.waiting(asked.wait_s), contextlib.suppress(ResultTimeoutError):
+    # A key that is bound to tasks may begin a graph, and the graph's own job does not exist for it.
+    not_shown = contextlib.suppress(ResultTimeoutError, JobNotFoundError)
+    with asked.gateway.life.waiting(asked.wait_s), not_shown:
         await handle.wait(timeout_s=asked.wait_s)
         if asked.principal.may("view", handle.queue):
             return await shown(asked, await read_job(asked, handle.queue, handle.id))
