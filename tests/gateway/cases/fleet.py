@@ -46,6 +46,7 @@ async def checked(asker: Asker) -> None:
     again = (await asker.sees("POST", "/v1/ledger/verify", 200)).json()
     assert (again["id"], again["created"]) == (answer.json()["id"], False)
     path = answer.headers["location"]
+    await asker.sees("GET", f"/v1/acts/{again['id']}", "JOB_NOT_FOUND")  # it is no act, in the same queue
     async with working(asker.ledger, verify_task(asker.folder / "none.db")):
         await asker.until(path, "completed")
     report = await asker.get(f"{path}/result")

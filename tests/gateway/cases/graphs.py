@@ -147,4 +147,22 @@ async def what_is_refused(asker: Asker) -> None:
     await asker.post("/v1/graphs", {**NIGHTLY, "id": "a-batch"}, "DUPLICATE")
 
 
-CASES: Final = (begun_and_ended, keys_and_waits, what_is_refused)
+async def its_input_stays(asker: Asker) -> None:
+    """Else who may run one graph again could have it add jobs in any queue, and acts in anybody's name."""
+    node = {"name": "a", "task": "send", "queue": "loud"}
+    async with working(asker.ledger, send, queues=("loud",)):
+        answer = await asker.sees("POST", "/v1/graphs", 202, json={"name": "g", "id": "r-1", "nodes": [node]})
+        path = answer.headers["location"]
+        await asker.until(path, "completed")
+    to_do = {"to_do": {"act": "cancel"}, "jobs": [["bills", "x", "charge"]], "by": "key:boss"}
+    child = {"label": "a", "node": {"task": "bulk_act", "queue": "jobledger-acts"}, "input": to_do}
+    other = {"from": "g", "input": {"graph": {"name": "g", "nodes": [child]}}}
+    before = (await asker.ledger.log.head()).last_sequence
+    for plan in (True, False):
+        refused = await asker.post(f"{path}/rerun", {**other, "plan": plan}, "JOB_INVALID_INPUT")
+        assert "one of the ledger's own" in refused["detail"]
+    assert (await asker.ledger.log.head()).last_sequence == before
+    await asker.post(f"{path}/rerun", {"from": "g"}, 202)
+
+
+CASES: Final = (begun_and_ended, keys_and_waits, what_is_refused, its_input_stays)

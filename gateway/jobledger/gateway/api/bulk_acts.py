@@ -17,6 +17,7 @@ from jobledger.gateway.acts.asked import (
     JOBS_MAX,
     PERMISSIONS,
     QUEUE,
+    TASK,
     Done,
     Job,
     ToDo,
@@ -228,7 +229,8 @@ async def show_act(asked: Asked, id: str) -> ActProgress:  # noqa: A002 - as in 
 async def _job(asked: Asked, job_id: str) -> LedgerJob | None:
     ledger = asked.gateway.ledger
     chain = ledger.names.chain(JobRef(queue=QUEUE, job_id=job_id))
-    return fold(await ledger.patience.read(lambda: ledger.log.read_chain(chain))).job
+    job = fold(await ledger.patience.read(lambda: ledger.log.read_chain(chain))).job
+    return job if job is not None and job.task == TASK else None  # checks of the ledger are in the same queue
 
 
 class _Input(msgspec.Struct):

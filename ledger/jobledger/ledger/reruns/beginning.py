@@ -23,7 +23,7 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.runs.reruns import copied_from
 from jobledger.ledger.model.runs.steps import Step
-from jobledger.ledger.model.subjects import JobRef, check_token
+from jobledger.ledger.model.subjects import JobRef, check_token, is_own_queue
 from jobledger.ledger.model.times import time_text
 from jobledger.ledger.parts import Client
 from jobledger.ledger.tasks import Task, TaskWithOptions
@@ -186,6 +186,10 @@ def _input_text(source: Job, how: Rerun) -> bytes | None:
         raise InvalidInputError(f"job {source.id} runs task {source.task}, not {plain.name}")
     if values is None:
         return None
+    if is_own_queue(source.queue):  # it says which jobs are made, in any queue
+        raise InvalidInputError(
+            f"run {source.id} is one of the ledger's own: rerun it without another input, or begin a new one"
+        )
     if plain is not None:
         return plain.signature.encode((), values)
     return encode_value(dict(values), what=f"input of task {source.task}")

@@ -11,9 +11,14 @@ import msgspec
 from jobledger.ledger.handle import execute
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import GiveSignal
-from jobledger.ledger.model.errors import IllegalTransitionError, JobNotFoundError, UnreachableError
+from jobledger.ledger.model.errors import (
+    IllegalTransitionError,
+    JobNotFoundError,
+    RefusedError,
+    UnreachableError,
+)
 from jobledger.ledger.model.runs.errors import SignalKnownError, UnknownSignalError
-from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.subjects import JobRef, is_own_queue
 from jobledger.ledger.parts import Client
 
 T = TypeVar("T")
@@ -48,6 +53,10 @@ async def give_signal(
     begin: Callable[[], Awaitable[Any]] | None = None,
 ) -> bool:
     """Send a run a signal; see `Ledger.signal`. `begin` makes the run, unless it exists."""
+    if is_own_queue(ref.queue):  # a batch that is told another number of jobs than it has cannot end
+        raise RefusedError(
+            f"job {ref.job_id} is one of the ledger's own, which takes no signals: close or cancel a batch instead"
+        )
     command = GiveSignal(name=signal.name, id=id)  # refused before a large value is stored
     text = signal.encode(value)
     what = f"value of signal {signal.name}"

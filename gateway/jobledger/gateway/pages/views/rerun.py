@@ -18,7 +18,7 @@ from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.events import RerunOf
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.steps import Step
-from jobledger.ledger.model.subjects import JobRef, check_token
+from jobledger.ledger.model.subjects import JobRef, check_token, is_own_queue
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ async def rerun(looked: Looked, queue: str, id: str, *, query: Query) -> RerunPa
     job = plan.source
     hidden = not principal.may("payloads", job.queue, job.task)
     history = await gateway.ledger.handle_of(ref).history()
-    may_change = not hidden and principal.may("queue", job.queue, job.task)
+    may_change = principal.may("queue", job.queue, job.task) and not (hidden or is_own_queue(job.queue))
     text = None if not may_change else editable(await job_details(gateway.ledger, job, history))
     async with gateway.projection.opened() as view:
         shell = await surround(looked, view, None, fleet=False)
