@@ -126,6 +126,17 @@ def own_logging() -> Iterator[None]:
     root.setLevel(level)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector away from what is imported: it stays, and no collection later has to look at it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give every test its limit, of which the machine may be no part."""
     for item in items:

@@ -180,12 +180,17 @@ def field_notes(cls: type) -> Mapping[str, str]:
     notes: dict[str, str] = {}
     for each in reversed(cls.__mro__):
         if issubclass(each, msgspec.Struct) and each is not msgspec.Struct:
-            try:
-                source = textwrap.dedent(inspect.getsource(each))
-            except OSError:  # run from where there are no sources: schemas without these descriptions
-                continue
-            notes |= _notes_in(source)
+            notes |= _own_notes(each)
     return notes
+
+
+@functools.cache
+def _own_notes(cls: type) -> Mapping[str, str]:
+    try:
+        source = textwrap.dedent(inspect.getsource(cls))
+    except OSError:  # run from where there are no sources: schemas without these descriptions
+        return {}
+    return _notes_in(source)
 
 
 def _notes_in(source: str) -> dict[str, str]:
