@@ -199,6 +199,21 @@ COMMANDS: Final = Group(
 )
 
 
+def named_by(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the groups and the command that the words of a command line begin with; none is ()."""
+    found: list[str] = []
+    group = COMMANDS
+    for word in words:
+        if word not in group.members:
+            break
+        found.append(word)
+        member = group.members[word]
+        if not isinstance(member, Group):
+            break
+        group = member
+    return tuple(found)
+
+
 def add_commands(app: typer.Typer, words: Sequence[str] | None) -> None:
     """Add the command that the words of a command line name, else what the group that they name holds; all for None."""
     if words is not None and words[:1] == ["--version"]:

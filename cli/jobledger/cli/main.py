@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -12,7 +13,7 @@ from typing import Annotated, Final, TextIO
 
 import typer
 
-from jobledger.cli.commands import add_commands
+from jobledger.cli.commands import add_commands, named_by
 from jobledger.cli.completion import completed_words, is_completing
 from jobledger.cli.ending import exit_at_once
 from jobledger.cli.errors import DONE, INTERRUPTED, StoppedBySignalError, first_of, report
@@ -110,9 +111,7 @@ def run(arguments: Sequence[str]) -> int:
     switches, others = _switches_apart(arguments)
     words = switches + others
     try:
-        code = typer.main.get_command(program(others)).main(
-            args=words, prog_name="jobledger", standalone_mode=False
-        )
+        code = _command_for(others).main(args=words, prog_name="jobledger", standalone_mode=False)
         sys.stdout.flush()
     except SystemExit as error:  # typer's own answer to a reader who went away
         return (
@@ -125,6 +124,21 @@ def run(arguments: Sequence[str]) -> int:
     except BaseException as error:  # noqa: BLE001 - the one place where every error ends
         return _after_error(error, words)
     return code if isinstance(code, int) else DONE
+
+
+def _command_for(words: Sequence[str]) -> typer.core.TyperGroup:
+    path = named_by(words)
+    return _built(path) if path and not is_completing() else _build(words)
+
+
+def _build(words: Sequence[str]) -> typer.core.TyperGroup:
+    command = typer.main.get_command(program(words))
+    assert isinstance(command, typer.core.TyperGroup)
+    return command
+
+
+#: A process that runs many commands, such as one of tests, reads their signatures once.
+_built: Final = functools.cache(_build)
 
 
 def _after_error(group: BaseException, words: Sequence[str]) -> int:
