@@ -287,7 +287,7 @@ async def test_the_list_shows_what_fits(
     for query, found in rows.items():
         text = (await http.get(f"/jobs?{query}")).text
         assert text.count('<tr id="r-mail-') == found, query
-        assert (found == 0) == ("No job fits" in text), query
+        assert (found == 0) == ("No job matches" in text), query
 
 
 async def test_newer_jobs_are_counted_above_a_list_that_holds_still(

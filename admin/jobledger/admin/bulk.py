@@ -173,7 +173,7 @@ async def perform(rows: Rows, act: Act, chosen: Sequence[Chosen], *, plan: bool)
             async with anyio.create_task_group() as group:
                 for _ in range(min(_AT_ONCE, len(chosen))):
                     group.start_soon(work)
-        except ExceptionGroup as errors:  # what went wrong at once in several is told once
+        except ExceptionGroup as errors:  # several workers may fail at once for one reason: say it once
             raise errors.exceptions[0] from errors
     return [outcomes[number] for number in sorted(outcomes)]
 

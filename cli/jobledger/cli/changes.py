@@ -11,7 +11,7 @@ from jobledger.ledger.model.times import shown_time
 
 
 def tell_changes(output: Output, history: Sequence[Change]) -> None:
-    """Print what happened to it, the newest first."""
+    """Print the changes, which come with the newest first."""
     output.say()
     output.say("history", style="bold")
     for each in history:

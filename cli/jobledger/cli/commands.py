@@ -215,7 +215,10 @@ def named_by(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def add_commands(app: typer.Typer, words: Sequence[str] | None) -> None:
-    """Add the command that the words of a command line name, else what the group that they name holds; all for None."""
+    """Add what a command line needs: the command or the group that its words name, without one all that `--help` lists.
+
+    `words`: what follows the switches for all commands; None adds every command.
+    """
     if words is not None and words[:1] == ["--version"]:
         return  # said without any
     names = _load(
@@ -231,13 +234,13 @@ def add_commands(app: typer.Typer, words: Sequence[str] | None) -> None:
 
 
 def _unnamed() -> None:
-    """Stand for a command whose name is all that is asked for."""
+    """Stand for a command of which a shell needs no more than the name."""
 
 
 def _load(group: Group, words: Sequence[str] | None) -> list[str]:
-    """Import what the first of the words names in a group, else its own commands, with None also those of its groups.
+    """Import the command that the first of the words names, or else all commands of the group; return their names.
 
-    Return their names, and those of the groups.
+    The names of groups are returned, too. The commands of these are imported only if the words name the group, or for None.
     """
     named = [words[0]] if words and words[0] in group.members else []
     names = named or list(group.members)

@@ -18,7 +18,7 @@ def is_completing() -> bool:
 
 
 def takes_names_only() -> bool:
-    """Return whether the shell is one that shows no sentences of help beside the names of commands."""
+    """Return whether the shell shows the names of commands alone, without their help: bash does."""
     return os.environ.get(_ASKED) == "complete_bash"
 
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 
 def exit_at_once(code: int) -> NoReturn:
-    """End the process without waiting for a task's code, after letting out what was said."""
+    """End the process without waiting for a task's code, once logs and output are written."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

@@ -126,7 +126,8 @@ async def link(
         return
     cli.output.say(address)
     cli.output.note(
-        f"it logs {plain(name)} in once within {valid:g} s: {_may(made.info)}; --gateway URL says where the gateway is"
+        f"the link logs {plain(name)} in once within {valid:g} s: {_may(made.info)}; for another "
+        "gateway give --gateway URL"
     )
 
 

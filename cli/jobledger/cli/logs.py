@@ -47,7 +47,7 @@ class _Text(logging.Formatter):
         return "\n".join(plain_lines(super().format(record)))
 
     def each(self, record: logging.LogRecord, lines: Iterable[Line]) -> list[str]:
-        """Return each line of a record that has many."""
+        """Return the texts of the lines of one record."""
         if not self._full:
             return [f"{record.levelname}: {plain(line.text)}" for line in lines]
         source = f"{record.levelname} {record.name}"
@@ -71,7 +71,7 @@ class _Json(logging.Formatter):
         return _object(line)
 
     def each(self, record: logging.LogRecord, lines: Iterable[Line]) -> list[str]:
-        """Return each line of a record that has many."""
+        """Return the texts of the lines of one record."""
         level, name = record.levelname.lower(), record.name
         return [
             _object(
@@ -111,7 +111,7 @@ def _time(at: float) -> str:
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[str]:
-    """Join lines to what is written at once: no more than a pipe takes whole, since other processes write into it too."""
+    """Join lines into blocks, each for one write. A pipe keeps PIPE_BUF bytes together when other processes write, too."""
     block, size = "", 0
     for line in lines:
         more = len(line.encode(errors="backslashreplace")) + 1

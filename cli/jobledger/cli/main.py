@@ -65,7 +65,7 @@ def _root(
 
 
 def program(words: Sequence[str] | None = None) -> typer.Typer:
-    """Return the command line with what is needed to answer these words, with every command without any."""
+    """Return the command line with what is needed to answer these words; with every command for None."""
     app = typer.Typer(
         name="jobledger",
         cls=Group,
@@ -73,7 +73,7 @@ def program(words: Sequence[str] | None = None) -> typer.Typer:
         epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 cannot reach the server.",
         callback=_root,
         no_args_is_help=True,
-        # What it takes is imported.
+        # Only these need it, and it imports modules that no command uses.
         add_completion=is_completing() or not words or words[0].startswith("-"),
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -159,7 +159,7 @@ def _after_broken_pipe() -> int:
 
 
 def _switches_apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return what stands for all commands, and the command with its own words."""
+    """Return the switches that are the same for all commands, and the words of the command."""
     words = list(arguments)
     end = words.index("--") if "--" in words else len(words)
     found: list[str] = []

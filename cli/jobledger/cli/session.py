@@ -130,9 +130,8 @@ def load_tasks(app: list[str] | None) -> TaskRegistry:
 
 
 def _import_failure(modules: str, error: Exception) -> str:
-    if (
-        isinstance(error, SyntaxError) and error.filename is not None
-    ):  # its place is in no frame, but in itself
+    # The error itself says where the mistake is: no frame of the traceback does.
+    if isinstance(error, SyntaxError) and error.filename is not None:
         return f"--app {modules} cannot be imported: {type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

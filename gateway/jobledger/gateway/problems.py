@@ -188,7 +188,7 @@ def problem_of(
 ) -> tuple[Problem, dict[str, str]]:
     """Return what is answered, and its headers. An error that is nobody's is told without its text: that may hold secrets.
 
-    `said`: what makes a sentence of the ledger, which names commands, one for who asks.
+    `said` turns a sentence of the ledger, which names commands, into one for the asker.
     """
     code = code_of(error)
     kind = KINDS[code]

@@ -40,7 +40,7 @@ _OPTIONS: Final = {"--replace": "`replace`"}
 
 
 def over_http(sentence: str, queue: str = "QUEUE") -> str:
-    """Return a sentence with addresses in place of the commands that have one; the others are for the machine's owner.
+    """Return a sentence with addresses in place of the commands that have one; other commands stay, for whoever has a terminal on the machine.
 
     `queue`: that of the job that the sentence is about, where it is known.
     """

@@ -9,7 +9,7 @@ from jobledger.gateway.access.permissions import Principal
 
 
 def tree_for(principal: Principal, tree: Tree) -> Tree:
-    """Return a tree without the jobs that are not there for who asks; they count as hidden. Its root is seen."""
+    """Return a tree without the jobs that the asker may not see, which count as hidden. The root is always in it."""
     return replace(tree, steps=tuple(_step_for(principal, step) for step in tree.steps))
 
 

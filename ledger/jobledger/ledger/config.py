@@ -113,7 +113,8 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
 def _path_text(value: object) -> str:
     if isinstance(value, PurePath):
         return str(value)
-    raise NotImplementedError(type(value).__name__)  # msgspec asks its hook for that where it knows no form
+    # What msgspec expects for a type that a hook does not know.
+    raise NotImplementedError(type(value).__name__)
 
 
 def with_variables(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from jobledger.projections.queries.store import Store
 from jobledger.projections.snapshots import Snapshot, Snapshots, copy_projection
 
 _BUSY_TIMEOUT_S: Final = 5.0
-#: A snapshot lies this share of the distance between snapshots before the moment that it is left for.
-_NEAR_SHARE: Final = 5
+#: A snapshot is made one such part of `SnapshotConfig.every_events` before the moment that somebody asked for.
+_NEAR_PARTS: Final = 5
 
 
 class PastFiles:
@@ -70,7 +70,7 @@ class PastFiles:
         path, begun = await self._begun(stream_sequence)
         try:
             await self._bring_to(path, begun, stream_sequence, progress)
-        except BaseException:  # cancelled, too: a file that is filled half-way is of no moment
+        except BaseException:  # cancelled, too: a file that is filled half-way shows no moment
             _remove(path)
             raise
         self._kept[stream_sequence] = path
@@ -86,12 +86,12 @@ class PastFiles:
             self._lent[path] = left
 
     async def _bring_to(self, path: Path, begun: int, until: int, progress: ProgressCallback | None) -> None:
-        """Bring a file that stands at `begun` to a moment; one that is far leaves a snapshot a little before it.
+        """Bring a file that stands at `begun` to a moment; over a long distance, make a snapshot a little before the moment.
 
-        Somebody who looks for a change asks for moments shortly before it next: these then begin at that snapshot.
+        Somebody who looks for a change asks next for moments shortly before this one: they then begin at that snapshot.
         """
         every, snapshots = self._snapshots.config.every_events, self._snapshots
-        near = until - every // _NEAR_SHARE
+        near = until - every // _NEAR_PARTS
         config, clock = self._config, self._clock
         with Projector(self._log, path, config=config, clock=clock, snapshots=snapshots) as projector:
             done = 0
@@ -172,7 +172,7 @@ class PastFiles:
 
 
 def _part(progress: ProgressCallback | None, before: int, wanted: int) -> ProgressCallback | None:
-    """Return what tells of a part as of a part of the whole."""
+    """Return a callback for one part of the work that reports it as progress of the whole."""
     return None if progress is None else lambda done, _: progress(before + done, wanted)
 
 

@@ -47,7 +47,7 @@ class SnapshotConfig(msgspec.Struct, frozen=True, kw_only=True):
     #: Events between two of them at least; what a past moment costs to reach from one.
     every_events: int = 25_000
     time_share_max: float = 0.03  #: part of the projector's time that copying may take
-    at_once_s: float = 1.0  #: how long copying may take before there was time to have a share of
+    at_once_s: float = 1.0  #: time that copying may take at the start, before any share has added up
     count_max: int = 16  #: kept at most: the older, the sparser
     bytes_max: int = 2 << 30  #: of all together
 
@@ -121,7 +121,10 @@ class Snapshots:
             await self.keep(path)
 
     def _can_afford(self, path: Path) -> bool:
-        """What was not used is kept for later, as much as one copy needs: a burst of events after a quiet time has its own."""
+        """Return whether there is time for a copy now.
+
+        Time that was not used is kept, up to what one copy needs, so that a burst of events after a quiet time gets one.
+        """
         now_s = self._clock.monotonic()
         needed_s = _size_bytes(path) / self._bytes_per_s
         spared_s = self._spared_s + (now_s - self._since_s) * self.config.time_share_max
@@ -215,9 +218,8 @@ def copy_projection(path: Path, target: Path) -> tuple[int, int]:
         contextlib.closing(files.database(target, make=True)) as copy,
     ):
         copy.execute("PRAGMA synchronous = OFF")  # synced as a whole by who needs it
-        source.backup(
-            copy
-        )  # all pages in one step: a reader's view, so no writer waits and nothing begins again
+        # All pages in one step: a reader's view, so no writer waits and nothing begins again.
+        source.backup(copy)
         stream_sequence, begins_at = copy.execute(_SELECT_PLACE).fetchone()
         return int(stream_sequence), int(begins_at)
 

@@ -78,7 +78,7 @@ async def create_key(
     by: str,
     made: NewKey | None = None,
 ) -> MadeKey:
-    """Make a key. `made`: its text, chosen before: whoever calls this twice with the same `made` makes one key.
+    """Make a key. `made`: a key of `new_key`, made before: two calls with the same one make one key.
 
     Raises: InvalidInputError, RefusedError, LedgerFullError, ServerUnreachableError.
     """

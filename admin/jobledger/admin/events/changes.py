@@ -25,7 +25,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def change_of(aggregate: Aggregate[Any, Any], message: Message) -> Change:
-    """Return an event of the aggregate as a person reads it."""
+    """Return an event of the aggregate in words."""
     event = aggregate.decode(message)
     return Change(
         stream_sequence=message.stream_sequence,
@@ -39,9 +39,9 @@ def change_of(aggregate: Aggregate[Any, Any], message: Message) -> Change:
 def newest_and_changes(
     aggregate: Aggregate[Any, S], messages: Sequence[Message], *, most: int
 ) -> tuple[S, tuple[Change, ...]]:
-    """Return what the newest of some messages, at least one, says; and up to `most` of them, the newest first.
+    """Return the state that the newest of some messages gives, and up to `most` of them as changes, the newest first.
 
-    `aggregate`: one whose newest event says its whole state. `messages`: of one chain, the oldest first.
+    `aggregate`: one whose newest event gives its whole state. `messages`: of one chain, at least one, the oldest first.
     """
     newest = messages[-1]
     state = aggregate.evolve(None, aggregate.decode(newest), newest.stream_sequence)

@@ -23,7 +23,8 @@ from jobledger.gateway.problems import ProblemError
 #: Whoever looks after the process asks by its address, whatever that is.
 _ANY_HOST: Final = frozenset({"/healthz", "/readyz"})
 _API: Final = "/v1/"
-#: Does something though it is only asked for, as cron services do: a page elsewhere can ask so by an image, too.
+#: A GET acts here, since cron services send no other. A page of another site can send one too, as the address of an
+#: image, so these requests are checked like a POST.
 _ACTS_BY_GET: Final = frozenset({"/v1/run"})
 
 OnUse = Callable[[str, str], None]

@@ -48,9 +48,11 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def require_about(self, permission: Permission, queue: str, task: str, missing: Exception) -> None:
-        """Refuse what is not allowed about something that was found: `missing` where it is not there for who asks.
+        """Refuse an act on something that was found in a queue and for a task.
 
-        Else a refusal would tell that it is there. Raises: `missing`; ProblemError (JOB_ACCESS_DENIED).
+        Who is not bound to this queue and task gets `missing`: another refusal would tell that the thing exists.
+
+        Raises: `missing`; ProblemError (JOB_ACCESS_DENIED) for who may see it and lacks the permission.
         """
         if not (_matches(queue, self.queues) and _matches(task, self.tasks)):
             raise missing

@@ -44,11 +44,11 @@ async def begin_check(ledger: Ledger, by: str) -> JobHandle[Any]:
 
 
 async def _witnesses(ledger: Ledger, projection: Path | None) -> AsyncGenerator[Witness, None]:
-    """Yield what the ledger is compared with: the projection's position, read before its end is, and its own seals."""
+    """Yield what the ledger is compared with: the projection's position and the ledger's seals, read before its events."""
     if projection is not None:
         try:
             position = PositionWitness.beside(projection, ledger.log)
-        except (ProjectionError, OSError):  # it is rebuilt then, and shows nothing of the ledger
+        except (ProjectionError, OSError):  # a file that cannot be read will be rebuilt, and proves nothing
             position = None
         if position is not None:
             yield position

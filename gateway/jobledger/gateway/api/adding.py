@@ -52,7 +52,7 @@ def id_of(asked: Asked, given: str | None) -> str | None:
 
 
 def keyed_id(principal: str, key: str) -> str:
-    """Return the id of the job that a principal names by a key; no two principals meet."""
+    """Return the id of the job that a principal names by a key; two principals never get the same one."""
     digest = hashlib.sha256(f"{principal}\0{key}".encode()).digest()
     return "i-" + base64.urlsafe_b64encode(digest)[:43].decode()
 

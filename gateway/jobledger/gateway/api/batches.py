@@ -27,7 +27,7 @@ class BatchEnd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What is enqueued once all jobs of a batch have ended. It gets `batch` and `counts`, where it has such arguments."""
 
     task: str
-    queue: str | None = None  #: left out, as the others: as the task's code says
+    queue: str | None = None  #: this and the other options: left out, they are as the task's code says
     priority: Priority | None = None
     max_attempts: int | None = None
     timeout_s: float | None = None  #: of one attempt
@@ -43,7 +43,7 @@ class NewBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class BatchClose(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """That no more jobs come."""
+    """How a batch is closed: with the number of its jobs."""
 
     count: Annotated[int, msgspec.Meta(ge=0, le=ITEMS_MAX)]  #: how many jobs were added
 
@@ -84,7 +84,7 @@ async def show_batch(asked: Asked, name: str) -> Answer:
 
 
 async def close_one(asked: Asked, name: str, *, body: BatchClose) -> BatchShown:
-    """Say that no more jobs come, and how many there are: then the batch ends with the last of them."""
+    """Close a batch with the number of its jobs: it ends once all of them have ended."""
     ledger = asked.gateway.ledger
     await batch_for(asked, name, "queue")
     await close_batch(ledger, name, body.count, by=asked.principal.name)
@@ -100,7 +100,7 @@ async def cancel_batch(asked: Asked, name: str, *, body: Reasoned) -> BatchShown
 
 
 async def batch_for(asked: Asked, name: str, permission: Permission) -> Batch:
-    """Return a batch to who has this permission for its jobs. Raises: NotFoundError, also for who has not; ProblemError."""
+    """Return a batch to who has this permission for its jobs. Raises: NotFoundError, also for others; ProblemError."""
     asked.principal.require(permission)
     batch = await find_batch(asked.gateway.ledger, name)
     if not asked.principal.may(permission, batch.spec.queue, batch.spec.task):

@@ -110,7 +110,7 @@ async def _require_same(asked: Asked, job: Job, task: str, text: bytes) -> None:
 def _canonical(text: bytes) -> bytes:
     try:
         return msgspec.json.encode(msgspec.json.decode(text), order="sorted")
-    except (msgspec.DecodeError, RecursionError):  # a line that is no JSON made nothing
+    except (msgspec.DecodeError, RecursionError):  # no job was made of a line that is no JSON
         return text
 
 
@@ -118,7 +118,7 @@ async def enqueue_jobs(asked: Asked, *, query: BulkQuery) -> BulkEnqueued:
     """Add a job for each line of the body, taken no faster than they are stored; a wrong line ends it.
 
     The lines before that one are in the ledger. With `Idempotency-Key` the same lines make the same jobs again, and the
-    first one that is another ends it.
+    first one that differs ends it.
     """
     if asked.header("content-type").partition(";")[0].strip().lower() != NDJSON:
         raise ProblemError("BAD_REQUEST", f"send {NDJSON}, a job on each line")
@@ -127,12 +127,11 @@ async def enqueue_jobs(asked: Asked, *, query: BulkQuery) -> BulkEnqueued:
         async with contextlib.aclosing(lines.jobs()) as jobs:
             found = await _enqueued(asked, query, lines, jobs)
     except (InvalidError, NotFoundError, ProblemError) as error:
-        # It is none of the lines, or another one than was read last.
+        # Either no line was read yet, or `compare` has named one: the last line that was read is not to blame.
         if not lines.number or (isinstance(error, ProblemError) and "line" in error.extra):
             raise
-        why = lines.why or str(error).removeprefix(
-            f"input {lines.number - 1}: "
-        )  # the line says which, from 1 on
+        counted_from_0 = f"input {lines.number - 1}: "  # here lines are counted from 1
+        why = lines.why or str(error).removeprefix(counted_from_0)
         raise ProblemError(
             lines.code or code_of(error),
             f"line {lines.number}: {why}",
@@ -186,7 +185,7 @@ class _Lines:
         self.code = ""
 
     async def jobs(self) -> AsyncGenerator[NamedJob, None]:
-        """Yield the job of each line; empty ones are passed over. Raises: InvalidInputError, ProblemError."""
+        """Yield the job of each line; empty lines are left out. Raises: InvalidInputError, ProblemError."""
         task, queue = self._query.task, self._query.queue
         decode = msgspec.json.Decoder(NamedJob).decode
         async for line in self._whole(self._asked.chunks()):
@@ -211,11 +210,13 @@ class _Lines:
     async def _check(self, job: NamedJob) -> None:
         try:
             queue = await _allowed(self._asked, job.task, job.queue)
-            if self._id is not None and self.number == 1:  # before anything is made of another body
+            # A body that differs is refused before any job is made of it.
+            if self._id is not None and self.number == 1:
                 ref = JobRef(queue=queue, job_id=f"{self._id}-1")
                 await require_free(self._asked, ref.job_id, queue)
                 await self._require_same(ref, job.task, bytes(job.input))
-        except ProblemError as error:  # as one of the ledger's, after which those before are waited for
+        except ProblemError as error:
+            # `enqueue_named_many` waits for the lines before when it gets an error of the ledger.
             raise self._wrong(str(error), error.code) from error
         self._allowed.add((job.task, job.queue))
 

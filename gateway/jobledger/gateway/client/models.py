@@ -29,7 +29,7 @@ class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchCount(msgspec.Struct, frozen=True, kw_only=True):
-    """What is looked at of a batch that was opened."""
+    """What the client reads of a batch that it opened."""
 
     count: int | None  #: how many jobs it has; None: it is open
 

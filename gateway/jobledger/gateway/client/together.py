@@ -1,4 +1,4 @@
-"""Graphs and batches as a gateway takes them: what is sent of those that code made. Pure."""
+"""The requests for graphs and batches that are made of tasks in code. Pure."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def open_call(name: str, task: AnyTask, named: Named, on_end: AnyTask | None) ->
 
 
 def jobs_of(task: AnyTask, inputs: Iterable[Mapping[str, Any]], named: Named) -> Iterator[dict[str, Any]]:
-    """Give the jobs of a batch, which get their ids there. Raises: InvalidInputError."""
+    """Yield the jobs of a batch without ids: the gateway names them by their places. Raises: InvalidInputError."""
     for values in inputs:
         order = order_of(task, values, {}, named)
         del order["id"]

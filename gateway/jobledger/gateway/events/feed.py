@@ -4,7 +4,7 @@ The newest events are kept, and each reader takes from there at its own pace: no
 so slow that the events it needs are no longer kept is cut off. Who begins before them first reads the past with a
 consumer of its own; there are few of those at a time, since each costs the server one.
 
-While nobody reads, and has not for a while, nothing is read: each event would cost the gateway and the server their time.
+Once nobody has read for `READ_ON_S`, the gateway reads nothing either: each event costs it and the server time.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ KEPT_MAX: Final = 8_192
 KEPT_BYTES_MAX: Final = 16 << 20
 PAST_READERS_MAX: Final = 32
 STREAMS_MAX: Final = 500
-SILENCE_S: Final = 15.0  #: a reader hears something at least so often: proxies cut off silent connections
-#: How long events are read on after the last reader left: who was cut off and comes back finds them kept.
+SILENCE_S: Final = 15.0  #: a reader gets something at least this often: proxies cut off silent connections
+#: How long the gateway goes on to read after the last reader left: one that was cut off and returns finds the events kept.
 READ_ON_S: Final = 300.0
 BEGUN_WITHIN_S: Final = 5.0  #: how long the first reader waits for a server that is silent
 _AGAIN_S: Final = 1.0
@@ -69,7 +69,7 @@ Portion = tuple[Sequence[Kept], int]
 
 
 class Feed:
-    """The live reader of one gateway: at work while somebody reads; the end of `async with` ends every stream."""
+    """The live reader of one gateway. It reads while somebody listens; the end of `async with` ends every stream."""
 
     def __init__(
         self,
@@ -92,12 +92,12 @@ class Feed:
         self._past_readers = past_readers_max
         self._streams = streams_max
         self._reader: asyncio.Task[None] | None = None  #: None while nothing is read
-        self._readers = 0  #: who reads now
+        self._readers = 0  #: how many are within `_read_for_one`
         self._resting: asyncio.TimerHandle | None = None
         self.open_streams = 0
 
     async def __aenter__(self) -> Self:
-        """Wait for the first who reads."""
+        """Begin; the first reader starts the reading."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -112,12 +112,12 @@ class Feed:
 
     @property
     def is_reading(self) -> bool:
-        """Whether the ledger's events are read at present."""
+        """Whether the gateway reads the ledger's events at present."""
         return self._reader is not None
 
     @contextlib.contextmanager
     def _read_for_one(self) -> Generator[None, None, None]:
-        """Have events read for the length of the block, and for a while after the last of such blocks."""
+        """Keep the reading going for the length of the block, and for `read_on_s` after the last such block."""
         if self._resting is not None:
             self._resting.cancel()
             self._resting = None
@@ -132,7 +132,7 @@ class Feed:
                 self._resting = asyncio.get_running_loop().call_later(self._read_on_s, self._rest)
 
     def _rest(self) -> None:
-        """Read nothing any more; the next reader begins at the ledger's head of that moment."""
+        """Stop reading. The next reader starts it again, at the head that the ledger has then."""
         assert self._reader is not None, "there was a reader"
         self._reader.cancel()
         self._reader = self._resting = None

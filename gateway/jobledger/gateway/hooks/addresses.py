@@ -89,7 +89,8 @@ class CheckedTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request. Raises: TargetRefusedError, OSError, httpx.TransportError."""
         url = request.url
-        host = url.raw_host.decode("ascii")  # as it was given: in letters it could become another name
+        # As it goes over the wire: `url.host` decodes international names, and those could resolve to others.
+        host = url.raw_host.decode("ascii")
         port = url.port or (443 if url.scheme == "https" else 80)
         address = await self._targets.address(host, port)
         placed = httpx.Request(

@@ -16,7 +16,7 @@ class _Node(Generic[T]):
 
 
 class Addresses(Generic[T]):
-    """What is at each address, as `/v1/jobs/{queue}/{id}`; where several fit, words count before braces."""
+    """What is at each address, as `/v1/jobs/{queue}/{id}`; where several match, words come before braces."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -40,7 +40,8 @@ class Addresses(Generic[T]):
         parts = path.split("/")
         node, depth = self._root, 0
         taken: tuple[str, ...] = ()
-        # Where a word and braces both fit, the braces are tried after the word. Each is its node, its depth, what it took.
+        # Where a word and braces both match, the braces are tried after the word: the node, the depth behind it, and the
+        # parts that stand for braces so far.
         others: list[tuple[_Node[T], int, tuple[str, ...]]] = []
         while True:
             if depth < len(parts):

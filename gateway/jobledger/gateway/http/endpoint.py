@@ -32,7 +32,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     also: tuple[int, ...] = ()  #: other statuses of success, with the same type
     query: type[msgspec.Struct] | None = None  #: parameters behind the `?`; others are refused
     body: Any = None  #: type of the JSON body; None: there is none, or the handler reads it in parts
-    heeds: tuple[Header, ...] = ()  #: headers that change what it does; `Asked` gives no other of these
+    heeds: tuple[Header, ...] = ()  #: headers that change what it does: `Asked` refuses to read others
     takes: str = JSON  #: media type of the body; of another one than JSON the handler reads the parts
     gives: str = JSON  #: media type of the answer
     problems: tuple[str, ...] = ()  #: codes beside those that every endpoint may answer with
@@ -61,9 +61,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     value: Any = None
     status: int | None = None  #: None: the endpoint's own
     headers: Mapping[str, str] = {}
-    etag: str | None = (
-        None  #: the newest sequence of what is shown; `If-None-Match` is compared with it, so a GET heeds that
-    )
+    #: The newest sequence of what is shown. `If-None-Match` is compared with it, so a GET that gives one heeds that.
+    etag: str | None = None
 
 
 class Raw(msgspec.Struct, frozen=True, kw_only=True):

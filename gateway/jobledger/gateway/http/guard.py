@@ -57,7 +57,7 @@ class Guard:
     async def _watched(self, admitted: Admitted, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer whoever is let in, for as long as that holds.
 
-        An answer that goes on ends, one that was waited for is not given, and of a body that goes on no more is taken.
+        After that a stream ends, an answer that had not begun is a refusal, and no more of the body is read.
         """
         visit = _Visit(admitted, scope, receive, send)
         self._visits.add(visit)
@@ -87,7 +87,7 @@ class _Visit:
         assert task is not None, "requests are answered by tasks"
         self.task = task
         self.admitted = admitted
-        self.is_over = False  #: who asked is no longer let in: nothing more comes of it
+        self.is_over = False  #: who asked is no longer let in: nothing more is read or sent
         self.is_cut = False  #: its answer went on, and is being ended
         self._scope = scope
         self._receive = receive

@@ -1,6 +1,6 @@
-"""The head of a request: its headers by their names, and its id. Each is made once and kept in the scope.
+"""The head of a request: its headers by their names, and its id. Both are made once and kept in the scope.
 
-The ids name requests and protect nothing, so they are drawn without asking the system each time.
+An id protects nothing, so it needs no random bytes of the system, which would cost a call for each request.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ HEADERS: Final[dict[Header, HeaderSaid]] = {
         schema=_TEXT,
     ),
     "Last-Event-ID": HeaderSaid(
-        description="The id of the last event that the asker has. The answer begins with the event behind it.",
+        description="The id of the last event that the asker has. The answer begins with the event after it.",
         schema={"type": "integer", "minimum": 0},
     ),
     "Prefer": HeaderSaid(

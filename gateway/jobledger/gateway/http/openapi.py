@@ -89,7 +89,7 @@ def _of_other(kind: type) -> Schema:
     """Return the schema of a type that msgspec knows none for: of values that are handed through as they are."""
     if kind is msgspec.Raw:
         return {}
-    raise NotImplementedError  # msgspec asks its hook for that, and then names the type in an error of its own
+    raise NotImplementedError  # what msgspec expects for a type that a hook does not know
 
 
 def _structs(kinds: Iterable[Any]) -> list[type[msgspec.Struct]]:

@@ -1,4 +1,4 @@
-"""The table of endpoints as an application: who asks, what they give, what is answered, and what is said when it cannot be.
+"""The table of endpoints as an ASGI application: reads requests, calls handlers, and writes answers and refusals.
 
 A handler knows nothing of HTTP: this module reads the request before it and writes the answer after it.
 """
@@ -38,7 +38,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Table:
-    """Answers requests for the addresses of the table, and hands all others on.
+    """Answers requests for the addresses of the table, and hands all others to another application.
 
     The API is not routed by Starlette, whose layers cost a request more than most handlers do.
     """

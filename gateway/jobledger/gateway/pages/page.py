@@ -134,7 +134,7 @@ class Sent(NamedTuple):
 
 
 class Told(NamedTuple):
-    """A page by another template: one that a form answers with itself, or that is shown in place of what was asked for."""
+    """A page with a template of its own: what a form answers with, or what is shown in place of the page that was asked for."""
 
     template: str
     facts: Any  #: as of a page

@@ -9,14 +9,14 @@ from typing import Final
 
 from jobledger.ledger.logs.lines import Line
 
-#: How long a line waits for others: as much as a kill takes with it.
+#: How long a line waits for others. A process that is killed loses the lines of this time.
 _TOGETHER_S: Final = 0.05
 _LINES_MAX: Final = 500
 _log: Final = logging.getLogger("jobledger.gateway.access")
 
 
 class AccessLog:
-    """What one process has not written yet; `close` writes it."""
+    """The lines that one process has not written yet; `close` writes them."""
 
     def __init__(self) -> None:
         """Begin with nothing."""
@@ -26,7 +26,7 @@ class AccessLog:
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody reads it."""
+        """Whether the log is on: level INFO or lower."""
         return _log.isEnabledFor(logging.INFO)
 
     def add(self, fields: dict[str, str | int | float]) -> None:

@@ -18,9 +18,7 @@ BODY_S: Final = 30.0
 BODY_BYTES_PER_S_MIN: Final = 100_000
 #: How long a body is thrown away whose answer was given: closed at once, a client that still sends would not read it.
 _LINGER_S: Final = 1.0
-
-
-#: In the scope of a request whose body is in memory as a whole: reading it waits for nothing.
+#: Key in the scope of a request whose whole body is in memory: nobody waits to read it.
 WHOLE: Final = "jobledger.whole"
 
 

@@ -29,7 +29,7 @@ from jobledger.projections.errors import ProjectionError
 #: Does its work until cancelled; given what the gateway asks, in order.
 Program = Callable[[Ledger, Setup, Line, ObjectReceiveStream[ToChild]], Awaitable[None]]
 
-#: How far each steps back where processors are scarce: requests and appends come first, then lists, then the past.
+#: The nice value of each: where processors are scarce, requests and appends come first, then lists, then the past.
 _NICE: Final[Mapping[str, int]] = {"projector": 5, "past": 10}
 _FAILED_CODE: Final = 1
 _REQUESTS_MAX: Final = 64

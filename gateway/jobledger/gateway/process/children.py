@@ -95,7 +95,7 @@ async def child(name: str, setup: Setup) -> AsyncGenerator[Child, None]:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C reaches the gateway alone
             )
-        except BaseException:  # cancelled, too: without a process nobody else closes our end
+        except BaseException:  # cancelled, too: no process was started, so nobody else closes our end
             await line.close()
             raise
     started = Child(name, process, line)
@@ -117,7 +117,9 @@ def setup_of(ledger: Ledger, projection: Path, name: str) -> Setup:
         raise ConfigurationError(
             "nats_options cannot be handed to the processes of the gateway: leave them out"
         )
-    del connection["append_timeout_s"]  # that of requests, which somebody waits for
+    del connection[
+        "append_timeout_s"
+    ]  # short for requests, which somebody waits for; children are as patient as workers
     level = logging.getLogger("jobledger").getEffectiveLevel()
     return Setup(
         connection={**connection, "name": f"jobledger-gateway-{name}"},
@@ -170,6 +172,6 @@ class Following:
                     if isinstance(message, Ready):
                         self.problem = ""
                         self.begun.set()
-        except Exception as error:  # whatever ended the child is what pages say until the next one is ready
+        except Exception as error:  # until the next child is ready, pages show what ended this one
             self.problem = f"the projection is not followed: {error}"
             raise

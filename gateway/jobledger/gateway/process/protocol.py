@@ -20,13 +20,13 @@ CONNECTIONS_MAX: Final = 4_000
 LINGER_S: Final = 2.0
 #: Of a body that comes after its answer.
 _LEFT_OVER_BYTES_MAX: Final = 1 << 20
-_INFORMATIONAL: Final = b"HTTP/1.1 1"  #: of a head that is no answer, as 100 Continue
+_INFORMATIONAL: Final = b"HTTP/1.1 1"  #: begins what is not yet the answer, as 100 Continue
 
 
 class _Together:
-    """What the answers of a connection are written to: a head is sent with the first part of its body, by one system call.
+    """Stands between uvicorn and the transport: sends the head of an answer with the first part of its body, at once.
 
-    That is also what ASGI wants: no head before there is a body.
+    That saves a system call. ASGI asks for the same: a server should send no head before it has a part of the body.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -36,7 +36,7 @@ class _Together:
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
-        """Send something, or keep the head of an answer until there is more of it."""
+        """Send bytes, or keep the head of an answer until the first part of its body comes."""
         if self._head:
             head, self._head = self._head, b""
             self._transport.writelines((head, data))
@@ -46,7 +46,7 @@ class _Together:
             self._head, self._has_begun = data, True
 
     def end(self) -> None:
-        """End an answer: the next head is another one's."""
+        """End an answer: the next bytes are the head of another one."""
         if self._head:  # it had no body
             self._transport.write(self._head)
         self._head, self._has_begun = b"", False
@@ -58,7 +58,7 @@ class _Together:
 
 
 class _Trailers(list[tuple[bytes, bytes]]):
-    """Headers behind a body: nobody reads them. Proxies check and remove what stands before it, so they count for nothing."""
+    """Forgets headers that come behind a body: proxies check only those before it, so these must not count."""
 
     def append(self, _header: tuple[bytes, bytes]) -> None:
         """Forget a header."""
@@ -76,9 +76,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_body = False
         self._between = False  # the last request is whole, and no byte of the next one has come
         self._refused = False
-        self._bytes = (
-            0  # of this head, of what is no body since the last part of one, or of one whose answer was given
-        )
+        # Of this head; within a body, since its last part; of a body whose answer was given, in all.
+        self._bytes = 0
         self._head_limit: asyncio.TimerHandle | None = None
         self._reader_limit: asyncio.TimerHandle | None = None
 
@@ -105,12 +104,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._between = False
         super().data_received(data)
         if self._between or self._refused:
-            return  # as nearly always: a request came as a whole
+            return  # the usual case: a whole request has come
         if self._in_body and self.cycle.response_complete:
             if self._bytes > _LEFT_OVER_BYTES_MAX:
                 self.transport.close()
         elif self._bytes > HEAD_BYTES_MAX:
-            what = "what is no part of the body has" if self._in_body else "request line and headers have"
+            what = (
+                "what is around the body's chunks has" if self._in_body else "request line and headers have"
+            )
             sentence = f"{what} more than {HEAD_BYTES_MAX:,} bytes: send less"
             self._refuse("431 Request Header Fields Too Large", sentence)
         elif self._in_body:
@@ -130,7 +131,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._end_head()
         super().on_headers_complete()
         self.headers = _TRAILERS  # those of the request are in its scope
-        self.cycle.transport = self._together  # type: ignore[assignment]  # it uses no more of one
+        self.cycle.transport = self._together  # type: ignore[assignment]  # uvicorn calls no other method of it
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""

@@ -21,11 +21,11 @@ from jobledger.gateway.process.counting import Counted
 
 #: Requests that are answered at once, streams included.
 REQUESTS_MAX: Final = 1_000
-#: Appends on their way at once. Two bulk uploads, each with its most, leave room for others.
+#: Appends in flight at once: more than `BULKS_MAX` uploads may have together, so that other requests find room.
 APPENDS_MAX: Final = 2_048
 BULKS_MAX: Final = 2
 BULK_APPENDS_MAX: Final = 1_000
-#: How long a request waits for a server that is silent, whatever it asks of it; workers are more patient.
+#: How long a request waits for a NATS server that does not answer. Workers wait longer.
 SILENT_S_MAX: Final = 10.0
 #: How long a request waits for room.
 _PATIENCE_S: Final = 1.0

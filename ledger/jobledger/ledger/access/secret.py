@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 _ID_CHARACTERS: Final = string.ascii_lowercase + string.digits
 _ID_LENGTH: Final = 12
 _SECRET_BYTES: Final = 32
-#: The last character holds four bits: others would be a second way to write the same secret.
+#: The last of the 43 characters holds only four bits. Sixteen characters can be that one: any other would be a second way
+#: to write the same secret.
 _TEXT: Final = re.compile(
     r"jl_(?P<id>[a-z0-9]{12})_(?P<secret>[A-Za-z0-9_-]{42}[AEIMQUYcgkosw048])", flags=re.ASCII
 )

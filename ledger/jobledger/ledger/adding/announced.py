@@ -96,7 +96,7 @@ class AnnouncedInput:
         return {name: value for name, value in self._optional.items() if value is not msgspec.UNSET}
 
     def check_known(self, given: Mapping[str, Any], late: Collection[str]) -> dict[str, Any]:
-        """Return an input as JSON values after checking it, but for the arguments in `late`, whose values come later.
+        """Return an input as JSON values after checking it, except for the arguments in `late`, whose values come later.
 
         Raises: InvalidInputError with the task, the argument and what is wrong.
         """
@@ -175,7 +175,7 @@ class AnnouncedTask:
         self.deadline_s = said.deadline_s
         self.plain = said.plain
         self.signature = AnnouncedInput(entry.name, entry.input)
-        #: Options that were made and checked, by the queue and the asker that a job named and that was all it said.
+        #: Options, made and checked, of jobs that named a queue and an asker at most: by these two names.
         self.kept: dict[tuple[str | None, str | None], Options] = {}
         self.callbacks: tuple[tuple[Literal["success", "fail"], _AnnouncedEnd], ...] = tuple(
             (end.on, _AnnouncedEnd(end)) for end in said.ends

@@ -82,7 +82,7 @@ class Bulk:
         """Wait for the rest."""
         try:
             await self._collect(len(self._waiting))
-        except BaseException:  # cancelled, too: the appends that are in flight outlive nobody's wait for them
+        except BaseException:  # cancelled, too: no append stays in flight that nobody waits for
             await self.abandon()
             raise
 

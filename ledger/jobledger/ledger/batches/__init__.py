@@ -1,1 +1,1 @@
-"""Batches of tasks by their names, filled by one request after the other; what stands on `Ledger`, and not under it."""
+"""Batches of jobs by the names of their tasks, filled by one request after another. Uses `Ledger`, which does not use it."""

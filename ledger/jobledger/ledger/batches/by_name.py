@@ -1,7 +1,7 @@
-"""Batches of tasks by their names, that are opened, filled and closed one after the other, for whoever has no code of theirs.
+"""Batches that are opened, filled and closed one call after another, for programs without the code of the tasks.
 
-What a batch is, and what closes it, is that of `graphs.batches`. Its jobs come in portions here, each behind the one before it:
-a lock lets one request at a time add jobs or close, so that no job comes in behind the last one, and none is left out.
+`graphs.batches` says what a batch is and what closes it. Here its jobs come in portions, each after the one before it. A
+lock lets one caller at a time add jobs or close the batch, so that no job is added after the last one and none is missed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOCK: Final = "batch"
 
 
 class Batch(NamedTuple):
-    """A batch as it is."""
+    """A batch as it is now."""
 
     job: Job  #: the run that stands for it
     spec: BatchSpec
@@ -67,7 +67,7 @@ async def batch_spec(
 async def open_batch(
     ledger: Ledger, name: str, spec: BatchSpec, *, by: str = "", trace: str = ""
 ) -> JobHandle[dict[str, int]]:
-    """Begin a batch; one that is there with the same task, queue and end stays as it is.
+    """Open a batch; one that is there with the same task, queue and end stays as it is.
 
     Raises: InvalidInputError, IllegalTransitionError for one that was ended before it was closed, and as `enqueue`.
     """
@@ -96,7 +96,7 @@ async def add_to_batch(
     by: str = "",
     trace: str = "",
 ) -> BulkResult:
-    """Add jobs from the place `first` on; those that are there are left alone, so that the same can be sent again.
+    """Add jobs from the place `first` (from 0) on. A job that is there is left alone, so the same jobs can be sent again.
 
     Raises: NotFoundError; LockTimeoutError while somebody else adds jobs; InvalidInputError where the job before the first
         one is missing; IllegalTransitionError for a batch that was ended; and as `enqueue_named_many`.
@@ -106,7 +106,7 @@ async def add_to_batch(
         await require_unended(ledger, batch.job)
         if first and not await _has(ledger, batch, first - 1):
             raise InvalidInputError(
-                f"batch {name} has no job {first - 1:,}: add its jobs one portion behind the other, from the first "
+                f"batch {name} has no job {first - 1:,}: add its jobs one portion after the other, from the first "
                 "that is missing on"
             )
         portion = Portion(name, batch.spec.task, batch.spec.queue, first, batch.size)
@@ -116,7 +116,7 @@ async def add_to_batch(
 
 
 async def close_batch(ledger: Ledger, name: str, count: int, *, by: str = "") -> None:
-    """Say how many jobs a batch has: it ends once all of them have ended. Said again, it changes nothing.
+    """Say how many jobs a batch has: it ends once all of them have ended. The same number again changes nothing.
 
     Raises: NotFoundError; LockTimeoutError while somebody adds jobs; InvalidInputError where it has fewer or more jobs;
         RefusedError for one that was closed with another number; IllegalTransitionError for one that was ended.

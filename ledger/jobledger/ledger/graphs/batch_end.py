@@ -36,14 +36,15 @@ async def spec_of(client: Client, job: Job) -> BatchSpec:
 
 
 def count_of(job: Job) -> int | None:
-    """Return how many jobs a batch has, None as long as its client did not say so; a signal that says no number does not."""
+    """Return how many jobs a batch has; None until its client has closed it with a number."""
     step = job.steps.get(BATCH_STEP)
     if step is not None and step.count is not None:
         return step.count
     said = next_signal(job.signals, BATCH_CLOSED)
     try:
         return None if said is None else msgspec.json.decode(bytes(said.value), type=Count)
-    except msgspec.MsgspecError:  # anybody may send signals; its run ends by this one
+    except msgspec.MsgspecError:
+        # Anybody may send this signal, also without a number: the run of the batch fails by it.
         return None
 
 

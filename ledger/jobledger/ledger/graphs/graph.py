@@ -179,7 +179,8 @@ class Graph:
         """Add a node whose task may be known by its name alone.
 
         `label`: its name in the graph, which no other node has. `given`: the arguments by name, None where a result
-        goes; `takes` says which result that is. It and `after` name nodes by their places, also of nodes to come.
+        goes; `takes` says which result that is. `takes` and `after` name nodes by their places in the order in which they
+        are added, also nodes that are added later.
 
         Raises: as `add`.
         """

@@ -1,6 +1,6 @@
-"""Graphs of tasks by their names, for whoever does not have the tasks' code: nodes refer to each other by names, too.
+"""Graphs for programs without the code of the tasks: tasks and nodes are given by their names.
 
-They become a `Graph`, so that what a graph may be is said in one place.
+Each becomes a `Graph`, so that the rules of graphs are in one place.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from jobledger.ledger.named.verbs import options_of
 from jobledger.ledger.patience import Patience
 
 _CHOSEN: Final = ("queue", "priority", "max_attempts", "timeout_s", "limits")
-#: Nodes that are checked before others have their turn.
+#: Nodes that are checked before the event loop runs other work.
 _AT_ONCE: Final = 100
 
 NodeName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_.#-]{1,100}$")]
 
 
 class NamedNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One node of a graph. What is left out of its options is as its task's code says."""
+    """One node of a graph. An option that is left out is as its task's code says."""
 
     name: NodeName  #: no other node of the graph has it; the graph's result has the node's result under it
     task: str
@@ -52,7 +52,7 @@ class NamedGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     name: str
     nodes: Annotated[tuple[NamedNode, ...], msgspec.Meta(min_length=1, max_length=NODES_MAX)]
     limit: int = 0  #: how many nodes may be open at the same time; 0: all that are ready
-    #: once a node failed: `stop` begins no other, `continue` all but those that wait for it
+    #: once a node has failed: `stop` begins no other node, `continue` begins all that do not wait for it
     on_failure: Literal["stop", "continue"] = "stop"
 
 
@@ -98,13 +98,13 @@ def _place(places: Mapping[str, int], name: str) -> int:
 def _with_places(node: NamedNode, places: Mapping[str, int]) -> tuple[dict[str, Any], list[Take]]:
     """Return a node's input with None where results go, and which result goes where. Raises: InvalidInputError."""
     values: dict[str, Any] = msgspec.json.decode(encode_value(node.input, what=f"input of task {node.task}"))
-    # The shorter ones first: then a result never goes to a place inside of another one.
+    # Shorter pointers come first: a pointer into the place of another result then finds None there, and is refused.
     wanted = sorted((words_of(check_pointer(pointer)), name) for pointer, name in node.takes.items())
     return values, [Take(at=_cleared(values, words), of=_place(places, name)) for words, name in wanted]
 
 
 def _cleared(values: dict[str, Any], words: list[str]) -> tuple[str | int, ...]:
-    """Put None where a result goes; return the way there. Raises: InvalidInputError where there is no such place."""
+    """Put None where a result goes; return the names and indexes that lead there. Raises: InvalidInputError where there is no such place."""
     inside: Any = values
     way: list[str | int] = []
     for number, word in enumerate(words, 1):
@@ -123,7 +123,7 @@ def _cleared(values: dict[str, Any], words: list[str]) -> tuple[str | int, ...]:
 
 
 def _member(inside: Any, word: str, *, may_be_new: bool) -> str | int | None:
-    """Return the name or the place that a word means there; None where there is none."""
+    """Return the key or the index that a word of a pointer means in an object or a list; None where it means nothing."""
     if isinstance(inside, dict):
         return word if may_be_new or word in cast("dict[str, Any]", inside) else None
     return index_in(inside, word)

@@ -1,7 +1,7 @@
 """Packages whose names are imported when they are first asked for.
 
-Whoever imports one module of a package runs the package's `__init__` too. Were that to import everything the package
-gives to others, each process would load all of it, and a start is mostly imports. Source: PEP 562.
+To import one module of a package runs the package's `__init__`, too. If that imported everything that the package
+gives to others, each process would load all of it, and most of a start is spent on imports. Source: PEP 562.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def on_demand(
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package.
 
-    `homes`: each module, below the package, with the names that others import from the package. None may be the name
-    of a module directly in the package: as soon as that is imported, it takes the name's place.
+    `homes`: each module, below the package, with the names that others import from the package. No name may be that of
+    a module directly in the package: Python would replace it by the module once that is imported.
     """
     module_of = {name: module for module, names in homes.items() for name in names}
 
@@ -25,7 +25,7 @@ def on_demand(
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(f"{package}.{module_of[name]}"), name)
-        setattr(sys.modules[package], name, value)  # found without us from now on
+        setattr(sys.modules[package], name, value)  # Python finds it there from now on
         return value
 
     def names() -> list[str]:

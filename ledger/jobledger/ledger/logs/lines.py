@@ -1,6 +1,6 @@
-"""Many lines in one log record: whatever says much makes a record for all of a moment, not for each.
+"""Many lines in one log record: code that logs very often makes one record for all lines of a moment.
 
-Such a record has them as its attribute `lines`. A handler that does not know of that shows its message: the texts.
+The record has the attribute `lines`. Its message holds the same texts, for handlers that do not know this attribute.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 
 class Line(NamedTuple):
-    """One of them."""
+    """One line of such a record."""
 
-    at: float  #: when it happened, as `LogRecord.created`
+    at: float  #: when it happened: seconds since 1970, as `LogRecord.created`
     text: str
-    fields: Mapping[str, str | int | float]  #: the same for a program
+    fields: Mapping[str, str | int | float]  #: the same as names and values, for programs
 
 
 def lines_of(record: LogRecord) -> Sequence[Line] | None:

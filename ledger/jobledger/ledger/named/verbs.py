@@ -46,8 +46,8 @@ class Portion(NamedTuple):
     batch: str
     task: str  #: of every job of the batch
     queue: str
-    first: int  #: the place of the first one
-    jobs_max: int | None  #: how many jobs a batch has that is closed
+    first: int  #: the place of the first one, from 0
+    jobs_max: int | None  #: how many jobs the batch has; None: it is open
 
 
 class NamedMany(TypedDict, total=False):
@@ -56,9 +56,8 @@ class NamedMany(TypedDict, total=False):
     by: str  #: who asks for them; "": this client
     trace: str  #: W3C traceparent of the caller; "": that of the span under way
     on_progress: Callable[[int], None] | None  #: gets the number of jobs done, at times
-    on_existing: (
-        Callable[[Enqueue], Awaitable[None]] | None
-    )  #: gets each whose id is taken; what it raises ends it
+    #: gets each job whose id is taken already; an error of it ends the stream
+    on_existing: Callable[[Enqueue], Awaitable[None]] | None
     portion: Portion | None  #: of a batch, as `batches.by_name` adds it
 
 
@@ -92,12 +91,13 @@ _CHOSEN: Final = (
 )
 
 
-#: What may be said of a job whose options are kept for the next one.
+#: What a job may say whose options are kept for others like it.
 _PLAIN: Final = frozenset({"queue", "by", "id", "limits", "trace"})
-#: What a job says that is as its task: limits, and those of `_CHOSEN`.
+#: The limits and the fields of `_CHOSEN` of a job that leaves them to its task.
 _NOTHING: Final = ((), *[None] * 8)
+#: Types of a queue and an asker that options are kept by; others are for the checks to refuse.
 _NAMES: Final = {str, type(None)}
-_KEPT_MAX: Final = 1_000
+_KEPT_MAX: Final = 1_000  #: options of one task: callers choose the names of queues
 
 
 async def enqueue_named(

@@ -92,8 +92,8 @@ class ObjectBucket:
     async def store_for(self, name: str, data: bytes, life_s: float, *, what: str) -> None:
         """Store bytes under a name for some seconds, in a bucket whose messages may have a life of their own.
 
-        The name must follow from the bytes: where they are there for as long already, nothing is stored. They stay up to a
-        hundredth longer, so that the same bytes soon after need no further copy.
+        The name must be derived from the bytes. Where they are already there and stay long enough, nothing is stored. New
+        ones stay a hundredth longer, so that the same bytes soon after need no further copy.
 
         Raises: LedgerFullError, ServerUnreachableError.
         """
@@ -130,8 +130,8 @@ class ObjectBucket:
     async def _store_for(self, name: str, data: bytes, life_s: int, newest: int) -> None:
         """Store the chunks, then what names them, as nats-py does, which knows no life of an object.
 
-        It is refused where something was stored under the name since the stream sequence `newest`. The chunks outlive their
-        name: a reader who finds that would wait for those that are gone.
+        The server refuses it where something was stored under the name since the stream sequence `newest`. The chunks stay
+        longer than their name: a reader who found the name without its chunks would wait for them.
         """
         publish, place = self._connection.jetstream().publish, secrets.token_hex(11)
         chunks = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]

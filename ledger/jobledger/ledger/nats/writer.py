@@ -91,9 +91,8 @@ class Writer:
         self._waiting: deque[_Unit] = deque()
         self._groups_in_flight = 0
         self._grouped_in_flight = 0  # messages in groups
-        self._few = (
-            _FEW if commit == "auto" else 1
-        )  # messages that go one by one also where others are grouped
+        # Messages that go one by one also where others are grouped.
+        self._few = _FEW if commit == "auto" else 1
         self._alone_in_flight = 0  # units sent by themselves, of those that are looked at
         self._draining: asyncio.Handle | None = None
         self._observed = _Observation()
@@ -151,9 +150,8 @@ class Writer:
         """Learn from an answer which way of sending is faster here; `grouped`: how the messages were sent."""
         if self._told != "auto" or self._unobserved or isinstance(result, Exception):
             return
-        if (
-            grouped is not self._grouping
-        ):  # sent before the last change, so it tells nothing of the present way
+        # Sent before the last change, so it tells nothing of the present way.
+        if grouped is not self._grouping:
             self._observed.pause()
             return
         in_flight = self.in_flight
@@ -272,9 +270,8 @@ class _Observation:
         self._own_share = 0.0  # of the last window
         self._alone_rate = 0.0
         self._doubted = False  # whether the last window of plain appends was slow
-        self._lost = (
-            0.0  # windows in a row in which groups did not win; more where they were slower than alone
-        )
+        # Windows in a row in which groups did not win; they count more where groups were slower than plain appends.
+        self._lost = 0.0
         self._won = False  # whether they did since the last look at plain appends
         self._look_again_at = 0.0
         self._vain_s = _LOOK_AGAIN_S  # how long the next trial in vain puts off the one after it

@@ -66,7 +66,7 @@ def job_id(webhook: str, sequence: int, again: int = 0) -> str:
 
 
 def named(job: str) -> Named | None:
-    """Return what an id says if it is of the form that a webhook gives to jobs of a task; anybody may call a job so."""
+    """Return what an id says if it is of the form that a webhook gives to jobs of a task; anybody may give a job such an id."""
     found = _ID.fullmatch(job)
     if found is None:
         return None
@@ -113,9 +113,12 @@ async def generation(log: Log, message: Message, webhooks: Mapping[str, object])
 
 
 async def _is_by(log: Log, event: Event, name: str) -> bool:
-    """Return whether a webhook made the job of an event; an application may call its own jobs as a webhook does."""
+    """Return whether a webhook made the job of an event; an application may give its own jobs such ids."""
     job = (await load(log, JobRef(queue=event.queue, job_id=event.job))).job
-    return job is None or job.created_by in {"", _author(name)}  # None, "": it is not known any more
+    return job is None or job.created_by in {
+        "",
+        _author(name),
+    }  # None, "": archived, so nobody knows any more who made it
 
 
 def _author(name: str) -> str:

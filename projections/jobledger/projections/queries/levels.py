@@ -76,7 +76,7 @@ def levels(select: Select, since: datetime, until: datetime, queue: str | None) 
 def levels_by_minute(
     select: Select, since: datetime, until: datetime, queue: str | None
 ) -> list[tuple[int, Counts]]:
-    """Return the same as rows: the minute since 1970 at whose end it was so, and counts as `QUEUE_COUNTS` names them."""
+    """Return the same as tuples: a minute, counted from 1970, and the counts at its end in the order of `QUEUE_COUNTS`."""
     span, name = _span(select), ALL if queue is None else queue
     if span is None:
         return []

@@ -79,7 +79,7 @@ SIGNALS: Final = Table(
     sequence="sequence",
 )
 
-#: Columns that the fold does not keep: the value in the file stays until an event says another.
+#: Columns that the fold does not keep: the value in the file stays until an event replaces it.
 _SAID: Final = {
     "result_bytes": "coalesce(excluded.result_bytes, result_bytes)",
     "rows": "coalesce(excluded.rows, rows)",

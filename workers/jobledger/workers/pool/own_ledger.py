@@ -31,7 +31,7 @@ class OwnLedger:
 
         Raises: RefusedError without settings, and what `connect` raises.
         """
-        # Half of what a process would load at its start, and most tasks want no ledger.
+        # These are half of what a process loads at its start, and most tasks need no ledger.
         from jobledger.ledger import sync  # noqa: PLC0415
         from jobledger.ledger.connecting.connect import connect  # noqa: PLC0415
 

@@ -52,9 +52,8 @@ def _path(values: Sequence[float | None], count: int, height: float, top: float)
         if value is not None:
             x, y = _WIDE * (index + 0.5) / count, height * (1 - min(value, top) / top)
             after = values[index + 1] if index + 1 < len(values) else None
-            if (
-                before is None and after is None
-            ):  # a value alone is a line across its span: nobody would see a point
+            # Nobody would see a point, so this is a line across the span.
+            if before is None and after is None:
                 parts.append(f"M{number(x - _WIDE / 2 / count)} {number(y)}h{number(_WIDE / count)}")
             else:
                 parts.append(f"{'M' if before is None else 'L'}{number(x)} {number(y)}")

@@ -53,7 +53,7 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
 
 def waterfall(drawn: Drawn, *, label: str, said: Said) -> Markup:
     """Return the picture: the newest twelve lanes, with the events below them."""
-    # Only where a bar begins or ends: a remark during a wait does not make two waits of it.
+    # Time is folded between the ends of bars alone: a note in the middle of a wait does not make two waits of it.
     ends = [moment for bar in drawn.bars for moment in (bar.begin, bar.end)]
     time = folded_time(
         [drawn.marks[0].at, drawn.end, *ends],

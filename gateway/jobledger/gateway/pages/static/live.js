@@ -42,7 +42,7 @@ async function refreshWhole(region) {
   for (const id of open) document.getElementById(id)?.setAttribute("open", "");
 }
 
-// A list holds still: its rows change where they stand, one that no longer fits is greyed, and newer ones are announced.
+// A list holds still: its rows change where they stand, one that no longer matches is greyed, and newer ones are announced.
 async function refreshList(region) {
   const given = new URLSearchParams(location.search);
   given.set("top", region.dataset.top);

@@ -22,7 +22,7 @@ _NEWER_MAX: Final = 100
 _FACETS_MAX: Final = 30
 _TEXTS_MAX: Final = 200
 _LAST: Final = datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
-#: A page looks three times, and all three together take no longer than one answer of the API.
+#: A page asks three questions. All three together take no longer than one answer of the API (`SearchLimits`).
 _ROWS_WITHIN: Final = SearchLimits(seconds_max=0.03)
 _COUNTS_WITHIN: Final = SearchLimits(seconds_max=0.02)
 _NEWER_WITHIN: Final = SearchLimits(seconds_max=0.01)

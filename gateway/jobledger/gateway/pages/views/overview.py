@@ -80,7 +80,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[QueueLine]
     queues_more: int
     causes: list[DeadLetterGroup]
-    tasks: list[Rates]  #: of the last hour, those first that fail most
+    tasks: list[Rates]  #: of the last hour; those that fail most come first
     tasks_more: int
     acts: list[ActRow]
     workers: list[WorkerInfo]

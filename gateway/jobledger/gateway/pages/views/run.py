@@ -33,7 +33,7 @@ class RunPart(msgspec.Struct, frozen=True, kw_only=True):
     hidden: int  #: nodes that the graph leaves out
     tree: Tree | None  #: None: it has no children, or the lists do not know it yet
     awaited: list[str]  #: names of the signals that it waits for
-    begins: list[str]  #: keys of the steps that a rerun can begin with, the newest
+    begins: list[str]  #: keys of the newest steps that a rerun can begin with
 
 
 def run_part(job: Job, seen: Sequence[StoredEvent], view: View, principal: Principal) -> RunPart | None:

@@ -11,7 +11,7 @@ from typing import Final
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-#: Public by the registry's words, and not a place of its own: relays of 6to4.
+#: Relays of 6to4: public in the registry, but not the address of one machine.
 _RELAYS: Final = ipaddress.ip_network("192.88.99.0/24")
 #: Only here are IPv6 addresses of single machines on the internet; what is mapped, translated or local is elsewhere.
 _GLOBAL_UNICAST: Final = ipaddress.ip_network("2000::/3")
@@ -31,7 +31,7 @@ def is_public(address: Address) -> bool:
 
 
 def address_in(host: str) -> Address | None:
-    """Return the address that a host of a URL is; None for a name that must be looked up.
+    """Return the address that the host of a URL stands for without a look-up; None for a name that must be looked up.
 
     As the machine's resolver reads them, `127.1`, `0x7f.1`, `0177.0.0.1` and `2130706433` are all 127.0.0.1. So is
     `localhost`, whatever a resolver says.

@@ -44,12 +44,12 @@ def value_at(document: Any, pointer: str) -> Any:
 
 
 def words_of(pointer: str) -> list[str]:
-    """Return the names and places on the way that a pointer says; [] for the whole document."""
+    """Return the keys and indexes of a pointer, as text and without escapes; [] for the whole document."""
     return [word.replace("~1", "/").replace("~0", "~") for word in pointer.split("/")[1:]]
 
 
 def index_in(value: Any, word: str) -> int | None:
-    """Return the place in a list that a word of a pointer names; None where that is no place of it, or it is no list."""
+    """Return the place in a list that a word of a pointer names; None where the list is shorter, or it is no list."""
     items: list[Any] = value
     if not isinstance(value, list) or not _INDEX.fullmatch(word):
         return None

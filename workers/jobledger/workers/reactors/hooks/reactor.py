@@ -89,7 +89,7 @@ class WebhookReactor:
     ) -> dict[TermName, Term]:
         """Delete the consumers of terms that ended and have nothing left; return those that have.
 
-        A term that began behind stream sequence `known_to` is left to the next look: `known` may lack it.
+        A term that began after stream sequence `known_to` is left to the next look, since `known` may lack it.
         """
         ledger, left = self._ledger, dict[TermName, Term]()
         stream = ledger.names.ledger_stream
