@@ -14,6 +14,7 @@ import json
 import re
 import sys
 import textwrap
+import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
@@ -64,10 +65,17 @@ def _between_markers(text: str, name: str, generated: Iterable[str]) -> str:
 # The map of the code.
 
 
+_UNSAID = frozenset({tokenize.COMMENT, tokenize.NL})
+
+
 def _first_line(path: Path) -> str:
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    assert text, f"{path.relative_to(ROOT)} has no docstring"
-    return text.partition("\n")[0].replace("|", "\\|")
+    with path.open(
+        encoding="utf-8"
+    ) as source:  # read as far as that: to parse all that follows takes a second
+        first = next(each for each in tokenize.generate_tokens(source.readline) if each.type not in _UNSAID)
+    assert first.type == tokenize.STRING, f"{path.relative_to(ROOT)} has no docstring"
+    text: str = ast.literal_eval(first.string)
+    return text.strip().partition("\n")[0].replace("|", "\\|")
 
 
 def _modules(folder: Path) -> list[Path]:

@@ -87,8 +87,9 @@ _LEDGER = Path(inspect.getfile(errors)).parents[1]
 
 
 def _texts(path: Path) -> list[str]:
-    """Return the texts in a module's code; docstrings speak to who reads it."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    """Return the texts in a module's code, where it may name an option; docstrings speak to who reads it."""
+    source = path.read_text(encoding="utf-8")
+    nodes = list(ast.walk(ast.parse(source))) if "--" in source else []
     docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     constants = [node for node in nodes if isinstance(node, ast.Constant) and id(node) not in docs]
     return [node.value for node in constants if isinstance(node.value, str)]

@@ -27,7 +27,7 @@ PARTS = (CLASS, UNION, *IMPORTS, ROW, CASE, COLUMN)
 
 #: What is run to be told: a check of types for what no program can find out by itself.
 IMPORT = [sys.executable, "-c", "from jobledger.projections import Store"]
-TYPES = [sys.executable, "-m", "mypy", "--no-error-summary", "--explicit-package-bases", "--namespace-packages", "-p", "jobledger.ledger.model"]  # fmt: skip
+TYPES = [sys.executable, "-m", "mypy", "--no-error-summary", "--explicit-package-bases", "--namespace-packages", "-m", "jobledger.ledger.model.job"]  # fmt: skip
 
 
 def _copy(folder: Path, without: str) -> Path:

@@ -6,10 +6,11 @@ holds for ever: fields may be added, so readers ignore those that they do not kn
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import io
-import textwrap
+import sys
 import tokenize
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -186,11 +187,19 @@ def field_notes(cls: type) -> Mapping[str, str]:
 
 @functools.cache
 def _own_notes(cls: type) -> Mapping[str, str]:
+    return _notes_in(_sources(cls.__module__).get(cls.__name__, ""))
+
+
+@functools.cache
+def _sources(module: str) -> Mapping[str, str]:
+    """Return the source of each class of a module: `inspect.getsource` would parse the module for every one of them."""
     try:
-        source = textwrap.dedent(inspect.getsource(cls))
+        text = inspect.getsource(sys.modules[module])
     except OSError:  # run from where there are no sources: schemas without these descriptions
         return {}
-    return _notes_in(source)
+    lines = text.splitlines(keepends=True)
+    classes = (each for each in ast.parse(text).body if isinstance(each, ast.ClassDef))
+    return {each.name: "".join(lines[each.lineno - 1 : each.end_lineno]) for each in classes}
 
 
 def _notes_in(source: str) -> dict[str, str]:
