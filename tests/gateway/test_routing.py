@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 import pytest
 from openapi_spec_validator import validate
+from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
+from jobledger.audit.errors import ScratchSpaceError
 from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import JSON
+from jobledger.gateway.life import Life
 from jobledger.gateway.parts import Gateway
-from jobledger.gateway.problems import CODE_OF, KINDS
+from jobledger.gateway.problems import CODE_OF, KINDS, problem_of
+from jobledger.gateway.process.children import setup_of
+from jobledger.gateway.process.health import ProcessHealth
+from jobledger.gateway.process.past import PastViews
+from jobledger.gateway.process.reading import FollowedProjection, FollowedRows
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.model.errors import LedgerError
+from jobledger.ledger.opening import UnfitFileError
+from jobledger.projections import errors as projections
 from jobledger.projections.errors import ProjectionError
 
 pytestmark = pytest.mark.anyio
@@ -185,3 +196,54 @@ def test_every_class_of_errors_has_a_code() -> None:
         # Those never come to a handler: commands, the server's API, and workers have them to themselves.
         ours = kind.__module__.startswith("jobledger.") and not kind.__module__.startswith(_NOT_ANSWERED)
         assert not ours or nearest is not LedgerError or kind is LedgerError, f"{kind.__name__} has no code"
+
+
+async def test_nobody_is_told_over_http_where_the_files_of_the_gateway_are(
+    gateway: Gateway,
+    ledger: Ledger,
+    http: httpx.AsyncClient,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    file = tmp_path / "lists.db"
+    rows = FollowedRows(ledger, file, PastViews(setup_of(ledger, file, "past")))
+    gateway.projection = FollowedProjection(rows, file)
+    gateway.health = ProcessHealth(ledger, file, Life(), lambda: "", CollectorRegistry())
+
+    async def told(path: str) -> tuple[str, str]:
+        caplog.clear()
+        answer = await http.get(path)
+        assert str(tmp_path) not in answer.text
+        assert str(file) in caplog.text
+        return answer.json()["code"], answer.json()["detail"]
+
+    assert await told("/v1/queues") == (
+        "PROJECTION_BEHIND",
+        "the lists do not have what was asked for yet: try again in a moment",
+    )
+    file.write_bytes(b"no database" * 1_000)
+    code, sentence = await told("/v1/queues")
+    assert code == "PROJECTION_UNFIT"
+    assert sentence.startswith("the lists of this gateway cannot be used: its log says why")
+    assert await told("/readyz") == ("NOT_READY", sentence)
+
+
+def test_no_error_of_lists_names_a_file_over_http() -> None:
+    file = Path("/srv/jobledger/lists.db")
+    for error in (
+        projections.ProjectionBehindError(file, 9, 7, 5.0),
+        projections.ProjectionBusyError(file, 5.0),
+        projections.ProjectionStorageError(file, "full"),
+        projections.PositionMismatchError(file, 7, "the ledger has another event there"),
+        projections.PositionArchivedError(file, 7, 9),
+        projections.OlderSchemaError(file, 1, 2),
+        UnfitFileError(file, "it is a folder"),
+        ScratchSpaceError(f"there is no room in {file}"),
+    ):
+        problem, _ = problem_of(error, "r-1")
+        assert "/srv" in str(error)
+        assert "/srv" not in problem.detail, type(error)
+    behind, _ = problem_of(projections.ProjectionBehindError(file, 9, 7, 5.0), "r-1")
+    assert behind.detail == "the lists have stream sequence 7 and not yet 9: try again in a moment"
+    archived = projections.MomentArchivedError("the ledger begins at 9", "7")
+    assert problem_of(archived, "r-1")[0].detail == str(archived)

@@ -5,6 +5,7 @@ The form is that of RFC 9457 (problem details). `code` is what programs look at:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -133,6 +134,21 @@ CODE_OF: Final[dict[type[BaseException], str]] = {
     projections.ProjectionBusyError: "PROJECTION_BEHIND",
     UnfitFileError: "PROJECTION_UNFIT",
 }
+_BEHIND: Final = "the lists do not have what was asked for yet: try again in a moment"
+_UNFIT: Final = "the lists of this gateway cannot be used: its log says why, and so does `jobledger projection status` there"
+#: What is told of errors whose own sentences name files of this machine; "" where that of a kind names none.
+_WITHOUT_FILES: Final[dict[type[BaseException], str]] = {
+    projections.ProjectionError: _UNFIT,
+    projections.ProjectionConfigError: "",
+    projections.MomentArchivedError: "",
+    projections.ProjectionMissingError: _BEHIND,
+    projections.ProjectionTimeoutError: _BEHIND,
+    projections.ProjectionBusyError: _BEHIND,
+    UnfitFileError: _UNFIT,
+    audit.ScratchSpaceError: "the gateway has no room for temporary files: its log says where",
+}
+
+_log: Final = logging.getLogger("jobledger.gateway")
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,19 +199,30 @@ def code_of(error: BaseException) -> str:
     return next((CODE_OF[kind] for kind in type(error).__mro__ if kind in CODE_OF), "INTERNAL")
 
 
+def without_files(error: BaseException) -> str:
+    """Return what is told of an error over HTTP, where nobody is to learn the names of this machine's files."""
+    told = next((_WITHOUT_FILES[kind] for kind in type(error).__mro__ if kind in _WITHOUT_FILES), "")
+    if told and isinstance(error, projections.ProjectionBehindError):
+        return f"the lists have stream sequence {error.reached} and not yet {error.wanted}: try again in a moment"
+    return told or str(error)
+
+
 def problem_of(
     error: BaseException, request_id: str, *, said: Callable[[str], str] = over_http
 ) -> tuple[Problem, dict[str, str]]:
     """Return what is answered, and its headers. An error that is nobody's is told without its text: that may hold secrets.
+
+    A sentence that names files of this machine is logged, and told without them.
 
     `said` turns a sentence of the ledger, which names commands, into one for the asker.
     """
     code = code_of(error)
     kind = KINDS[code]
     known = code != "INTERNAL" or isinstance(error, ledger.LedgerError | ProblemError)
-    sentence = (
-        said(str(error)) if known else f"the gateway failed; its log names the reason under {request_id}"
-    )
+    told = without_files(error)
+    if told != str(error):
+        _log.warning("request %s: %s", request_id, error)
+    sentence = said(told) if known else f"the gateway failed; its log names the reason under {request_id}"
     own = error if isinstance(error, ProblemError) else None
     headers = dict(own.headers) if own is not None else {}
     if kind.retry:

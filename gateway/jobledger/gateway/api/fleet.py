@@ -17,7 +17,7 @@ from jobledger.gateway.api.adding import JobEnqueued, added, existing
 from jobledger.gateway.api.asking import Limit
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
-from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.problems import ProblemError, without_files
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.nats.task_book import TaskEntry, find_task, read_tasks
@@ -149,7 +149,7 @@ async def show_ledger(asked: Asked) -> LedgerShown:
     ledger = gateway.ledger
     head = await ledger.log.head()
     newest = await ledger.log.get(head.last_sequence) if head.last_sequence else None
-    status, _ = await projection_status(ledger, await gateway.rows.path())
+    status, problem = await projection_status(ledger, await gateway.rows.path())
     return LedgerShown(
         environment=ledger.names.environment,
         first_sequence=head.first_sequence,
@@ -157,7 +157,9 @@ async def show_ledger(asked: Asked) -> LedgerShown:
         stored_bytes=head.stored_bytes,
         head_hash="" if newest is None else newest.hash,
         audited=await audited(ledger.log),
-        projection=msgspec.structs.replace(status, projection=""),
+        projection=msgspec.structs.replace(
+            status, projection="", problem="" if problem is None else without_files(problem)
+        ),
         connected=ledger.connection.is_connected,
     )
 

@@ -37,6 +37,11 @@ _FAREWELL_S: Final = 2.0
 class ChildEndedError(Exception):
     """A child process of the gateway ended; another one is started."""
 
+    def __init__(self, how: str, why: str = "") -> None:
+        """`how` it ended names no file of this machine; `why`, as the child said itself, may."""
+        super().__init__(why or how)
+        self.how = f"{how}; the log of the gateway says why" if why else how
+
 
 class Child:
     """A running child."""
@@ -65,7 +70,7 @@ class Child:
             else:
                 yield message
         code = await self._process.wait()
-        raise ChildEndedError(why or f"process {self.pid} {how_ended(code)}")
+        raise ChildEndedError(f"process {self.pid} {how_ended(code)}", why)
 
     async def end(self) -> None:
         """Let it go, kill it if it stays, and reap it."""
@@ -173,5 +178,6 @@ class Following:
                         self.problem = ""
                         self.begun.set()
         except Exception as error:  # until the next child is ready, pages show what ended this one
-            self.problem = f"the projection is not followed: {error}"
+            how = error.how if isinstance(error, ChildEndedError) else "no process could be started for it"
+            self.problem = f"the projection is not followed: {how}"
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from jobledger.admin.projection import projection_status
 from jobledger.gateway.life import Life
+from jobledger.gateway.problems import without_files
 from jobledger.ledger import Ledger
 from jobledger.ledger.metrics.exposition import scrape
 from jobledger.ledger.model.errors import LedgerError
@@ -24,6 +26,8 @@ LAG_S_MAX: Final = 10.0
 _LOOK_S: Final = 3.0
 #: How long an answer counts: every load balancer of a fleet asks every second.
 _KEPT_S: Final = 0.5
+
+_log: Final = logging.getLogger("jobledger.gateway")
 
 
 class ProcessHealth:
@@ -44,6 +48,7 @@ class ProcessHealth:
         self._followed = followed
         self._registry = registry
         self._looked: tuple[float, str] = (float("-inf"), "")
+        self._logged = ""  # what the log said last, so that it says it once
         self._looking = anyio.Lock()
 
     async def why_not_ready(self) -> str:
@@ -66,14 +71,22 @@ class ProcessHealth:
         except TimeoutError:
             return f"the server did not answer within {_LOOK_S:g} s"
         except (LedgerError, ProjectionError, ConnectionLostError) as error:
-            return str(error) or "the connection to the server was lost"
+            return self._told(error)
         if problem is not None:
-            return str(problem)
+            return self._told(problem)
         if not status.exists:
             return "the projection is not there yet"
         if status.lag_s is not None and status.lag_s > LAG_S_MAX:
             return f"the lists are {status.lag_events:,} events, {status.lag_s:,.0f} s behind the ledger"
         return ""
+
+    def _told(self, error: Exception) -> str:
+        """Return what is answered to anybody; the log has the rest."""
+        told = without_files(error)
+        if told != str(error) != self._logged:
+            self._logged = str(error)
+            _log.warning("this gateway is not ready: %s", error)
+        return told or "the connection to the server was lost"
 
     async def scrape(self, accept: str) -> tuple[str, bytes]:
         """Return the metrics as Prometheus reads them: content type and text."""

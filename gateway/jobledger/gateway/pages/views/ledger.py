@@ -8,6 +8,7 @@ from jobledger.admin.projection import ProjectionStatus, projection_status
 from jobledger.audit.watch import Audited, audited
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.problems import without_files
 from jobledger.ledger.model.log import Head
 
 
@@ -29,7 +30,7 @@ async def ledger(looked: Looked, *, query: When) -> LedgerPage:
     gateway = looked.gateway
     head = await gateway.ledger.log.head()
     newest = await gateway.ledger.log.get(head.last_sequence) if head.last_sequence else None
-    status, _ = await projection_status(gateway.ledger, await gateway.rows.path())
+    status, problem = await projection_status(gateway.ledger, await gateway.rows.path())
     async with gateway.projection.opened() as view:
         shell = await surround(looked, view, None, fleet=False)
     return LedgerPage(
@@ -38,6 +39,8 @@ async def ledger(looked: Looked, *, query: When) -> LedgerPage:
         head=head,
         head_hash="" if newest is None else newest.hash,
         audited=await audited(gateway.ledger.log),
-        projection=status,
+        projection=msgspec.structs.replace(
+            status, projection="", problem="" if problem is None else without_files(problem)
+        ),
         connected=gateway.ledger.connection.is_connected,
     )
