@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from tests.support.gateways import gateway_of, listening
 from tests.support.keyholders import house
 
 from jobledger.admin.hooks.routes import definition_of
+from jobledger.gateway.app import app
 from jobledger.gateway.refused import KEPT_MAX, Refused
+from jobledger.gateway.route_names import FRESH_S
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
 from jobledger.ledger.webhooks.secrets import Secrets
@@ -52,6 +55,36 @@ async def test_a_bearer_token_of_a_route_is_no_key_of_the_gateway(ledger: Ledger
         async with home.client() as client:
             refused = await client.post("/in/ci", content=b"{}")
             assert (refused.status_code, refused.json()["code"]) == (401, "BAD_SIGNATURE")
+
+
+async def test_requests_to_names_that_nobody_set_cost_the_ledger_one_look_in_half_a_second(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    for verb in ("newest_sequence", "read_messages", "last", "read_chain"):
+        real = getattr(ledger.log, verb)
+        monkeypatch.setattr(
+            ledger.log, verb, lambda *a, verb=verb, real=real, **k: asked.append(verb) or real(*a, **k)
+        )
+    definition = definition_of(GITHUB)
+    async with gateway_of(ledger, tmp_path) as gateway:
+        gateway.secrets = Secrets({"NEW": "new"})
+        transport = httpx.ASGITransport(app(gateway))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as client:
+            began = time.monotonic()
+            answers = await asyncio.gather(
+                *(client.post(f"/in/unknown-{number}", content=b"{}") for number in range(200))
+            )
+            assert {each.status_code for each in answers} == {404}
+            assert len(asked) <= 2 + (time.monotonic() - began) / FRESH_S
+            await ledger.routes.set("github", definition)
+            async with asyncio.timeout(1.0):
+                while (taken := await client.post("/in/github", **pushed("d1"))).status_code == 404:
+                    await asyncio.sleep(0.02)
+            assert taken.status_code == 202
+            asked.clear()
+            assert (await client.post("/in/no token", content=b"{}")).status_code == 400
+            assert asked == []
 
 
 def test_refused_requests_are_logged_at_most_once_a_minute_for_each_route(

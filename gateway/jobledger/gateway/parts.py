@@ -14,6 +14,7 @@ from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.events.feed import Feed
 from jobledger.gateway.life import Life
 from jobledger.gateway.refused import Refused
+from jobledger.gateway.route_names import RouteNames
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.webhooks.secrets import Secrets
 
@@ -87,6 +88,7 @@ class Gateway:
         """
         self.secrets = secrets or Secrets({})
         self.refused = Refused()
+        self.route_names = RouteNames()
         self.life = life or Life()
         self.health = health
         self.ledger = ledger

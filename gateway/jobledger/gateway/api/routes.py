@@ -109,9 +109,11 @@ async def put_route(asked: Asked, route: str, *, query: ChangingRoute, body: Rou
     definition = definition_of(msgspec.json.decode(asked.sent))
     del body
     by = asked.principal.name
-    return await set_route(
+    done = await set_route(
         asked.gateway.ledger, route, definition, reason=query.reason, by=by, plan=query.plan
     )
+    asked.gateway.route_names.add(route)  # who set it may send to it at once
+    return done
 
 
 async def delete_route(asked: Asked, route: str, *, query: ChangingRoute) -> ChangedRoute:

@@ -37,6 +37,8 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 async def receive_webhook(asked: Asked, route: str) -> Answer | Raw:
     """Take a delivery: the route, its size, its signature, then all of it as one batch."""
     gateway = asked.gateway
+    if not await gateway.route_names.has(gateway.ledger, route):
+        raise RouteNotFoundError(route)
     known = await gateway.ledger.routes.get(route)
     definition = known.definition
     scheme = None if definition is None else definition.signature
