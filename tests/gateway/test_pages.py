@@ -94,7 +94,9 @@ async def test_values_are_hidden_from_who_may_not_see_them(
         await http.get("/jobs", params={"q": by_value["q"]}),
         await http.get("/plan", params=by_value),
         await http.post("/plan", data={**by_value, "token": token, "before": "9", "reason": "x"}),
-        await http.post(f"/jobs/mail/{made.id}/requeue", data={"token": token, "input": '{"to": "bob"}'}),
+        await http.post(
+            f"/jobs/mail/{made.id}/requeue", data={"token": token, "reason": "x", "input": '{"to": "bob"}'}
+        ),
     ):
         assert answer.status_code == 403, answer.url
         assert "payloads" in answer.text
@@ -264,6 +266,36 @@ async def test_a_limit_is_set_and_removed_by_a_form(http: httpx.AsyncClient, led
     sent = {"token": token, "limit": "mail", "reason": "away"}
     assert (await http.post("/limits/remove", data=sent)).status_code == 303
     assert "No limit is set" in (await http.get("/limits")).text
+
+
+async def test_a_form_without_a_reason_changes_nothing(
+    http: httpx.AsyncClient, ledger: Ledger, job: JobHandle[None]
+) -> None:
+    token, head = token_of((await http.get("/queues")).text), await ledger.log.head()
+    forms: dict[str, dict[str, str]] = {
+        f"/jobs/mail/{job.id}/cancel": {},
+        f"/jobs/mail/{job.id}/reschedule": {"delay_s": "5"},
+        f"/jobs/mail/{job.id}/rerun": {"step": "ship"},
+        "/queues/mail/pause": {"minutes": "5"},
+        "/queues/mail/resume": {},
+        "/schedules/nightly/trigger": {},
+        "/limits/set": {"limit": "mail", "slots": "3"},
+        "/limits/remove": {"limit": "mail"},
+        "/webhooks/shop/pause": {},
+        "/webhooks/in/github/d1/retry": {},
+        "/keys/create": {"name": "ann", "role": "viewer"},
+        "/keys/0123456789ab/rotate": {},
+        "/keys/0123456789ab/revoke": {},
+        "/plan": {"verb": "cancel", "q": "to=ann", "before": "9"},
+    }
+    for path, fields in forms.items():
+        answer = await http.post(path, data={"token": token, "reason": "  ", **fields})
+        check_page(answer)
+        assert answer.status_code == 400, path
+        assert "give a reason: it is kept in the ledger with your name" in answer.text, path
+    assert await ledger.log.head() == head
+    noted = await http.post(f"/jobs/mail/{job.id}/note", data={"token": token, "text": "x"})
+    assert noted.status_code == 303
 
 
 async def test_the_secret_of_a_key_is_told_once(http: httpx.AsyncClient, ledger: Ledger) -> None:

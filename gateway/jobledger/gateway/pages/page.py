@@ -81,8 +81,10 @@ class Fields:
         return self._values.get(name, [""])[0].replace("\r\n", "\n")
 
     def reason(self) -> str:
-        """Return why somebody acts, "" where that was not said. Raises: ProblemError for what is too long to be kept."""
+        """Return why somebody acts. Raises: ProblemError where that was not said, or is too long to be kept."""
         text = self.one("reason")
+        if not text:
+            raise ProblemError("BAD_REQUEST", "give a reason: it is kept in the ledger with your name")
         if len(text) > _REASON_MAX:
             raise ProblemError(
                 "BAD_REQUEST", f"the reason has {len(text):,} characters: give at most {_REASON_MAX:,}"

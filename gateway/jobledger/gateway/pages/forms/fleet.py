@@ -51,10 +51,11 @@ async def resume_queue(sent: Sent, queue: str) -> str:
 
 async def act_on_schedule(sent: Sent, name: str, verb: str) -> str:
     """Pause, resume, trigger or remove a schedule. Raises: ProblemError, and as the verbs of schedules."""
-    schedules, by, reason = sent.gateway.ledger.schedules, sent.principal.name, sent.fields.reason()
+    schedules, by = sent.gateway.ledger.schedules, sent.principal.name
     if verb not in _OF_SCHEDULES:
         raise ProblemError("ENDPOINT_NOT_FOUND", f"nobody can {verb[:40]!r} a schedule here")
     sent.principal.require(_OF_SCHEDULES[verb])
+    reason = sent.fields.reason()
     definition = (await schedules.get(name)).definition
     missing = ScheduleNotFoundError(name)
     sent.principal.require_about(_OF_SCHEDULES[verb], definition.queue, definition.task, missing)

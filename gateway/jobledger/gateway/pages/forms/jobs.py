@@ -31,6 +31,8 @@ _NEEDS: Final[dict[str, Permission]] = {
     "reschedule": "cancel",
     "note": "review",
 }
+#: Acts that say enough by themselves.
+_WITHOUT_REASON: Final = frozenset({"note", "signal"})
 
 
 async def act_on_job(sent: Sent, queue: str, id: str, verb: str) -> str:  # noqa: A002 - as in the address
@@ -38,10 +40,11 @@ async def act_on_job(sent: Sent, queue: str, id: str, verb: str) -> str:  # noqa
 
     Raises: ProblemError, JobNotFoundError, and as the verbs of `Ledger`.
     """
-    ledger, by, reason = sent.gateway.ledger, sent.principal.name, sent.fields.reason()
+    ledger, by = sent.gateway.ledger, sent.principal.name
     if verb not in _NEEDS:
         raise ProblemError("ENDPOINT_NOT_FOUND", f"nobody can {verb[:40]!r} a job here")
     ref, job = await job_of(sent, queue, id, _NEEDS[verb])
+    reason = "" if verb in _WITHOUT_REASON else sent.fields.reason()
     match verb:
         case "cancel":
             await ledger.cancel(ref, reason=reason, by=by)

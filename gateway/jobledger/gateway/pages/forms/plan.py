@@ -24,8 +24,8 @@ async def do_plan(sent: Sent) -> str:
     query = read_query(Query, fields.pairs())
     sent.principal.require(PERMISSIONS[query.verb])
     reason = fields.reason()
-    if not reason or query.before is None:
-        raise ProblemError("BAD_REQUEST", "give a reason: it is kept in the ledger with your name")
+    if query.before is None:
+        raise ProblemError("BAD_REQUEST", "the form does not say when it was planned: plan it again")
     name = msgspec.json.encode([by, query.said(), query.before, reason]).decode()
     ledger, ref = sent.gateway.ledger, JobRef(queue=QUEUE, job_id=job_id_of(name))
     if (

@@ -22,8 +22,6 @@ async def begin_again(sent: Sent, queue: str, id: str) -> str:  # noqa: A002 - a
     fields, rows, by = sent.fields, sent.gateway.rows, sent.principal.name
     ref, job = await job_of(sent, queue, id, "review")
     step, reason, at = fields.one("step"), fields.reason(), fields.moment("as_it_was")
-    if not reason:
-        raise ProblemError("BAD_REQUEST", "give a reason: it is kept in the ledger with your name")
     changed = changed_input(sent, job)
     plan = await run_acts.rerun_planned(rows, ref.job_id, step, queue, at=at)
     if plan.rerun_of.sequence != fields.whole("sequence"):
