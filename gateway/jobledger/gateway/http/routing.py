@@ -119,7 +119,7 @@ def _handler(gateway: Gateway, endpoint: Endpoint) -> Handler:
         if read_body is not None:
             asked.sent = await _body_of(request, endpoint.takes, needs_body=needs_body)
             given["body"] = _read(read_body, asked.sent, "the body")
-        return _response(await endpoint.handler(asked, **given), endpoint, request)
+        return _response(await endpoint.handler(asked, **given), endpoint, asked)
 
     return handle
 
@@ -199,7 +199,7 @@ def _unknown(name: str, fields: Iterable[str]) -> ProblemError:
     return ProblemError("BAD_REQUEST", f"there is no parameter {name[:80]!r} here: known are {known}")
 
 
-def _response(result: Any, endpoint: Endpoint, request: Request) -> Response:
+def _response(result: Any, endpoint: Endpoint, asked: Asked) -> Response:
     if isinstance(result, Response):
         return result
     if isinstance(result, Raw):
@@ -210,8 +210,7 @@ def _response(result: Any, endpoint: Endpoint, request: Request) -> Response:
     headers = dict(answer.headers)
     if answer.etag is not None:
         headers["etag"] = f'"{answer.etag}"'
-        assert endpoint.method != "GET" or "If-None-Match" in endpoint.heeds, f"{endpoint.path} has an ETag"
-        if _is_known(request, headers["etag"]):
+        if endpoint.method == "GET" and asked.has(answer.etag):
             return Response(b"", 304, headers)
     status = endpoint.status if answer.status is None else answer.status
     if answer.value is None and (endpoint.returns is None or status == HTTPStatus.NO_CONTENT):
@@ -248,17 +247,6 @@ class _Timed(StreamingResponse):
         finally:  # a reader that left lets go of what its stream holds now, not when somebody collects it
             if isinstance(self.body_iterator, AsyncGenerator):
                 await self.body_iterator.aclose()
-
-
-def _is_known(request: Request, etag: str) -> bool:
-    """Return whether the asker has this answer already."""
-    if request.method not in {"GET", "HEAD"}:
-        return False
-    said = headers_of(request.scope).get("if-none-match")
-    if said is None:
-        return False
-    given = [each.strip().removeprefix("W/") for each in said.split(",")]
-    return etag in given or "*" in given
 
 
 def refusal(error: Exception, request_id: str) -> Response:
