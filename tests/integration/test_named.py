@@ -196,7 +196,7 @@ async def test_many_jobs_by_name_are_one_stream(ledger: MemoryLedger) -> None:
         NamedJob(task="nobody"),
         NamedJob(task="send"),
     ]
-    with pytest.raises(TaskNotFoundError, match=r"input 1: no worker .* \(the 1 before it are enqueued\)"):
+    with pytest.raises(TaskNotFoundError, match=r"input 1: no worker .* \(enqueued before it: 1\)"):
         await ledger.enqueue_named_many(mixed)
     with pytest.raises(InvalidInputError, match="input 0: task send"):
         await ledger.enqueue_named_many(mixed[2:])

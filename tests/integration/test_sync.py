@@ -239,7 +239,7 @@ def test_inputs_are_produced_in_the_thread_that_calls(nats_server: EmbeddedServe
     with connect(nats_server.url, environment=environment, ledger_bytes_max=1 << 24) as ledger:
         with pytest.raises(KeyError, match="broken source"):
             ledger.enqueue_many(double, inputs(1_000))
-        with pytest.raises(InvalidInputError, match=r"input 3: .*the 3 before it are enqueued"):
+        with pytest.raises(InvalidInputError, match=r"input 3: .*enqueued before it: 3"):
             ledger.enqueue_many(double, itertools.chain(itertools.islice(inputs(9), 3), [{"text": 1}]))
         with pytest.raises(InvalidInputError, match="input 0: "):
             ledger.enqueue_many(double_text, inputs(9))

@@ -22,7 +22,7 @@ async def count(number: int) -> int:
 
 async def test_those_before_a_bad_input_are_enqueued_as_the_sentence_says() -> None:
     ledger = MemoryLedger()
-    with pytest.raises(InvalidInputError, match="the 20 before it are enqueued"):
+    with pytest.raises(InvalidInputError, match="enqueued before it: 20"):
         await ledger.enqueue_many(count, [*({"number": number} for number in range(20)), {"number": "bad"}])
     assert (await ledger.log.head()).last_sequence == 20
 

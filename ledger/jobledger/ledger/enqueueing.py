@@ -201,7 +201,7 @@ class Enqueuer:
                     try:
                         command = await order(values, number)
                     except (InvalidError, NotFoundError) as error:
-                        error.args = (f"input {number}: {error} (the {number} before it are enqueued)",)
+                        error.args = (f"input {number}: {error} (enqueued before it: {number:,})",)
                         raise
                     if bulk.is_full:
                         await bulk.make_room()
