@@ -104,7 +104,7 @@ async def resume_ref(ledger: Ledger, ref: JobRef, *, reason: str = "", by: str) 
 
 
 async def note(rows: Rows, job_id: str, text: str, queue: str | None = None, *, by: str) -> Job:
-    """Keep a remark about a job; return the job after it. Raises: as `find_job` and `Ledger.note`."""
+    """Keep a note about a job; return the job after it. Raises: as `find_job` and `Ledger.note`."""
     command = Note(text=text)  # refused before anything is looked for
     return await rows.ledger.execute((await find_job(rows, job_id, queue)).ref, command, by=by)
 

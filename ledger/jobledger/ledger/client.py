@@ -363,7 +363,7 @@ class Ledger:
         return await self.execute((await self._named(job, queue)).ref, Discard(reason=reason), by=by)
 
     async def note(self, job: AnyJob, text: str, *, queue: str | None = None, by: str = "") -> Job:
-        """Keep a remark about a job, whatever its state: at most 4,000 characters; nothing follows from it.
+        """Keep a note about a job, whatever its state: at most 4,000 characters; it changes nothing.
 
         Raises: JobNotFoundError, AmbiguousIdError, InvalidInputError, LedgerFullError, UnreachableError.
         """

@@ -305,7 +305,7 @@ class Ledger:
         return self._caller.call(lambda ledger: ledger.discard(job, queue=queue, reason=reason, by=by))
 
     def note(self, job: AnyJob, text: str, *, queue: str | None = None, by: str = "") -> Job:
-        """Keep a remark about a job. See `client.Ledger.note`."""
+        """Keep a note about a job. See `client.Ledger.note`."""
         return self._caller.call(lambda ledger: ledger.note(job, text, queue=queue, by=by))
 
     def signal(

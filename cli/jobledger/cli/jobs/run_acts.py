@@ -94,10 +94,10 @@ async def note(
     cli: Cli,
     *,
     job_id: JobId,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The remark, at most 4,000 characters.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The note, at most 4,000 characters.")],
     queue: options.Queue = None,
 ) -> None:
-    """Keep a remark about a job, in whatever state it is; it changes nothing, and stays with the job's events."""
+    """Keep a note about a job, in whatever state it is; it changes nothing, and stays with the job's events."""
     async with cli.ledger() as ledger:
         job = await run_acts.note(cli.rows(ledger), job_id, text, queue, by=operator())
     if cli.output.as_json:

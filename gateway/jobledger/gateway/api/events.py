@@ -33,9 +33,7 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True, rename={"after": "fr
     job: str | None = None  #: a whole job id
     after: Annotated[int, msgspec.Meta(ge=1)] | None = None  #: begin with this stream sequence; 1: the first
     since: datetime | None = None  #: begin with what was stored from this time on, RFC 3339
-    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = (
-        100  #: at most this number of lines of `application/x-ndjson`
-    )
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100  #: lines of `application/x-ndjson`, at most
     wait: Annotated[float, msgspec.Meta(ge=0, le=WAIT_MAX_S)] = 0  #: the same: seconds to wait for the first
 
 

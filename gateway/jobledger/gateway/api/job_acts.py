@@ -114,7 +114,7 @@ async def discard_job(asked: Asked, queue: str, id: str, *, body: Reasoned) -> A
 
 
 async def note_job(asked: Asked, queue: str, id: str, *, body: Remark) -> Answer:  # noqa: A002
-    """Keep a remark about a job, whatever its state; it changes nothing."""
+    """Keep a note about a job, whatever its state; it changes nothing."""
     by = asked.principal.name
 
     async def do(ledger: Ledger, ref: JobRef) -> Job:
@@ -212,7 +212,7 @@ ENDPOINTS: Final = (
         "note",
         note_job,
         "review",
-        "Keep a remark about a job",
+        "Keep a note about a job",
         body=Remark,
         problems=(*PROBLEMS, "PRECONDITION_FAILED", "JOB_INVALID_INPUT", "LEDGER_FULL", "LEDGER_BUSY"),
     ),

@@ -111,7 +111,7 @@ class _Visit:
     async def send(self, message: Message) -> None:
         """Send a part of the answer, or the refusal in its place."""
         if self.is_over:
-            # That the server is silent is told as it is: nothing of the ledger's is in such an answer.
+            # An answer that something failed is sent as it is: it holds nothing of the ledger.
             if message["type"] == "http.response.start" and message["status"] < _FAILED:
                 self._is_refused = True
                 await _refuse(_ended(), self._scope, self._receive, self._send)

@@ -122,9 +122,8 @@ def setup_of(ledger: Ledger, projection: Path, name: str) -> Setup:
         raise ConfigurationError(
             "nats_options cannot be handed to the processes of the gateway: leave them out"
         )
-    del connection[
-        "append_timeout_s"
-    ]  # short for requests, which somebody waits for; children are as patient as workers
+    # Short for requests, which somebody waits for; children are as patient as workers.
+    del connection["append_timeout_s"]
     level = logging.getLogger("jobledger").getEffectiveLevel()
     return Setup(
         connection={**connection, "name": f"jobledger-gateway-{name}"},

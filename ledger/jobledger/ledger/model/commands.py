@@ -356,7 +356,7 @@ class ResumeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """Keep a person's remark about a job."""
+    """Keep a person's note about a job."""
 
     text: str
 

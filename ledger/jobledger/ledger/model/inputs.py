@@ -15,7 +15,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.subjects import check_token
 
-NOTE_MAX: Final = 4_000  #: characters of a remark
+NOTE_MAX: Final = 4_000  #: characters of a note
 LIMITS_MAX: Final = 8  #: that one job may name
 _PAIRS_MAX: Final = 16
 _NAME_MAX: Final = 64
@@ -109,7 +109,7 @@ def check_traceparent(value: object) -> str:
 
 
 def check_note(text: object) -> None:
-    """Refuse a remark that nobody could read: blank, above 4,000 characters, or no Unicode text.
+    """Refuse a note that nobody could read: blank, above 4,000 characters, or no Unicode text.
 
     Raises: InvalidInputError.
     """

@@ -321,7 +321,7 @@ LEGAL: Final[Mapping[JobState | None, frozenset[type[JobEvent]]]] = MappingProxy
         for state in (None, *JobState)
     }
 )
-#: Events that may come when the job is over, and do not say that it is: a receipt and a remark.
+#: Events that may come when the job is over, and do not say that it is: a receipt and a note.
 REMARKS: Final = (Fenced, Noted)
 #: Events that begin a job, or dispatch it again.
 ORDERS: Final = frozenset(cls for cls, row in LIFECYCLE.items() if row.order)

@@ -70,7 +70,7 @@ class Signalled(Event, frozen=True, kw_only=True, tag="signalled", gc=False):
 
 
 class Noted(Event, frozen=True, kw_only=True, tag="noted", gc=False):
-    """A person's remark about the job, in whatever state it is; nothing follows from it."""
+    """A person's note about the job, in whatever state the job is; it changes nothing."""
 
     text: str  #: at most 4,000 characters
 
