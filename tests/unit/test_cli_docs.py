@@ -23,7 +23,8 @@ def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         yield from _commands(member, (*path, name))
 
 
-COMMANDS = dict(_commands(typer.main.get_command(program()), ("jobledger",)))
+PROGRAM = typer.main.get_command(program())
+COMMANDS = dict(_commands(PROGRAM, ("jobledger",)))
 
 
 def _options(command: Any) -> set[str]:

@@ -9,18 +9,19 @@ from pathlib import Path
 import pytest
 from tests.support.tables import each_row
 from tests.support.terminal import on_a_terminal, unstyled
-from tests.unit.test_cli_docs import COMMANDS
+from tests.unit.test_cli_docs import COMMANDS, PROGRAM
 
 from jobledger.cli.main import run
 from jobledger.cli.output import Output
 
 
-@pytest.mark.parametrize("name", ["jobledger", "jobledger jobs", *COMMANDS])
+@each_row("name", ["jobledger", "jobledger jobs", *COMMANDS])
 def test_help_names_no_type_and_lists_no_choices_in_its_column(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    assert run([*name.split()[1:], "--help"]) == 0
+    # `run` would put the program together anew for each.
+    assert PROGRAM.main([*name.split()[1:], "--help"], prog_name="jobledger", standalone_mode=False) == 0
     shown = capsys.readouterr().out
     assert "Show this message and exit." in shown
     assert re.findall(r"<[a-z|\[\]]+>?", shown.replace("1<=x<=", "")) == []
