@@ -21,7 +21,8 @@ from jobledger.workers.metrics import WORKER_METRICS
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES = (PROMETHEUS / "alerts.yml").read_text(encoding="utf-8")
-RULES_TEST = (PROMETHEUS / "alerts_test.yml").read_text(encoding="utf-8")
+RULES_TESTS = ("alerts_test.yml", "alerts_hours_test.yml")
+RULES_TEST = "".join((PROMETHEUS / name).read_text(encoding="utf-8") for name in RULES_TESTS)
 DASHBOARD: dict[str, Any] = json.loads(
     (ROOT / "deploy" / "grafana" / "jobledger.json").read_text(encoding="utf-8")
 )
@@ -175,7 +176,7 @@ def test_every_alert_is_tested_firing_and_has_a_severity_and_words() -> None:
         assert "summary: " in block, name
         assert "description: " in block, name
         fires = re.search(rf"alertname: {name}\n        exp_alerts:\n          - exp_labels", RULES_TEST)
-        assert fires is not None, f"{name} never fires in alerts_test.yml"
+        assert fires is not None, f"{name} never fires in {RULES_TESTS}"
 
 
 def test_the_documentation_lists_what_is_exported() -> None:
@@ -201,7 +202,7 @@ def _promtool(*words: str) -> None:
 
 
 def test_promtool_finds_every_alert_firing_as_written() -> None:
-    _promtool("test", "rules", "alerts_test.yml")
+    _promtool("test", "rules", *RULES_TESTS)
 
 
 def test_promtool_takes_the_configuration_and_rules() -> None:
