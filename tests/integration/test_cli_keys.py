@@ -6,14 +6,16 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 from tests.support.command_line import CommandLine
 from tests.support.limited import archive_beyond
 from tests.support.tables import each_row
 
 from jobledger.admin.access.keys import Grant, create_key, create_link, list_keys, revoke_key, rotate_key
 from jobledger.ledger import Ledger
-from jobledger.ledger.access.keys import all_keys
+from jobledger.ledger.access.keys import all_keys, change_key
 from jobledger.ledger.access.secret import new_key, read_key
+from jobledger.ledger.model.access.key import CreateKey
 from jobledger.ledger.model.errors import RefusedError
 from jobledger.ledger.nats.books.key_uses import KeyUse, ensure_uses, read_uses, write_use
 
@@ -113,7 +115,8 @@ def test_of_two_who_use_a_link_or_rotate_a_key_at_once_each_is_told_the_truth(cl
         )
         assert sorted(isinstance(each, RefusedError) for each in ended) == [False, True, True]
         same = new_key()
-        twice = [create_key(ledger, "x", VIEWER, by="ann", made=same) for _ in range(2)]
+        create = CreateKey(name="x", sha256=same.sha256, **msgspec.structs.asdict(VIEWER))
+        twice = [change_key(ledger, same.key, create, by="ann") for _ in range(2)]
         assert (
             sum(
                 isinstance(each, RefusedError)

@@ -10,7 +10,7 @@ import msgspec
 
 from jobledger.admin.events.changes import Change, change_of
 from jobledger.ledger.access.keys import all_keys, change_key, find_key
-from jobledger.ledger.access.secret import NewKey, new_key
+from jobledger.ledger.access.secret import new_key
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.access.grants import PERMISSIONS, Permission, Role
 from jobledger.ledger.model.access.key import ACCESS, CreateKey, Key, RevokeKey, RotateKey, Standing
@@ -76,13 +76,9 @@ async def create_key(
     expires_at: datetime | None = None,
     reason: str = "",
     by: str,
-    made: NewKey | None = None,
 ) -> MadeKey:
-    """Make a key. `made`: a key of `new_key`, made before: two calls with the same one make one key.
-
-    Raises: InvalidInputError, RefusedError, LedgerFullError, ServerUnreachableError.
-    """
-    made = made or new_key()
+    """Make a key. Raises: InvalidInputError, RefusedError, LedgerFullError, ServerUnreachableError."""
+    made = new_key()
     command = CreateKey(
         name=name, sha256=made.sha256, **msgspec.structs.asdict(grant), expires_at=expires_at, reason=reason
     )
