@@ -182,7 +182,7 @@ async def _chosen(asked: Asked, plan: _Plan) -> list[Chosen]:
         )
     if len(found) > JOBS_MAX:
         raise ProblemError(
-            "BAD_REQUEST", f"more than {JOBS_MAX:,} jobs fit: narrow the filter, and act in turns"
+            "BAD_REQUEST", f"more than {JOBS_MAX:,} jobs match: narrow the filter, and act in turns"
         )
     return found
 

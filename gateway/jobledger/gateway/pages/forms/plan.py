@@ -33,7 +33,7 @@ async def do_plan(sent: Sent) -> str:
     ).job is None:  # else it was begun before, whatever became of its jobs since
         chosen = await chosen_of(sent.looked, query, query.before)
         if not chosen:
-            raise ProblemError("BAD_REQUEST", "no job fits any more: plan it again")
+            raise ProblemError("BAD_REQUEST", "no job matches any more: plan it again")
         jobs = [Job(each.ref.queue, each.ref.job_id, each.task) for each in chosen]
         task = bulk_act.options(id=ref.job_id, by=by)
         await ledger.enqueue(task, to_do=ToDo(act=query.verb, reason=reason), jobs=jobs, by=by)

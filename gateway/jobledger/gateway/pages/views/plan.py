@@ -97,7 +97,7 @@ async def chosen_of(looked: Looked, query: Query, before: int) -> list[Chosen]:
         jobs = await anyio.to_thread.run_sync(lambda: chosen_until(view, found, before, limit=JOBS_MAX + 1))
     if len(jobs) > JOBS_MAX:
         raise ProblemError(
-            "BAD_REQUEST", f"more than {JOBS_MAX:,} jobs fit: narrow the filter, and act in turns"
+            "BAD_REQUEST", f"more than {JOBS_MAX:,} jobs match: narrow the filter, and act in turns"
         )
     return jobs
 
