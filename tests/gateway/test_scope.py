@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 from tests.gateway.test_endpoints import BODIES
-from tests.support.gateway import Asker, Doorman, someone
+from tests.support.gateway import Asker, Doorman, send, someone
 from tests.support.gateways import gateway_of
 from tests.support.keyholders import code_of
 from tests.support.working import bury
@@ -20,10 +20,13 @@ from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.http.endpoint import NDJSON, Endpoint
 from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.ledger import TaskRegistry, connect, task
+from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 BOUND = someone(*PERMISSIONS, queues=("mail",), tasks=("send",))
+BOUND_TO_QUEUE = someone(*PERMISSIONS, queues=("mail",))
+BOUND_TO_TASK = someone(*PERMISSIONS, tasks=("send",))
 
 
 #: What is hidden from it: each has the word in its name.
@@ -83,6 +86,18 @@ async def _fill(asker: Asker) -> None:
     await asker.sees("PUT", "/v1/limits/api", 200, json={"slots": 0})
     await ledger.schedules.add("cellar-nightly", stash, input={"what": "cellar wine"}, every_s=3600, by="ann")
     await ledger.pause_queue("cellar", reason="cellar is wet", by="ann")
+    works = WorkerInfo(
+        worker="web-3-0c",
+        host="web",
+        pid=3,
+        queues=("mail", "cellar"),
+        tasks=("send", "cellar_stash", "cellar_flow@2"),
+        started_at=ledger.clock.now(),
+        renewed_at=ledger.clock.now(),
+        jobs=("cellar-runs",),
+    )
+    await ledger.leases.renew(works, 0)
+    await asker.announced(stash)
     await ledger.cancel("cellar-waits", queue="cellar", reason="cellar is full", by="ann")
 
 
@@ -90,7 +105,8 @@ async def _bury(asker: Asker, name: str) -> None:
     await bury(asker.ledger, await asker.ledger.enqueue(stash.options(id=name)))
 
 
-async def test_what_is_out_of_scope_is_in_no_answer(asker: Asker) -> None:
+@pytest.mark.parametrize("bound", [BOUND, BOUND_TO_QUEUE], ids=["both", "queue"])
+async def test_what_is_out_of_scope_is_in_no_answer(asker: Asker, bound: Principal) -> None:
     await _fill(asker)
     shown: list[str] = []
     for endpoint in ENDPOINTS:
@@ -98,7 +114,11 @@ async def test_what_is_out_of_scope_is_in_no_answer(asker: Asker) -> None:
             continue
         path = endpoint.path
         about = "{" in path
-        asker.door.who = BOUND
+        if bound is not BOUND and path.startswith(
+            "/v1/unique/"
+        ):  # a task of that name may have keys in its queue
+            continue
+        asker.door.who = bound
         answer = await asker.http.get(
             path.format_map(HIDDEN), params=_params(endpoint), headers={"accept": NDJSON}
         )
@@ -116,11 +136,12 @@ def _params(endpoint: Endpoint) -> dict[str, Any]:
     return {"from": 1} if endpoint.path == "/v1/events" else {}
 
 
-async def test_what_is_out_of_scope_is_on_no_page(asker: Asker) -> None:
+@pytest.mark.parametrize("bound", [BOUND, BOUND_TO_QUEUE], ids=["both", "queue"])
+async def test_what_is_out_of_scope_is_on_no_page(asker: Asker, bound: Principal) -> None:
     await _fill(asker)
     shown: list[str] = []
     for page in PAGES:
-        asker.door.who = BOUND
+        asker.door.who = bound
         answer = await asker.http.get(page.path.format_map(HIDDEN))
         if "{" in page.path:
             if answer.status_code not in {403, 404}:
@@ -129,6 +150,45 @@ async def test_what_is_out_of_scope_is_on_no_page(asker: Asker) -> None:
             at = answer.text.index("cellar")
             shown.append(f"{page.path}: ...{answer.text[max(0, at - 80) : at + 80]}")
     assert not shown, "\n".join(shown)
+
+
+async def test_a_refusal_names_nothing_that_is_out_of_scope(asker: Asker) -> None:
+    await _fill(asker)
+    near: list[tuple[str, str, Any]] = [
+        ("POST", "/v1/jobs", {"task": "cellar_stas"}),
+        ("POST", "/v1/graphs", {"name": "g", "nodes": [{"name": "a", "task": "cellar_stas"}]}),
+        ("PUT", "/v1/batches/b", {"task": "cellar_stas"}),
+    ]
+    for who in (BOUND_TO_QUEUE, BOUND_TO_TASK):  # neither that it came later than a moment, nor when
+        never = await asker.sees("GET", "/v1/jobs/mail/none?sequence=1", "JOB_NOT_FOUND", who=who)
+        hidden = await asker.sees("GET", "/v1/jobs/cellar/cellar-job?sequence=1", _code(who), who=who)
+        if who is BOUND_TO_TASK:
+            assert hidden.json()["detail"] == never.json()["detail"].replace("none", "cellar-job")
+        for method, path, body in near:
+            code = "TASK_NOT_FOUND" if who is BOUND_TO_QUEUE else "JOB_ACCESS_DENIED"
+            refused = await asker.sees(method, path, code, json=body, who=who)
+            assert "cellar_stash" not in refused.json()["detail"], path
+    assert "cellar_stash" in (await asker.post("/v1/jobs", near[0][2], "TASK_NOT_FOUND"))["detail"]
+
+
+def _code(who: Principal) -> str:
+    return "JOB_NOT_FOUND" if who is BOUND_TO_TASK else "JOB_ACCESS_DENIED"
+
+
+async def test_an_id_that_a_hidden_job_has_is_taken_and_tells_no_more(asker: Asker) -> None:
+    await _fill(asker)
+    await asker.announced(send)
+    graph = {"name": "g", "id": "g-1", "nodes": [{"name": "a", "task": "send"}]}
+    await asker.post("/v1/graphs", graph, 202)
+    for path, body in (
+        ("/v1/jobs", {"task": "send", "queue": "cellar", "id": "cellar-job"}),
+        ("/v1/graphs", graph),
+    ):
+        refused = await asker.post(path, body, "DUPLICATE", who=BOUND_TO_TASK)
+        assert set(refused) == {"type", "title", "status", "detail", "code", "request_id"}
+    own = {**graph, "id": "g-2"}
+    await asker.post("/v1/graphs", own, 202, who=BOUND_TO_TASK)
+    assert not (await asker.post("/v1/graphs", own, 200, who=BOUND_TO_TASK))["created"]
 
 
 async def test_nothing_out_of_scope_can_be_changed(asker: Asker) -> None:

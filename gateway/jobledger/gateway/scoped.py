@@ -1,11 +1,14 @@
-"""What of a tree of jobs somebody may see. Pure."""
+"""What of a tree of jobs, and of who works, somebody may see. Pure."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
 from jobledger.admin.runs import Tree, TreeStep
 from jobledger.gateway.access.permissions import Principal
+from jobledger.ledger.nats.leases import WorkerInfo
 
 
 def tree_for(principal: Principal, tree: Tree) -> Tree:
@@ -18,3 +21,18 @@ def _step_for(principal: Principal, step: TreeStep) -> TreeStep:
     gone = len(step.children) - len(seen)
     children = tuple(tree_for(principal, each) for each in seen)
     return TreeStep(step=step.step, children=children, hidden=step.hidden + gone)
+
+
+def workers_for(principal: Principal, workers: Iterable[WorkerInfo]) -> list[WorkerInfo]:
+    """Return who works for somebody, with the queues that he may see.
+
+    Names of tasks and jobs do not tell of which queue they are: who is bound to some sees none of them.
+    """
+    if principal.is_everywhere:
+        return list(workers)
+    found: list[WorkerInfo] = []
+    for each in workers:
+        queues = tuple(queue for queue in each.queues if principal.may("view", queue))
+        if queues:
+            found.append(replace(each, queues=queues, tasks=None, jobs=(), schedules=None))
+    return found

@@ -32,7 +32,7 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
     WrongSequenceError,
 )
-from jobledger.ledger.model.events import Member, Order, order_at_first
+from jobledger.ledger.model.events import JobEvent, Member, Order, order_at_first
 from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, ITEMS_MAX, Callback, child_id
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
@@ -333,6 +333,8 @@ class Enqueuer:
             existing = await self._log.read_chain(self._log.names.chain(command.ref))
             # A replica that lags may answer that it has nothing yet.
             if existing or not existing.last_sequence:
+                if existing and command.order.member is not None:
+                    _require_member(command, existing[0].event)
                 return (existing[0].stream_sequence if existing else 0), False
             linked = self._seal_first(command, JobView(last_sequence=existing.last_sequence), by)
             return await self._log.append(linked.entries), True
@@ -360,6 +362,20 @@ def of_batch(command: Enqueue, batch: str, number: int, batch_max: int | None) -
     member = Member(queue=BUILT_IN_QUEUE, job=batch, step=BATCH_STEP, item=number)
     order = msgspec.structs.replace(command.order, batch=batch, member=member)
     return msgspec.structs.replace(command, ref=ref, order=order)
+
+
+def _require_member(command: Enqueue, first: JobEvent) -> None:
+    """Refuse a job of somebody else in the place of one of a batch, which would wait for its end for ever.
+
+    Raises: InvalidInputError.
+    """
+    member, known = command.order.member, order_at_first(first).member
+    assert member is not None, "it was asked for"
+    if known is None or (known.job, known.item) != (member.job, member.item):
+        raise InvalidInputError(
+            f"job {command.ref.job_id} of queue {command.ref.queue} is there and none of batch {member.job}: "
+            "give the batch another name"
+        )
 
 
 def refuse_in_bulk(task: Kind, unique: Unique, ids: object) -> None:

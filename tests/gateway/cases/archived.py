@@ -7,7 +7,7 @@ from typing import Final
 
 from tests.gateway.cases.job_acts import BODIES, VERBS
 from tests.gateway.cases.webhooks import SHOP
-from tests.support.gateway import Asker, send
+from tests.support.gateway import Asker, send, someone
 
 from jobledger.audit.archive import Archiver, archive_deps
 from jobledger.ledger import TaskRegistry
@@ -50,6 +50,8 @@ async def archived(asker: Asker) -> None:
     await asker.sees("GET", f"/v1/dead-letters/mail/{job.id}", "ARCHIVED")
     await asker.post(f"{path}/signals/approval", {}, "ARCHIVED")
     await asker.post(f"{path}/rerun", {"from": "a"}, "ARCHIVED")
+    bound = someone("view", tasks=("greet",))
+    await asker.sees("GET", path, "JOB_NOT_FOUND", who=bound)
     other = await asker.job()
     await asker.sees("PUT", "/v1/webhooks/shop", 200, json=SHOP)
     for each in (*_LISTS, f"/v1/jobs/mail/{other.id}/tree", "/v1/webhooks/shop/deliveries"):

@@ -14,6 +14,9 @@ from tests.support.working import working
 from jobledger.audit.verify import verify
 from jobledger.gateway.http.endpoint import NDJSON
 from jobledger.ledger import task
+from jobledger.ledger.model.commands import Claim, CompleteStep, StartStep
+from jobledger.ledger.model.runs.orders import BATCH_CLOSED, BUILT_IN_QUEUE
+from jobledger.ledger.model.subjects import JobRef
 
 _LINES: Final = {"content-type": NDJSON}
 _BULK: Final = "/v1/jobs/bulk"
@@ -139,4 +142,43 @@ async def what_is_refused(asker: Asker) -> None:
     await _add(asker, "batch=b4&task=send", "BAD_REQUEST", headers={"idempotency-key": "k"})
 
 
-CASES: Final = (filled_in_portions, one_at_a_time, cancelled, what_is_refused)
+async def a_place_that_is_taken(asker: Asker) -> None:
+    """A job of somebody else is none of the batch: its end would be waited for for ever."""
+    await asker.ledger.enqueue(send.options(id="b5-1-1"))
+    await asker.sees("PUT", "/v1/batches/b5", 201, json={"task": "send"})
+    refused = await _add(asker, "batch=b5&task=send", "JOB_INVALID_INPUT", _inputs(0, 3))
+    assert "b5-1-1 of queue mail is there and none of batch b5" in refused["detail"]
+
+
+async def closed_while_its_run_begins_to_count(asker: Asker) -> None:
+    """The run has taken the number, and was killed before it acted on it."""
+    await asker.sees("PUT", "/v1/batches/b6", 201, json={"task": "send"})
+    await _add(asker, "batch=b6&task=send", 202, _inputs(0, 2))
+    ref, ledger = JobRef(queue=BUILT_IN_QUEUE, job_id="b6"), asker.ledger
+    epoch = (await ledger.execute(ref, Claim(worker="web-1-0a", lease_s=15))).claim_epoch
+    waits = StartStep(epoch=epoch, step=BATCH_CLOSED, kind="wait", target=BATCH_CLOSED)
+    await ledger.execute(ref, waits)
+    await asker.post("/v1/batches/b6/close", {"count": 2})
+    (signal,) = (await ledger.handle_of(ref).snapshot()).signals
+    taken = CompleteStep(
+        epoch=epoch,
+        step=BATCH_CLOSED,
+        kind="wait",
+        target=BATCH_CLOSED,
+        result=signal.value,
+        signal=signal.sequence,
+    )
+    await ledger.execute(ref, taken)
+    assert (await asker.get("/v1/batches/b6"))["count"] == 2
+    await asker.post("/v1/batches/b6/close", {"count": 1}, "REFUSED")
+    await _add(asker, "batch=b6&task=send&first=2", "JOB_INVALID_INPUT")
+
+
+CASES: Final = (
+    filled_in_portions,
+    one_at_a_time,
+    cancelled,
+    what_is_refused,
+    a_place_that_is_taken,
+    closed_while_its_run_begins_to_count,
+)

@@ -60,6 +60,9 @@ async def what_is_refused(asker: Asker) -> None:
     ]
     for body, code in wrong:
         await asker.post("/v1/jobs", body, code)
+    await asker.ledger.enqueue(greet.options(id="greeted"), to="gus")
+    unseen, bound = {"task": "send", "id": "greeted"}, someone("queue", tasks=("send",))
+    await asker.post("/v1/jobs", unseen, "DUPLICATE", who=bound)
     await asker.post("/v1/jobs", {"task": "once", "input": {"to": "jo"}}, 202)
     await asker.post("/v1/jobs", {"task": "once", "input": {"to": "jo"}}, "UNIQUE_KEY_TAKEN")
     for who in (someone("queue", queues=("bills",)), someone("queue", tasks=("bill",))):

@@ -5,18 +5,20 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+from collections.abc import Generator
 from typing import Any, Final
 
 import msgspec
 
 from jobledger.admin.objects.jobs import JobShown
+from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.api.one_job import Held, read_job, shown
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.chain import fold
-from jobledger.ledger.model.errors import JobNotFoundError, ResultTimeoutError
+from jobledger.ledger.model.errors import JobNotFoundError, ResultTimeoutError, TaskNotFoundError
 from jobledger.ledger.model.trace import own_trace, trace_id
 
 #: What each endpoint that adds jobs may refuse them for.
@@ -75,13 +77,29 @@ def reused(what: str) -> ProblemError:
     )
 
 
-async def existing(handle: JobHandle[Any]) -> Held | None:
-    """Return the job that had the id already; None where this request made it."""
+@contextlib.contextmanager
+def naming_no_hidden_task(principal: Principal) -> Generator[None]:
+    """Leave out of a refusal which other tasks have a name like that, for whom some tasks do not exist."""
+    try:
+        yield
+    except TaskNotFoundError as error:
+        if error.near and not principal.is_everywhere:
+            error.args = (str(error).replace(f": did you mean {' or '.join(error.near)}?", ":"),)
+        raise
+
+
+async def existing(asked: Asked, handle: JobHandle[Any]) -> Held | None:
+    """Return the job that had the id already; None where this request made it.
+
+    Raises: ProblemError (DUPLICATE) for one that does not exist for who asks, unless he made it himself, as a graph's.
+    """
     if handle.created:
         return None
     history = await handle.history()
     job = fold(history[:1]).job
     assert job is not None, "a history is not empty"
+    if job.created_by != asked.principal.name and not asked.principal.scope.has(job.queue, job.task):
+        raise ProblemError("DUPLICATE", f"the id {job.id} is taken: choose another one")
     return Held(job, history, None)
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from jobledger.gateway.access.permissions import Permission
+from jobledger.gateway.api.adding import naming_no_hidden_task
 from jobledger.gateway.api.asking import Reasoned
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
@@ -19,6 +20,7 @@ from jobledger.ledger.model.errors import NotFoundError
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.runs.orders import BATCH_STEP, ITEMS_MAX
+from jobledger.ledger.model.subjects import check_token
 
 _CHOSEN: Final = ("queue", "priority", "max_attempts", "timeout_s", "limits")
 
@@ -68,7 +70,10 @@ async def open_one(asked: Asked, name: str, *, body: NewBatch) -> Answer:
     """Open a batch; one that is there with the same task, queue and end stays as it is."""
     ledger, principal, end = asked.gateway.ledger, asked.principal, body.on_end
     follows = None if end is None else (end.task, {each: getattr(end, each) for each in _CHOSEN})
-    spec = await batch_spec(ledger, name, body.task, {"queue": body.queue}, follows)
+    for task in (body.task,) if end is None else (body.task, end.task):
+        principal.require("queue", None, check_token("task name", task))
+    with naming_no_hidden_task(principal):
+        spec = await batch_spec(ledger, name, body.task, {"queue": body.queue}, follows)
     principal.require("queue", spec.queue, spec.task)
     if spec.end is not None:
         principal.require("queue", spec.end.queue, spec.end.task)

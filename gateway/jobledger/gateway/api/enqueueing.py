@@ -15,6 +15,7 @@ from jobledger.gateway.api.adding import (
     existing,
     id_of,
     keyed_id,
+    naming_no_hidden_task,
     require_free,
     reused,
 )
@@ -34,7 +35,7 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import ITEMS_MAX
-from jobledger.ledger.model.subjects import JobRef, check_users_queue
+from jobledger.ledger.model.subjects import JobRef, check_token, check_users_queue
 from jobledger.ledger.named.book import find_announced
 from jobledger.ledger.named.verbs import NamedJob
 
@@ -81,7 +82,7 @@ async def enqueue_job(asked: Asked, *, body: NewJob) -> Answer:
     handle = await ledger.enqueue_named(
         body.task, body.input, **fields, id=job_id, by=asked.principal.name, trace=asked.trace
     )
-    held = await existing(handle)
+    held = await existing(asked, handle)
     if held is not None and is_keyed and handle.id == job_id:
         await _require_same(asked, held.job, body.task, bytes(body.input))
     return await added(asked, handle, held)
@@ -93,7 +94,9 @@ async def _allowed(asked: Asked, task: str, queue: str | None) -> str:
     Raises: ProblemError, TaskNotFoundError, InvalidTokenError, InvalidInputError, UnreachableError.
     """
     ledger = asked.gateway.ledger
-    found = await find_announced(ledger.patience, ledger.announced, task)
+    asked.principal.require("queue", None, check_token("task name", task))
+    with naming_no_hidden_task(asked.principal):
+        found = await find_announced(ledger.patience, ledger.announced, task)
     place = check_users_queue(found.defaults.queue if queue is None else queue)
     asked.principal.require("queue", place, task)
     return place
@@ -277,7 +280,7 @@ ENDPOINTS: Final = (
         heeds=("Idempotency-Key", "Prefer"),
         status=202,
         also=(200,),
-        problems=(*REFUSALS, "UNIQUE_KEY_TAKEN"),
+        problems=(*REFUSALS, "UNIQUE_KEY_TAKEN", "DUPLICATE"),
     ),
     Endpoint(
         method="POST",

@@ -18,6 +18,7 @@ from jobledger.gateway.api.asking import Limit
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError, without_files
+from jobledger.gateway.scoped import workers_for
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.nats.task_book import TaskEntry, find_task, read_tasks
@@ -81,11 +82,7 @@ class LedgerShown(msgspec.Struct, frozen=True, kw_only=True):
 
 async def show_workers(asked: Asked) -> Workers:
     """List who works."""
-    found = await list_workers(asked.gateway.ledger)
-    may = asked.principal.may
-    # One that serves no queue is told to who may see all of them.
-    seen = [each for each in found if any(may("view", queue) for queue in each.queues or ("*",))]
-    return Workers(items=seen)
+    return Workers(items=workers_for(asked.principal, await list_workers(asked.gateway.ledger)))
 
 
 async def list_tasks(asked: Asked) -> Tasks:
@@ -168,7 +165,7 @@ async def verify_now(asked: Asked) -> Answer:
     """Check the whole ledger, as a job whose result is the verdict; while one waits or runs, that one is given."""
     asked.principal.require_everywhere("manage")
     handle = await begin_check(asked.gateway.ledger, asked.principal.name)
-    return await added(asked, handle, await existing(handle))
+    return await added(asked, handle, await existing(asked, handle))
 
 
 def _endpoint(path: str, handler: Any, summary: str, returns: Any, tag: str, **more: Any) -> Endpoint:

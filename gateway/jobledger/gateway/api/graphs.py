@@ -12,6 +12,7 @@ from jobledger.gateway.api.adding import (
     added,
     existing,
     id_of,
+    naming_no_hidden_task,
     require_free,
     reused,
 )
@@ -23,6 +24,7 @@ from jobledger.ledger.graphs.graph_run import run_graph
 from jobledger.ledger.graphs.named import NamedGraph, graph_of
 from jobledger.ledger.graphs.spec import GraphSpec
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
+from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.tasks import TaskWithOptions
 
 
@@ -38,7 +40,10 @@ async def begin_graph(asked: Asked, *, body: NewGraph) -> Answer:
     Its job is in queue `jobledger`. Who asks must be allowed to add each node's job where it would be.
     """
     ledger, principal = asked.gateway.ledger, asked.principal
-    graph = await graph_of(ledger.patience, ledger.announced, body)
+    for named in body.nodes:
+        principal.require("queue", None, check_token("task name", named.task))
+    with naming_no_hidden_task(principal):
+        graph = await graph_of(ledger.patience, ledger.announced, body)
     spec = graph.spec()
     for node in spec.nodes:
         principal.require("queue", node.node.queue, node.node.task)
@@ -50,7 +55,7 @@ async def begin_graph(asked: Asked, *, body: NewGraph) -> Answer:
     said = {"id": job_id, "by": principal.name, "trace": asked.trace}
     options = task.defaults.changed(said, queue=None, limits=())
     handle = await ledger.enqueue(TaskWithOptions(task, options), **values)
-    held = await existing(handle)
+    held = await existing(asked, handle)
     if held is not None:
         await _require_graph(asked, held, spec if is_keyed else None)
     return await added(asked, handle, held)

@@ -67,12 +67,13 @@ async def read_job(
     queues = {stored.event.queue for stored in history}
     if len(queues) > 1:
         raise AmbiguousIdError(job_id, sorted(f"{each}/{job_id}" for each in queues))
+    first = history[0].event  # before anything is said of it, as that it came later than a moment
+    asked.principal.require_about(permission, first.queue, first.task, JobNotFoundError(job_id))
     then = None if past is None else await past.moment(ledger.log, ledger.clock)
     if then is not None:
         history = events_until(history, then)
     job = fold(history).job
     assert job is not None, "a history is not empty"
-    asked.principal.require_about(permission, job.queue, job.task, JobNotFoundError(job_id))
     return Held(job, history, then)
 
 
@@ -90,7 +91,9 @@ async def _missing(asked: Asked, queue: str | None, job_id: str) -> Exception:
             known = [
                 ref
                 for ref in view.store.find(job_id, queue=queue)
-                if ref.job_id == job_id and asked.principal.may("view", ref.queue)
+                if ref.job_id == job_id
+                and (row := view.store.job(ref.queue, ref.job_id)) is not None
+                and asked.principal.may("view", row.queue, row.task)
             ]
         if known:
             return ProblemError(

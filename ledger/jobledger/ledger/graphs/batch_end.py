@@ -40,11 +40,15 @@ def count_of(job: Job) -> int | None:
     step = job.steps.get(BATCH_STEP)
     if step is not None and step.count is not None:
         return step.count
-    said = next_signal(job.signals, BATCH_CLOSED)
+    taken, said = job.steps.get(BATCH_CLOSED), next_signal(job.signals, BATCH_CLOSED)
+    value = None if said is None else said.value
+    # Its run may have read the signal, and have been killed before it acted on it.
+    if taken is not None and taken.state == "completed":
+        value = taken.result
     try:
-        return None if said is None else msgspec.json.decode(bytes(said.value), type=Count)
+        return None if value is None else msgspec.json.decode(bytes(value), type=Count)
     except msgspec.MsgspecError:
-        # Anybody may send this signal, also without a number: the run of the batch fails by it.
+        # Who is connected to the server may send this signal without a number: the run of the batch fails by it.
         return None
 
 

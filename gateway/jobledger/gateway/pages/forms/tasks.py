@@ -21,7 +21,8 @@ async def add_job(sent: Sent, task: str) -> str:
     Raises: ProblemError, and as `Ledger.enqueue_named`.
     """
     ledger, fields = sent.gateway.ledger, sent.fields
-    found = await find_task(ledger.inbox, ledger.names, check_token("task name", task))
+    sent.principal.require("queue", None, check_token("task name", task))
+    found = await find_task(ledger.inbox, ledger.names, task)
     if found is None:
         raise ProblemError("TASK_NOT_FOUND", f"no worker ever had a task {task}")
     queue = fields.one("queue") or found.queue

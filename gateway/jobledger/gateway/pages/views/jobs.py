@@ -169,5 +169,6 @@ def _queues(looked: Looked, store: Store) -> list[tuple[str, int]]:
 
 
 def _tasks(looked: Looked, store: Store) -> list[str]:
-    names = store.select("SELECT DISTINCT task FROM totals ORDER BY task LIMIT ?", (4 * _FACETS_MAX,))
-    return [task for (task,) in names if looked.principal.may("view", None, task)][:_FACETS_MAX]
+    pairs = store.select("SELECT DISTINCT task, queue FROM totals ORDER BY task LIMIT ?", (4 * _FACETS_MAX,))
+    names = dict.fromkeys(task for task, queue in pairs if looked.principal.may("view", queue, task))
+    return list(names)[:_FACETS_MAX]

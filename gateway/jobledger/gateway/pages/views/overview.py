@@ -23,6 +23,7 @@ from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.views.queue_lines import COLOURS, LATELY_S, QueueLine, queue_line, styles_of
 from jobledger.gateway.pages.words import count, took
+from jobledger.gateway.scoped import workers_for
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections import DeadLetterFilter, DeadLetterGroup, Histogram, QueueRow
 from jobledger.projections.filters import visible
@@ -112,7 +113,7 @@ async def overview(looked: Looked, *, query: Query) -> Overview:
     async with looked.gateway.projection.opened(past) as view:
         shell = await surround(looked, view, past)
         costly = await _costly(looked, view, shell, query.span)
-        living = [each for each in workers if each.kind == "worker"]
+        living = [each for each in workers_for(looked.principal, workers) if each.kind == "worker"]
         seen = await anyio.to_thread.run_sync(_seen, looked, view, shell, costly, living)
     return msgspec.structs.replace(seen, span=query.span, firing=firing)
 

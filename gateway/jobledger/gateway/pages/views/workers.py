@@ -9,6 +9,7 @@ import msgspec
 from jobledger.admin.workers import list_workers
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.scoped import workers_for
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections.statistics.answers import WorkerRow
 
@@ -33,7 +34,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
 async def workers(looked: Looked, *, query: When) -> Workers:
     """Return who works now: leases are not kept, so this page has no past."""
     del query
-    found = (await list_workers(looked.gateway.ledger))[:_WORKERS_MAX]
+    found = workers_for(looked.principal, await list_workers(looked.gateway.ledger))[:_WORKERS_MAX]
     async with looked.gateway.projection.opened() as view:
         did = {row.worker: row for row in view.store.workers(_WORKERS_MAX)}
         return Workers(
