@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 from tests.support.gateway import Asker, someone
 from tests.support.working import working
 
 from jobledger.ledger import Run, Signal, workflow
+from jobledger.ledger.model.commands import CompleteStep
+from jobledger.ledger.tables.record import TableRecord
 
 APPROVAL: Final = Signal("approval", dict[str, str])
 
@@ -75,4 +78,26 @@ async def what_is_not_there(asker: Asker) -> None:
     await asker.post("/v1/jobs/mail/none/rerun", {"from": "a"}, "JOB_NOT_FOUND")
 
 
-CASES: Final = (stories, what_is_not_there)
+async def tables(asker: Asker) -> None:
+    """Whoever is bound to queues or tasks sees those of its runs alone, also behind many others."""
+    made = TableRecord(
+        name="t", sha256="0" * 64, rows=1, bytes=1, schema={"n": "int64"}, expires_at=None, file="f"
+    )
+    result = msgspec.Raw(msgspec.json.encode(made))
+    for queue in ("sheets", "cellar"):
+        job = await asker.job(queue=queue)
+        epoch = (await asker.running(job)).claim_epoch
+        told = CompleteStep(epoch=epoch, step="t", kind="table", target="t", result=result)
+        await asker.ledger.execute(job.ref, told)
+    newest = (await asker.ledger.log.head()).last_sequence
+    path = f"/v1/tables?limit=1&min_sequence={newest}"
+    for who, queues in (
+        (someone("view"), ["cellar"]),
+        (someone("view", queues=("sheets",)), ["sheets"]),
+        (someone("view", queues=("sheets", "c*"), tasks=("send",)), ["cellar"]),
+        (someone("view", tasks=("greet",)), []),
+    ):
+        assert [each["queue"] for each in (await asker.get(path, who=who))["items"]] == queues
+
+
+CASES: Final = (stories, tables, what_is_not_there)

@@ -25,6 +25,7 @@ from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.runs.orders import RerunOf
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.reruns.beginning import Rerun
+from jobledger.projections.filters import visible
 from jobledger.projections.tables.run_tables import TableRow, list_tables
 
 _TREE_NODES: Final = ("ARCHIVED", "PROJECTION_BEHIND", "BUSY", "JOB_NOT_FOUND")
@@ -200,10 +201,10 @@ def _any(may: Any, queues: tuple[str, ...]) -> bool:
 async def list_run_tables(asked: Asked, *, query: TablesQuery) -> Tables:
     """List the tables that runs made: rows, size, and until when the rows are kept."""
     async with looking(asked, query) as (view, place):
-        select = view.store.select
-        found = list_tables(select, job_id=query.run, queue=query.queue, limit=query.limit)
-        items = [each for each in found if asked.principal.may("view", each.queue)]
-    return Tables(items=items, position=place)
+        select, scope = view.store.select, asked.principal.scope
+        seen = visible(scope.queues, scope.tasks)
+        found = list_tables(select, job_id=query.run, queue=query.queue, limit=query.limit, visible_to=seen)
+        return Tables(items=list(found), position=place)
 
 
 _RUN: Final = "/v1/jobs/{queue}/{id}"

@@ -17,6 +17,7 @@ from jobledger.ledger.model.runs.events import StepCompleted
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.times import time_text
 from jobledger.ledger.tables.record import TableRecord, read_record
+from jobledger.projections.filters import Term, joined
 from jobledger.projections.table import Index, Row, Table, integer, marks, text, timestamp
 
 _Key = tuple[str, str]  # (job id, queue), as in the primary key of jobs
@@ -46,10 +47,9 @@ _PUT: Final = (
     f"INSERT INTO tables ({_NAMES}) VALUES ({marks(RUN_TABLES.columns)}) "  # noqa: S608 - names of columns
     f"ON CONFLICT ({', '.join(RUN_TABLES.key)}) DO UPDATE SET sequence = excluded.sequence"
 )
-_LIST: Final = (
-    f"SELECT {_NAMES} FROM tables WHERE (? IS NULL OR job_id = ?) AND (? IS NULL OR queue = ?) "  # noqa: S608
-    "ORDER BY sequence DESC, step LIMIT ?"
-)
+_LIST: Final = f"SELECT {_NAMES} FROM tables WHERE (? IS NULL OR job_id = ?) AND (? IS NULL OR queue = ?)"  # noqa: S608
+_NEWEST: Final = " ORDER BY sequence DESC, step LIMIT ?"
+_VISIBLE: Final = " AND EXISTS (SELECT 1 FROM jobs WHERE jobs.id = job_id AND jobs.queue = tables.queue AND "
 
 Select = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
 
@@ -136,10 +136,20 @@ class NotedTables:
 
 
 def list_tables(
-    select: Select, *, job_id: str | None = None, queue: str | None = None, limit: int
+    select: Select,
+    *,
+    job_id: str | None = None,
+    queue: str | None = None,
+    limit: int,
+    visible_to: Sequence[Term] = (),
 ) -> Iterator[TableRow]:
-    """Yield the tables of a run, or of all runs, those made last first."""
-    for row in select(_LIST, (job_id, job_id, queue, queue, limit)):
+    """Yield the tables of a run, or of all runs, those made last first.
+
+    `visible_to`: what holds of the `queue` and `task` of runs whose tables are looked at.
+    """
+    condition, values = joined(visible_to)
+    wanted = f"{_VISIBLE}{condition})" if visible_to else ""
+    for row in select(f"{_LIST}{wanted}{_NEWEST}", (job_id, job_id, queue, queue, *values, limit)):
         found: dict[str, Any] = dict(zip(RUN_TABLES.columns, row, strict=True))
         found["columns"] = msgspec.json.decode(found["columns"], type=dict[str, str])
         yield TableRow(**found)
