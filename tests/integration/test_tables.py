@@ -261,24 +261,26 @@ async def test_a_query_that_is_refused_is_a_step_that_failed_and_says_why(ledger
     assert dropped.message == "step 'sums': run.sql takes one SELECT, got DROP"
 
 
-ROWS_THAT_DO_NOT_FIT: dict[str, tuple[list[Any], type[Any] | None, str]] = {
-    "another column": (
-        [{"a": 1}, {"a": 1, "b": 2}] * 2_000 + [{"c": 1}],
-        None,
-        "column 'c' is not among them",
-    ),
-    "another type": ([{"a": 1}] * 3_000 + [{"a": "text"}], None, "a row does not fit its columns (a)"),
-    "no type": ([{"a": None}], None, "column 'a' has no value in the first 1 rows"),
-    "no rows": ([], None, "has no rows, so its columns are not known"),
-    "no row": ([1], None, "a row is a msgspec.Struct, a dict, or rows of pyarrow, got int"),
-    "no columns": ([{}], None, "its rows have no columns"),
-    "no Struct": ([{}], int, "row must be a msgspec.Struct, got <class 'int'>"),
-    "other batches": (
-        [pa.table({"a": [1]}), pa.table({"b": [1]})],
-        None,
-        "a row does not fit its columns (a)",
-    ),
-}
+def rows_that_do_not_fit() -> dict[str, tuple[list[Any], type[Any] | None, str]]:
+    """Return rows by what is wrong with them; in a function, for a table of pyarrow imports all of pandas."""
+    return {
+        "another column": (
+            [{"a": 1}, {"a": 1, "b": 2}] * 2_000 + [{"c": 1}],
+            None,
+            "column 'c' is not among them",
+        ),
+        "another type": ([{"a": 1}] * 3_000 + [{"a": "text"}], None, "a row does not fit its columns (a)"),
+        "no type": ([{"a": None}], None, "column 'a' has no value in the first 1 rows"),
+        "no rows": ([], None, "has no rows, so its columns are not known"),
+        "no row": ([1], None, "a row is a msgspec.Struct, a dict, or rows of pyarrow, got int"),
+        "no columns": ([{}], None, "its rows have no columns"),
+        "no Struct": ([{}], int, "row must be a msgspec.Struct, got <class 'int'>"),
+        "other batches": (
+            [pa.table({"a": [1]}), pa.table({"b": [1]})],
+            None,
+            "a row does not fit its columns (a)",
+        ),
+    }
 
 
 def written(path: Path, rows: list[Any], row: type[Any] | None) -> None:
@@ -288,7 +290,7 @@ def written(path: Path, rows: list[Any], row: type[Any] | None) -> None:
 
 
 def test_rows_that_do_not_fit_are_refused_with_a_sentence(tmp_path: Path) -> None:
-    for name, (rows, row, said) in ROWS_THAT_DO_NOT_FIT.items():
+    for name, (rows, row, said) in rows_that_do_not_fit().items():
         with pytest.raises(InvalidInputError) as caught:
             written(tmp_path / name, rows, row)
         assert said in str(caught.value), name
