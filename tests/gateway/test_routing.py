@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from openapi_spec_validator import validate
+from openapi_spec_validator import OpenAPIV31SpecValidator
 from prometheus_client import CollectorRegistry
+from referencing import Registry, Resource
 from starlette.requests import Request
 
 from jobledger.audit.errors import ScratchSpaceError
@@ -147,9 +149,24 @@ async def test_who_may_not_see_values_sees_the_rest(
     assert (refused.status_code, refused.json()["code"]) == (404, "JOB_NOT_FOUND")
 
 
+def _faults(document: dict[str, Any]) -> list[str]:
+    """Return what `validate` of openapi_spec_validator would find, in a third of the time.
+
+    That looks for the anchors of the schema of OpenAPI in all of it for each value of the document; here it is a member
+    of a registry, which knows them.
+    """
+    checker = OpenAPIV31SpecValidator(document)
+    slow = checker.schema_validator
+    resource = Resource.from_contents(slow.schema)
+    registry = Registry[Any]().with_resource(resource.id() or "", resource).crawl()
+    quick = slow.__class__({"$ref": resource.id()}, registry=registry)
+    return [*map(str, quick.iter_errors(document)), *map(str, checker.root_validator(checker.schema_path))]
+
+
 async def test_the_document_is_valid_and_names_every_endpoint(http: httpx.AsyncClient) -> None:
     document = (await http.get("/openapi.json")).json()
-    validate(document)
+    assert _faults(document) == []
+    assert _faults({**document, "paths": {"/v1": {"get": {"responses": {"200x": {}}}}}}) != []
     named = {(path, method.upper()) for path, each in document["paths"].items() for method in each}
     assert named == {(endpoint.path, endpoint.method) for endpoint in ENDPOINTS}
 
