@@ -147,6 +147,23 @@ async def test_a_client_that_goes_on_adding_jobs_to_a_cancelled_batch_cancels_th
     assert states == [JobState.CANCELLED] * 6
 
 
+async def test_a_batch_that_is_cancelled_while_jobs_are_added_leaves_a_sound_ledger(ledger: Ledger) -> None:
+    async def cancelling() -> AsyncGenerator[dict[str, Any]]:
+        yield {"n": 1}
+        async with asyncio.timeout(LIMIT_S):
+            while await handle(ledger, "begun").state() is not JobState.PAUSED:
+                await asyncio.sleep(0.01)
+        await handle(ledger, "begun").cancel()
+        for each in numbers(40):
+            yield each
+
+    async with working(ledger, square):
+        with pytest.raises(IllegalTransitionError, match="job begun is cancelled"):
+            await ledger.enqueue_many(square, cancelling(), batch="begun")
+    report = await verify(ledger.log)
+    assert report.sound, report.violations
+
+
 async def test_an_empty_batch_ends_at_once(ledger: Ledger) -> None:
     async with working(ledger, square, report):
         await ledger.enqueue_many(square, [], batch="empty", on_end=report)
