@@ -186,7 +186,7 @@ class RunRules:
         ):  # such a run keeps its children: it goes on with them once its code is mended
             family.ended_at = family.ended_at or stored.stored_at
         if job.state in CLOSED_STATES:
-            left = {key: step for key, step in job.steps.items() if step.open or _takes_more(step)}
+            left = {key: step for key, step in job.steps.items() if _has_open_children(step)}
             groups = {key: each for key, each in family.groups.items() if key in left or each.is_early}
             self._families.put(name, Family(groups=groups, ended_at=family.ended_at, left=left))
 
@@ -249,9 +249,14 @@ class RunRules:
             )
 
 
-def _takes_more(step: Step) -> bool:
-    """Return whether a client may be adding jobs of a batch, which does not know yet that it was ended."""
-    return step.order is not None and step.order.is_open and step.count is None
+def _has_open_children(step: Step) -> bool:
+    """Return whether children of a step may still begin or end.
+
+    A client may be adding jobs of a batch, and not know yet that it was cancelled.
+    """
+    if step.order is None:
+        return False
+    return bool(step.open) or (step.order.is_open and step.count is None)
 
 
 def _not_asked_for(run: str, step: Step | None, member: Member, child: Job) -> str | None:
