@@ -164,6 +164,36 @@ async def test_a_batch_that_is_cancelled_while_jobs_are_added_leaves_a_sound_led
     assert report.sound, report.violations
 
 
+async def test_a_batch_is_refused_while_another_job_has_the_id_of_what_follows_it(ledger: Ledger) -> None:
+    """The batch would complete, and nobody would be told."""
+    await ledger.enqueue(other.options(id="b7-end"), n=1)
+    before = (await ledger.log.head()).last_sequence
+    with pytest.raises(
+        InvalidInputError, match="job b7-end of queue sums is there and none of batch b7: give"
+    ):
+        await ledger.enqueue_many(square, numbers(2), batch="b7", on_end=report)
+    assert (await ledger.log.head()).last_sequence == before
+    await ledger.enqueue_many(square, numbers(2), batch="b7")  # nothing follows this one
+
+
+async def test_a_batch_fails_for_good_if_another_job_took_the_id_of_what_follows_it(ledger: Ledger) -> None:
+    async def taking() -> AsyncGenerator[dict[str, Any]]:
+        yield {"n": 0}
+        await ledger.enqueue(other.options(id="b8-end"), n=1)
+
+    async with working(ledger, square, report, other):
+        await ledger.enqueue_many(square, taking(), batch="b8", on_end=report)
+        batch = handle(ledger, "b8")
+        first = await ended(batch)
+        await ledger.requeue(batch)  # this attempt finds that the step was begun
+        for job in (first, await ended(batch)):
+            assert (job.state, job.dead_reason) == (JobState.DEAD_LETTERED, "rejected")
+            assert job.error is not None
+            assert "sums/b8-end is not the child of run b8" in job.error.message
+    assert (await Groups.of(ledger.log)).wrong == []
+    assert (await verify(ledger.log)).violations == ()
+
+
 async def test_an_empty_batch_ends_at_once(ledger: Ledger) -> None:
     async with working(ledger, square, report):
         await ledger.enqueue_many(square, [], batch="empty", on_end=report)

@@ -334,7 +334,7 @@ class Enqueuer:
             # A replica that lags may answer that it has nothing yet.
             if existing or not existing.last_sequence:
                 if existing and command.order.member is not None:
-                    _require_member(command, existing[0].event)
+                    require_member(command.ref, command.order.member, existing[0].event)
                 return (existing[0].stream_sequence if existing else 0), False
             linked = self._seal_first(command, JobView(last_sequence=existing.last_sequence), by)
             return await self._log.append(linked.entries), True
@@ -364,17 +364,15 @@ def of_batch(command: Enqueue, batch: str, number: int, batch_max: int | None) -
     return msgspec.structs.replace(command, ref=ref, order=order)
 
 
-def _require_member(command: Enqueue, first: JobEvent) -> None:
-    """Refuse a job of somebody else in the place of one of a batch, which would wait for its end for ever.
+def require_member(ref: JobRef, member: Member, first: JobEvent) -> None:
+    """Refuse a job of somebody else in a place that a batch needs: it would wait for that job's end, or tell nobody of its own.
 
     Raises: InvalidInputError.
     """
-    member, known = command.order.member, order_at_first(first).member
-    assert member is not None, "it was asked for"
+    known = order_at_first(first).member
     if known is None or (known.job, known.item) != (member.job, member.item):
         raise InvalidInputError(
-            f"job {command.ref.job_id} of queue {command.ref.queue} is there and none of batch {member.job}: "
-            "give the batch another name"
+            f"job {ref.job_id} of queue {ref.queue} is there and none of batch {member.job}: give the batch another name"
         )
 
 

@@ -13,7 +13,7 @@ from jobledger.ledger.adding.bulk import BulkResult
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.graphs.batch_end import count_of, spec_of
 from jobledger.ledger.graphs.batch_run import BatchSpec, run_batch
-from jobledger.ledger.graphs.batches import close, known_batch, require_unended, with_end
+from jobledger.ledger.graphs.batches import close, known_batch, require_free_end, require_unended, with_end
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.errors import InvalidInputError, NotFoundError, RefusedError
@@ -69,8 +69,10 @@ async def open_batch(
 ) -> JobHandle[dict[str, int]]:
     """Open a batch; one that is there with the same task, queue and end stays as it is.
 
-    Raises: InvalidInputError, IllegalTransitionError for one that was ended before it was closed, and as `enqueue`.
+    Raises: InvalidInputError, also where another job has the id of the one that is to follow it; IllegalTransitionError for
+        one that was ended before it was closed; and as `enqueue`.
     """
+    await require_free_end(ledger, name, spec)
     options = run_batch.defaults.changed({"id": name, "by": by, "trace": trace}, queue=None, limits=())
     handle = await ledger.enqueue(TaskWithOptions(run_batch, options), batch=spec)
     if not handle.created:

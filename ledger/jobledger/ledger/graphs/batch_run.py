@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Final
 
 import msgspec
 
@@ -22,6 +23,7 @@ from jobledger.ledger.runs.scopes import Branch
 from jobledger.ledger.runs.signals import Signal
 from jobledger.ledger.runs.workflow import workflow
 
+END_STEP: Final = "end"  #: what follows the batch
 _closed = Signal(BATCH_CLOSED, int)
 
 
@@ -43,7 +45,7 @@ async def run_batch(run: Run, batch: BatchSpec) -> dict[str, int]:
     count = await run.wait(_closed)
     counts = await jobs.ended(count)
     if batch.end is not None:
-        await passage.perform("end", lambda branch: jobs.tell(branch, counts))
+        await passage.perform(END_STEP, lambda branch: jobs.tell(branch, counts))
     return counts
 
 
@@ -87,7 +89,7 @@ class _Jobs:
         """Enqueue what is to follow, once: its id follows from the batch's name."""
         passage, node = self._passage, self._batch.end
         assert node is not None, "it was asked for"
-        asked = await passage.ask(branch, "end", "call", node.task)
+        asked = await passage.ask(branch, END_STEP, "call", node.task)
         if asked.known is None:
             told = {"batch": passage.journal.job.id, "counts": counts}
             items = msgspec.json.encode([{name: told[name] for name in self._batch.told}])

@@ -13,15 +13,16 @@ import msgspec
 
 from jobledger.ledger.adding.bulk import BulkResult
 from jobledger.ledger.adding.kind import Kind
-from jobledger.ledger.enqueueing import Enqueuer
+from jobledger.ledger.enqueueing import Enqueuer, require_member
 from jobledger.ledger.graphs.batch_end import count_of, end_jobs, spec_of
-from jobledger.ledger.graphs.batch_run import BatchSpec, run_batch
+from jobledger.ledger.graphs.batch_run import END_STEP, BatchSpec, run_batch
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import GiveSignal
 from jobledger.ledger.model.errors import IllegalTransitionError, InvalidInputError, TaskDefinitionError
+from jobledger.ledger.model.events import Member
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.errors import UnknownSignalError
-from jobledger.ledger.model.runs.orders import BATCH_CLOSED, RUN_BATCH
+from jobledger.ledger.model.runs.orders import BATCH_CLOSED, BUILT_IN_QUEUE, RUN_BATCH
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.parts import Client
@@ -59,12 +60,23 @@ async def enqueue_batch(  # noqa: PLR0917 - what `enqueue_many` was given
     spec = BatchSpec(task=plain.name, queue=options.queue)
     if on_end is not None:
         spec = with_end(spec, name, *cast("tuple[Task[Any, Any], Options]", on_end.unpacked))
+    await require_free_end(client, name, spec)
     batch = await enqueuer.one(run_batch.options(id=name, by=options.by), batch=spec)
     count = None if batch.created else count_of(await known_batch(client, batch.ref, spec))
     result = await enqueuer.many(task, inputs, ids=None, on_progress=on_progress, batch=name, batch_max=count)
     if count is None:
         await close(client, batch.ref, result.created + result.existing)
     return result
+
+
+async def require_free_end(client: Client, name: str, spec: BatchSpec) -> None:
+    """Refuse a batch while another job has the id of the one that is to follow it. Raises: InvalidInputError."""
+    if spec.end is None:
+        return
+    ref = JobRef(queue=spec.end.queue, job_id=spec.end.id)
+    known = await client.patience.read(lambda: client.log.read_chain(client.log.names.chain(ref)))
+    if known:
+        require_member(ref, Member(queue=BUILT_IN_QUEUE, job=name, step=END_STEP, item=0), known[0].event)
 
 
 async def known_batch(client: Client, ref: JobRef, spec: BatchSpec) -> Job:

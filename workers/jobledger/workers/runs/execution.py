@@ -38,6 +38,7 @@ from jobledger.workers.attempt.execution import Execution, LimitReachedError, is
 from jobledger.workers.attempt.kept import KeptChains
 from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.attempt.threads import Threads
+from jobledger.workers.reactors.children.opening import ChildIdTakenError
 from jobledger.workers.retry_policy import RetryPolicy, error_info
 from jobledger.workers.runs.calls import InPlaceOf, StepCalls
 from jobledger.workers.runs.children import ChildJobs
@@ -337,6 +338,7 @@ _GIVEN_UP: tuple[tuple[type[BaseException], ErrorKind, DeadReason], ...] = (
     (DivergedError, "diverged", "diverged"),
     (StepInDoubtError, "in_doubt", "rejected"),
     (ChildFailedError, "child_failed", "rejected"),
+    (ChildIdTakenError, "exception", "rejected"),
     (RunTooLongError, "exception", "rejected"),
     (RerunSourceError, "exception", "rejected"),
     (TableExpiredError, "exception", "rejected"),

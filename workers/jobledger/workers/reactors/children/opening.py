@@ -44,7 +44,8 @@ class ChildIdTakenError(CorruptLedgerError):
         self.child = child
         super().__init__(
             f"job {child.queue}/{child.job_id} is not the child of run {parent.job_id} whose id it has: "
-            f"cancel the run, and give no job an id that begins with `{parent.job_id}-`"
+            f"cancel the run if it waits, begin it again under another id, and give no job an id that begins with "
+            f"`{parent.job_id}-`"
         )
 
 
@@ -97,8 +98,13 @@ class Opening:
         return view, items | view.job.steps[key].open
 
     async def _missing(self, ref: JobRef, step: Step, items: int) -> int:
-        """Return those of the items that seem to have no job; a replica that lags may hide one, which does no harm."""
-        subjects = {item: first_subject(self._client, ref, step, item) for item in items_of(items)}
+        """Return those of the items that seem to have no job; a replica that lags may hide one, which does no harm.
+
+        Those with names of their own are among them: whoever took such a name for another job is found when they are made.
+        """
+        assert step.order is not None, "only a group has children"
+        derived = [item for item in items_of(items) if not step.order.node(item).id]
+        subjects = {item: first_subject(self._client, ref, step, item) for item in derived}
         found = items
         for some in _portions(list(subjects), _LOOKED_UP_MAX):
             present = await self._client.log.present([subjects[item] for item in some])
