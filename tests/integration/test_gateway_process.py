@@ -23,9 +23,11 @@ from jobledger.cli.processes.beside import gateway_beside
 from jobledger.cli.session import Target
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.process.children import setup_of
+from jobledger.gateway.process.listening import listen
 from jobledger.gateway.process.past import WAITING_MAX, PastViews
 from jobledger.ledger import Ledger, connect, task
 from jobledger.ledger.server import EmbeddedServer
+from jobledger.projections import Projector
 
 pytestmark = pytest.mark.anyio
 Start = Callable[..., Any]  # of a `Process`, see conftest.py
@@ -286,6 +288,39 @@ async def test_up_starts_a_gateway_that_ends_with_it_and_begins_again(command: S
         own = offspring(up.child.pid)
     up.end(signal.SIGKILL)
     await until(lambda: not any(map(exists, own)))
+
+
+async def test_gateways_that_are_started_at_once_take_different_ports(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first has the usual port, and keeps it when it begins again; the others have free ones."""
+    with listen("127.0.0.1", 0) as found:
+        usual = found.getsockname()[1]
+    monkeypatch.setattr("jobledger.cli.processes.beside.DEFAULT_PORT", usual)
+    target = Target(url=ledger.config.url, environment=ledger.names.environment)
+    with Projector(ledger.log, tmp_path / "p.db") as projector:
+        await projector.prepare()
+
+    async def begin(stack: contextlib.AsyncExitStack) -> str:
+        beside = gateway_beside(Output(as_json=False), target, tmp_path / "p.db", None)
+        made = await stack.enter_async_context(beside)
+        assert made is not None
+        async with httpx.AsyncClient(base_url=made.url, timeout=LIMIT_S) as client:
+            assert (await client.get("/healthz")).text == "ok\n"
+        return made.url
+
+    async with contextlib.AsyncExitStack() as one, contextlib.AsyncExitStack() as two:
+        urls = await asyncio.gather(begin(one), begin(two))
+        assert len(set(urls)) == 2
+        assert f"http://127.0.0.1:{usual}" in urls
+
+
+def test_a_port_of_the_gateway_beside_up_that_is_taken_is_said(cli: CommandLine, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        words = ("--projection", str(tmp_path / "p.db"), "--gateway-port", port)
+        answer = cli.run("up", *cli.where, *words)
+    assert (answer.code, "choose another one with --gateway-port" in answer.err) == (4, True)
 
 
 async def test_without_the_extra_no_gateway_is_beside_up_and_a_line_says_so(

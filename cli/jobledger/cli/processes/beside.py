@@ -9,7 +9,6 @@ import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import anyio
 import msgspec
@@ -21,6 +20,7 @@ from jobledger.cli.output import Output
 from jobledger.cli.processes.gateway import DEFAULT_PORT, missing
 from jobledger.cli.processes.supervise import environment_of_child
 from jobledger.cli.session import Target
+from jobledger.ledger.model.errors import PortInUseError
 from jobledger.workers.supervision.supervisor import how_ended
 
 _START_S: Final = 30.0
@@ -30,9 +30,10 @@ _FAREWELL_S: Final = 5.0
 class Beside:
     """The child; it reads a projection that somebody else follows."""
 
-    def __init__(self, target: Target, projection: Path, port: int) -> None:
+    def __init__(self, target: Target, projection: Path, listening: socket.socket) -> None:
+        """`listening`: where it answers. It stays ours: the child that begins again has the same port."""
         self.url = ""  #: where it answers
-        self._port = port
+        self._listening = listening
         self._environment = environment_of_child(target)
         # -P, as under the installed command: a file of the current folder must not stand in for a library of ours.
         self._command = [
@@ -46,10 +47,11 @@ class Beside:
         """Start it, and wait until it answers. Raises: ServerEndedError; its own words are on stderr."""
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command,
-            *("--port", str(self._port)),
+            *("--listening", str(self._listening.fileno())),
             env=self._environment,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            pass_fds=(self._listening.fileno(),),
             start_new_session=True,  # Ctrl-C reaches us alone, and we stop in order
         )
         assert process.stdout is not None, "it is a pipe"
@@ -57,7 +59,6 @@ class Beside:
             if line := await process.stdout.readline():
                 ready: dict[str, Any] = msgspec.json.decode(line)
                 self.url = str(ready["gateway"])
-                self._port = urlsplit(self.url).port or self._port  # the same one when it begins again
                 return
         raise ServerEndedError(
             "the gateway did not start: its own words are above; --no-gateway does without"
@@ -90,26 +91,29 @@ async def gateway_beside(
 ) -> AsyncGenerator[Beside | None, None]:
     """Run a gateway for the length of the block; None where the extra is not installed, which is said in a line.
 
-    Without a `port` it takes the usual one, or a free one where that is taken. Raises: ServerEndedError.
+    Without a `port` it takes the usual one, or a free one where that is taken. Raises: PortInUseError, ServerEndedError.
     """
     if sentence := missing():
         output.note(f"no gateway is started: {sentence}")
         yield None
         return
-    made = Beside(target, projection, port if port is not None else _usual_or_any())
-    try:
-        await made.start()
-        yield made
-    finally:
-        with anyio.CancelScope(shield=True):  # bounded by the farewell
-            await made.stop()
-
-
-def _usual_or_any() -> int:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with _listen(port) as listening:
+        made = Beside(target, projection, listening)
         try:
-            probe.bind((LOOPBACK, DEFAULT_PORT))
-        except OSError:
-            return 0
-    return DEFAULT_PORT
+            await made.start()
+            yield made
+        finally:
+            with anyio.CancelScope(shield=True):  # bounded by the farewell
+                await made.stop()
+
+
+def _listen(port: int | None) -> socket.socket:
+    """Return the socket of the gateway: bound once, here, so that nobody takes its port before it begins."""
+    from jobledger.gateway.process.listening import listen  # noqa: PLC0415 - who lacks the extra was told before
+
+    if port is not None:
+        return listen(LOOPBACK, port, option="--gateway-port")
+    try:
+        return listen(LOOPBACK, DEFAULT_PORT)
+    except PortInUseError:
+        return listen(LOOPBACK, 0)

@@ -95,6 +95,7 @@ def gateway(
     no_projector: own.NoProjector = False,
     until_eof: process.UntilEof = False,
     supervised: Annotated[str | None, typer.Option("--supervised", metavar="NAME:FD", hidden=True)] = None,
+    listening: Annotated[int | None, typer.Option("--listening", metavar="FD", min=0, hidden=True)] = None,
 ) -> Awaitable[int | None]:
     """Serve the HTTP API and the dashboard until SIGTERM or Ctrl-C.
 
@@ -102,7 +103,6 @@ def gateway(
     """
     _begin()
     from jobledger.gateway.access.keys import AccessSettings  # noqa: PLC0415 - who lacks it was told above
-    from jobledger.gateway.process.serving import Settings  # noqa: PLC0415 - the same
 
     plan = _Plan(
         access=AccessSettings(
@@ -116,7 +116,7 @@ def gateway(
             oidc=login.provider(oidc_issuer, oidc_client_id, oidc_client_secret_file, oidc_user_claim),
             quotas=login.quotas(quota),
         ),
-        settings=Settings(host=host, port=port, grace_s=grace, https_cert=https_cert, https_key=https_key),
+        settings=_settings(host, port, listening, grace, (https_cert, https_key)),
         tasks=load_tasks(app) if options.split(app) else None,
         project=not no_projector,
         hosting=None if no_deliveries else _hosting(allow_target, key_file),
@@ -136,6 +136,17 @@ def _begin() -> None:
         raise ConfigurationError(sentence)
 
 
+def _settings(
+    host: str, port: int, listening: int | None, grace_s: float, https: tuple[Path | None, Path | None]
+) -> Settings:
+    from jobledger.gateway.process.serving import Settings  # noqa: PLC0415
+
+    certificate, key = https
+    return Settings(
+        host=host, port=port, listening=listening, grace_s=grace_s, https_cert=certificate, https_key=key
+    )
+
+
 def _hosting(allow_target: list[str] | None, key_file: Path | None) -> Hosting:
     from jobledger.gateway.process.children import Hosting  # noqa: PLC0415
 
@@ -145,7 +156,7 @@ def _hosting(allow_target: list[str] | None, key_file: Path | None) -> Hosting:
 async def _gateway(cli: Cli, plan: _Plan) -> None:
     from jobledger.gateway.access.keys import opened_access  # noqa: PLC0415
     from jobledger.gateway.access.listening import may_listen  # noqa: PLC0415
-    from jobledger.gateway.process.listening import is_loopback, listen  # noqa: PLC0415
+    from jobledger.gateway.process.listening import inherited, is_loopback, listen  # noqa: PLC0415
     from jobledger.gateway.process.requests import BULK_APPENDS_MAX, SILENT_S_MAX  # noqa: PLC0415
     from jobledger.gateway.process.running import Process  # noqa: PLC0415
 
@@ -155,7 +166,11 @@ async def _gateway(cli: Cli, plan: _Plan) -> None:
         cli.target, enqueue_in_flight_max=BULK_APPENDS_MAX, append_timeout_s=SILENT_S_MAX
     )
     async with stoppable() as stopping, cli.ledger() as ledger:
-        with listen(settings.host, settings.port, is_shared=plan.parent is not None) as bound:
+        with (
+            listen(settings.host, settings.port, is_shared=plan.parent is not None)
+            if settings.listening is None
+            else inherited(settings.listening)
+        ) as bound:
             log_what_nobody_catches(ledger.connection.loop)
             path = await cli.rows(ledger).path()
             async with opened_access(ledger, plan.access, is_loopback=is_loopback(bound)) as access:

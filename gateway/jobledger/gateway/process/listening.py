@@ -6,12 +6,17 @@ import ipaddress
 import socket
 import ssl
 from pathlib import Path
+from typing import Final
 
 from jobledger.ledger.model.errors import ConfigurationError, PortInUseError
 
+BACKLOG: Final = 2_048
 
-def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    """Return a socket that is bound to an address; port 0 takes a free one. `is_shared`: others of ours bind it too.
+
+def listen(host: str, port: int, *, is_shared: bool = False, option: str = "--port") -> socket.socket:
+    """Return a socket that listens on an address; port 0 takes a free one.
+
+    `is_shared`: others of ours bind it too, and it does not listen yet. `option`: which one names another port.
 
     Raises: ConfigurationError for an address that is none, PortInUseError.
     """
@@ -22,12 +27,25 @@ def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
         if is_shared:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         found.bind(address)
+        if not is_shared:  # until one socket listens, the system lets others bind the same port
+            found.listen(BACKLOG)
     except OSError as error:
         found.close()
         message = (
-            f"{host} port {port} cannot be listened on ({error.strerror}): choose another one with --port"
+            f"{host} port {port} cannot be listened on ({error.strerror}): choose another one with {option}"
         )
         raise PortInUseError(message) from error
+    return found
+
+
+def inherited(descriptor: int) -> socket.socket:
+    """Return the socket on which the process that started this one listens. Raises: ConfigurationError."""
+    try:
+        found = socket.socket(fileno=descriptor)
+    except OSError as error:
+        message = f"{descriptor} is no socket: only the command that starts a gateway can give one"
+        raise ConfigurationError(message) from error
+    found.set_inheritable(False)  # our own child processes must not keep the port
     return found
 
 

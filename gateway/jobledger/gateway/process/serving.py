@@ -12,13 +12,12 @@ import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 
-from jobledger.gateway.process.listening import check_certificate
+from jobledger.gateway.process.listening import BACKLOG, check_certificate
 from jobledger.gateway.process.protocol import BoundedProtocol
 from jobledger.ledger.model.errors import ConfigurationError
 
 #: Beyond what load balancers keep an idle connection for: else one of theirs would be closed under a request.
 _KEEP_ALIVE_S: Final = 75
-_BACKLOG: Final = 2_048
 _GRACE_S_MAX: Final = 3_600.0
 
 
@@ -27,6 +26,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: int = 8080  #: 0 takes a free one
+    listening: int | None = (
+        None  #: descriptor of a socket that listens already: host and port are not looked at
+    )
     grace_s: float = 10.0  #: how long requests that run may go on after a stop
     https_cert: Path | None = None  #: certificate in PEM
     https_key: Path | None = None  #: its key; None: in the same file
@@ -71,7 +73,7 @@ class Server:
             access_log=False,
             server_header=False,
             proxy_headers=False,  # the gate knows which proxies are believed
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=settings.grace_s,  # type: ignore[arg-type]  # any number of seconds
             ssl_certfile=settings.https_cert,
