@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from tests.support.working import bury, record_steps, working
 from jobledger.admin.access.keys import Grant, create_key, create_link
 from jobledger.admin.operators import operator_acts
 from jobledger.admin.rows import Rows
+from jobledger.audit.archive import Archiver, archive_deps
 from jobledger.gateway.access.keys import AccessSettings, opened_access
 from jobledger.gateway.acts.bulk_act import bulk_act
 from jobledger.gateway.pages.table import PAGES
@@ -102,8 +104,9 @@ def addresses(shop: Shop) -> list[str]:
         "/jobs/{queue}/{id}".format(**run),
         f"{again.format(**run)}?step=pay",
     ]
-    folded = (f"/jobs/billing/{shop.dead}", "/dead-letters")
-    return [*now, *(f"{each}?sequence={shop.died_at}" for each in folded)]
+    job = f"/jobs/billing/{shop.dead}"
+    folded = ("/", "/jobs", job, "/dead-letters", "/queues", "/schedules", "/limits", "/runs")
+    return [*now, *(f"{each}{few.get(each, '?')}&sequence={shop.died_at}" for each in folded)]
 
 
 async def test_a_change_is_seen_within_three_seconds(browser: Browser, shop: Shop) -> None:
@@ -361,6 +364,27 @@ async def test_nothing_on_any_page_keeps_anybody_out(browser: Browser, shop: Sho
                 found = await barriers(page)
                 assert found == [], f"{address}: {found}"
                 assert (wide := await too_wide(page)) == 0, f"{address} is {wide} pixels too wide for a phone"
+
+
+async def test_nothing_on_the_page_of_an_archived_job_keeps_anybody_out(
+    browser: Browser, nats_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    environment = f"b_{secrets.token_hex(6)}"
+    async with (
+        connect(nats_server.url, environment=environment, ledger_bytes_max=16 << 20) as ledger,
+        gateway_of(ledger, tmp_path) as gateway,
+        listening(gateway) as url,
+        examining(browser, url) as page,
+    ):
+        job = await ledger.enqueue(send, to=HOSTILE)
+        await ledger.cancel(job, reason="not wanted")
+        await gateway.rows.catch_up()
+        deps = archive_deps(ledger, by="ann", on_progress=lambda _step, _done, _total: None)
+        await Archiver(ledger.log, tmp_path / "archive", deps).run(datetime.now(UTC))
+        await page.goto(f"/jobs/mail/{job.id}")
+        await expect(page.get_by_role("heading", name="Archived job")).to_be_visible()
+        assert await barriers(page) == []
+        assert await too_wide(page) == 0
 
 
 async def test_the_theme_can_be_switched_and_stays(browser: Browser, shop: Shop) -> None:
