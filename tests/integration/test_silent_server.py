@@ -20,6 +20,7 @@ from jobledger.ledger.model.errors import (
     ConfigurationError,
     ServerUnreachableError,
 )
+from jobledger.ledger.nats.publisher import REPLY_TIMEOUT_S
 from jobledger.ledger.server import EmbeddedServer
 
 REQUEST_S = 0.5
@@ -77,6 +78,36 @@ async def test_a_silent_server_holds_a_call_no_longer_than_its_limit(proxy: Prox
         assert time.monotonic() - began < LIMIT_S
         proxy.release()
         await _same_again(ledger, ids[:2])
+
+
+async def test_many_jobs_wait_for_a_silent_server_no_longer_than_one(proxy: Proxy) -> None:
+    """The second of two groups is sent when the first one had no answer, and would have its own time then."""
+    async with connect(proxy.url, ledger_bytes_max=1 << 24, append_timeout_s=1.0, commit="group") as ledger:
+        await ledger.enqueue(keep, "first")
+        proxy.hold()
+        began = time.monotonic()
+        with pytest.raises(
+            AppendOutcomeUnknownError, match=r"within 1 s, so it is not known which of the jobs"
+        ):
+            await ledger.enqueue_many(keep, ({"text": str(n)} for n in range(1_500)))
+        assert time.monotonic() - began < REPLY_TIMEOUT_S
+        proxy.release()
+
+
+async def test_what_ends_an_upload_otherwise_waits_no_longer_for_the_rest_of_it(proxy: Proxy) -> None:
+    async def failing() -> AsyncIterator[dict[str, str]]:
+        for n in range(1_500):
+            yield {"text": str(n)}
+        raise ValueError
+
+    async with connect(proxy.url, ledger_bytes_max=1 << 24, append_timeout_s=1.0) as ledger:
+        await ledger.enqueue(keep, "first")
+        proxy.hold()
+        began = time.monotonic()
+        with pytest.raises(ValueError):
+            await ledger.enqueue_many(keep, failing())
+        assert time.monotonic() - began < REPLY_TIMEOUT_S
+        proxy.release()
 
 
 async def _same_again(ledger: Ledger, ids: list[str]) -> None:

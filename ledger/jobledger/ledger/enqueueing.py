@@ -194,7 +194,8 @@ class Enqueuer:
         `begin_again` is asked where the id of one is taken. Raises: what these raise, after those before it are in the
         ledger; an InvalidError and a NotFoundError then name the input.
         """
-        bulk = Bulk(self._config.enqueue_in_flight_max, begin_again, on_progress)
+        config = self._config
+        bulk = Bulk(config.enqueue_in_flight_max, config.append_timeout_s, begin_again, on_progress)
         try:
             async with contextlib.aclosing(numbered(inputs)) as counted:
                 async for number, values in counted:
@@ -209,8 +210,10 @@ class Enqueuer:
         except (InvalidError, NotFoundError):  # those before it are said to be enqueued, if all of them were
             await bulk.drain()
             raise
-        except BaseException:  # cancelled, too: wait for what was sent, then raise the error that came first
-            await bulk.abandon()
+        except (
+            BaseException
+        ) as error:  # cancelled, too: wait for what was sent, then raise the error that came first
+            await bulk.abandon(error)
             raise
         await bulk.drain()
         return bulk.result()

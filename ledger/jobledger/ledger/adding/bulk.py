@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.errors import WrongSequenceError
+from jobledger.ledger.model.errors import AppendOutcomeUnknownError, UnreachableError, WrongSequenceError
 
 T = TypeVar("T")
+#: The end of the patience is put off by at least this much: to do so for each answer takes longer than to count it.
+_PUT_OFF_S: Final = 0.1
 
 
 class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,19 +29,26 @@ class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
 class Bulk:
     """The appends of one `enqueue_many` that have no answer yet, the oldest first, at most `in_flight_max`.
 
-    An append that lost its race usually means that the job exists.
+    An append that lost its race usually means that the job exists. A server that is silent for `silent_s_max` is waited
+    for no longer, however many appends are in flight and whenever they were sent.
     """
 
     def __init__(
         self,
         in_flight_max: int,
+        silent_s_max: float,
         begin_again: Callable[[Enqueue], Awaitable[tuple[int, bool]]],
         on_progress: Callable[[int], None] | None,
     ) -> None:
         self._in_flight_max = in_flight_max
+        self._silent_s_max = silent_s_max
         self._begin_again = begin_again
         self._on_progress = on_progress
-        self._waiting: deque[tuple[Enqueue, asyncio.Future[int]]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[Enqueue, asyncio.Future[int], float]] = (
+            deque()
+        )  # with the time of the loop
+        self._heard_at = 0.0  # when an answer came last that was waited for
         self._created = 0
         self._existing = 0
         self._last_sequence = 0
@@ -54,19 +64,22 @@ class Bulk:
 
     def add(self, command: Enqueue, appended: asyncio.Future[int]) -> None:
         """Keep count of one job's first event, which was submitted."""
-        self._waiting.append((command, appended))
+        self._waiting.append((command, appended, self._loop.time()))
 
     async def _collect(self, count: int) -> None:
         refused: list[Enqueue] = []
-        for _ in range(min(count, len(self._waiting))):
-            command, appended = self._waiting.popleft()
-            try:
-                sequence = await appended
-            except WrongSequenceError:
-                refused.append(command)
-                continue
-            self._created += 1
-            self._last_sequence = max(self._last_sequence, sequence)
+        silence = asyncio.timeout(None)
+        try:
+            async with silence:
+                await self._answers(min(count, len(self._waiting)), refused, silence)
+        except TimeoutError as error:
+            if not silence.expired():
+                raise
+            message = (
+                f"the server gave no answer within {self._silent_s_max:g} s, so it is not known which of the jobs were "
+                "stored: doing the same again is safe for jobs with ids"
+            )
+            raise AppendOutcomeUnknownError(message) from error
         for found in await asyncio.gather(*map(self._begin_again, refused), return_exceptions=True):
             if isinstance(found, BaseException):
                 raise found
@@ -78,19 +91,44 @@ class Bulk:
         if self._on_progress is not None:
             self._on_progress(self._created + self._existing)
 
+    async def _answers(self, count: int, refused: list[Enqueue], silence: asyncio.Timeout) -> None:
+        """Take the answers of the oldest `count`; put those that lost their race into `refused`."""
+        ends_at = 0.0
+        for _ in range(count):
+            command, appended, sent_at = self._waiting.popleft()
+            waits = not appended.done()
+            end = max(self._heard_at, sent_at) + self._silent_s_max
+            if waits and end > ends_at + _PUT_OFF_S:
+                silence.reschedule(end)
+                ends_at = end
+            try:
+                sequence = await appended
+            except WrongSequenceError:
+                refused.append(command)
+            else:
+                self._created += 1
+                self._last_sequence = max(self._last_sequence, sequence)
+            if waits:  # others came at a time that nobody knows
+                self._heard_at = self._loop.time()
+
     async def drain(self) -> None:
         """Wait for the rest."""
         try:
             await self._collect(len(self._waiting))
-        except BaseException:  # cancelled, too: no append stays in flight that nobody waits for
-            await self.abandon()
+        except BaseException as error:  # cancelled, too: no append stays in flight that nobody waits for
+            await self.abandon(error)
             raise
 
-    async def abandon(self) -> None:
-        """Wait until nothing is in flight, whatever comes of it; cancel nothing, since what was sent may be stored."""
-        rest = [appended for _, appended in self._waiting]
+    async def abandon(self, error: BaseException) -> None:
+        """Wait until nothing is in flight, whatever comes of it, since what was sent may be stored; `error` is why.
+
+        A server that is silent is not waited for: it has had its time.
+        """
+        rest = [appended for _, appended, _ in self._waiting]
         self._waiting.clear()
-        await asyncio.gather(*rest, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0 if isinstance(error, UnreachableError) else self._silent_s_max):
+                await asyncio.gather(*rest, return_exceptions=True)
 
     def result(self) -> BulkResult:
         """Return the counts."""
