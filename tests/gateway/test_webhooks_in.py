@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -61,11 +63,16 @@ async def test_requests_to_names_that_nobody_set_cost_the_ledger_one_look_in_hal
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
+
+    def watched(verb: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*given: Any, **options: Any) -> Any:
+            asked.append(verb)
+            return real(*given, **options)
+
+        return ask
+
     for verb in ("newest_sequence", "read_messages", "last", "read_chain"):
-        real = getattr(ledger.log, verb)
-        monkeypatch.setattr(
-            ledger.log, verb, lambda *a, verb=verb, real=real, **k: asked.append(verb) or real(*a, **k)
-        )
+        monkeypatch.setattr(ledger.log, verb, watched(verb, getattr(ledger.log, verb)))
     definition = definition_of(GITHUB)
     async with gateway_of(ledger, tmp_path) as gateway:
         gateway.secrets = Secrets({"NEW": "new"})

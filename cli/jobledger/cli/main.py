@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Annotated, Final, TextIO
 
 import typer
+from typer.core import TyperGroup
 
 from jobledger.cli.commands import add_commands, named_by
 from jobledger.cli.completion import completed_words, is_completing
@@ -126,14 +127,14 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else DONE
 
 
-def _command_for(words: Sequence[str]) -> typer.core.TyperGroup:
+def _command_for(words: Sequence[str]) -> TyperGroup:
     path = named_by(words)
     return _built(path) if path and not is_completing() else _build(words)
 
 
-def _build(words: Sequence[str]) -> typer.core.TyperGroup:
+def _build(words: Sequence[str]) -> TyperGroup:
     command = typer.main.get_command(program(words))
-    assert isinstance(command, typer.core.TyperGroup)
+    assert isinstance(command, TyperGroup)
     return command
 
 

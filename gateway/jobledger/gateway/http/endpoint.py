@@ -47,12 +47,10 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.body is None:
             return self.takes != JSON
-        is_struct = isinstance(self.body, type) and issubclass(self.body, msgspec.Struct)
-        return (
-            not is_struct
-            or self.method == "PUT"
-            or any(each.required for each in msgspec.structs.fields(self.body))
-        )
+        body = self.body
+        if self.method == "PUT" or not (isinstance(body, type) and issubclass(body, msgspec.Struct)):
+            return True
+        return any(each.required for each in msgspec.structs.fields(body))
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
