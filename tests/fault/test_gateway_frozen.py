@@ -23,6 +23,7 @@ from tests.support.working import bury
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.http.endpoint import NDJSON
 from jobledger.gateway.pages.table import FORMS, PAGES
+from jobledger.gateway.process.requests import SILENT_S_MAX
 from jobledger.ledger import Ledger
 from jobledger.ledger.adding.announced import entry_of
 from jobledger.ledger.model.hooks.schemes import PRESETS, sign
@@ -174,3 +175,28 @@ async def test_nothing_waits_long_for_a_server_that_is_frozen(
         events=events,
         now=time.monotonic(),
     )
+
+
+async def test_the_last_line_of_an_upload_waits_no_longer_than_its_first_one(
+    server: EmbeddedServer, ledger: Ledger, http: httpx.AsyncClient
+) -> None:
+    """Its append was made later, and had a time of its own; another one began when the connection was lost: 16 s in all."""
+    await _fill(ledger, http)
+    line, headers = b'{"task": "send", "input": {"to": "ann"}}\n', {"content-type": NDJSON}
+
+    async def lines() -> AsyncIterator[bytes]:
+        yield line
+        await asyncio.sleep(1.5)  # the task is looked up again after 2 s
+        yield line
+
+    known = await http.post("/v1/jobs/bulk", content=line, headers=headers)
+    assert known.status_code == 202
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        upload = await _asked(http, "POST", "/v1/jobs/bulk", content=lines(), headers=headers)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    _, took_s, status, text = upload
+    assert (status, json.loads(text)["code"]) == (503, "LEDGER_UNREACHABLE")
+    assert took_s < SILENT_S_MAX + 1
