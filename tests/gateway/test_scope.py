@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from tests.gateway.test_endpoints import BODIES
-from tests.support.gateway import Asker, Doorman, send, someone
+from tests.support.gateway import ADMIN, Asker, Doorman, send, someone
 from tests.support.gateways import gateway_of
 from tests.support.keyholders import code_of
-from tests.support.working import bury
+from tests.support.working import bury, record_steps
 
 from jobledger.gateway.access.permissions import PERMISSIONS, Principal
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.http.endpoint import NDJSON, Endpoint
 from jobledger.gateway.pages.table import FORMS, PAGES
-from jobledger.ledger import TaskRegistry, connect, task
+from jobledger.ledger import Task, TaskRegistry, connect, task
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.server import EmbeddedServer
 
@@ -254,3 +255,115 @@ async def _indexed(asker: Asker, bound: Principal) -> None:
     """Wait until lists know all there is."""
     head = (await asker.ledger.log.head()).last_sequence
     await asker.sees("GET", f"/v1/jobs?min_sequence={head}", 200, who=bound)
+
+
+#: What each answer says of the ledger as a whole and of the moment, and the present age of what is shown.
+_OF_THE_LEDGER: Final = {
+    "position",
+    "projection",
+    "last_sequence",
+    "stored_bytes",
+    "head_hash",
+    "started_at",
+    "renewed_at",
+    "since",
+    "until",
+}
+#: Sequences, ids, times and spans of time.
+_PASSING: Final = re.compile(
+    r"#[\d,]+|\b[0-9a-f]{16}\b|\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d)?|[\d.,]+ (ms|s|min|h)\b|\b(now|ago)\b"
+)
+
+
+@pytest.mark.parametrize("bound", [BOUND, BOUND_TO_QUEUE, BOUND_TO_TASK], ids=["both", "queue", "task"])
+async def test_what_is_out_of_scope_is_in_no_figure(asker: Asker, bound: Principal) -> None:
+    """Whatever is counted, the answers are the same before and after there is something hidden."""
+    for act in (asker.job, asker.completed, asker.dead):
+        await act()
+    await asker.sees("PUT", "/v1/limits/api", 200, json={"slots": 1})
+    lease = await _works(asker, 0, running=1)
+    before = await _figures(asker, bound)
+    if bound.tasks != ("*",):
+        await _fill_with(asker, stash, "mail")
+    if bound.queues != ("*",):
+        await _fill_with(asker, send, "cellar")
+    await _works(asker, lease, running=5)
+    after = await _figures(asker, bound)
+    told = [f"{path}: {_changed(before[path], said)}" for path, said in after.items() if said != before[path]]
+    assert not told, "\n".join(told)
+    asker.door.who = bound
+    assert ((await asker.http.get("/levels")).json()["states"] == {}) is (bound.tasks != ("*",))
+    await asker.sees(
+        "POST",
+        "/v1/queues/mail/drain",
+        200 if bound is BOUND_TO_QUEUE else "JOB_ACCESS_DENIED",
+        json={},
+        who=bound,
+    )
+
+
+async def _works(asker: Asker, revision: int, *, running: int) -> int:
+    """Let a worker say how many jobs it runs; return the revision of its lease."""
+    ledger, now = asker.ledger, asker.ledger.clock.now()
+    said = WorkerInfo(
+        worker="web-4-0d",
+        host="web",
+        pid=4,
+        queues=("mail",),
+        started_at=now,
+        renewed_at=now,
+        running=running,
+    )
+    return await ledger.leases.renew(said, revision)
+
+
+async def _fill_with(asker: Asker, of: Task[..., Any], queue: str) -> None:
+    """Put jobs of a task in every state into a queue, and a run."""
+    for act in (asker.job, asker.completed, asker.dead):
+        await act(of, queue=queue)
+    await asker.running(await asker.job(of, queue=queue))
+    for options in (
+        {"delay_s": 600},
+        {"limits": ["api"]},
+        {"limits": ["api"]},
+        {"limits": ["nobody-set-it"]},
+    ):
+        await asker.ledger.enqueue(of.options(queue=queue, **options))
+    await record_steps(asker.ledger, await asker.job(of, queue=queue), "pack")
+    cancelled = await asker.job(of, queue=queue)
+    await asker.ledger.cancel(cancelled.id, queue=queue, reason="not wanted", by="ann")
+
+
+async def _figures(asker: Asker, bound: Principal) -> dict[str, Any]:
+    """Return what all lists, counts and pages say, without what is of the ledger as a whole."""
+    asker = Asker(
+        asker.gateway, ENDPOINTS, asker.door, asker.folder
+    )  # which keeps nothing of earlier answers
+    await _indexed(asker, bound)
+    asker.door.who = bound
+    said: dict[str, Any] = {}
+    names = {"queue": "mail", "task": "send", "limit": "api"}
+    paths = [each.path for each in ENDPOINTS if each.method == "GET" and not each.public]
+    for path in [*paths, "/v1/stats/buckets?limit=2"]:
+        if path != "/v1/events" and set(re.findall(r"{(\w+)}", path)) <= names.keys():
+            answer = await asker.http.get(path.format_map(names))
+            said[path] = _lasting(answer.json()) if answer.status_code == 200 else answer.status_code
+    pages = [each.path for each in PAGES if "{" not in each.path and each.path != "/ledger"]
+    for path in pages:
+        text = (await asker.http.get(path)).text
+        labels = " ".join(re.findall(r'(?:aria-label|title)="([^"]*)"', text))
+        words = re.sub(r"<[^>]*>", " ", text)
+        said[path] = Counter(_PASSING.sub("", f"{words} {labels}").split())
+    asker.door.who = ADMIN
+    return said
+
+
+def _changed(before: Any, after: Any) -> Any:
+    return after - before | before - after if isinstance(after, Counter) else (before, after)
+
+
+def _lasting(value: Any) -> Any:
+    """Return an answer without what changes with whatever happens in the ledger."""
+    if isinstance(value, dict):
+        return {name: _lasting(each) for name, each in value.items() if name not in _OF_THE_LEDGER}
+    return [_lasting(each) for each in value] if isinstance(value, list) else value

@@ -158,17 +158,21 @@ class Asker:
         entries = [entry_of(each, worker="web-1-0a", at=now) for each in tasks]
         await write_tasks(ledger.inbox, ledger.names, entries, replicas=1)
 
-    async def dead(self, *, queue: str = "mail", **values: Any) -> JobHandle[Any]:
+    async def dead(
+        self, of: Task[..., Any] = send, /, *, queue: str = "mail", **values: Any
+    ) -> JobHandle[Any]:
         """Return a dead letter."""
-        job = await self.job(queue=queue, **values)
+        job = await self.job(of, queue=queue, **values)
         claimed = await self.running(job)
         error = ErrorInfo(kind="exception", type="ValueError", message="no such house")
         await self.ledger.execute(job.ref, Fail(epoch=claimed.claim_epoch, error=error))
         return job
 
-    async def completed(self, *, queue: str = "mail", **values: Any) -> JobHandle[Any]:
+    async def completed(
+        self, of: Task[..., Any] = send, /, *, queue: str = "mail", **values: Any
+    ) -> JobHandle[Any]:
         """Return a job that ended well."""
-        job = await self.job(queue=queue, **values)
+        job = await self.job(of, queue=queue, **values)
         claimed = await self.running(job)
         result, ref = await self.ledger.results.put(b'"sent"', what="result")
         await self.ledger.execute(job.ref, Complete(epoch=claimed.claim_epoch, result=result, result_ref=ref))

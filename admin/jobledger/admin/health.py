@@ -191,7 +191,7 @@ async def _look_at_ledger(found: list[Check], asked: Asked, rows: RowsOf) -> Non
 
 async def _check_workers(ledger: Ledger) -> Check:
     live = [info for info in await ledger.leases.all() if not info.stopped]
-    jobs = sum(info.running for info in live)
+    jobs = sum(info.running or 0 for info in live)
     advice = "" if live else "start one with `jobledger worker --app MODULE`"
     status: checks.Level = "ok" if live else "warn"
     return Check(

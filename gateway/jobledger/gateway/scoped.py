@@ -1,4 +1,4 @@
-"""What of a tree of jobs, and of who works, somebody may see. Pure."""
+"""What of a tree of jobs, of queues, and of who works, somebody may see."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from jobledger.admin.objects.fleet import LimitListed, LimitMissing, QueueShown
+from jobledger.admin.rows import Rows
 from jobledger.admin.runs import Tree, TreeStep
+from jobledger.admin.workflows.listing import Listed, list_workflows
 from jobledger.gateway.access.permissions import Principal
 from jobledger.ledger.nats.leases import WorkerInfo
+from jobledger.projections.filters import Term, visible
 
 
 def tree_for(principal: Principal, tree: Tree) -> Tree:
@@ -23,10 +27,23 @@ def _step_for(principal: Principal, step: TreeStep) -> TreeStep:
     return TreeStep(step=step.step, children=children, hidden=step.hidden + gone)
 
 
+def terms_for(principal: Principal) -> list[Term]:
+    """Return the conditions on the columns `queue` and `task` of rows that somebody may see."""
+    return visible(principal.scope.queues, principal.scope.tasks)
+
+
+def queue_for(principal: Principal, queue: QueueShown) -> QueueShown:
+    """Return a queue without its figures for whoever is bound to tasks: they are kept of all its tasks together."""
+    if principal.is_of_all_tasks:
+        return queue
+    return replace(queue, counts=None, oldest_waiting=None, oldest_running=None)
+
+
 def workers_for(principal: Principal, workers: Iterable[WorkerInfo]) -> list[WorkerInfo]:
     """Return who works for somebody, with the queues that he may see.
 
-    Names of tasks and jobs do not tell of which queue they are: who is bound to some sees none of them.
+    Names of tasks and jobs do not tell of which queue they are, nor does how many run: who is bound to some sees
+    none of them.
     """
     if principal.is_everywhere:
         return list(workers)
@@ -34,5 +51,28 @@ def workers_for(principal: Principal, workers: Iterable[WorkerInfo]) -> list[Wor
     for each in workers:
         queues = tuple(queue for queue in each.queues if principal.may("view", queue))
         if queues:
-            found.append(replace(each, queues=queues, tasks=None, jobs=(), schedules=None))
+            found.append(replace(each, queues=queues, tasks=None, jobs=(), running=None, schedules=None))
     return found
+
+
+async def workflows_for(principal: Principal, rows: Rows) -> list[Listed]:
+    """Return the workflows of somebody's queues and tasks, and only his runs counted.
+
+    Raises: ProjectionError, UnreachableError.
+    """
+    found = await list_workflows(rows, visible_to=terms_for(principal))
+    return [
+        each
+        for each in found
+        if principal.may("view", None, each.workflow)
+        and (not each.queues or any(principal.may("view", queue) for queue in each.queues))
+    ]
+
+
+def limits_for(
+    principal: Principal, listed: tuple[list[LimitListed], list[LimitMissing]]
+) -> tuple[list[LimitListed], list[LimitMissing]]:
+    """Return the limits, without who holds them and who waits for them where somebody may not see all jobs."""
+    if principal.is_everywhere:
+        return listed
+    return [replace(each, taken=None) for each in listed[0]], []

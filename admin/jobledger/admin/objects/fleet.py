@@ -38,7 +38,8 @@ class QueueShown(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: str
     priority: str | msgspec.UnsetType = msgspec.UNSET  #: left out where its priorities are added up
-    counts: dict[str, int]  #: jobs by state, every one
+    #: Jobs by state, every one. None, as the two times below are, for a key that is bound to tasks.
+    counts: dict[str, int] | None
     oldest_waiting: str | None  #: since when the job that waits longest for a worker has been `queued`
     oldest_running: str | None  #: when the attempt that has been running longest was started
     pause: PauseShown | None  #: None: it is not paused
@@ -54,7 +55,8 @@ class QueuePause(msgspec.Struct, frozen=True, kw_only=True):
 class LimitListed(LimitRow, frozen=True, kw_only=True):
     """A limit, or one key of it for which something differs."""
 
-    taken: int  #: how many jobs hold a slot: of this key, or of all keys without a row of their own
+    #: How many jobs hold a slot: of this key, or of all keys without a row of their own.
+    taken: int | None  #: None for a key of the gateway that is bound to queues or tasks
     defined: bool = True
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +14,7 @@ from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.model.job import FINAL_STATES, JobState
 from jobledger.ledger.nats.task_book import TaskEntry, find_task
 from jobledger.ledger.tasks import Task, TaskRegistry
+from jobledger.projections.filters import Term, joined
 
 #: At most this many tasks are looked up in the bucket TASKS, one request each.
 LOOKED_UP_MAX: Final = 500
@@ -24,7 +25,7 @@ IS_RUN: Final = (
 )
 _COUNTS: Final = (
     "SELECT task, coalesce(version, ''), status, coalesce(dead_reason, ''), queue, count(*), min(created_at), "  # noqa: S608
-    f"max(created_at) FROM jobs WHERE {IS_RUN} GROUP BY 1, 2, 3, 4, 5"
+    f"max(created_at) FROM jobs WHERE {IS_RUN} AND ({{}}) GROUP BY 1, 2, 3, 4, 5"
 )
 
 
@@ -85,14 +86,19 @@ class _Announced(NamedTuple):
     entries: Mapping[str, TaskEntry]  #: of workflows
 
 
-async def list_workflows(rows: Rows, tasks: TaskRegistry | None = None) -> list[Listed]:
+async def list_workflows(
+    rows: Rows, tasks: TaskRegistry | None = None, *, visible_to: Sequence[Term] = ()
+) -> list[Listed]:
     """Return each version of each workflow that the code at hand, a worker or a run of the ledger names, by name.
+
+    `visible_to`: conditions on `queue` and `task` of the runs that count.
 
     Raises: ProjectionError, UnreachableError.
     """
     runs: dict[tuple[str, str], _Runs] = {}
+    where, values = joined(visible_to)
     async with rows.opened() as view:
-        for row in view.store.select(_COUNTS, ()):
+        for row in view.store.select(_COUNTS.format(where), values):
             runs.setdefault((row[0], row[1]), _Runs()).add(row)
     code = {(each.name, each.version): each for each in _workflows(tasks)}
     announced = await _announced(rows, {name for name, _ in (*runs, *code)})

@@ -63,6 +63,11 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it is bound to no queue and no task."""
         return self.queues == EVERY and self.tasks == EVERY
 
+    @property
+    def is_of_all_tasks(self) -> bool:
+        """Whether it is bound to no task. Else what counts all jobs of a queue is not for it."""
+        return self.tasks == EVERY
+
     def require_everywhere(self, permission: Permission) -> None:
         """Refuse whoever is bound to some queues or tasks what belongs to none: keys, limits, routes, webhooks.
 
@@ -74,6 +79,15 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
                 "JOB_ACCESS_DENIED",
                 f"{self.name} is bound to some queues or tasks, and this belongs to none: "
                 "ask somebody who may do it everywhere",
+            )
+
+    def require_all_tasks(self) -> None:
+        """Refuse whoever is bound to some tasks what counts the jobs of all. Raises: ProblemError (JOB_ACCESS_DENIED)."""
+        if not self.is_of_all_tasks:
+            raise ProblemError(
+                "JOB_ACCESS_DENIED",
+                f"{self.name} is bound to some tasks, and this counts the jobs of all: "
+                "ask somebody who may do it for all tasks",
             )
 
     @property

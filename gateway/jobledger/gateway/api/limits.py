@@ -25,6 +25,7 @@ from jobledger.gateway.api.looking import READ, looking
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.scoped import limits_for
 from jobledger.ledger.model.limits.definition import Keep, Mode
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.unique.reading import find_key, find_keys
@@ -96,7 +97,7 @@ class KeysQuery(msgspec.Struct, frozen=True, kw_only=True):
 async def list_limits(asked: Asked, *, query: Looked) -> Limits:
     """List the limits that are defined, and those that jobs wait for and nobody defined."""
     async with looking(asked, query) as (view, place):
-        items, missing = limits_listed(view.store)
+        items, missing = limits_for(asked.principal, limits_listed(view.store))
     return Limits(items=items, missing=missing, position=place)
 
 

@@ -23,6 +23,7 @@ from jobledger.gateway.api.looking import READ, looking
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.scoped import queue_for, terms_for
 from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.model.subjects import check_token
 from jobledger.projections import BucketRow, FailureRow, TotalsRow
@@ -107,7 +108,9 @@ async def list_queues(asked: Asked, *, query: QueueQuery) -> Queues:
         rows, paused = listed(view.store, None, view.now)
     seen = [row for row in rows if asked.principal.may("view", row.queue)]
     lines = by_priority(seen) if query.by_priority else together(seen)
-    return Queues(items=[queue_shown(row, paused) for row in lines], position=place)
+    return Queues(
+        items=[queue_for(asked.principal, queue_shown(row, paused)) for row in lines], position=place
+    )
 
 
 async def show_queue(asked: Asked, queue: str, *, query: Looked) -> QueueShown:
@@ -119,7 +122,7 @@ async def show_queue(asked: Asked, queue: str, *, query: Looked) -> QueueShown:
         raise ProblemError(
             "NOT_FOUND", f"queue {queue} never had a job and is not paused: GET /v1/queues lists those"
         )
-    return queue_shown(together(rows)[0], paused)
+    return queue_for(asked.principal, queue_shown(together(rows)[0], paused))
 
 
 async def pause_queue(asked: Asked, queue: str, *, body: Pause) -> QueuePause:
@@ -148,6 +151,7 @@ async def resume_queue(asked: Asked, queue: str, *, body: Reasoned) -> QueuePaus
 async def drain_queue(asked: Asked, queue: str, *, body: Pause) -> Answer:
     """Pause the queue unless it is paused, and look whether a job of it runs; `Prefer: wait=N` waits until none does."""
     asked.principal.require("manage", check_token("queue", queue))
+    asked.principal.require_all_tasks()
     ledger = asked.gateway.ledger
     state = await ledger.queue_state(queue)
     if body != Pause() or not state.is_paused(ledger.clock.now()):
@@ -205,6 +209,7 @@ async def list_buckets(asked: Asked, *, query: BucketsQuery) -> Buckets:
             task=query.task,
             step_s=query.step_s,
             limit=query.limit,
+            terms=terms_for(asked.principal),
         )
     more = None
     if len(rows) == query.limit:  # the last span may lack rows: it is the first of the next look
@@ -212,9 +217,7 @@ async def list_buckets(asked: Asked, *, query: BucketsQuery) -> Buckets:
         if not whole:
             raise ProblemError("BAD_REQUEST", f"one span has {query.limit} rows or more: give a larger limit")
         rows, more = whole, datetime.fromisoformat(rows[-1].begins_at)
-    may = asked.principal.may
-    seen = [row for row in rows if may("view", row.queue, row.task)]
-    return Buckets(items=seen, next_since=more, position=place)
+    return Buckets(items=rows, next_since=more, position=place)
 
 
 def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:

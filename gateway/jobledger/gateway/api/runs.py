@@ -11,7 +11,7 @@ from jobledger.admin import run_acts
 from jobledger.admin.objects.jobs import GraphShown, StepsShown, graph_shown, steps_shown
 from jobledger.admin.rows import AnswerPosition
 from jobledger.admin.runs import Tree, recorded, run_tree
-from jobledger.admin.workflows.listing import Listed, list_workflows
+from jobledger.admin.workflows.listing import Listed
 from jobledger.audit.verify.links import check_history
 from jobledger.gateway.access.permissions import Permission
 from jobledger.gateway.api.asking import Limit, Looked, Past, Reasoned, aware
@@ -19,13 +19,12 @@ from jobledger.gateway.api.looking import READ, looking
 from jobledger.gateway.api.one_job import PROBLEMS, read_job
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
-from jobledger.gateway.scoped import tree_for
+from jobledger.gateway.scoped import terms_for, tree_for, workflows_for
 from jobledger.ledger.model.commands import STEP_KEY_MAX
 from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.runs.orders import RerunOf
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.reruns.beginning import Rerun
-from jobledger.projections.filters import visible
 from jobledger.projections.tables.run_tables import TableRow, list_tables
 
 _TREE_NODES: Final = ("ARCHIVED", "PROJECTION_BEHIND", "BUSY", "JOB_NOT_FOUND")
@@ -188,21 +187,13 @@ async def rerun_job(asked: Asked, queue: str, id: str, *, body: NewRerun) -> Ans
 
 async def list_all_workflows(asked: Asked) -> WorkflowsShown:
     """List which versions of workflows living workers have, and which open runs still need."""
-    found = await list_workflows(asked.gateway.rows)
-    may = asked.principal.may
-    seen = [each for each in found if may("view", None, each.workflow) and _any(may, each.queues)]
-    return WorkflowsShown(items=seen)
-
-
-def _any(may: Any, queues: tuple[str, ...]) -> bool:
-    return not queues or any(may("view", queue) for queue in queues)
+    return WorkflowsShown(items=await workflows_for(asked.principal, asked.gateway.rows))
 
 
 async def list_run_tables(asked: Asked, *, query: TablesQuery) -> Tables:
     """List the tables that runs made: rows, size, and until when the rows are kept."""
     async with looking(asked, query) as (view, place):
-        select, scope = view.store.select, asked.principal.scope
-        seen = visible(scope.queues, scope.tasks)
+        select, seen = view.store.select, terms_for(asked.principal)
         found = list_tables(select, job_id=query.run, queue=query.queue, limit=query.limit, visible_to=seen)
         return Tables(items=list(found), position=place)
 

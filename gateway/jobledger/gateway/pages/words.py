@@ -78,8 +78,10 @@ def state_word(state: str) -> str:
     return STATE_WORDS.get(state, state.replace("_", " "))
 
 
-def count(value: float) -> str:
-    """Return a number with thousands apart; a fraction only where it is small."""
+def count(value: float | None) -> str:
+    """Return a number with thousands apart, a fraction only where it is small; a dash where it is not known."""
+    if value is None:
+        return UNKNOWN
     return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:,.1f}"  # noqa: PLR2004
 
 

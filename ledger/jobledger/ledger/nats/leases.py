@@ -57,7 +57,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...]
     started_at: datetime
     renewed_at: datetime  #: the worker's own clock
-    running: int = 0  #: jobs at the last renewal
+    running: int | None = 0  #: jobs at the last renewal; None: whoever asks is not told
     jobs: tuple[str, ...] = ()  #: ids of these, `JOBS_MAX` at the most
     #: Names of the tasks it can run, and `task_word` of each version of a workflow; None: it does not say.
     tasks: tuple[str, ...] | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import files
 from jobledger.projections.errors import ProjectionBehindError, ProjectionConfigError
-from jobledger.projections.filters import DeadLetterFilter, JobFilter
+from jobledger.projections.filters import DeadLetterFilter, JobFilter, Term, joined
 from jobledger.projections.projector import Position, read_position
 from jobledger.projections.queries.jobs import FoundJobs, JobCounts, SearchLimits, count_jobs, find_jobs
 from jobledger.projections.queries.lanes import Order
@@ -304,15 +304,18 @@ class Store:
         task: str | None = None,
         step_s: int = 60,
         limit: int = 100_000,
+        terms: Sequence[Term] = (),
     ) -> list[BucketRow]:
         """Return what happened in each span of `step_s` seconds (whole minutes), the oldest first, by queue and task.
 
         Begins with the span that `since` lies in and ends before `until`, by the server's time; spans without events
-        are left out. At most `limit` rows: go on from the last one's time where there are as many.
+        are left out. At most `limit` rows: go on from the last one's time where there are as many. `terms`: conditions
+        on `queue` and `task`.
         """
         _check_limit(limit)
-        values = {**bucket_values(since, until, step_s), "queue": queue, "task": task, "limit": limit}
-        return [bucket_row(row, step_s) for row in self._query(BUCKETS_SQL, values)]
+        where, given = joined(terms)
+        values = (*bucket_values(since, until, step_s).values(), queue, queue, task, task, *given, limit)
+        return [bucket_row(row, step_s) for row in self._query(BUCKETS_SQL.format(where), values)]
 
     def failures(self, *, queue: str | None = None, task: str | None = None) -> list[FailureRow]:
         """Return failed attempts and dead letters by type of error, the most frequent of each task first."""
@@ -397,7 +400,7 @@ class Store:
             while rows := cursor.fetchmany(rows_max):
                 yield rows
 
-    def _query(self, sql: str, values: Sequence[object] | Mapping[str, object]) -> list[tuple[Any, ...]]:
+    def _query(self, sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         with files.translated(self.path, self._busy_timeout_s):
             return self._connection.execute(sql, values).fetchall()
 

@@ -166,10 +166,10 @@ TOTALS_SQL: Final = (
     "WHERE (? IS NULL OR queue = ?) AND (? IS NULL OR task = ?) ORDER BY queue, task"
 )
 BUCKETS_SQL: Final = (
-    "SELECT minute / :minutes AS span, queue, task, "  # noqa: S608
+    "SELECT minute / ? AS span, queue, task, "  # noqa: S608
     f"{', '.join(f'sum({name})' for name in STATISTICS)} FROM buckets "
-    "WHERE minute >= :since AND minute < :until AND (:queue IS NULL OR queue = :queue) "
-    "AND (:task IS NULL OR task = :task) GROUP BY span, queue, task ORDER BY span, queue, task LIMIT :limit"
+    "WHERE minute >= ? AND minute < ? AND (? IS NULL OR queue = ?) AND (? IS NULL OR task = ?) AND ({}) "
+    "GROUP BY span, queue, task ORDER BY span, queue, task LIMIT ?"
 )
 FAILURES_SQL: Final = (
     f"SELECT {', '.join(FailureRow.__struct_fields__)} FROM failures "  # noqa: S608

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -24,11 +24,11 @@ _SPANS: Final = (
 )
 _WAITS: Final = (
     f"SELECT minute / ? AS span, {_WAIT} FROM buckets "  # noqa: S608
-    "WHERE minute >= ? AND minute < ? GROUP BY span ORDER BY span"
+    "WHERE minute >= ? AND minute < ? AND ({}) GROUP BY span ORDER BY span"
 )
 _QUEUES: Final = (
     f"SELECT queue, {_SUMS}, {_WAIT}, {_RUN} FROM buckets "  # noqa: S608
-    "WHERE minute >= ? AND minute < ? GROUP BY queue ORDER BY queue"
+    "WHERE minute >= ? AND minute < ? AND ({}) GROUP BY queue ORDER BY queue"
 )
 
 
@@ -73,25 +73,27 @@ def happened(
 
 
 def waited(
-    select: Select, since: datetime, until: datetime, *, step_s: int, queues: Collection[str] | None = None
+    select: Select, since: datetime, until: datetime, *, step_s: int, terms: Sequence[Term] = ()
 ) -> list[Waited]:
-    """Return how long jobs waited, by span; `queues`: only of these, None: of all. Raises: ProjectionConfigError."""
-    values: tuple[object, ...] = _values(since, until, step_s)
-    sql = _WAITS
-    if queues is not None:
-        sql = sql.replace("GROUP BY", "AND queue IN (SELECT value FROM json_each(?)) GROUP BY")
-        values = (*values, msgspec.json.encode(sorted(queues)).decode())
+    """Return how long jobs waited, by span; `terms`: on `queue` and `task`. Raises: ProjectionConfigError."""
+    where, values = joined(terms)
+    rows = select(_WAITS.format(where), (*_values(since, until, step_s), *values))
     return [
-        Waited(begins_at=_begin(span, step_s), wait=Histogram.of_columns(counts))
-        for span, *counts in select(sql, values)
+        Waited(begins_at=_begin(span, step_s), wait=Histogram.of_columns(counts)) for span, *counts in rows
     ]
 
 
-def by_queue(select: Select, since: datetime, until: datetime) -> list[QueueHappened]:
-    """Return what happened in each queue between two moments, in whole minutes. Raises: ProjectionConfigError."""
+def by_queue(
+    select: Select, since: datetime, until: datetime, terms: Sequence[Term] = ()
+) -> list[QueueHappened]:
+    """Return what happened in each queue between two moments, in whole minutes; `terms`: on `queue` and `task`.
+
+    Raises: ProjectionConfigError.
+    """
     width = len(histogram_columns("wait"))
     found: list[QueueHappened] = []
-    for queue, *values in select(_QUEUES, _values(since, until, 60)[1:]):
+    where, given = joined(terms)
+    for queue, *values in select(_QUEUES.format(where), (*_values(since, until, 60)[1:], *given)):
         sums, histograms = values[: len(_HAPPENED)], values[len(_HAPPENED) :]
         found.append(
             QueueHappened(

@@ -108,7 +108,7 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
     matching: int
     newer: int  #: jobs that fit and came after the first row of a list that holds still
     newer_more: bool
-    queues: list[tuple[str, int]]
+    queues: list[tuple[str, int | None]]  #: None for whoever is bound to tasks
     tasks: list[str]
     hidden: bool
     top: str  #: creation of the first row
@@ -160,12 +160,13 @@ def _page(looked: Looked, view: View, shell: Shell, query: Query, chosen: JobFil
     )
 
 
-def _queues(looked: Looked, store: Store) -> list[tuple[str, int]]:
+def _queues(looked: Looked, store: Store) -> list[tuple[str, int | None]]:
     found: dict[str, int] = {}
     for row in store.queues():
         if looked.principal.may("view", row.queue):
             found[row.queue] = found.get(row.queue, 0) + sum(row.counts.values())
-    return sorted(found.items())[:_FACETS_MAX]
+    counted = looked.principal.is_of_all_tasks
+    return [(queue, found[queue] if counted else None) for queue in sorted(found)[:_FACETS_MAX]]
 
 
 def _tasks(looked: Looked, store: Store) -> list[str]:

@@ -44,6 +44,8 @@ async def levels(looked: Looked) -> Levels:
 
 def _levels(looked: Looked, view: View, until: datetime) -> Levels:
     store = view.store
+    if not looked.principal.is_of_all_tasks:  # what is kept of a queue is of all its tasks together
+        return Levels(minutes=[], states={})
     with store.one_moment():
         if looked.principal.is_everywhere:
             return added([levels_by_minute(store.select, _EVER, until, None)])

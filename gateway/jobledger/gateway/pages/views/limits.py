@@ -7,6 +7,7 @@ import msgspec
 from jobledger.admin.objects.fleet import LimitListed, LimitMissing, limits_listed
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.scoped import limits_for
 from jobledger.ledger.model.limits.definition import Terms, terms_words
 from jobledger.ledger.model.limits.names import joined
 
@@ -32,7 +33,7 @@ async def limits(looked: Looked, *, query: When) -> Limits:
     past = query.as_of()
     async with looked.gateway.projection.opened(past) as view:
         shell = await surround(looked, view, past)
-        rows, missing = limits_listed(view.store)
+        rows, missing = limits_for(looked.principal, limits_listed(view.store))
         return Limits(
             shell=shell,
             limits=[_line(row) for row in rows],

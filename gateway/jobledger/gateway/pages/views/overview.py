@@ -21,12 +21,20 @@ from jobledger.gateway.pages.charts.lines import lines
 from jobledger.gateway.pages.charts.marks import Series, TimeAxis
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
-from jobledger.gateway.pages.views.queue_lines import COLOURS, LATELY_S, QueueLine, queue_line, styles_of
+from jobledger.gateway.pages.views.queue_lines import (
+    COLOURS,
+    LATELY_S,
+    LATER,
+    QueueLine,
+    queue_line,
+    styles_of,
+    uncounted,
+)
 from jobledger.gateway.pages.words import count, took
-from jobledger.gateway.scoped import workers_for
+from jobledger.gateway.scoped import terms_for, workers_for
+from jobledger.ledger.model.job import JobState
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections import DeadLetterFilter, DeadLetterGroup, Histogram, QueueRow
-from jobledger.projections.filters import visible
 from jobledger.projections.statistics.history import (
     Happened,
     QueueHappened,
@@ -68,8 +76,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     shell: Shell
     span: Span
     spans: tuple[Span, ...]
-    counts: dict[str, int]
-    later: int
+    counts: dict[str, int | None]  #: None for whoever is bound to tasks, here and below
+    later: int | None
     rate: float
     wait50_s: float | None
     wait95_s: float | None
@@ -142,16 +150,12 @@ async def _costly(looked: Looked, view: View, shell: Shell, span: Span) -> _Cost
 
 
 def _history(looked: Looked, view: View, span: Span, begin: datetime) -> _History:
-    select, now, may = view.store.select, view.now, looked.principal.may
+    select, now, terms = view.store.select, view.now, terms_for(looked.principal)
     axis = _axis(span, now, begin)
-    done = happened(select, axis.begin, now, step_s=axis.step_s)
-    seen = None
-    if not looked.principal.is_everywhere:
-        seen = {each.queue for each in done if may("view", each.queue)}
     return _History(
         axis,
-        [each for each in done if seen is None or each.queue in seen],
-        waited(select, axis.begin, now, step_s=axis.step_s, queues=seen),
+        happened(select, axis.begin, now, step_s=axis.step_s, terms=terms),
+        waited(select, axis.begin, now, step_s=axis.step_s, terms=terms),
     )
 
 
@@ -162,8 +166,7 @@ def _causes(looked: Looked, view: View) -> list[DeadLetterGroup]:
 
 
 def _tasks(looked: Looked, view: View) -> list[Rates]:
-    principal, now = looked.principal, view.now
-    terms = visible(principal.scope.queues, principal.scope.tasks)
+    now, terms = view.now, terms_for(looked.principal)
     found = rates(view.store.select, "task", now - timedelta(hours=1), now + timedelta(minutes=1), terms)
     return sorted(
         found, key=lambda each: (each.success_rate is None, each.success_rate or 0.0, -each.completed)
@@ -190,17 +193,11 @@ def _seen(
 def _page(
     looked: Looked, view: View, shell: Shell, costly: _Costly, workers: Sequence[WorkerInfo]
 ) -> Overview:
-    def visible(queue: str) -> bool:
-        return looked.principal.may("view", queue)
-
-    store, now = view.store, view.now
-    rows = [row for row in together(store.queues()) if visible(row.queue)]
+    store, now, principal = view.store, view.now, looked.principal
+    rows = [row for row in together(store.queues()) if principal.may("view", row.queue)]
     axis, done, waits = costly.history
-    lately = [
-        each
-        for each in by_queue(store.select, now - timedelta(seconds=LATELY_S), now + timedelta(minutes=1))
-        if visible(each.queue)
-    ]
+    since, until = now - timedelta(seconds=LATELY_S), now + timedelta(minutes=1)
+    lately = by_queue(store.select, since, until, terms_for(principal))
     wait = Histogram.merged(each.wait for each in lately)
     styles = styles_of(done, rows)
     paused = paused_now(store, now)
@@ -211,13 +208,18 @@ def _page(
         )
         for row in rows
     ]
+    counts: dict[str, int | None] = dict(_counts(rows))
+    later: int | None = sum(counts[state] or 0 for state in LATER)
+    if not principal.is_of_all_tasks:
+        queue_lines = list(map(uncounted, queue_lines))
+        counts, later = {**dict.fromkeys(counts), "dead_lettered": shell.dead}, None
     queue_lines.sort(key=lambda each: (-_weight(each), each.queue))
     return Overview(
         shell=shell,
         span="1h",
         spans=tuple(_SPANS),
-        counts=_counts(rows),
-        later=sum(each.later for each in queue_lines),
+        counts=counts,
+        later=later,
         rate=sum(each.completed for each in lately) * 60 / LATELY_S,
         wait50_s=wait.quantile_s(0.5),
         wait95_s=wait.quantile_s(0.95),
@@ -293,15 +295,11 @@ def _waits(axis: TimeAxis, waits: Sequence[Waited]) -> Markup:
 
 
 def _weight(line: QueueLine) -> float:
-    return line.rate + sum(line.counts[state] for state in ("queued", "running", "dead_lettered"))
+    return line.rate + sum(line.counts[state] or 0 for state in ("queued", "running", "dead_lettered"))
 
 
 def _counts(rows: Sequence[QueueRow]) -> dict[str, int]:
-    counts: dict[str, int] = defaultdict(int)
-    for row in rows:
-        for state, jobs in row.counts.items():
-            counts[state] += jobs
-    return counts
+    return {state.value: sum(row.counts[state.value] for row in rows) for state in JobState}
 
 
 def _failing(lately: Sequence[QueueHappened]) -> float | None:

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 from markupsafe import Markup
+from msgspec.structs import replace
 
 from jobledger.gateway.pages.charts.lines import spark
 from jobledger.projections import QueueRow
@@ -15,7 +16,7 @@ from jobledger.projections.statistics.history import Happened, QueueHappened
 
 LATELY_S: Final = 300  #: what rates are of
 COLOURS: Final = 8
-_LATER: Final = ("scheduled", "retry_wait", "held", "paused")
+LATER: Final = ("scheduled", "retry_wait", "held", "paused")
 
 
 class QueueLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,8 +24,8 @@ class QueueLine(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: str
     style: str
-    counts: dict[str, int]
-    later: int  #: jobs that wait for their time, their limits, a step or a person
+    counts: dict[str, int | None]  #: None, here and below, for whoever is bound to tasks
+    later: int | None  #: jobs that wait for their time, their limits, a step or a person
     waits_s: float | None  #: how long the oldest one has waited for a worker
     rate: float  #: completed a minute
     wait95_s: float | None
@@ -60,8 +61,8 @@ def queue_line(
     return QueueLine(
         queue=row.queue,
         style=style,
-        counts=row.counts,
-        later=sum(row.counts[state] for state in _LATER),
+        counts=dict(row.counts),
+        later=sum(row.counts[state] for state in LATER),
         waits_s=None if oldest is None else max(0.0, (now - oldest).total_seconds()),
         rate=0.0 if found is None else found.completed * 60 / LATELY_S,
         wait95_s=None if found is None else found.wait.quantile_s(0.95),
@@ -70,3 +71,8 @@ def queue_line(
         trend=spark(trend, style=style),
         paused=paused,
     )
+
+
+def uncounted(line: QueueLine) -> QueueLine:
+    """Return a line without what is kept of all tasks of its queue together."""
+    return replace(line, counts=dict.fromkeys(line.counts), later=None, waits_s=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -12,10 +13,12 @@ from jobledger.admin.rows import View
 from jobledger.gateway.pages.charts.bars import share
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
-from jobledger.gateway.pages.views.queue_lines import LATELY_S, QueueLine, queue_line
+from jobledger.gateway.pages.views.queue_lines import LATELY_S, QueueLine, queue_line, uncounted
 from jobledger.gateway.pages.words import state_word, style_of
+from jobledger.gateway.scoped import terms_for
 from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.projections import QueueRow
+from jobledger.projections.filters import Term
 from jobledger.projections.statistics.history import by_queue, happened
 
 _TREND_S = 3600
@@ -27,7 +30,7 @@ class QueueNow(msgspec.Struct, frozen=True, kw_only=True):
     line: QueueLine
     states: Markup  #: how its jobs are divided
     pause: QueueState | None  #: None: it is not paused
-    total: int
+    total: int | None  #: None for whoever is bound to tasks
 
 
 class Queues(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,11 +49,11 @@ async def queues(looked: Looked, *, query: When) -> Queues:
 
 
 def _queues(looked: Looked, view: View) -> list[QueueNow]:
-    store, now = view.store, view.now
+    store, now, terms = view.store, view.now, terms_for(looked.principal)
     rows, paused = listed(store, None, now)
-    lately = by_queue(store.select, now - timedelta(seconds=LATELY_S), now + timedelta(minutes=1))
-    trends = _trends(view, now)
-    return [
+    lately = by_queue(store.select, now - timedelta(seconds=LATELY_S), now + timedelta(minutes=1), terms)
+    trends = _trends(view, now, terms)
+    found = [
         _queue(
             row,
             queue_line(row, lately, now, "k0", trends.get(row.queue, []), paused=row.queue in paused),
@@ -59,6 +62,7 @@ def _queues(looked: Looked, view: View) -> list[QueueNow]:
         for row in together(rows)
         if looked.principal.may("view", row.queue)
     ]
+    return found if looked.principal.is_of_all_tasks else list(map(_uncounted, found))
 
 
 def _queue(row: QueueRow, line: QueueLine, pause: QueueState | None) -> QueueNow:
@@ -71,10 +75,14 @@ def _queue(row: QueueRow, line: QueueLine, pause: QueueState | None) -> QueueNow
     )
 
 
-def _trends(view: View, now: datetime) -> dict[str, list[float]]:
+def _uncounted(queue: QueueNow) -> QueueNow:
+    return msgspec.structs.replace(queue, line=uncounted(queue.line), states=Markup(), total=None)
+
+
+def _trends(view: View, now: datetime, terms: Sequence[Term]) -> dict[str, list[float]]:
     spans, begin = _TREND_S // 60, now - timedelta(seconds=_TREND_S)
     found: dict[str, list[float]] = {}
-    for each in happened(view.store.select, begin, now, step_s=60):
+    for each in happened(view.store.select, begin, now, step_s=60, terms=terms):
         index = min(spans - 1, max(0, int((each.begins_at - begin).total_seconds() // 60)))
         found.setdefault(each.queue, [0.0] * spans)[index] += each.completed
     return found

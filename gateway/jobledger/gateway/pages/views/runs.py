@@ -9,9 +9,10 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.admin.rows import View
-from jobledger.admin.workflows.listing import Listed, list_workflows
+from jobledger.admin.workflows.listing import Listed
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.scoped import workflows_for
 
 _SHOWN: Final = 40
 #: How many of the newest jobs are looked at for runs among them.
@@ -51,7 +52,7 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
 async def runs(looked: Looked, *, query: When) -> Runs:
     """Return runs as they are, or as of a past moment; which code workers had then is not known."""
     past = query.as_of()
-    workflows = [] if past is not None else await list_workflows(looked.gateway.rows)
+    workflows = [] if past is not None else await workflows_for(looked.principal, looked.gateway.rows)
     async with looked.gateway.projection.opened(past) as view:
         shell = await surround(looked, view, past)
         waiting, newest = await anyio.to_thread.run_sync(_found, looked, view)
@@ -60,7 +61,7 @@ async def runs(looked: Looked, *, query: When) -> Runs:
         waiting=waiting,
         newest=newest,
         looked_at=LOOKED_AT,
-        workflows=[each for each in workflows if looked.principal.may("view", None, each.workflow)],
+        workflows=workflows,
     )
 
 
