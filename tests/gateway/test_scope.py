@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 from tests.gateway.test_endpoints import BODIES
@@ -322,13 +322,9 @@ async def _fill_with(asker: Asker, of: Task[..., Any], queue: str) -> None:
     for act in (asker.job, asker.completed, asker.dead):
         await act(of, queue=queue)
     await asker.running(await asker.job(of, queue=queue))
-    for options in (
-        {"delay_s": 600},
-        {"limits": ["api"]},
-        {"limits": ["api"]},
-        {"limits": ["nobody-set-it"]},
-    ):
-        await asker.ledger.enqueue(of.options(queue=queue, **options))
+    await asker.ledger.enqueue(of.options(queue=queue, delay_s=600))
+    for limit in ("api", "api", "nobody-set-it"):
+        await asker.ledger.enqueue(of.options(queue=queue, limits=[limit]))
     await record_steps(asker.ledger, await asker.job(of, queue=queue), "pack")
     cancelled = await asker.job(of, queue=queue)
     await asker.ledger.cancel(cancelled.id, queue=queue, reason="not wanted", by="ann")
@@ -359,11 +355,18 @@ async def _figures(asker: Asker, bound: Principal) -> dict[str, Any]:
 
 
 def _changed(before: Any, after: Any) -> Any:
-    return after - before | before - after if isinstance(after, Counter) else (before, after)
+    """Return what differs: of the words of a page only those."""
+    if not isinstance(after, Counter):
+        return before, after
+    words = cast("Counter[str]", after)
+    return (words - before) | (before - words)
 
 
 def _lasting(value: Any) -> Any:
     """Return an answer without what changes with whatever happens in the ledger."""
     if isinstance(value, dict):
-        return {name: _lasting(each) for name, each in value.items() if name not in _OF_THE_LEDGER}
-    return [_lasting(each) for each in value] if isinstance(value, list) else value
+        fields = cast("dict[str, Any]", value)
+        return {name: _lasting(each) for name, each in fields.items() if name not in _OF_THE_LEDGER}
+    if isinstance(value, (list, tuple)):
+        return [_lasting(each) for each in cast("Sequence[Any]", value)]
+    return value

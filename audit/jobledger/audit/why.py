@@ -226,7 +226,7 @@ def _queued(job: Job, facts: Facts) -> tuple[str, str]:
             f"no worker is given a job of queue {job.queue} and priority {job.order.priority}"
         ), f"nats consumer resume {facts.paused.stream} {facts.paused.consumer}"
     if facts.backlog is not None and job.dispatch_sequence > facts.delivered:
-        running = sum(info.running for info in facts.workers)
+        running = sum(info.running or 0 for info in facts.workers)
         return (
             f"it stands in queue {job.queue} ({job.order.priority}) with {facts.backlog} not yet delivered; "
             f"{count(len(facts.workers), 'worker')} there run {running} jobs now{_going_back(job)}"
