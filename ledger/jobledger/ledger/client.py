@@ -385,8 +385,9 @@ class Ledger:
 
         `start`: the run to enqueue first where the queue has none of that name, as `order.with_input("77", cents=5)`.
 
-        Raises: InvalidInputError for a value of another type, JobNotFoundError, AmbiguousIdError, UnknownSignalError for a
-            run that has ended, RefusedError for one of the ledger's own, UnreachableError, after which doing the same again is safe with an `id`.
+        Raises: InvalidInputError for a value of another type, JobNotFoundError, AmbiguousIdError, UnknownSignalError where
+            the run has ended, RefusedError where the run is one of the ledger's own, UnreachableError. After an
+            UnreachableError the signal may have been stored or not: give the same one again, with the same `id`.
         """
         if start is None:
             return await give_signal(self, (await self._named(job, queue)).ref, signal, value, id=id, by=by)

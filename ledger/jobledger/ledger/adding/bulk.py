@@ -77,7 +77,7 @@ class Bulk:
                 raise
             message = (
                 f"the server gave no answer within {self._silent_s_max:g} s, so it is not known which of the jobs were "
-                "stored: doing the same again is safe for jobs with ids"
+                "stored: send the same jobs again; one that has an id of your own is not made twice"
             )
             raise AppendOutcomeUnknownError(message) from error
         for found in await asyncio.gather(*map(self._begin_again, refused), return_exceptions=True):
