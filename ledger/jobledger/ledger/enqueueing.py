@@ -358,7 +358,9 @@ class Enqueuer:
 def of_batch(command: Enqueue, batch: str, number: int, batch_max: int | None) -> Enqueue:
     """Return the order of a job as the one of its batch with that number. Raises: InvalidInputError."""
     if batch_max is not None and number >= batch_max:
-        raise InvalidInputError(f"batch {batch} is closed and has {batch_max:,} jobs")
+        raise InvalidInputError(
+            f"batch {batch} is closed and has {batch_max:,} jobs: add more to another one"
+        )
     if number >= ITEMS_MAX:
         raise InvalidInputError(f"a batch has at most {ITEMS_MAX:,} jobs: make several batches")
     ref = JobRef(queue=command.ref.queue, job_id=child_id(batch, 1, number))

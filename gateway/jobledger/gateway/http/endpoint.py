@@ -43,7 +43,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     def needs_body(self) -> bool:
         """Whether a request without a body is refused; else all fields of the body are as if they were left out.
 
-        An act does without where every field has a default. What PUT puts somewhere is said.
+        An act needs none where every field has a default. A PUT always needs one: it says what is to be there.
         """
         if self.body is None:
             return self.takes != JSON

@@ -128,7 +128,9 @@ async def close_batch(ledger: Ledger, name: str, count: int, *, by: str = "") ->
         await require_unended(ledger, batch.job)
         if batch.size is not None:
             if batch.size != count:
-                raise RefusedError(f"batch {name} is closed and has {batch.size:,} jobs")
+                raise RefusedError(
+                    f"batch {name} is closed with {batch.size:,} jobs, not {count:,}: open another one for more"
+                )
             return
         for place, is_there in ((count - 1, True), (count, False)):
             if 0 <= place < ITEMS_MAX and await _has(ledger, batch, place) != is_there:

@@ -185,7 +185,7 @@ def _require_of(portion: Portion, job: NamedJob, options: Options) -> None:
     if (job.task, options.queue) != (portion.task, portion.queue):
         raise InvalidInputError(
             f"batch {portion.batch} has jobs of task {portion.task} in queue {portion.queue}, and this is one of task "
-            f"{job.task} in queue {options.queue}"
+            f"{job.task} in queue {options.queue}: leave it out, and enqueue it by itself"
         )
     if job.id is not None:
         raise InvalidInputError("a batch names its jobs by their places in it: leave id out")
