@@ -16,6 +16,7 @@ import pytest
 from tests.gateway.cases.routes import GITHUB, pushed
 from tests.support.gateways import gateway_of, listening
 from tests.support.keyholders import house
+from tests.support.limits import LIMIT_S
 
 from jobledger.admin.hooks.routes import definition_of
 from jobledger.gateway.app import app
@@ -85,7 +86,7 @@ async def test_requests_to_names_that_nobody_set_cost_the_ledger_one_look_in_hal
             assert {each.status_code for each in answers} == {404}
             assert len(asked) <= 2 + (time.monotonic() - began) / FRESH_S
             await ledger.routes.set("github", definition)
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(LIMIT_S):
                 while (taken := await client.post("/in/github", **pushed("d1"))).status_code == 404:
                     await asyncio.sleep(0.02)
             assert taken.status_code == 202
