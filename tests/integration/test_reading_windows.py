@@ -104,7 +104,11 @@ async def test_a_window_that_is_filled_to_its_last_byte_is_followed_by_another(
     ledger: Ledger, watched: type[Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The server says nothing then: a reader that does not count waits for a sign of life in vain.
-    monkeypatch.setattr(window, "_HEARTBEAT_S", HEARTBEAT_S)
+
+    def seldom(_: object) -> float:
+        return HEARTBEAT_S
+
+    monkeypatch.setattr(feed, "heartbeat_for", seldom)
     stored = await _append_sized(ledger.log, [1] * 40)
     await _read(ledger.log)
     sizes = set(watched.sizes[:9])

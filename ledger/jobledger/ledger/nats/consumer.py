@@ -18,7 +18,7 @@ import msgspec
 
 from jobledger.ledger.model.errors import JetStreamDisabledError, UnreachableError
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
-from jobledger.ledger.nats.pull import EXPIRES_S, HEARTBEAT_S, Delivery, Ended, PullConsumer
+from jobledger.ledger.nats.pull import EXPIRES_S, HEARTBEAT_S, Delivery, Ended, PullConsumer, heartbeat_for
 
 logger = logging.getLogger("jobledger.consumer")
 
@@ -250,6 +250,7 @@ class ConsumerLoop:
             source.consumer,
             on_delivery=self._heard,
             on_ended=self._ended,
+            heartbeat_s=heartbeat_for(source.filters),
         )
         self._is_lost = False
         await consumer.open()

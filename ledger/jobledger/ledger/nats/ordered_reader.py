@@ -26,7 +26,7 @@ from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.parser import Raw
-from jobledger.ledger.nats.pull import ack_numbers_at, time_of
+from jobledger.ledger.nats.pull import ack_numbers_at, heartbeat_for, time_of
 from jobledger.ledger.nats.pull_window import PullWindow
 from jobledger.ledger.nats.streams import deleted_ledger
 
@@ -60,7 +60,7 @@ class OrderedReader:
         self._stream = stream
         self._next = from_sequence
         self._from_time = from_time
-        self._subject = subject
+        self._filters = (subject,) if isinstance(subject, str) else subject or ()
         self._dense = dense
         self._begun = False  # a consumer was made before: the one to come goes on where it ended
         self._exhausted = False  # nothing was pending when the consumer was made
@@ -117,14 +117,13 @@ class OrderedReader:
             return
         # What the consumer takes in one request is the operator's to limit; 0 is no limit.
         messages_max = int(made.config.get("max_batch", 0))
-        is_finite = until is not None
         window = PullWindow(
             self._connection,
             self._stream,
             name,
             messages_max=messages_max,
-            is_finite=is_finite,
-            is_slow=is_finite and isinstance(self._subject, tuple),
+            is_finite=until is not None,
+            heartbeat_s=heartbeat_for(self._filters),
         )
         await window.open()
         try:
@@ -153,8 +152,7 @@ class OrderedReader:
             tell, which a cluster answers while it elects the leader.
         """
         if self._in_cluster and self._next <= until and self._from_time is None:
-            filters = self._subject if isinstance(self._subject, tuple) else (self._subject or ">",)
-            for subject in filters:
+            for subject in self._filters or (">",):
                 # Answered by the leader alone, unlike a direct get.
                 request = {"seq": self._next, "next_by_subj": subject}
                 try:
@@ -220,11 +218,11 @@ class OrderedReader:
             config |= {"deliver_policy": "by_start_time", "opt_start_time": self._from_time.isoformat()}
         else:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._next}
-        if isinstance(self._subject, str):
-            config["filter_subject"] = self._subject
-        elif self._subject is not None:
-            config["filter_subjects"] = list(self._subject)
-        timeout_s = _CREATED_WITHIN_S if isinstance(self._subject, tuple) else api.TIMEOUT_S
+        if len(self._filters) == 1:
+            config["filter_subject"] = self._filters[0]
+        elif self._filters:
+            config["filter_subjects"] = list(self._filters)
+        timeout_s = _CREATED_WITHIN_S if len(self._filters) > 1 else api.TIMEOUT_S
         return await api.create_reader(self._inbox, self._stream, config, timeout_s=timeout_s)
 
     async def _delete(self, name: str) -> None:

@@ -7,7 +7,7 @@ It decides nothing: who uses it says how much to ask for, and what a delivery me
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final, Literal
 
@@ -26,7 +26,11 @@ _NANOSECONDS: Final = 1_000_000_000
 #: How long a request stands at the server, and how often the server says meanwhile that it does.
 EXPIRES_S: Final = 30.0
 HEARTBEAT_S: Final = 2.0
-_SILENCE_MAX_S: Final = 3 * HEARTBEAT_S
+#: The same with several filters. At each heartbeat the server looks for the next message; where a block of the stream
+#: (8 MB) was filled since its last look, it then goes through all subjects in use. Source: ADR 004.
+_FILTERS_HEARTBEAT_S: Final = 10.0
+#: So many heartbeats are missed before a consumer, or its server, is taken not to be there any more.
+SILENT_BEATS: Final = 3
 #: Of one client to one consumer at a time: one is served while the next is on its way, and one stands.
 REQUESTS_MAX: Final = 3
 #: Of `$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>`.
@@ -94,6 +98,11 @@ def parse_delivery(reply: bytes, data: bytes, subject: bytes = b"") -> Delivery:
     )
 
 
+def heartbeat_for(filters: Sequence[str]) -> float:
+    """Return how often, in seconds, the server is to say that a request stands, by its consumer's filters."""
+    return _FILTERS_HEARTBEAT_S if len(filters) > 1 else HEARTBEAT_S
+
+
 class _Channel:
     """An inbox of its own for one request at a time: what comes there came for that request.
 
@@ -157,8 +166,10 @@ class PullConsumer:
         *,
         on_delivery: Callable[[Delivery], None],
         on_ended: Callable[[Ended], None],
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self._connection = connection
+        self._heartbeat_s = heartbeat_s
         self.loop = connection.loop
         self._subject = pull_subject(stream, consumer)
         self.on_delivery = on_delivery
@@ -210,7 +221,7 @@ class PullConsumer:
     @property
     def is_silent(self) -> bool:
         """Whether an answer is owed for too long: the consumer, or its server, is not there any more."""
-        since = self.loop.time() - _SILENCE_MAX_S
+        since = self.loop.time() - SILENT_BEATS * self._heartbeat_s
         return any(channel.owed and channel.heard_at < since for channel in self._channels)
 
     def request(self, batch: int) -> None:
@@ -226,7 +237,7 @@ class PullConsumer:
 
         Raises: ConnectionLostError.
         """
-        expires, heartbeat = int(EXPIRES_S * _NANOSECONDS), int(HEARTBEAT_S * _NANOSECONDS)
+        expires, heartbeat = int(EXPIRES_S * _NANOSECONDS), int(self._heartbeat_s * _NANOSECONDS)
         self._ask(batch, {"batch": batch, "expires": expires, "idle_heartbeat": heartbeat}, stands=True)
         self.standing += batch
 

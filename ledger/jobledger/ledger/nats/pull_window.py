@@ -18,15 +18,11 @@ from jobledger.ledger.nats.api import pull_subject
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.inbox import status_of
 from jobledger.ledger.nats.parser import Collector, Raw
-from jobledger.ledger.nats.pull import header_text
+from jobledger.ledger.nats.pull import EXPIRES_S, HEARTBEAT_S, SILENT_BEATS, header_text
 
 _MESSAGES: Final = 2_048  # of a request; 1.2 MB of usual events
 _BYTES: Final = 8 << 20  # of a request: what is read ahead of the reader at the most, if no message is larger
 _TAKEN_MAX: Final = 512
-_EXPIRES_S: Final = 30.0
-_HEARTBEAT_S: Final = 2.0
-_QUIET_WAITS_MAX: Final = 3  # of a heartbeat each; a server that is there sends one in each
-_SLOW_WAITS_MAX: Final = 15
 _NANOSECONDS: Final = 1_000_000_000
 _TOO_LARGE: Final = "message size exceeds maxbytes"
 _COMPLETE: Final = "batch completed"
@@ -46,14 +42,12 @@ class PullWindow(Collector):
         *,
         messages_max: int = 0,
         is_finite: bool = False,
-        is_slow: bool = False,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        """With `is_finite` all that is asked for is stored already: a consumer with nothing to say has lost some.
-
-        With `is_slow` the server may be silent for half a minute while it looks for the next message.
-        """
+        """With `is_finite` all that is asked for is stored already: a consumer with nothing to say has lost some."""
         super().__init__()
         self._is_finite = is_finite
+        self._heartbeat_s = heartbeat_s
         self._connection = connection
         self._subject = pull_subject(stream, consumer)
         self._prefix = f"{connection.new_inbox()}."
@@ -66,8 +60,7 @@ class PullWindow(Collector):
         self._owed = 0  # and those of them that have not come
         self._owed_bytes = 0
         self._is_too_small = False  # the next message is larger than a whole window
-        self._quiet_waits = 0
-        self._quiet_waits_max = _SLOW_WAITS_MAX if is_slow else _QUIET_WAITS_MAX
+        self._quiet_waits = 0  # of a heartbeat each; a server that is there sends one in each
         self._refused: PermissionRefusedError | None = None
         self.is_lost = False  #: the consumer is gone, or unreachable
 
@@ -100,11 +93,11 @@ class PullWindow(Collector):
             self._ask()
             self._woken.clear()
             try:
-                async with asyncio.timeout(_HEARTBEAT_S):
+                async with asyncio.timeout(self._heartbeat_s):
                     await self._woken.wait()
             except TimeoutError:
                 self._quiet_waits += 1
-                if self._quiet_waits >= self._quiet_waits_max:
+                if self._quiet_waits >= SILENT_BEATS:
                     return []
         taken, self._held = self._held[:_TAKEN_MAX], self._held[_TAKEN_MAX:]
         if not self._held and not self.is_lost:
@@ -142,8 +135,8 @@ class PullWindow(Collector):
             return False
         body: dict[str, int] = {
             "batch": 1 if self._is_too_small else self._batch,
-            "expires": int(_EXPIRES_S * _NANOSECONDS),
-            "idle_heartbeat": int(_HEARTBEAT_S * _NANOSECONDS),
+            "expires": int(EXPIRES_S * _NANOSECONDS),
+            "idle_heartbeat": int(self._heartbeat_s * _NANOSECONDS),
         }
         if not self._is_too_small:
             body["max_bytes"] = _BYTES

@@ -318,7 +318,11 @@ class Subscription:
             await self._look()
         self._is_found = False
         names = self._log.names
-        return Source(stream=names.ledger_stream, consumer=names.subscription_consumer(self.name))
+        return Source(
+            stream=names.ledger_stream,
+            consumer=names.subscription_consumer(self.name),
+            filters=self.config.filter.subjects(names),
+        )
 
     async def _ready(self, _: Source) -> None:
         self._pay_owed()
