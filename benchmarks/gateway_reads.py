@@ -216,13 +216,13 @@ async def _levels(rounds: int) -> list[float]:
     return found[1:]
 
 
-async def past(pairs: int, jobs: int, count: int) -> Figures:
+async def past(moments: int, jobs: int, count: int) -> Figures:
     """Return how long moments of the past take, and how much later other answers come meanwhile.
 
     Lists are of moments anywhere in the ledger, one after the other, as somebody asks for them who moves the slider.
     """
-    found: Figures = {"job": [], "levels": await _levels(pairs), "list": [], "others": []}
-    moments = random.Random(1)
+    found: Figures = {"job": [], "levels": await _levels(moments), "list": [], "others": []}
+    when = random.Random(1)
     async with fresh() as (server, ledger, folder), gateway(server, folder) as ours:
         await add_lines(ours, jobs)
         job = await ledger.enqueue(noop, number=1)
@@ -232,10 +232,10 @@ async def past(pairs: int, jobs: int, count: int) -> Figures:
         # last two messages, and its GET takes four times as long alone.
         await caught_up(ours, await add_lines(ours, 10))
         async with Connection(ours.url) as connection:  # one that says nothing for 10 s is closed
-            for _ in range(pairs):
+            for _ in range(moments):
                 found["job"].append(await _median_ms(connection, f"{request[1]}?sequence={job.sequence}", 9))
                 alone = await load(ours.url, 1, count, lambda _: request, _OK)
-                then = moments.randint(1, job.sequence - 1)
+                then = when.randint(1, job.sequence - 1)
                 view = asyncio.create_task(_median_ms(connection, f"/v1/jobs?sequence={then}", 1))
                 beside = await load(ours.url, 1, count, lambda _: request, _OK)
                 found["list"].append(await view)
