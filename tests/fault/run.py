@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -32,7 +33,11 @@ LONG: Final = (
     "tests/fault/test_schedules_die.py",
     "tests/fault/test_unique.py",
 )
-LIMIT_S: Final = 600.0
+#: Of each half. Both take twenty minutes on a fast machine, and twice that on a slow one.
+LIMIT_S: Final = 3_600.0
+_TOLD_EACH_S: Final = 60.0
+#: A line of pytest that shows results only.
+_RESULTS: Final = re.compile(rb"^[.FEsxX]+(?= *\[|$)", re.MULTILINE)
 _FOLDERS: Final = ("tests/fault", "tests/integration", "tests/gateway", "tests/model", "tests/newcomer")
 _PYTEST: Final = (
     sys.executable,
@@ -82,14 +87,29 @@ def _run(seed: int, only: str | None) -> bool:
     logs = [FOLDER / f"half-{number}.log" for number in range(len(halves))]
     running = [_start(seed, log, *words) for log, words in zip(logs, halves, strict=True)]
     try:
-        codes = [process.wait(LIMIT_S * 2) for process in running]
+        _wait(running, logs)
     finally:
         for process in running:
             if process.poll() is None:
                 process.kill()
     for log in logs:
         _say(log.read_text(encoding="utf-8", errors="replace"))
-    return not any(codes)
+    return not any(process.wait() for process in running)
+
+
+def _wait(running: list[subprocess.Popen[bytes]], logs: list[Path]) -> None:
+    """Wait until all have ended, or had their time; tell each minute how far they are."""
+    began = told = time.monotonic()
+    while any(process.poll() is None for process in running):
+        now = time.monotonic()
+        if now - began > LIMIT_S:
+            _say(f"faults: not done after {LIMIT_S / 60:.0f} min; found until then:\n")
+            return
+        if now - told >= _TOLD_EACH_S:
+            told = now
+            done = sum(len(line) for log in logs for line in _RESULTS.findall(log.read_bytes()))
+            _say(f"faults: {(now - began) / 60:.0f} min, tests done: {done}\n")
+        time.sleep(0.2)
 
 
 def _row(figures: Figures) -> str:
