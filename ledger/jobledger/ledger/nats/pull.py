@@ -26,10 +26,10 @@ _NANOSECONDS: Final = 1_000_000_000
 #: How long a request stands at the server, and how often the server says meanwhile that it does.
 EXPIRES_S: Final = 30.0
 HEARTBEAT_S: Final = 2.0
-#: The same with several filters. At each heartbeat the server looks for the next message; where a block of the stream
-#: (8 MB) was filled since its last look, it then goes through all subjects in use. Source: ADR 004.
+#: The heartbeat of a consumer with several filters. At each one the server looks for the next message, and once 8 MB were
+#: appended since its last look it goes through all subjects in use to find it. Source: ADR 004.
 _FILTERS_HEARTBEAT_S: Final = 10.0
-#: So many heartbeats are missed before a consumer, or its server, is taken not to be there any more.
+#: A client that has missed this many heartbeats in a row looks for its consumer again.
 SILENT_BEATS: Final = 3
 #: Of one client to one consumer at a time: one is served while the next is on its way, and one stands.
 REQUESTS_MAX: Final = 3

@@ -314,7 +314,9 @@ class Store:
         """
         _check_limit(limit)
         where, given = joined(terms)
-        values = (*bucket_values(since, until, step_s).values(), queue, queue, task, task, *given, limit)
+        span = bucket_values(since, until, step_s)
+        minutes = (span["minutes"], span["since"], span["until"])
+        values = (*minutes, queue, queue, task, task, *given, limit)
         return [bucket_row(row, step_s) for row in self._query(BUCKETS_SQL.format(where), values)]
 
     def failures(self, *, queue: str | None = None, task: str | None = None) -> list[FailureRow]:
