@@ -166,6 +166,7 @@ async def test_a_list_holds_still_and_announces_what_is_newer(browser: Browser, 
         assert await first.get_attribute("id") == before
         await page.keyboard.press("n")
         await expect(first).to_contain_text("somebody newer")
+        await expect(page).to_have_url(f"{shop.url}/jobs?queue=mail")
 
 
 async def test_acts_hold_still_too(browser: Browser, shop: Shop) -> None:

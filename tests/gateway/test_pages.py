@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import re
 
 import httpx
@@ -332,6 +333,12 @@ async def test_newer_jobs_are_counted_above_a_list_that_holds_still(
     still = (await http.get("/jobs", params={"top": top[1]})).text
     assert "3 newer: show" in still
     assert still.count('<tr id="r-mail-') == 2
+    show = re.search(r'data-newer href="([^"]+)"', still)
+    assert show is not None
+    # Soon after the first list, whose rendering is kept for a moment.
+    shown = (await http.get(html.unescape(show[1]))).text
+    assert shown.count('<tr id="r-mail-') == 5
+    assert "newer: show" not in shown
 
 
 async def test_pages_of_a_list_follow_each_other(http: httpx.AsyncClient, ledger: Ledger) -> None:

@@ -63,6 +63,13 @@ async function refreshList(region) {
   }
 }
 
+// What shows the newer rows names the newest, since the list without `top` may be a rendering from before it; a reload begins at the top.
+const named = new URL(location);
+if (named.searchParams.has("top")) {
+  named.searchParams.delete("top");
+  history.replaceState(null, "", named);
+}
+
 // The same for lists that the server sends whole: newer rows wait until somebody asks for them.
 function holdStill(made) {
   for (const table of $$("table[data-still]")) {

@@ -108,6 +108,7 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
     matching: int
     newer: int  #: jobs that fit and came after the first row of a list that holds still
     newer_more: bool
+    newest: str  #: creation of the newest of those; "" where there are none
     queues: list[tuple[str, int | None]]  #: None for whoever is bound to tasks
     tasks: list[str]
     hidden: bool
@@ -130,13 +131,13 @@ def _listed(looked: Looked, view: View, shell: Shell, query: Query, chosen: JobF
 
 def _page(looked: Looked, view: View, shell: Shell, query: Query, chosen: JobFilter) -> Jobs:
     store, shown = view.store, chosen
-    newer = 0
+    newer: list[JobRow] = []
     if query.top is not None and query.cursor is None:
         top = min(moment_of("top", query.top), _LAST)
         after = time_text(top + timedelta(microseconds=1))
         if chosen.until is None or after < chosen.until:
             since = msgspec.structs.replace(chosen, since=after)
-            newer = len(store.job_page(since, limit=_NEWER_MAX, limits=_NEWER_WITHIN).items)
+            newer = store.job_page(since, limit=_NEWER_MAX, limits=_NEWER_WITHIN).items
             shown = msgspec.structs.replace(chosen, until=after)
     found = store.job_page(shown, cursor=query.cursor, limit=ROWS, limits=_ROWS_WITHIN)
     counts = store.job_counts(chosen, limits=_COUNTS_WITHIN)
@@ -151,8 +152,9 @@ def _page(looked: Looked, view: View, shell: Shell, query: Query, chosen: JobFil
         counts=counts.by_state,
         counted_back_to=counts.searched_back_to,
         matching=sum(counts.by_state[state] for state in states),
-        newer=newer,
-        newer_more=newer >= _NEWER_MAX,
+        newer=len(newer),
+        newer_more=len(newer) >= _NEWER_MAX,
+        newest=newer[0].created_at if newer else "",
         queues=_queues(looked, store),
         tasks=_tasks(looked, store),
         hidden=not looked.principal.may("payloads"),
