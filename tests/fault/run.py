@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -36,6 +37,7 @@ LONG: Final = (
 #: Of each half. Both take twenty minutes on a fast machine, and twice that on a slow one.
 LIMIT_S: Final = 3_600.0
 _TOLD_EACH_S: Final = 60.0
+_END_S: Final = 60.0  #: within which a half ends that is asked to
 #: A line of pytest that shows results only.
 _RESULTS: Final = re.compile(rb"^[.FEsxX]+(?= *\[|$)", re.MULTILINE)
 _FOLDERS: Final = ("tests/fault", "tests/integration", "tests/gateway", "tests/model", "tests/newcomer")
@@ -89,12 +91,27 @@ def _run(seed: int, only: str | None) -> bool:
     try:
         _wait(running, logs)
     finally:
-        for process in running:
-            if process.poll() is None:
-                process.kill()
+        _end(running)
     for log in logs:
         _say(log.read_text(encoding="utf-8", errors="replace"))
     return not any(process.wait() for process in running)
+
+
+def _end(running: list[subprocess.Popen[bytes]]) -> None:
+    """End what still runs as Ctrl-C does, so that the servers and workers of its tests end with it."""
+    for process in running:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+    until = time.monotonic() + _END_S
+    for process in running:
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _terminated(*_: object) -> None:
+    sys.exit("faults: ended by a signal")
 
 
 def _wait(running: list[subprocess.Popen[bytes]], logs: list[Path]) -> None:
@@ -152,6 +169,7 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="update docs/reliability.md")
     parser.add_argument("--no-run", action="store_true", help="only record what the last runs found")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, _terminated)
     seed = given.seed
     if seed is None:
         seed = int(os.environ.get("JOBLEDGER_FAULT_SEED") or secrets.randbelow(1 << 31))
