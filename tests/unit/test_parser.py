@@ -109,6 +109,36 @@ def test_a_subject_with_white_space_that_the_server_takes_ends_no_connection() -
         assert [(each[1], each[3]) for each in got] == [(b"a.\x0b7.\x0cb\x0b", b"data")] * 4
 
 
+def test_what_is_not_ours_leaves_the_messages_behind_it_to_the_shortcut() -> None:
+    class Slow(Client):
+        async def _process_msg(self, sid: int, *_: object) -> None:
+            self.got.append(sid)
+
+    ours, theirs = _message(OURS, b"", b"", b"data"), _message(7, b"", b"A: b\r\n\r\n", b"data")
+    sent = b"".join((ours, b"PONG\r\n", ours, theirs, ours, b"-ERR 'slow'\r\n", ours))
+    for cut in range(1, len(sent)):
+        client = Slow()
+        chunks = [sent[at : at + cut] for at in range(0, len(sent), cut)]
+        got = _parsed(MessageParser(cast("Any", client), HANDLERS), client, chunks)
+        quick = (OURS, b"a.b", b"", b"data", b"")
+        assert got == [quick, "pong", quick, 7, quick, "'slow'", quick], cut
+
+
+def test_what_follows_a_lost_connection_in_the_same_bytes_is_forgotten() -> None:
+    class Losing(Client):
+        async def _process_err(self, text: str) -> None:
+            await super()._process_err(text)
+            parser.reset()
+
+    client = Losing()
+    parser = MessageParser(cast("Any", client), HANDLERS)
+    sent = b"-ERR 'stale'\r\n" + _message(OURS, b"", b"", b"old") + b"MSG a."
+    assert _parsed(parser, client, [sent]) == ["'stale'"]
+    assert _parsed(parser, client, [_message(OURS, b"", b"", b"new")])[1:] == [
+        (OURS, b"a.b", b"", b"new", b"")
+    ]
+
+
 def test_what_was_kept_is_forgotten_with_the_connection() -> None:
     client = Client()
     parser = MessageParser(cast("Any", client), HANDLERS)

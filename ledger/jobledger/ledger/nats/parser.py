@@ -81,7 +81,8 @@ class MessageParser(Parser):
         handlers: Mapping[int, Handler],
         collectors: Mapping[bytes, Collector] | None = None,
     ) -> None:
-        super().__init__(receiver)
+        self._resets = 0
+        super().__init__(receiver)  # which resets
         self._receiver = receiver
         self._handlers = handlers
         self._collectors: Mapping[bytes, Collector] = {} if collectors is None else collectors
@@ -102,22 +103,36 @@ class MessageParser(Parser):
         """Begin again, as after a reconnect."""
         super().reset()
         self._kept = b""
+        self._resets += 1
 
     async def parse(self, data: bytes = b"") -> None:
-        """Hand on every whole message in `data` and what was kept of the data before."""
+        """Hand on every whole message in `data` and what was kept of the data before.
+
+        nats-py's parser is given one line, or the rest of one message, at a time: what follows it may be thousands of
+        messages of ours, and would be its own for as long as what is read ends within one of them.
+        """
         self._heard = True
-        if self.buf or self.state != AWAITING_CONTROL_LINE:
-            await super().parse(data)
-            return
-        if self._kept:
-            data, self._kept = self._kept + data, b""
-        done = self._take(data)
-        if done < len(data):
-            rest = data[done:]
-            if _may_be_ours(rest) and len(rest) < _KEPT_BYTES_MAX and self._needs_more(rest):
-                self._kept = rest
-            else:
-                await super().parse(rest)
+        resets = self._resets
+        data, self._kept = self._kept + data, b""
+        while data and resets == self._resets:  # what a lost connection had sent is worth nothing
+            if self.state != AWAITING_CONTROL_LINE:
+                missing = self.needed + _CRLF_BYTES - len(self.buf)
+                part, data = data[:missing], data[missing:]
+                await super().parse(part)
+                continue
+            if self.buf:  # the beginning of a line
+                data = bytes(self.buf) + data
+                self.buf.clear()
+            data = data[self._take(data) :]
+            if _may_be_ours(data) and len(data) < _KEPT_BYTES_MAX and self._needs_more(data):
+                self._kept = data
+                return
+            line_end = data.find(b"\r\n") + _CRLF_BYTES
+            line, data = (data[:line_end], data[line_end:]) if line_end >= _CRLF_BYTES else (data, b"")
+            await super().parse(line)
+            if self.buf and self.state == AWAITING_CONTROL_LINE:  # it waits for more
+                await super().parse(data)
+                return
 
     def _take(self, data: bytes) -> int:
         """Hand on messages from the front as long as they are whole and ours; return how many bytes are done."""
