@@ -32,7 +32,7 @@ from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.fault, pytest.mark.timeout(180)]
 
-#: Twice what a call to the ledger may take, for those that make two; and what a machine with much to do adds.
+#: Twice what a call to the ledger may take, for those that make two; and what a machine with little to do adds.
 ANSWERED_WITHIN_S: Final = 12.0
 _SECRET: Final = "the secret of the test"
 _STREAM: Final = {"accept": "text/event-stream"}
@@ -114,7 +114,7 @@ def _requests() -> list[tuple[str, str, dict[str, Any]]]:
         elif endpoint.body is not None:
             given = {"json": BODIES.get(named, {})}
         found.append((endpoint.method, endpoint.path.format_map(WORDS), given))
-    found += [("GET", page.path.format_map(WORDS), {}) for page in PAGES]
+    found += [("GET", path, {}) for path in _pages()]
     found += [
         ("POST", form.path.format_map({**WORDS, "verb": "cancel"}), {"data": {"token": "x"}})
         for form in FORMS
@@ -139,6 +139,10 @@ def _requests() -> list[tuple[str, str, dict[str, Any]]]:
     return found
 
 
+def _pages() -> list[str]:
+    return [page.path.format_map(WORDS) for page in PAGES]
+
+
 async def test_nothing_waits_long_for_a_server_that_is_frozen(
     server: EmbeddedServer, ledger: Ledger, http: httpx.AsyncClient, record: Recorder
 ) -> None:
@@ -146,6 +150,9 @@ async def test_nothing_waits_long_for_a_server_that_is_frozen(
     await _fill(ledger, http)
     requests, events = _requests(), (await ledger.log.head()).last_sequence
     assert server.pid is not None
+    # What a machine with much to do adds: as long as all pages take at once, of which none waits for anything.
+    shown = await asyncio.gather(*(_asked(http, "GET", path) for path in _pages()))
+    within_s = ANSWERED_WITHIN_S + max(took_s for _, took_s, _, _ in shown)
     os.kill(server.pid, signal.SIGSTOP)
     try:
         async with asyncio.TaskGroup() as group:
@@ -159,7 +166,7 @@ async def test_nothing_waits_long_for_a_server_that_is_frozen(
     slow = [
         f"{took_s:.1f} s {what}: {status} {text[:200]}"
         for what, took_s, status, text in answers
-        if took_s > ANSWERED_WITHIN_S
+        if took_s > within_s
     ]
     assert not slow, "\n".join(slow)
     wrong = [f"{what}: {status} {text[:300]}" for what, _, status, text in answers if status == 500]
@@ -170,7 +177,7 @@ async def test_nothing_waits_long_for_a_server_that_is_frozen(
     record(
         "40a",
         "server frozen, then every address of a gateway asked at once",
-        faults=f"{len(answers)} requests, {refused} answered 503, each within {ANSWERED_WITHIN_S:.0f} s",
+        faults=f"{len(answers)} requests, {refused} answered 503, each within {max(took_s for _, took_s, _, _ in answers):.0f} s",
         jobs=2,
         events=events,
         now=time.monotonic(),
