@@ -16,6 +16,7 @@ from jobledger.ledger.nats.parser import Collector, MessageParser
 
 OURS = 1
 HANDLERS: dict[int, Any] = {OURS: "handler"}
+_HEADERS = b"NATS/1.0\r\nA: b\r\n\r\n"
 
 
 class Client:
@@ -111,10 +112,13 @@ def test_a_subject_with_white_space_that_the_server_takes_ends_no_connection() -
 
 def test_what_is_not_ours_leaves_the_messages_behind_it_to_the_shortcut() -> None:
     class Slow(Client):
-        async def _process_msg(self, sid: int, *_: object) -> None:
+        async def _process_msg(
+            self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any
+        ) -> None:
+            assert (bytes(subject), bytes(reply), data, headers) == (b"a.b", b"", b"data", _HEADERS)
             self.got.append(sid)
 
-    ours, theirs = _message(OURS, b"", b"", b"data"), _message(7, b"", b"A: b\r\n\r\n", b"data")
+    ours, theirs = _message(OURS, b"", b"", b"data"), _message(7, b"", _HEADERS, b"data")
     sent = b"".join((ours, b"PONG\r\n", ours, theirs, ours, b"-ERR 'slow'\r\n", ours))
     for cut in range(1, len(sent)):
         client = Slow()
