@@ -108,13 +108,13 @@ class MessageParser(Parser):
     async def parse(self, data: bytes = b"") -> None:
         """Hand on every whole message in `data` and what was kept of the data before.
 
-        nats-py's parser is given one line, or the rest of one message, at a time: what follows it may be thousands of
-        messages of ours, and would be its own for as long as what is read ends within one of them.
+        nats-py's parser gets one line, or the rest of one message, at a time. If it got all that follows, it would begin
+        a message of ours, and keep the connection for as long as each read ends within a message.
         """
         self._heard = True
         resets = self._resets
         data, self._kept = self._kept + data, b""
-        while data and resets == self._resets:  # what a lost connection had sent is worth nothing
+        while data and resets == self._resets:  # after a reset, the rest is of a connection that is lost
             if self.state != AWAITING_CONTROL_LINE:
                 missing = self.needed + _CRLF_BYTES - len(self.buf)
                 part, data = data[:missing], data[missing:]
@@ -130,7 +130,7 @@ class MessageParser(Parser):
             line_end = data.find(b"\r\n") + _CRLF_BYTES
             line, data = (data[:line_end], data[line_end:]) if line_end >= _CRLF_BYTES else (data, b"")
             await super().parse(line)
-            if self.buf and self.state == AWAITING_CONTROL_LINE:  # it waits for more
+            if self.buf and self.state == AWAITING_CONTROL_LINE:  # half a line, or a long unknown one
                 await super().parse(data)
                 return
 

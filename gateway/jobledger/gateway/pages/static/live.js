@@ -63,11 +63,12 @@ async function refreshList(region) {
   }
 }
 
-// What shows the newer rows names the newest, since the list without `top` may be a rendering from before it; a reload begins at the top.
-const named = new URL(location);
-if (named.searchParams.has("top")) {
-  named.searchParams.delete("top");
-  history.replaceState(null, "", named);
+// The link "n newer: show" has the time of the newest job as `top`. A reload is to show the newest jobs of then, so `top`
+// leaves the address.
+const opened = new URL(location);
+if (opened.searchParams.has("top")) {
+  opened.searchParams.delete("top");
+  history.replaceState(null, "", opened);
 }
 
 // The same for lists that the server sends whole: newer rows wait until somebody asks for them.

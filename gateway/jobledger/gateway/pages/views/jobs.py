@@ -108,7 +108,9 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
     matching: int
     newer: int  #: jobs that fit and came after the first row of a list that holds still
     newer_more: bool
-    newest: str  #: creation of the newest of those; "" where there are none
+    #: Creation of the newest of those, "" where there are none. The link that shows them names it: the list's own address
+    #: may get a rendering from before them, which `serving` shares for a moment.
+    newest: str
     queues: list[tuple[str, int | None]]  #: None for whoever is bound to tasks
     tasks: list[str]
     hidden: bool
