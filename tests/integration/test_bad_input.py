@@ -164,6 +164,8 @@ def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
         {"replicas": 2},
         {"commit": "sometimes"},
         {"enqueue_in_flight_max": 0},
+        {"prefetch_max": 0},
+        {"prefetch_max": 2.5},
         {"environment": "a.b"},
         {"no_such_setting": 1},
     ],

@@ -237,6 +237,27 @@ async def test_more_views_of_the_past_than_may_wait_are_refused_and_the_others_a
     assert not list(folder.iterdir())
 
 
+async def test_a_view_of_the_past_asks_the_server_for_few_events_at_a_time(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    await ledger.enqueue_many(send, ({"to": str(each)} for each in range(600)))
+    sequence = (await ledger.log.head()).last_sequence
+    asked: list[int] = []
+
+    def heard(_subject: bytes, _reply: bytes, data: bytes, _headers: bytes) -> None:
+        asked.append(json.loads(data)["batch"])
+
+    await ledger.connection.listen(f"$JS.API.CONSUMER.MSG.NEXT.{ledger.names.ledger_stream}.>", heard)
+    past = PastViews(setup_of(ledger, tmp_path / "p.db", "past"))
+    running = asyncio.create_task(past.run())
+    async with past.opened(sequence) as store:
+        assert len(store.jobs(700)) == 600
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert len(asked) >= 3
+    assert max(asked) == 256
+
+
 def test_without_the_extra_or_without_a_key_beyond_this_machine_nothing_is_started(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,7 +183,7 @@ async def test_a_purge_of_all_that_is_left_ends_a_read(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The consumer had counted what is gone now, and would say for ever that it is there and has nothing.
-    monkeypatch.setattr(window, "_MESSAGES", 100)
+    ledger.connection.prefetch_max = 100
     await fill(ledger.log, 1_000)
     of_one_queue = f"{chain_of(ledger.log).rsplit('.', 2)[0]}.>"
     seen: list[int] = []
@@ -236,7 +236,7 @@ async def test_a_consumer_whose_replica_lags_is_replaced_and_not_believed(
     def ends_early(raw: Raw) -> int:
         return 0 if len(believed) < 4 else pending_after(raw)
 
-    monkeypatch.setattr(window, "_MESSAGES", 100)
+    ledger.connection.prefetch_max = 100
     monkeypatch.setattr(feed, "_RETRY_S", 0.01)
     monkeypatch.setattr(OrderedReader, "_create", lagging)
     monkeypatch.setattr(feed, "_pending_after", ends_early)
@@ -277,7 +277,7 @@ async def test_a_leader_that_cannot_tell_is_asked_again_and_not_taken_for_the_en
     def ends_early(raw: Raw) -> int:
         return pending_after(raw) if len(asked) >= elections[-1] else 0
 
-    monkeypatch.setattr(window, "_MESSAGES", 100)
+    ledger.connection.prefetch_max = 100
     monkeypatch.setattr(feed, "_RETRY_S", 0.01)
     monkeypatch.setattr(Inbox, "ask", answer)
     monkeypatch.setattr(feed, "_pending_after", ends_early)

@@ -51,6 +51,9 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
     #: Group appends where the server fsyncs each one; auto finds out by itself.
     commit: Literal["auto", "group", "pipeline"] = "auto"
     enqueue_in_flight_max: int = 2_048  #: appends of `enqueue_many` on their way at once
+    #: Events that a reader of the ledger asks the server for at a time: fewer delay its other clients less, and are slower
+    #: where the server is far away.
+    prefetch_max: int = 2_048
     tracing: bool = False  #: spans by OpenTelemetry (extra `otel`) for what is enqueued and run here
     inbox_prefix: str = "_INBOX"  #: one per role where permissions are used
     #: For nats-py's connect: tls (a context), tls_handshake_first, ...
@@ -93,10 +96,12 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
         )
         _require(self.replicas in (1, 3, 5), f"replicas must be 1, 3 or 5, got {self.replicas!r}")
         _require(self.commit in _COMMITS, f"commit must be one of {', '.join(_COMMITS)}, got {self.commit!r}")
-        _require(
-            1 <= self.enqueue_in_flight_max <= 1 << 16,
-            f"enqueue_in_flight_max must be 1 to 65536, got {self.enqueue_in_flight_max!r}",
-        )
+        for name in ("enqueue_in_flight_max", "prefetch_max"):
+            count: object = getattr(self, name)
+            _require(
+                isinstance(count, int) and 1 <= count <= 1 << 16,
+                f"{name} must be 1 to 65536, got {count!r}",
+            )
 
     def for_another_process(self) -> dict[str, Any] | None:
         """Return what another process is to give `connect`, as JSON values; None where `nats_options` are none."""

@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.process.children import Child, child
 from jobledger.gateway.process.lending import folder_of, remove_those_of_the_dead
@@ -18,6 +20,9 @@ from jobledger.projections import ProjectionError, Store
 #: Moments that may wait while one is made.
 WAITING_MAX: Final = 4
 _WAIT_S: Final = 60.0
+#: Events that the child asks the server for at a time. To send 2,048 keeps the server busy for 10 ms, in which it answers
+#: nobody else.
+_PREFETCH: Final = 256
 
 
 class _Wanted:
@@ -32,7 +37,9 @@ class PastViews:
     """Rows of past moments, from a child that the first who asks for one starts."""
 
     def __init__(self, setup: Setup) -> None:
-        self._setup = setup
+        self._setup = msgspec.structs.replace(
+            setup, connection={**setup.connection, "prefetch_max": _PREFETCH}
+        )
         self._asked = asyncio.Event()
         self._child: Child | None = None
         self._wanted: dict[int, _Wanted] = {}

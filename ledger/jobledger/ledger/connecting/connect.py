@@ -59,6 +59,7 @@ async def connect(
         timeout_s=config.connect_timeout_s,
         access=config,
         inbox_prefix=config.inbox_prefix,
+        prefetch_max=config.prefetch_max,
         options=config.nats_options,
     )
     publisher: Publisher | None = None

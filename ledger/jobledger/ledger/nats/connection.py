@@ -45,6 +45,7 @@ logger = logging.getLogger("jobledger.connection")
 SERVER_VERSION_MIN: Final = (2, 12)
 SERVER_VERSION_SAFE: Final = (2, 15)  # holes in `sync_interval: always` were closed there
 PENDING_BYTES_MAX: Final = 32 << 20
+PREFETCH_MAX: Final = 2_048  #: 1.2 MB of usual events
 _RECONNECT_WAIT_S: Final = 0.25
 #: A server that answers none of two pings is given up: within 8 s, whatever its process or the network do.
 _PINGS: Final[dict[str, Any]] = {"ping_interval": 2, "max_outstanding_pings": 2}
@@ -81,9 +82,12 @@ class ConnectionLostError(Exception):
 class Connection(Client):
     """One client connection; see the module's docstring. Made by `open_connection`."""
 
-    def __init__(self, access: Access = NO_ACCESS, *, servers: int = 1) -> None:
+    def __init__(
+        self, access: Access = NO_ACCESS, *, servers: int = 1, prefetch_max: int = PREFETCH_MAX
+    ) -> None:
         super().__init__()
         self._access = access
+        self.prefetch_max = prefetch_max  #: messages that a reader on it asks for at a time
         self._attempts_left: int | None = (
             servers  # of the first connection; later ones are tried without limit
         )
@@ -377,6 +381,7 @@ async def open_connection(
     timeout_s: float,
     access: Access = NO_ACCESS,
     inbox_prefix: str = "_INBOX",
+    prefetch_max: int = PREFETCH_MAX,
     options: dict[str, Any] | None = None,
 ) -> Connection:
     """Connect, check the server, and keep the connection up from then on without limit.
@@ -392,7 +397,7 @@ async def open_connection(
     access.check()
     servers = servers_of(url)
     random.shuffle(servers)  # here, and not by nats-py at each loss: so the one that was lost is tried last
-    connection = Connection(access, servers=len(servers))
+    connection = Connection(access, servers=len(servers), prefetch_max=prefetch_max)
     try:
         check_addresses(servers)
         async with asyncio.timeout(timeout_s):

@@ -20,7 +20,6 @@ from jobledger.ledger.nats.inbox import status_of
 from jobledger.ledger.nats.parser import Collector, Raw
 from jobledger.ledger.nats.pull import EXPIRES_S, HEARTBEAT_S, SILENT_BEATS, header_text
 
-_MESSAGES: Final = 2_048  # of a request; 1.2 MB of usual events
 _BYTES: Final = 8 << 20  # of a request: what is read ahead of the reader at the most, if no message is larger
 _TAKEN_MAX: Final = 512
 _NANOSECONDS: Final = 1_000_000_000
@@ -51,7 +50,8 @@ class PullWindow(Collector):
         self._connection = connection
         self._subject = pull_subject(stream, consumer)
         self._prefix = f"{connection.new_inbox()}."
-        self._batch = min(_MESSAGES, messages_max) if messages_max > 0 else _MESSAGES
+        asked = connection.prefetch_max
+        self._batch = min(asked, messages_max) if messages_max > 0 else asked
         self._unlisten: Callable[[], Awaitable[None]] | None = None
         self._woken = asyncio.Event()
         self._held: list[Raw] = []  # counted, and not yet taken
