@@ -47,7 +47,7 @@ class SnapshotConfig(msgspec.Struct, frozen=True, kw_only=True):
     #: Events between two of them at least; what a past moment costs to reach from one.
     every_events: int = 25_000
     time_share_max: float = 0.03  #: part of the projector's time that copying may take
-    at_once_s: float = 1.0  #: time that copying may take at the start, before any share has added up
+    at_once_s: float = 2.0  #: time that copying may take in a burst of events, before any share has added up
     count_max: int = 16  #: kept at most: the older, the sparser
     bytes_max: int = 2 << 30  #: of all together
 
