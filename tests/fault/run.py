@@ -33,6 +33,8 @@ LONG: Final = (
     "tests/fault/test_paused_queues.py",
     "tests/fault/test_schedules_die.py",
     "tests/fault/test_unique.py",
+    "tests/fault/test_network.py",
+    "tests/fault/test_big_ledgers.py",
 )
 #: Of each half. Both take twenty minutes on a fast machine, and twice that on a slow one.
 LIMIT_S: Final = 3_600.0
