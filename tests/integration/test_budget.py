@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.support.limited import define
@@ -18,9 +19,14 @@ from jobledger.ledger import (
     TaskRegistry,
     task,
 )
+from jobledger.ledger.model.chain import load, transact
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.commands import PutBack
+from jobledger.ledger.model.events import Queued
 from jobledger.ledger.nats.durables import find_consumer
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.nats.timer_stream import DUE_CONSUMER
+from jobledger.workers import single
 from jobledger.workers.budget import Ran, run_within
 from jobledger.workers.single import run_one
 
@@ -72,6 +78,30 @@ async def test_a_job_with_limits_is_admitted_by_who_runs_it_by_hand(ledger: Ledg
     first, second = [await ledger.enqueue(add.options(limits=("api",)), 1, n) for n in (2, 3)]
     for job in (first, second):  # the first one gave its slot back
         assert (await run_one(ledger, TASKS, job.ref)).state is JobState.COMPLETED
+
+
+async def test_a_job_that_is_put_back_and_admitted_again_before_it_is_claimed_is_run(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await define(ledger, "api", slots=1)
+    job = await ledger.enqueue(add.options(limits=("api",)), 1, 2)
+    queued = single._queued  # pyright: ignore[reportPrivateUsage]
+    late: list[StoredEvent] = []
+
+    async def put_back(*given: Any) -> StoredEvent:
+        dispatch = await queued(*given)
+        if not late:
+            late.append(dispatch)
+            view = await load(ledger.log, job.ref)
+            assert view.job is not None
+            command = PutBack(asked_by=view.job.wait_sequence)
+            await transact(ledger.log, job.ref, command, ledger.stamp, known=view)
+        return dispatch
+
+    monkeypatch.setattr(single, "_queued", put_back)
+    assert (await run_one(ledger, TASKS, job.ref)).state is JobState.COMPLETED
+    causes = [stored.event.cause for stored in await job.history() if isinstance(stored.event, Queued)]
+    assert causes == ["admitted", "admitted"]
 
 
 async def test_a_job_that_its_limits_do_not_admit_stays_as_it_is(

@@ -29,8 +29,8 @@ async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str =
     limits is admitted, and one that fails is retried in time as soon as somebody works again.
     When this is cancelled, it gives the job back as a worker does that is stopped.
 
-    Raises: JobNotFoundError, UnknownTaskError, UnreachableError, IllegalTransitionError for a job that runs, has ended
-    was claimed by a worker meanwhile, or was not admitted by its limits within 10 s.
+    Raises: JobNotFoundError, UnknownTaskError, UnreachableError, IllegalTransitionError for a job that runs, has ended,
+    was claimed by a worker meanwhile, or was not admitted by its limits, or could not be claimed, within 10 s.
     """
     job = (await _read(ledger, ref))[1].job
     if job is None:
@@ -39,17 +39,20 @@ async def run_one(ledger: Ledger, tasks: TaskRegistry, ref: JobRef, *, by: str =
         raise IllegalTransitionError(job.id, job.state.value, "be run now")
     tasks.get(job.task)
     async with Bench(ledger, tasks, queue=ref.queue) as bench:
-        await bench.run(await _queued(ledger, ref, by))
-    return await _after(ledger, ref, bench.identity)
+        until = ledger.clock.monotonic() + _ADMITTED_WITHIN_S
+        while True:
+            await bench.run(await _queued(ledger, ref, by, until))
+            job = await _after(ledger, ref, bench.identity, until)
+            if job is not None:
+                return job
 
 
-async def _queued(ledger: Ledger, ref: JobRef, by: str) -> StoredEvent:
+async def _queued(ledger: Ledger, ref: JobRef, by: str, until: float) -> StoredEvent:
     """Return the dispatch of a queued job; a job that waits is queued first, and one with limits admitted by them."""
     history, chain = await _read(ledger, ref)
     if chain.job is not None and chain.job.state in _WAITS:
         await ledger.retry(ref, reason="run at once by an operator", by=by)
         history, chain = await _read(ledger, ref)
-    until = ledger.clock.monotonic() + _ADMITTED_WITHIN_S
     while chain.job is not None and chain.job.state is JobState.HELD:
         if ledger.clock.monotonic() >= until:
             message = f"held, and its limits did not admit it within {_ADMITTED_WITHIN_S:g} s"
@@ -68,11 +71,21 @@ async def _read(ledger: Ledger, ref: JobRef) -> tuple[list[StoredEvent], JobView
     return history, fold(history)
 
 
-async def _after(ledger: Ledger, ref: JobRef, identity: str) -> Job:
+async def _after(ledger: Ledger, ref: JobRef, identity: str, until: float) -> Job | None:
+    """Return the job that was run here; None where its dispatch was replaced before it was claimed, so that it still waits.
+
+    A reactor does that to a job that was admitted while nobody worked in its queue: its limits admit it once more.
+    """
     job = (await _read(ledger, ref))[1].job
     assert job is not None, "it was there before"
-    if not any(attempt.worker == identity for attempt in job.attempts):
+    if any(attempt.worker == identity for attempt in job.attempts):
+        return job
+    if job.state not in {JobState.QUEUED, JobState.HELD}:
         raise IllegalTransitionError(
             job.id, f"{job.state.value}, claimed by a worker meanwhile", "be run here"
         )
-    return job
+    if ledger.clock.monotonic() >= until:
+        message = f"{job.state.value}, and it could not be claimed within {_ADMITTED_WITHIN_S:g} s"
+        raise IllegalTransitionError(job.id, message, "be run here")
+    await asyncio.sleep(_LOOK_AGAIN_S)
+    return None
