@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tests.support.working import LIMIT_S, attempts, ended, working
+from tests.support.working import LIMIT_S, Connect, attempts, ended, working
 
+from jobledger.audit.verify import verify
 from jobledger.ledger import ChildFailedError, JobState, Ledger, Run, task, workflow
 
 pytestmark = pytest.mark.anyio
@@ -53,6 +54,42 @@ async def test_a_child_is_a_job_of_its_own_and_its_result_comes_back(
     assert (child.queue, child.task, child.state) == ("kids", "double", JobState.COMPLETED)
     assert child.member is not None
     assert (child.member.job, child.member.step) == ("p", "double")
+
+
+@workflow(queue="runs", max_attempts=1)
+async def many_large(run: Run, count: int, size: int) -> list[int]:
+    pages = await run.map(large, [size + number for number in range(count)])
+    await run.sleep(0.01)
+    return sorted({len(page) for page in pages})[:2]
+
+
+async def test_results_that_are_more_than_one_value_may_be_are_read_in_every_attempt(
+    connected: Connect,
+) -> None:
+    """Scaled down: what 10,000 results of 1 KB are to 8 MiB, 60 are to 32 KiB."""
+    async with connected(inline_bytes_max=1_024, payload_bytes_max=1 << 15) as ledger:
+        async with working(ledger, many_large, large, concurrency=4):
+            job = await ledger.enqueue(many_large, 60, 1_000)
+            assert await job.result(timeout_s=LIMIT_S) == [1_000, 1_001]
+            again = await ledger.rerun(job, from_step="sleep", task=many_large)
+            assert await again.result(timeout_s=LIMIT_S) == [1_000, 1_001]
+        step = (await job.snapshot()).steps["large"]
+        assert step.result_ref is not None
+        assert step.result_ref.size_bytes > 60_000
+        report = await verify(ledger.log)
+        assert report.sound, report.text()
+
+
+async def test_results_that_are_more_than_a_run_may_read_fail_their_step_once(connected: Connect) -> None:
+    async with (
+        connected(inline_bytes_max=1_024, payload_bytes_max=2_048) as ledger,
+        working(ledger, many_large, large, concurrency=4),
+    ):
+        job = await ended(await ledger.enqueue(many_large, 60, 1_900))
+    assert (job.state, job.steps["large"].state) == (JobState.DEAD_LETTERED, "failed")
+    assert job.error is not None
+    assert job.error.type == "PayloadTooLargeError"
+    assert job.error.message.startswith("step 'large': the result of step large has ")
 
 
 @workflow(queue="runs", max_attempts=1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -26,7 +27,7 @@ from jobledger.ledger import (
     task,
     workflow,
 )
-from jobledger.ledger.model.errors import InvalidInputError, TaskDefinitionError
+from jobledger.ledger.model.errors import InvalidError, InvalidInputError, TaskDefinitionError
 from jobledger.ledger.model.events import StepCompleted, StepFailed
 
 pytestmark = pytest.mark.anyio
@@ -466,6 +467,65 @@ async def test_a_run_is_gone_on_with_by_another_client_of_the_ledger(connected: 
 async def measure(text: str) -> int:
     CALLS["measure"] += 1
     return len(text)
+
+
+def halve(number: int) -> float:
+    return number / 2
+
+
+@workflow(queue="runs", max_attempts=1)
+async def mistakes(run: Run) -> list[str]:
+    said: list[str] = []
+    nothing, plain, job, many = cast("tuple[Any, ...]", (None, halve, known, run))
+    wrongs: tuple[Callable[[], Awaitable[Any]], ...] = (
+        lambda: many.map(known, [1], limit=nothing),
+        lambda: many.map(plain, [1]),
+        lambda: many.call(plain, 1),
+        lambda: many.each(job, [1]),
+        lambda: many.each(halve, [1], limit=nothing),
+        lambda: many.gather(noop, noop, limit=nothing),
+    )
+    for wrong in wrongs:
+        try:
+            await wrong()
+        except InvalidError as error:
+            said.append(str(error))
+    return [*said, *map(str, await run.each(halve, [1, 3], chunk=2))]
+
+
+@task(queue="runs")
+async def known(number: int) -> int:
+    return number
+
+
+async def noop() -> None:
+    """Do nothing."""
+
+
+NO_STEP = (
+    "known is a task, which a run calls as a job of its own: use run.call or run.map; "
+    "a step is a function, plain or with @step"
+)
+
+
+async def test_each_takes_a_plain_function_and_what_cannot_be_is_told_in_a_sentence(ledger: Ledger) -> None:
+    async with working(ledger, mistakes, known):
+        job = await ledger.enqueue(mistakes)
+        *said, first, second = await job.result(timeout_s=LIMIT_S)
+    assert (first, second) == ("0.5", "1.5")
+    no_task = (
+        "halve is no task, so it cannot be a job of its own: decorate it with @task, or call it in this process "
+        "with run.step or run.each"
+    )
+    assert said == [
+        "limit of a group must be a whole number from 0 (no limit) to 100,000, got None",
+        no_task,
+        no_task,
+        NO_STEP,
+        "limit of run.each must be a whole number, 1 or more, got None",
+        "limit must be a whole number, 0 (no limit) or more, got None",
+    ]
+    assert list((await job.snapshot()).steps) == ["halve"]
 
 
 @workflow(queue="runs")

@@ -20,11 +20,13 @@ from jobledger.ledger.patience import Patience
 class Values(Protocol):
     """Where large values lie; see `Payloads`."""
 
-    def fits_inline(self, text: bytes, *, what: str) -> bool:
+    def fits_inline(self, text: bytes, *, what: str, of_group: bool = False) -> bool:
         """Return whether an event can carry the value itself."""
         ...
 
-    async def put(self, text: bytes, *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:
+    async def put(
+        self, text: bytes, *, what: str, of_group: bool = False
+    ) -> tuple[msgspec.Raw, PayloadRef | None]:
         """Return what an event is to carry."""
         ...
 

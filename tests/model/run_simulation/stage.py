@@ -246,10 +246,12 @@ class SimLog(JobReading):
 class Inline:
     """Values that events carry themselves."""
 
-    def fits_inline(self, _text: bytes, *, what: str) -> bool:
+    def fits_inline(self, _text: bytes, *, what: str, of_group: bool = False) -> bool:
         return True
 
-    async def put(self, text: bytes, *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:
+    async def put(
+        self, text: bytes, *, what: str, of_group: bool = False
+    ) -> tuple[msgspec.Raw, PayloadRef | None]:
         return msgspec.Raw(text), None
 
     async def get(self, value: msgspec.Raw, _reference: PayloadRef | None) -> bytes:

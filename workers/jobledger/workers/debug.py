@@ -368,10 +368,10 @@ class _Values:
     def __init__(self, values: dict[str, bytes]) -> None:
         self._values = dict(values)
 
-    def fits_inline(self, text: bytes, *, what: str) -> bool:  # noqa: ARG002 - the protocol's
+    def fits_inline(self, text: bytes, *, what: str, of_group: bool = False) -> bool:  # noqa: ARG002 - the protocol's
         return True
 
-    async def put(self, text: bytes, *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:  # noqa: ARG002
+    async def put(self, text: bytes, **_: object) -> tuple[msgspec.Raw, PayloadRef | None]:
         self._values[digest(text)] = text
         return msgspec.Raw(text), None
 

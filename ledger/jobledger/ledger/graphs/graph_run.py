@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,8 +11,9 @@ from jobledger.ledger.graphs.spec import GraphSpec
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.runs.orders import BUILT_IN_ATTEMPTS, BUILT_IN_QUEUE
 from jobledger.ledger.model.runs.steps import Step
-from jobledger.ledger.runs.errors import ChildFailedError
-from jobledger.ledger.runs.groups import failure_of, record_failure
+from jobledger.ledger.runs.errors import ChildFailedError, StepFailedError
+from jobledger.ledger.runs.groups import failure_of, record_failure, record_results
+from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.passage import Asked, Passage
 from jobledger.ledger.runs.run import Run
 from jobledger.ledger.runs.scopes import Branch
@@ -23,12 +25,13 @@ from jobledger.ledger.runs.workflow import workflow
     name="run_graph",
     queue=BUILT_IN_QUEUE,
     max_attempts=BUILT_IN_ATTEMPTS,
-    give_up_on=(ChildFailedError, InvalidInputError),
+    give_up_on=(ChildFailedError, StepFailedError, InvalidInputError),
 )
 async def run_graph(run: Run, graph: GraphSpec) -> dict[str, Any]:
     """Run the nodes of a graph, each once those that it waits for have ended; return their results by their labels.
 
-    Raises: ChildFailedError for the first node that failed, once no other one can run.
+    Raises: ChildFailedError for the first node that failed, once no other one can run; StepFailedError where the
+        results are more than a run may read at once.
     """
     graph.check()
     passage = run._passage  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - it does what a method of a run does
@@ -78,6 +81,8 @@ class _Nodes:
         if step.failed:
             await record_failure(passage, asked, step, lambda item: f"node {labels[item]}: ")
             return
-        ends = await passage.journal.ends(asked.key)
-        results = {label: end.result for label, end in zip(labels, ends, strict=True)}
-        await passage.complete(asked, msgspec.json.encode(results))
+
+        def by_label(ends: Sequence[MemberEnd]) -> bytes:
+            return msgspec.json.encode({label: end.result for label, end in zip(labels, ends, strict=True)})
+
+        await record_results(passage, asked, by_label)

@@ -157,10 +157,10 @@ class ObjectBucket:
         """Return whether nothing needs to be stored under a name."""
         return False
 
-    async def read(self, name: str, *, what: str) -> bytes:
+    async def read(self, name: str, *, what: str, size_bytes: int = 0) -> bytes:
         """Return the bytes under a name. Raises: ObjectGoneError, ObjectDamagedError, ServerUnreachableError."""
         try:
-            async with self._transfer():
+            async with self._transfer(size_bytes):
                 found = await (await self._open()).get(name)
         except nats.js.errors.NotFoundError as error:
             raise ObjectGoneError from error

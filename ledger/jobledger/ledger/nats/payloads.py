@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Final, cast
 
 import msgspec
 import nats.js.errors
@@ -18,6 +18,10 @@ from jobledger.ledger.nats.objects import ObjectBucket, ObjectDamagedError, Obje
 
 if TYPE_CHECKING:
     from jobledger.ledger.model.lifecycle import StoreName
+
+
+#: What the inputs, or the results, of one group may come to, as a multiple of the largest value: they are read as one.
+_OF_GROUP: Final = 32
 
 
 class _Nowhere:
@@ -47,26 +51,34 @@ class Payloads(ObjectBucket):
         self._payload_bytes_max = payload_bytes_max
         self._life_s = life_s  #: how long the bucket keeps a value; None: as long as the ledger
 
-    def fits_inline(self, text: bytes, *, what: str) -> bool:
-        """Return whether `text` can be part of an event.
+    @property
+    def group_bytes_max(self) -> int:
+        """How many bytes the inputs, or the results, of one group may have together."""
+        return _OF_GROUP * self._payload_bytes_max
+
+    def fits_inline(self, text: bytes, *, what: str, of_group: bool = False) -> bool:
+        """Return whether `text` can be part of an event. `of_group`: it is what all children of a step get or returned.
 
         Raises: PayloadTooLargeError beyond the limit of both.
         """
         if len(text) <= self._inline_bytes_max:
             return True
-        if len(text) > self._payload_bytes_max:
-            raise PayloadTooLargeError(what, len(text), self._payload_bytes_max)
+        limit = self.group_bytes_max if of_group else self._payload_bytes_max
+        if len(text) > limit:
+            raise PayloadTooLargeError(what, len(text), limit)
         return False
 
-    async def put(self, text: bytes, *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:
+    async def put(
+        self, text: bytes, *, what: str, of_group: bool = False
+    ) -> tuple[msgspec.Raw, PayloadRef | None]:
         """Return what an event is to carry: the value itself, or a reference to where it now lies.
 
-        Raises: PayloadTooLargeError, LedgerFullError, ServerUnreachableError.
+        `of_group`: as in `fits_inline`. Raises: PayloadTooLargeError, LedgerFullError, ServerUnreachableError.
         """
-        if self.fits_inline(text, what=what):
+        if self.fits_inline(text, what=what, of_group=of_group):
             return msgspec.Raw(text), None
         name = digest(text)
-        await self.store(name, text, what=what)
+        await self.store(name, text, what=what, size_bytes=len(text))
         return NO_VALUE, PayloadRef(sha256=name, size_bytes=len(text))
 
     async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
@@ -77,7 +89,7 @@ class Payloads(ObjectBucket):
         if reference is None:
             return bytes(value)
         try:
-            text = await self.read(reference.sha256, what=_named(reference))
+            text = await self.read(reference.sha256, what=_named(reference), size_bytes=reference.size_bytes)
         except ObjectGoneError as error:
             raise self._gone(reference) from error
         except ObjectDamagedError as error:
@@ -92,7 +104,9 @@ class Payloads(ObjectBucket):
         Raises: as `get`; what is in the file is then worth nothing.
         """
         try:
-            found = await self.copy_to(reference.sha256, file, what=_named(reference))
+            found = await self.copy_to(
+                reference.sha256, file, what=_named(reference), size_bytes=reference.size_bytes
+            )
         except ObjectGoneError as error:
             raise self._gone(reference) from error
         except ObjectDamagedError as error:
@@ -117,7 +131,7 @@ class Payloads(ObjectBucket):
         Raises: LedgerFullError, ServerUnreachableError.
         """
         assert digest(text) == reference.sha256, "a value is kept by the digest of its text"
-        await self.store(reference.sha256, text, what="payload")
+        await self.store(reference.sha256, text, what="payload", size_bytes=len(text))
 
     async def remove(self, reference: PayloadRef) -> None:
         """Let go of a value to which nothing refers any more; one that is gone already is no error.

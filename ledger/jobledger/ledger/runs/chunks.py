@@ -23,8 +23,10 @@ class Chunks:
     ) -> None:
         """Raises: ConfigurationError for a chunk or limit below 1."""
         for what, value in (("chunk", chunk), ("limit", limit)):
-            if value < 1:
-                raise ConfigurationError(f"{what} of run.each must be 1 or more, got {value}")
+            if type(value) is not int or value < 1:
+                raise ConfigurationError(
+                    f"{what} of run.each must be a whole number, 1 or more, got {value!r}"
+                )
         self._passage = passage
         self._step = step
         self._chunks = [items[start : start + chunk] for start in range(0, len(items), chunk)]

@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 import msgspec
 
 from jobledger.ledger.limits.keys import Keyed, with_limits
-from jobledger.ledger.model.errors import ConfigurationError, InvalidError
+from jobledger.ledger.model.errors import ConfigurationError, InvalidError, PayloadTooLargeError
 from jobledger.ledger.model.events import ErrorInfo, Order
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import (
@@ -22,7 +22,7 @@ from jobledger.ledger.model.runs.orders import (
 )
 from jobledger.ledger.model.runs.steps import Step, children_from, failed_item
 from jobledger.ledger.options import Options, refuse_of_maker
-from jobledger.ledger.runs.errors import ChildFailedError, DivergedError
+from jobledger.ledger.runs.errors import ChildFailedError, DivergedError, StepFailedError
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.nodes import node_of
 from jobledger.ledger.runs.passage import Asked, Passage
@@ -81,8 +81,10 @@ class Group:
             raise ConfigurationError(
                 f"a group of {len(inputs):,} children of {task.name} is more than {ITEMS_MAX:,}: make groups of groups"
             )
-        if not 0 <= limit <= ITEMS_MAX:
-            raise ConfigurationError(f"limit must be 0 or more, got {limit!r}")
+        if type(limit) is not int or not 0 <= limit <= ITEMS_MAX:
+            raise ConfigurationError(
+                f"limit of a group must be a whole number from 0 (no limit) to {ITEMS_MAX:,}, got {limit!r}"
+            )
         self._passage = passage
         self._task = task
         self._options = options
@@ -111,7 +113,7 @@ class Group:
         texts = [task.signature.encode((), each) for each in self._inputs]
         await journal.ensure_limits(task, self._options)
         array = b"[" + b",".join(texts) + b"]"
-        items, reference = await journal.put(array, what=f"inputs of step {asked.key}")
+        items, reference = await journal.put(array, what=f"inputs of step {asked.key}", of_group=True)
         await passage.start(asked, order=self._order(journal.job, texts), items=items, items_ref=reference)
         await journal.open(asked.key, again=False)
         return asked
@@ -146,7 +148,8 @@ class Group:
     async def ends(self, asked: Asked) -> list[MemberEnd]:
         """Wait for the children, record what they came to and return it.
 
-        Raises: ChildFailedError for the first one that failed, where the group does not collect failures.
+        Raises: ChildFailedError for the first one that failed, where the group does not collect failures;
+            StepFailedError where their results are more than a run may read at once.
         """
         passage = self._passage
         step = passage.journal.job.steps[asked.key]
@@ -155,8 +158,7 @@ class Group:
             if step.failed and self._on_failure == "stop":
                 await record_failure(passage, asked, step)
             else:
-                ends = await passage.journal.ends(asked.key)
-                await passage.complete(asked, self._recorded(ends))
+                await record_results(passage, asked, self._recorded)
             step = passage.journal.job.steps[asked.key]
         if step.state == "failed":
             raise failure_of(passage, step)
@@ -189,6 +191,18 @@ class Group:
         return Outcome(end, None, ChildFailedError(asked.key, item, job_id, end.error))
 
 
+async def record_results(
+    passage: Passage, asked: Asked, text_of: Callable[[Sequence[MemberEnd]], bytes]
+) -> None:
+    """Record what the children of a step came to, or that it is more than a run may read at once."""
+    try:
+        await passage.complete(asked, text_of(await passage.journal.ends(asked.key)), of_group=True)
+    except PayloadTooLargeError as error:  # in every attempt
+        await passage.fail(
+            asked, ErrorInfo(kind="invalid_result", type=type(error).__name__, message=str(error))
+        )
+
+
 async def record_failure(
     passage: Passage, asked: Asked, step: Step, name: Callable[[int], str] = lambda _: ""
 ) -> None:
@@ -199,8 +213,10 @@ async def record_failure(
     await passage.fail(asked, ErrorInfo(kind="child_failed", type=ChildFailedError.__name__, message=message))
 
 
-def failure_of(passage: Passage, step: Step) -> ChildFailedError:
-    """Return what a step raises that failed by one of its children."""
+def failure_of(passage: Passage, step: Step) -> ChildFailedError | StepFailedError:
+    """Return what a step raises that failed by one of its children, or by what they came to together."""
+    if step.error is not None and step.error.kind == "invalid_result":
+        return StepFailedError(step.key, step.error, step.tries)
     item = failed_item(step)
     sentence = "" if step.error is None else step.error.message
     return ChildFailedError(step.key, item, _child_of(passage.journal.job, step, item), sentence)

@@ -88,7 +88,8 @@ class RunJournal(Protocol):
     async def ends(self, key: str, items: int | None = None) -> list[MemberEnd]:
         """Return how the children of a step ended, all of them or those of a number of bits, in their order.
 
-        Raises: UnreachableError where they cannot be read yet, PayloadMissingError.
+        Raises: UnreachableError where they cannot be read yet, PayloadMissingError; PayloadTooLargeError where their
+        results come to more than a run may read at once.
         """
         ...
 
@@ -96,8 +97,15 @@ class RunJournal(Protocol):
         """Cancel the open children of the steps whose keys begin so: nobody waits for them any more."""
         ...
 
-    async def put(self, text: bytes, *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:
-        """Return what an event is to carry of a JSON value: itself, or a reference to where it is stored now."""
+    async def put(
+        self, text: bytes, *, what: str, of_group: bool = False
+    ) -> tuple[msgspec.Raw, PayloadRef | None]:
+        """Return what an event is to carry of a JSON value: itself, or a reference to where it is stored now.
+
+        `of_group`: it is what all children of a step get or returned, which may be larger than other values.
+
+        Raises: PayloadTooLargeError, LedgerFullError, UnreachableError.
+        """
         ...
 
     async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:

@@ -155,9 +155,20 @@ class Passage:
         await self._record(StartStep, asked, until=until, **more)
         return self.journal.job.steps[asked.key]
 
-    async def complete(self, asked: Asked, text: bytes, *, tries: int = 1, duration_ms: float = 0.0) -> None:
-        """Record the one result of a step. Raises: PayloadTooLargeError, and what `RunJournal.append` raises."""
-        value, reference = await self.journal.put(text, what=f"result of step {asked.key}")
+    async def complete(
+        self,
+        asked: Asked,
+        text: bytes,
+        *,
+        tries: int = 1,
+        duration_ms: float = 0.0,
+        of_group: bool = False,
+    ) -> None:
+        """Record the one result of a step. `of_group`: it is the results of all its children.
+
+        Raises: PayloadTooLargeError, and what `RunJournal.append` raises.
+        """
+        value, reference = await self.journal.put(text, what=f"result of step {asked.key}", of_group=of_group)
         await self._record(
             CompleteStep, asked, result=value, result_ref=reference, tries=tries, duration_ms=duration_ms
         )

@@ -171,7 +171,7 @@ class _Paper:
     async def abandon(self, prefix: str) -> None:
         pass
 
-    async def put(self, text: bytes, *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:  # noqa: ARG002
+    async def put(self, text: bytes, **_: object) -> tuple[msgspec.Raw, PayloadRef | None]:
         return msgspec.Raw(text), None
 
     async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:

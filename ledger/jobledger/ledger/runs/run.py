@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from jobledger.ledger.model.errors import InvalidError, InvalidInputError
+from jobledger.ledger.model.errors import InvalidError, InvalidInputError, TaskDefinitionError
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.runs.errors import StepOverError
 from jobledger.ledger.model.runs.steps import next_signal
@@ -113,24 +113,42 @@ class Run(RunTables, GivenByWorker):
         call = StepCall(self._passage, function, args, kwargs)
         return await self._passage.perform(function.name, lambda branch: call.run(branch.key(function.name)))
 
+    @overload
     async def each(
         self,
-        step: StepFunction[[T], R],
+        step: StepFunction[[T], R] | Callable[[T], Coroutine[Any, Any, R]],
         items: Iterable[T],
         /,
         *,
         chunk: int = 1,
         limit: int = 1,
         name: str = "",
-    ) -> list[R]:
-        """Call a step for each item, `chunk` items to an event and `limit` chunks at once; return the results in order.
+    ) -> list[R]: ...
+    @overload
+    async def each(
+        self,
+        step: Callable[[T], R],
+        items: Iterable[T],
+        /,
+        *,
+        chunk: int = 1,
+        limit: int = 1,
+        name: str = "",
+    ) -> list[R]: ...
+    async def each(
+        self, step: Any, items: Iterable[Any], /, *, chunk: int = 1, limit: int = 1, name: str = ""
+    ) -> list[Any]:
+        """Call a step, or a plain function as one, for each item; return the results in order.
+
+        `chunk` items are one event; `limit` chunks are done at once.
 
         For many small items that one process can do. A chunk that was cut off is done again from its first item.
 
         Raises: as `step`; ConfigurationError.
         """
-        calls = Chunks(self._passage, step, list(items), chunk, limit)
-        return cast("list[R]", await self._passage.perform(step.name, lambda branch: calls.run(branch, name)))
+        function = as_step(step)
+        calls = Chunks(self._passage, function, list(items), chunk, limit)
+        return await self._passage.perform(function.name, lambda branch: calls.run(branch, name))
 
     # Jobs of their own.
 
@@ -146,7 +164,7 @@ class Run(RunTables, GivenByWorker):
 
         Raises: ChildFailedError for one that ended otherwise; InvalidInputError, TaskDefinitionError.
         """
-        plain, group = self._group(task, [task.unpacked[0].signature.named(args, kwargs)], kind="call")
+        plain, group = self._group(task, [_unpacked(task)[0].signature.named(args, kwargs)], kind="call")
 
         async def body(branch: Branch) -> Any:
             asked = await group.begin(branch)
@@ -167,7 +185,7 @@ class Run(RunTables, GivenByWorker):
 
         Raises: InvalidInputError, TaskDefinitionError.
         """
-        plain, group = self._group(task, [task.unpacked[0].signature.named(args, kwargs)], kind="call")
+        plain, group = self._group(task, [_unpacked(task)[0].signature.named(args, kwargs)], kind="call")
 
         async def body(branch: Branch) -> Child[Any]:
             return Child(self._passage, group, await group.begin(branch))
@@ -219,11 +237,11 @@ class Run(RunTables, GivenByWorker):
         return await self._passage.perform(name or plain.name, body)
 
     def _group_of(self, task: Any, items: Iterable[Any], **more: Any) -> tuple[Task[Any, Any], Group]:
-        signature = task.unpacked[0].signature
+        signature = _unpacked(task)[0].signature
         return self._group(task, [signature.named((item,), {}) for item in items], kind="map", **more)
 
     def _group(self, task: Any, inputs: list[dict[str, Any]], **more: Any) -> tuple[Task[Any, Any], Group]:
-        plain, options = cast("tuple[Task[Any, Any], Options]", task.unpacked)
+        plain, options = _unpacked(task)
         return plain, Group(self._passage, plain, options, inputs, **more)
 
     # Branches.
@@ -261,8 +279,8 @@ class Run(RunTables, GivenByWorker):
         Each is a branch: the keys of its steps begin with the function's name. All of them come to their ends before the
         first error, in their order, is raised, so that each attempt sees the same.
         """
-        if limit < 0:
-            raise InvalidInputError(f"limit must be 0 or more, got {limit}")
+        if type(limit) is not int or limit < 0:
+            raise InvalidInputError(f"limit must be a whole number, 0 (no limit) or more, got {limit!r}")
 
         async def body(branch: Branch) -> tuple[Any, ...]:
             return tuple(await branches.gather(self._passage, branch, functions, limit))
@@ -430,3 +448,14 @@ class Run(RunTables, GivenByWorker):
         branch = passage.scopes.enter(undo.name)
         branch.busy = ""
         passage.undos.append(Undo(branch.undo_key(undo.name), undo, args, dict(kwargs)))
+
+
+def _unpacked(task: Any) -> tuple[Task[Any, Any], Options]:
+    """Return a task and its options. Raises: TaskDefinitionError for what is no task."""
+    if not isinstance(task, Task | TaskWithOptions):
+        name = getattr(task, "name", "") or getattr(task, "__name__", "") or repr(task)
+        raise TaskDefinitionError(
+            f"{name} is no task, so it cannot be a job of its own: decorate it with @task, or call it in this process "
+            "with run.step or run.each"
+        )
+    return task.unpacked

@@ -20,6 +20,7 @@ from jobledger.ledger.model.json_text import encode_sorted
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import ExceptionTypes, Rules, RunIn
 from jobledger.ledger.signature import UNREADABLE, TaskSignature, result_decoder
+from jobledger.ledger.tasks import Task, TaskWithOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -170,10 +171,15 @@ def digest_of(value: Any) -> str:
 def as_step(function: StepFunction[..., R] | Callable[..., Any]) -> StepFunction[..., Any]:
     """Return a plain function as a step with the rules that `@step` has by default.
 
-    Raises: TaskDefinitionError for one without a name of its own.
+    Raises: TaskDefinitionError for one without a name of its own, and for a task.
     """
     if isinstance(function, StepFunction):
         return cast("StepFunction[..., Any]", function)
+    if isinstance(function, Task | TaskWithOptions):
+        raise TaskDefinitionError(
+            f"{function.unpacked[0].name} is a task, which a run calls as a job of its own: use run.call or run.map; "
+            "a step is a function, plain or with @step"
+        )
     name = getattr(function, "__name__", "")
     if not name.isidentifier():
         raise TaskDefinitionError(

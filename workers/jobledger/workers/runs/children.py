@@ -12,7 +12,7 @@ from jobledger.ledger.children import child_ref
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.chain import JobView, load
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.errors import UnreachableError
+from jobledger.ledger.model.errors import PayloadTooLargeError, UnreachableError
 from jobledger.ledger.model.events import Completed, PayloadRef
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.runs.orders import items_of
@@ -31,6 +31,23 @@ _AT_ONCE: Final = 32
 #: An end that is counted is in the ledger; a replica that lags may not show it yet.
 _LOOKS_MAX: Final = 8
 _LAG_S: Final = 0.02
+
+
+class _Found(dict[int, MemberEnd]):
+    """How children of a step ended, by their items: at most as much as a run may read at once."""
+
+    def __init__(self, what: str, bytes_max: int) -> None:
+        super().__init__()
+        self._what = what
+        self._bytes_max = bytes_max
+        self._bytes = 0
+
+    def __setitem__(self, item: int, end: MemberEnd) -> None:
+        """Keep an end. Raises: PayloadTooLargeError."""
+        self._bytes += len(bytes(end.result))
+        if self._bytes > self._bytes_max:
+            raise PayloadTooLargeError(self._what, self._bytes, self._bytes_max)
+        super().__setitem__(item, end)
 
 
 class ChildJobs:
@@ -68,11 +85,11 @@ class ChildJobs:
     async def ends(self, ref: JobRef, job: Job, key: str, items: int | None) -> list[MemberEnd]:
         """Return how children ended, in the order of their items.
 
-        Raises: UnreachableError where one cannot be read yet, PayloadMissingError.
+        Raises: UnreachableError where one cannot be read yet, PayloadMissingError, PayloadTooLargeError.
         """
         step = job.steps[key]
         wanted = items_of(step.opened if items is None else items)
-        found: dict[int, MemberEnd] = {}
+        found = _Found(f"result of step {key}", self._ledger.inputs.group_bytes_max)
         for look in range(_LOOKS_MAX):
             missing = [item for item in wanted if item not in found]
             if not missing:
@@ -83,7 +100,7 @@ class ChildJobs:
             f"{len(wanted) - len(found)} ends of children of step {key!r} of run {ref.job_id} cannot be read yet"
         )
 
-    async def _find(self, ref: JobRef, step: Step, items: list[int], found: dict[int, MemberEnd]) -> None:
+    async def _find(self, ref: JobRef, step: Step, items: list[int], found: _Found) -> None:
         completed = [item for item in items if not step.failed >> item & 1]
         if len(completed) > _ONE_BY_ONE_MAX:
             await self._find_many(ref, step, set(completed), found)
@@ -98,7 +115,7 @@ class ChildJobs:
                 if view.job is not None and view.job.is_final:
                     found[item] = await self._end_of(view.job)
 
-    async def _find_many(self, ref: JobRef, step: Step, items: set[int], found: dict[int, MemberEnd]) -> None:
+    async def _find_many(self, ref: JobRef, step: Step, items: set[int], found: _Found) -> None:
         """Read the results of many children by the name of their run, which their ends have in their subjects."""
         log, names = self._ledger.log, self._ledger.names
         assert step.order is not None, "only a group has children"

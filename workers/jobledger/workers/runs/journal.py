@@ -255,13 +255,18 @@ class AttemptJournal:
             with self._troubled():
                 await self._children.cancel(self._attempt.ref, self._channel.chain, items)
 
-    async def put(self, text: bytes, *, what: str) -> tuple[msgspec.Raw, PayloadRef | None]:
+    async def put(
+        self, text: bytes, *, what: str, of_group: bool = False
+    ) -> tuple[msgspec.Raw, PayloadRef | None]:
         """See `RunJournal.put`. In PAYLOADS: results of jobs live shorter than a run may."""
-        if self._ledger.inputs.fits_inline(text, what=what):
+        inputs = self._ledger.inputs
+        if inputs.fits_inline(text, what=what, of_group=of_group):
             return msgspec.Raw(text), None
         with self._troubled():
             return await retry_store(
-                f"the {what}", lambda: self._ledger.inputs.put(text, what=what), outage=self._ledger.outage
+                f"the {what}",
+                lambda: inputs.put(text, what=what, of_group=of_group),
+                outage=self._ledger.outage,
             )
 
     async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
