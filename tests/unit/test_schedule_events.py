@@ -118,6 +118,8 @@ DECISIONS: list[tuple[list[tuple[float, ScheduleCommand]], ScheduleCommand, floa
     ([], Tick(), 0, ScheduleNotFoundError),
     ([declared(), (0, Remove())], Trigger(), 0, ScheduleNotFoundError),
     ([declared(), (1, Tick()), (2, Remove())], Declare(definition=OTHER), 0.5,
+     {"type": "declared", "next_tick": after(1), "number": 1, "tick": None}),  # the clock was set back
+    ([declared(), (1, Tick()), (2, Remove())], Declare(definition=OTHER), 1.2,
      {"type": "declared", "next_tick": after(2), "number": 1, "tick": after(1)}),
     # What is declared again.
     ([declared()], Declare(definition=HOURLY), 5, None),
@@ -403,3 +405,41 @@ assert isinstance(THIRD, Ticked)
 )
 def test_a_check_finds_what_no_version_would_decide(events: tuple[ScheduleEvent, ...], sentence: str) -> None:
     assert any(sentence in each for each in broken(*events)), broken(*events)
+
+
+@each_row(
+    "command",
+    [
+        Resume(),
+        Declare(definition=replace(HOURLY, task="other"), replace=True),
+        Declare(definition=replace(HOURLY, source="code", code_version="2")),
+    ],
+)
+def test_what_a_person_or_code_says_plans_from_now_on_after_ticks_of_the_future(
+    command: ScheduleCommand,
+) -> None:
+    """A clock that was a day ahead made the ticks of a day; then the clock was set right."""
+    source = command.definition.source if isinstance(command, Declare) else "operator"
+    first = (
+        0,
+        Declare(definition=replace(HOURLY, source=source, code_version="1" if source == "code" else "")),
+    )
+    steps: list[tuple[float, ScheduleCommand]] = [first, (24.0, Tick())]
+    if isinstance(command, Resume):
+        steps.append((0.4, Pause()))
+    before, _ = run(*steps)
+    assert before.tick == after(24)
+    schedule, events = run(*steps, (0.5, command), (1.0, Tick()))
+    assert (schedule.tick, schedule.next_tick) == (after(1), after(2))
+    found: Schedule | None = None
+    for number, event in enumerate(events, 1):
+        assert SCHEDULE.check is not None
+        assert list(SCHEDULE.check(found, event, number)) == []
+        found = evolve(found, event, number)
+
+
+def test_a_schedule_that_is_on_time_keeps_its_ticks_when_it_is_declared_again() -> None:
+    schedule, _ = run(
+        declared(), (1.0, Tick()), (1.001, Declare(definition=replace(HOURLY, task="b"), replace=True))
+    )
+    assert (schedule.tick, schedule.next_tick) == (after(1), after(2))

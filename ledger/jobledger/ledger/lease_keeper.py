@@ -19,6 +19,7 @@ from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.errors import JetStreamDisabledError, LedgerError, UnreachableError
 from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.version import version
+from jobledger.ledger.nats.fleet_clock import apart_s
 from jobledger.ledger.nats.leases import (
     JOBS_MAX,
     SCHEDULES_MAX,
@@ -188,6 +189,7 @@ class LeaseKeeper:
             version=version(),
             stopped=stopped,
             kind=self._kind,
+            clock_apart_s=round(apart_s(self._clock), 1),
         )
 
     async def close(self) -> None:

@@ -86,6 +86,11 @@ _RENEWAL_FAILURES = Measure(
 _LOSSES = Measure(
     "jobledger_worker_lease_losses_total", "counter", "Leases that were over before their renewal."
 )
+_CLOCK_APART = Measure(
+    "jobledger_worker_clock_apart_seconds",
+    "gauge",
+    "How far this machine's clock is ahead of the server's; below 0: behind it.",
+)
 _LAG = Measure(
     "jobledger_worker_loop_lag_seconds", "histogram", "How late the event loop woke a timer, every 0.25 s."
 )
@@ -131,6 +136,7 @@ WORKER_METRICS: Final = (
     _LOSSES,
     _LAG,
     _LAG_NOW,
+    _CLOCK_APART,
     _FLOW_HOSTS,
     _FLOW_GRANTED,
     _FLOW_REFUSED,
@@ -199,6 +205,7 @@ class WorkerCollector:
             (_RENEWALS, counts.lease_renewals),
             (_RENEWAL_FAILURES, counts.lease_failures),
             (_LOSSES, counts.lease_losses),
+            (_CLOCK_APART, counts.clock_apart_s),
             (_LAG_NOW, lag.late_now_s),
             (_FLOW_HOSTS, counts.flow.hosts),
             (_FLOW_GRANTED, counts.flow.granted),

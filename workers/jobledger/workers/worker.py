@@ -23,6 +23,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
+from jobledger.ledger.nats.fleet_clock import apart_s
 from jobledger.ledger.nats.leases import task_word
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import TaskRegistry
@@ -72,6 +73,7 @@ class WorkerCounts(msgspec.Struct, frozen=True, kw_only=True):
     redeliveries: int  #: of them, those that JetStream had handed out before
     fenced: int  #: outcomes refused because their claim was lost
     lease_is_valid: bool
+    clock_apart_s: float  #: how far this machine's clock is ahead of the server's; below 0: behind it
     lease_renewals: int
     lease_failures: int  #: renewals that were not answered in time
     lease_losses: int
@@ -216,6 +218,7 @@ class Worker:
             redeliveries=intake.redeliveries,
             fenced=self._attempts.fenced,
             lease_is_valid=lease.is_valid,
+            clock_apart_s=apart_s(self._ledger.clock),
             lease_renewals=lease.renewals,
             lease_failures=lease.failures,
             lease_losses=lease.losses,

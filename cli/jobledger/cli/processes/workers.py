@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from jobledger.admin.amounts import duration
 from jobledger.admin.workers import list_workers
 from jobledger.cli import options
 from jobledger.cli.command import Cli, command
 from jobledger.cli.groups import WORKERS
 from jobledger.cli.output import Cell
 from jobledger.cli.text import age, colored, shortened
+from jobledger.ledger.nats.fleet_clock import APART_S_MAX
 from jobledger.ledger.nats.leases import WorkerInfo
 
 
@@ -27,6 +29,13 @@ async def list_command(cli: Cli, *, limit: options.Limit = 100) -> None:
     else:
         columns = ("worker", "supervisor", "queues", "running>", "version!", "up!", "seen!")
         cli.output.table(columns, [_row(info, now) for info in found[:limit]])
+        for host, seconds in sorted({info.host: info.clock_apart_s for info in found}.items()):
+            if abs(seconds) > APART_S_MAX:
+                side = "ahead of" if seconds > 0 else "behind"
+                cli.output.say(
+                    f"the clock of {host} is {duration(abs(seconds))} {side} the server's: synchronise it, with NTP "
+                    "for instance; its workers go by the server's time"
+                )
 
 
 def _row(info: WorkerInfo, now: datetime) -> tuple[Cell, ...]:

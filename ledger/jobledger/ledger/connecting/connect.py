@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator
@@ -9,11 +10,12 @@ from typing import Any
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import LedgerConfig, with_variables
-from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
+from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats.addresses import shown
 from jobledger.ledger.nats.connection import Connection, open_connection
+from jobledger.ledger.nats.fleet_clock import FleetClock
 from jobledger.ledger.nats.hints import Hints
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.jetstream import JetStreamLog
@@ -31,7 +33,7 @@ from jobledger.ledger.nats.streams import (
 
 @contextlib.asynccontextmanager
 async def connect(
-    url: str | None = None, *, clock: Clock = SYSTEM_CLOCK, **settings: Any
+    url: str | None = None, *, clock: Clock | None = None, **settings: Any
 ) -> AsyncGenerator[Ledger, None]:
     """Open a ledger for the length of the block; `settings` are those of `LedgerConfig`.
 
@@ -42,6 +44,8 @@ async def connect(
     made: for whoever only reads, and must not take an empty ledger that it made itself for the one that was meant.
     The ledger belongs to the event loop that runs here: its verbs raise `ForeignLoopError` in another one or in a
     forked child, and `LedgerClosedError` after the block.
+
+    Time is the server's, whatever this machine's clock shows; a `clock` of your own is for tests that own time.
 
     Raises: InvalidInputError for a setting that does not exist, ConfigurationError, ServerUnreachableError,
     UnsupportedServerError, JetStreamDisabledError, StreamMismatchError, LedgerFullError; with `create=False`
@@ -78,17 +82,33 @@ async def connect(
         else:
             await require_ledger(inbox, names, shown(config.url))
             await check_streams(inbox, specs)
-        ledger = await assemble(connection, inbox, publisher, names, config, clock)
-        try:
-            yield ledger
-        finally:
-            await ledger.locks.close()
+        async with _time(clock, inbox, names) as time:
+            ledger = await assemble(connection, inbox, publisher, names, config, time)
+            try:
+                yield ledger
+            finally:
+                await ledger.locks.close()
     finally:
         connection.is_retired = True
         if publisher is not None:
             publisher.close()
         with contextlib.suppress(Exception):  # the block's own error is the one that counts
             await connection.close()
+
+
+@contextlib.asynccontextmanager
+async def _time(clock: Clock | None, inbox: Inbox, names: Names) -> AsyncGenerator[Clock, None]:
+    """Give the server's time for the length of the block, unless the caller brought a clock of its own."""
+    time = FleetClock() if clock is None else clock
+    if not isinstance(time, FleetClock):
+        yield time
+        return
+    await time.compare(inbox, names.ledger_stream)
+    keeping = asyncio.create_task(time.keep(inbox, names.ledger_stream), name="clock")
+    try:
+        yield time
+    finally:
+        keeping.cancel()
 
 
 async def assemble(  # noqa: PLR0917 - the parts of one client

@@ -56,7 +56,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     queues: tuple[str, ...]
     started_at: datetime
-    renewed_at: datetime  #: the worker's own clock
+    renewed_at: datetime  #: the server's time, as the worker knows it
     running: int | None = 0  #: jobs at the last renewal; None: whoever asks is not told
     jobs: tuple[str, ...] = ()  #: ids of these, `JOBS_MAX` at the most
     #: Names of the tasks it can run, and `task_word` of each version of a workflow; None: it does not say.
@@ -69,6 +69,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     kind: LeaseKind = "worker"
     concurrency: int = 0  #: how many attempts a worker runs at once; 0: it does not say
     reactors: bool = False  #: whether it hosts the reactors
+    clock_apart_s: float = 0.0  #: how far its machine's clock is ahead of the server's; below 0: behind it
 
 
 def task_word(task: str, version: str) -> str:

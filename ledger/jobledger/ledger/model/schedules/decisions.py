@@ -40,6 +40,8 @@ from jobledger.ledger.model.schedules.ticks import newest_tick, next_tick, ticks
 TICKS_MAX: Final = 1_000
 _SUPERSEDED_MAX: Final = 16
 _MICROSECOND: Final = timedelta(microseconds=1)
+#: How far clocks of machines that are kept in time may be apart.
+_AHEAD: Final = timedelta(seconds=5)
 
 E = TypeVar("E", bound=ScheduleEvent)
 
@@ -151,7 +153,7 @@ def _turned(name: str, schedule: Schedule, command: Pause | Resume, stamp: Stamp
     if isinstance(command, Pause):
         after = replace(schedule, paused=True, next_tick=None, next_at=None)
         return _fact(Paused, name, after, stamp, reason=command.reason)
-    after = _planned(name, replace(schedule, paused=False), stamp.at)
+    after = _planned_from_now(name, replace(schedule, paused=False), stamp.at)
     return _fact(Resumed, name, after, stamp, reason=command.reason)
 
 
@@ -186,14 +188,18 @@ def _declare(name: str, schedule: Schedule | None, command: Declare, stamp: Stam
     if schedule is None or schedule.removed:
         before = Schedule(definition=definition) if schedule is None else replace(schedule, superseded=())
         fresh = replace(before, definition=definition, removed=False, paused=False)
-        return _declared(name, _planned(name, fresh, stamp.at), stamp)
+        return _declared(name, _planned_from_now(name, fresh, stamp.at), stamp)
     known = schedule.definition
     from_code = definition.source == "code"
     if from_code and known.source == "operator":
         return None
     if from_code and definition.code_version in schedule.superseded and not command.replace:
         return None
-    if is_as(schedule, definition) and (not from_code or known.code_version == definition.code_version):
+    is_ahead = _is_ahead(schedule, stamp.at)
+    is_known = is_as(schedule, definition) and (
+        not from_code or known.code_version == definition.code_version
+    )
+    if is_known and not is_ahead:
         return None
     if not from_code and not command.replace:
         raise ScheduleExistsError(name)
@@ -202,8 +208,8 @@ def _declare(name: str, schedule: Schedule | None, command: Declare, stamp: Stam
         others = (*superseded, known.code_version)
         superseded = tuple(each for each in others if each != definition.code_version)[-_SUPERSEDED_MAX:]
     after = replace(schedule, definition=definition, superseded=superseded)
-    if not schedule.paused and not _ticks_as(known, definition, schedule, stamp.at):
-        after = _planned(name, after, stamp.at)
+    if not schedule.paused and (is_ahead or not _ticks_as(known, definition, schedule, stamp.at)):
+        after = _planned_from_now(name, after, stamp.at)
     return _declared(name, after, stamp)
 
 
@@ -223,6 +229,20 @@ def _ticks_as(known: Definition, definition: Definition, schedule: Schedule, now
     is_due = schedule.next_at is not None and schedule.next_at <= now
     same = (known.spec, known.jitter_s, known.ends_at)
     return is_due or same == (definition.spec, definition.jitter_s, definition.ends_at)
+
+
+def _is_ahead(schedule: Schedule, now: datetime) -> bool:
+    """Return whether a clock that was wrong made ticks of the future."""
+    return schedule.tick is not None and schedule.tick - now > _AHEAD
+
+
+def _planned_from_now(name: str, schedule: Schedule, now: datetime) -> Schedule:
+    """Return the schedule with its next tick from now on, also where it is ahead of time.
+
+    Ticks of the future are forgotten: their moments, when they come, find their jobs there. Else the schedule would be
+    silent up to the last of them, whatever a person does.
+    """
+    return _planned(name, replace(schedule, tick=None) if _is_ahead(schedule, now) else schedule, now)
 
 
 def _planned(name: str, schedule: Schedule, after: datetime) -> Schedule:

@@ -1,0 +1,99 @@
+"""One time for all processes of a fleet: the server's, told by this machine's monotonic clock.
+
+A machine whose clock is minutes ahead would start delayed jobs early, end waits at once and silence schedules for the
+whole fleet. So no process decides by its own wall clock: it asks the server for its time when it connects and every
+few seconds after that, and counts on from there by its monotonic clock. Source: ADR 044.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from datetime import UTC, datetime
+from typing import Final
+
+from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
+from jobledger.ledger.model.errors import LedgerError
+from jobledger.ledger.model.times import server_time
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.streams import find_stream
+
+logger = logging.getLogger("jobledger.clock")
+
+#: How often a process compares. A clock drifts by milliseconds in this time; one that is set is followed after it.
+COMPARE_EVERY_S: Final = 10.0
+#: A machine whose clock differs from the server's by more says so: in its log and lease, in `doctor` and a metric.
+APART_S_MAX: Final = 5.0
+#: An answer that took longer says too little about the server's clock to correct a known one.
+_ANSWER_S_MAX: Final = 2.0
+
+
+class FleetClock:
+    """The server's time, as far as this process knows it; before the first comparison the machine's own."""
+
+    def __init__(self, machine: Clock = SYSTEM_CLOCK) -> None:
+        self._machine = machine
+        self._monotonic = machine.monotonic
+        self._offset_s = machine.now().timestamp() - machine.monotonic()
+        self._is_known = False
+        self._was_apart = False
+
+    def now(self) -> datetime:
+        """Return the server's time, aware, UTC, with microseconds."""
+        return datetime.fromtimestamp(self._offset_s + self._monotonic(), UTC)
+
+    def monotonic(self) -> float:
+        """Return the machine's monotonic seconds."""
+        return self._monotonic()
+
+    @property
+    def apart_s(self) -> float:
+        """How far the machine's own clock is ahead of the server's, in seconds; below 0: behind it."""
+        return (self._machine.now() - self.now()).total_seconds()
+
+    def compared(self, server: datetime, sent: float, received: float) -> None:
+        """Take what the server's clock showed at some moment between two of `monotonic`.
+
+        An offset that the answer does not contradict stays, so that time does not jitter with the answers' ways.
+        """
+        earliest, latest = server.timestamp() - received, server.timestamp() - sent
+        if self._is_known and (earliest <= self._offset_s <= latest or received - sent > _ANSWER_S_MAX):
+            return
+        self._offset_s = (earliest + latest) / 2
+        self._is_known = True
+
+    async def compare(self, inbox: Inbox, stream: str) -> None:
+        """Ask the server for its time, with the state of a stream.
+
+        Raises: LedgerError, JetStreamDisabledError, UnreachableError, ConnectionLostError.
+        """
+        sent = self._monotonic()
+        answer = await find_stream(inbox, stream)
+        if answer is not None and answer.ts:
+            self.compared(server_time(answer.ts), sent, self._monotonic())
+            self._tell()
+
+    async def keep(self, inbox: Inbox, stream: str) -> None:
+        """Compare now and then, until cancelled; what the server does not answer is asked the next time."""
+        while True:
+            await asyncio.sleep(COMPARE_EVERY_S)
+            with contextlib.suppress(LedgerError, ConnectionLostError):
+                await self.compare(inbox, stream)
+
+    def _tell(self) -> None:
+        is_apart = abs(self.apart_s) > APART_S_MAX
+        if is_apart and not self._was_apart:
+            logger.warning(
+                "this machine's clock is %.1f s %s the server's: this process goes by the server's time; synchronise the "
+                "machine's clock, with NTP for instance",
+                abs(self.apart_s),
+                "ahead of" if self.apart_s > 0 else "behind",
+            )
+        self._was_apart = is_apart
+
+
+def apart_s(clock: Clock) -> float:
+    """Return how far the machine's own clock is ahead of the server's, in seconds; 0 for a clock that a test owns."""
+    return clock.apart_s if isinstance(clock, FleetClock) else 0.0
