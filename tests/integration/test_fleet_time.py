@@ -114,9 +114,10 @@ async def test_a_worker_on_such_a_host_says_so(cli: CommandLine) -> None:
 async def test_a_schedule_that_a_wrong_clock_silenced_ticks_after_it_is_resumed(connected: Connect) -> None:
     """As an earlier release left it: the newest tick in the chain is one of tomorrow."""
     tomorrow = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
-    async with connected(clock=MovableClock(tomorrow)) as wrong:
+    clock = MovableClock(tomorrow)
+    async with connected(clock=clock) as wrong:
         known = await declare(wrong)
-        wrong.clock.advance(2)
+        clock.advance(2)
         known = await wrong.schedules.tick("nightly", known)
         await wrong.schedules.act("nightly", Pause())
     async with connected() as ledger:
