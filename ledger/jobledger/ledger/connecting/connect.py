@@ -71,17 +71,7 @@ async def connect(
         inbox = Inbox(connection)
         await inbox.open()
         publisher = Publisher(connection, inbox)
-        specs = specifications(
-            names,
-            ledger_bytes_max=config.ledger_bytes_max,
-            lease_s=config.lease_s,
-            replicas=config.replicas,
-        )
-        if config.create:
-            await ensure_streams(inbox, specs)
-        else:
-            await require_ledger(inbox, names, shown(config.url))
-            await check_streams(inbox, specs)
+        await _streams(inbox, names, config)
         async with _time(clock, inbox, names) as time:
             ledger = await assemble(connection, inbox, publisher, names, config, time)
             try:
@@ -94,6 +84,21 @@ async def connect(
             publisher.close()
         with contextlib.suppress(Exception):  # the block's own error is the one that counts
             await connection.close()
+
+
+async def _streams(inbox: Inbox, names: Names, config: LedgerConfig) -> None:
+    """Make the streams that are missing, or only check them. Raises: as `connect`."""
+    specs = specifications(
+        names,
+        ledger_bytes_max=config.ledger_bytes_max,
+        lease_s=config.lease_s,
+        replicas=config.replicas,
+    )
+    if config.create:
+        await ensure_streams(inbox, specs)
+    else:
+        await require_ledger(inbox, names, shown(config.url))
+        await check_streams(inbox, specs)
 
 
 @contextlib.asynccontextmanager
