@@ -24,7 +24,7 @@ from jobledger.ledger.model.commands import (
 )
 from jobledger.ledger.model.events import ChildOrder, Copied, ErrorInfo, Member, RerunOf
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.runs.orders import StepKind, child_id
+from jobledger.ledger.model.runs.orders import BATCH_STEP, RUN_BATCH, StepKind, child_id
 
 _LOST = ErrorInfo(kind="timeout", type="TimeoutError", message="slow")
 
@@ -205,15 +205,30 @@ def _by_hand(story: Families) -> None:
 
 
 def _batch(story: Families) -> None:
-    """Jobs of a batch are there before its run begins, and say their own names."""
-    story.enqueue("batch")
+    """Jobs of a batch are there before its run begins and before it asks for them, and say their own names."""
+    story.enqueue("batch", task=RUN_BATCH)
     story.run(story.child(0, "batch", "jobs", id="own-name"))
     story.claim("batch")
+    story.run(story.child(1, "batch", "jobs", id="in-between"))
     story.ask("batch", "jobs", count=0, is_open=True)
-    story.run(story.child(1, "batch", "jobs", id="another"))
-    story.do("batch", Join(step="jobs", completed=((0, 1),), count=2))
+    story.run(story.child(2, "batch", "jobs", id="another"))
+    story.do("batch", Join(step="jobs", completed=((0, 2),), count=3))
     story.end("batch", "jobs", "map", target="send")
     story.complete("batch")
+
+
+def _batches_that_began_late(story: Families) -> None:
+    """All jobs of one batch came between its claim and its step; another was cancelled before its client knew."""
+    story.begin("late-batch", task=RUN_BATCH)
+    for item in range(2):
+        story.run(story.child(item, "late-batch", BATCH_STEP))
+    story.ask("late-batch", BATCH_STEP, count=0, is_open=True)
+    story.do("late-batch", Join(step=BATCH_STEP, completed=((0, 1),), count=2))
+    story.end("late-batch", BATCH_STEP, "map", target="send")
+    story.complete("late-batch")
+    story.enqueue("gone-batch", task=RUN_BATCH)
+    story.do("gone-batch", CancelJob())
+    story.do(story.child(0, "gone-batch", BATCH_STEP), CancelJob())
 
 
 def _again(story: Families) -> None:
@@ -236,6 +251,7 @@ PARTS: tuple[Callable[[Families], None], ...] = (
     _paused,
     _by_hand,
     _batch,
+    _batches_that_began_late,
     _again,
 )
 

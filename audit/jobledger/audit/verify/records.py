@@ -83,6 +83,13 @@ def last_sequence(record: Record) -> int:
     return _closed.decode(record).last_sequence if isinstance(record, bytes) else record.age
 
 
+def task_of(record: Record) -> str:
+    """Return the name of a job's task, "" where its chain began before what is checked."""
+    if isinstance(record, bytes):
+        return _closed.decode(record).task
+    return "" if record.job is None else record.job.task
+
+
 def step_bytes(step: Step | None) -> int:
     """Return how much memory a step of a run takes, about."""
     if step is None:

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
-from jobledger.audit.verify.records import Open, Record
+from jobledger.audit.verify.records import Open, Record, task_of
 from jobledger.audit.verify.report import RUN_RULES
 from jobledger.audit.verify.runs.copies import Copies
 from jobledger.audit.verify.runs.deciding import fact_in, named
@@ -30,7 +30,7 @@ from jobledger.ledger.model.events import (
     StepStarted,
 )
 from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState
-from jobledger.ledger.model.runs.orders import ChildOrder, bits_of, child_id
+from jobledger.ledger.model.runs.orders import BATCH_STEP, RUN_BATCH, ChildOrder, bits_of, child_id
 from jobledger.ledger.model.runs.steps import Step
 
 #: The rules that hold chains to each other.
@@ -94,7 +94,7 @@ class RunRules:
         if fact is not None and before is not None:
             yield from self._counts(before, after, stored)
         elif isinstance(event, StepStarted) and event.order is not None:
-            yield from self._asks(after, event.step, event.order)
+            self._asks(after, event.step, event.order)
         elif isinstance(event, _END):
             self._ends(stored, after)
         elif isinstance(event, Queued | Held) and event.cause == "requeued":
@@ -129,12 +129,9 @@ class RunRules:
         left = {} if family is None else family.left
         step = left.get(member.step) if run is None else run.steps.get(member.step)
         group = self._group(name, member.step)
-        if (
-            step is None and run is not None and not run.steps and not run.attempts
-        ):  # a batch that has not begun
+        if step is None and member.step == BATCH_STEP and record is not None and task_of(record) == RUN_BATCH:
+            # Its client makes the jobs, whether or not a worker began it, or somebody ended it meanwhile.
             group.is_early, group.cancels = True, False
-        elif step is None and group.is_early:
-            pass  # nor will it ever
         else:
             why = _not_asked_for(name, step, member, child)
             if why is not None:
@@ -146,13 +143,11 @@ class RunRules:
                 )
         self._families.grow(group.begun.add(member.item))
 
-    def _asks(self, run: Job, key: str, order: ChildOrder) -> Iterator[Broken]:
+    def _asks(self, run: Job, key: str, order: ChildOrder) -> None:
         # The jobs of a batch may be there before its run begins, and thus in an archive.
         is_whole = self._from_start or not (order.is_open and run.carried_sequence)
         group = self._group(f"{run.queue}/{run.id}", key, is_whole=is_whole)
         group.cancels = order.on_parent_end == "cancel"
-        if group.is_early and not order.is_open:
-            yield "child", f"{named(group.begun.number)} of step {key!r} began before the run asked for them"
         group.is_early = False
 
     def _counts(self, before: Job, after: Job, stored: StoredEvent) -> Iterator[Broken]:

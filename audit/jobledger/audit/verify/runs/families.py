@@ -50,7 +50,7 @@ class Group(msgspec.Struct, gc=False):
     failed: Items = msgspec.field(default_factory=Items)  #: ended otherwise
     cancels: bool = True  #: the open ones are cancelled when the run ends
     is_whole: bool = True  #: all that its children did lies in the range that is checked
-    is_early: bool = False  #: it has children, and the run did not ask for any yet
+    is_early: bool = False  #: it has jobs of a batch whose run did not ask for any yet
     waits_since: datetime | None = None  #: since when an end may wait to be counted, by the server's clock
 
     @property
