@@ -45,7 +45,7 @@ from jobledger.ledger.model.limits.definition import LimitSet
 from jobledger.ledger.model.limits.flow import Granted, GrantedJob, Snapshotted
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.memory import MemoryLog
-from jobledger.ledger.model.reactor import Archived, ReactorEvent
+from jobledger.ledger.model.reactor import Archived, LimitInForce, ReactorEvent
 from jobledger.ledger.model.subjects import JobRef, LockRef, Names
 
 NAMES = Names()
@@ -140,8 +140,11 @@ class Story:
         self.store(entry.subject, entry.data)
         return len(self.messages)
 
-    def archive(self, through: int) -> int:
-        """Carry what lives, and say that everything up to `through` is archived; nothing is taken away."""
+    def archive(self, through: int, limits: tuple[LimitInForce, ...] | None = None) -> int:
+        """Carry what lives, and say that everything up to `through` is archived; nothing is taken away.
+
+        `limits`: what is said of their definitions; None: nothing, as earlier releases did.
+        """
         for job_id in [ref.job_id for ref, chain in self.chains.items() if not self._is_read(chain.job)]:
             with contextlib.suppress(LedgerError):
                 self.do(job_id, Carry(through=through))
@@ -155,6 +158,7 @@ class Story:
                 head_hash=self.messages[through - 1].hash,
                 digest="b" * 64,
                 count=through,
+                limits=limits,
             )
         )
 

@@ -6,14 +6,18 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 from tests.support.stories import BOOM, Story, check, found
 from tests.support.tables import each_row
 
-from jobledger.audit.verify import Violation
+from jobledger.audit.verify import Report, Violation
+from jobledger.audit.verify.definitions import Definitions
 from jobledger.ledger.model.commands import CancelJob, Dispatch, Fail, PutBack, Snooze
 from jobledger.ledger.model.events import Started
-from jobledger.ledger.model.limits.definition import LimitSet
+from jobledger.ledger.model.limits.definition import LIMIT, LimitSet
 from jobledger.ledger.model.limits.flow import Granted, GrantedJob, Snapshotted
+from jobledger.ledger.model.reactor import REACTOR, Archived, LimitInForce
+from jobledger.ledger.model.subjects import aggregate_of
 
 
 class Limited(Story):
@@ -199,3 +203,72 @@ def test_a_ledger_that_keeps_its_limits_is_sound() -> None:
     assert set(report.proven) == {"above", "slot", "order", "rate", "void"}
     assert "proven of limits: above, slot, order, rate, void (6 grants, 1 more were void)" in report.text()
     assert "limits" not in check(Story().messages).text()
+
+
+# Where the definitions of limits are in an archive.
+
+
+def _archived(story: Limited, through: int, *, says: bool = True) -> Limited:
+    """Archive a ledger up to a sequence that has only definitions and jobs of it, and restate what is defined."""
+    told = Definitions()
+    for message in story.messages:
+        if aggregate_of(message.subject) == LIMIT.name:
+            told.feed(LIMIT.decode(message), message)
+    story.define("g", slots=1)
+    story.archive(through, told.at(through) if says else None)
+    return story
+
+
+def _granted_before_the_archive(*jobs: str, says: bool = True) -> tuple[Limited, int]:
+    story = _limited()
+    through = len(story.messages)
+    story.grant(*jobs)
+    return _archived(story, through, says=says), through
+
+
+def _rest(story: Limited, through: int) -> Report:
+    """Check what is left, as `verify` does: it reads what the archive run says of limits first."""
+    archived = REACTOR.decode(story.messages[-1])
+    assert isinstance(archived, Archived)
+    messages = story.messages[through:]
+    return check(messages, from_sequence=through + 1, prefix_archived=True, limits=archived.limits)
+
+
+def test_grants_before_an_archive_run_are_held_to_the_definitions_that_it_says() -> None:
+    story, through = _granted_before_the_archive("a")
+    assert found(check(story.messages)) == []
+    report = _rest(story, through)
+    assert (found(report), report.grants) == ([], 0), "the job is known by its `carried` alone"
+
+
+def test_a_grant_by_a_definition_in_the_archive_is_judged_by_it() -> None:
+    for jobs, expected in (("d",), []), (("d", "e"), ["2 jobs hold g after this grant: 1 may"]):
+        story = _limited()
+        through = len(story.messages)
+        for job in "de":
+            story.hold(job, "g")
+        story.grant(*jobs)
+        report = _rest(_archived(story, through), through)
+        assert [each.sentence for each in report.violations] == expected
+        assert report.grants == len(jobs)
+        assert ("above" in report.proven) == (not expected)
+
+
+def test_a_ledger_whose_archive_says_nothing_of_limits_is_sound_and_not_proven() -> None:
+    story = _limited()
+    through = len(story.messages)
+    story.hold("d", "g")
+    story.grant("d")
+    report = _rest(_archived(story, through, says=False), through)
+    assert found(report) == []
+    assert set(report.proven) == {"slot", "order", "void"}
+
+
+def test_an_archive_run_that_says_another_definition_is_found() -> None:
+    story = _limited()
+    other = story.messages[-1]
+    lie = (LimitInForce(limit="g", sequence=2, event=msgspec.Raw(other.data)),)
+    story.archive(len(story.messages), lie)
+    report = check(story.messages)
+    assert [each.rule for each in report.violations] == ["archive"]
+    assert "another definition of limit g" in report.violations[0].sentence

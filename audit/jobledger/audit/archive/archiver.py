@@ -22,6 +22,7 @@ from jobledger.audit.archive.chain import (
     export_name,
     exports_in,
     newest_archived,
+    newest_record,
     open_archive,
     place_of,
 )
@@ -34,6 +35,7 @@ from jobledger.audit.export import ExportLog, Manifest, Previous, manifest_sha25
 from jobledger.audit.export.payloads import check_payloads
 from jobledger.audit.trail_words import first_few
 from jobledger.audit.verify import CheckOptions, verify
+from jobledger.audit.verify.definitions import Definitions, fitting
 from jobledger.ledger.model.chain import JobView, commit, fold, load, transact
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Carry
@@ -51,7 +53,7 @@ from jobledger.ledger.model.events import Carried
 from jobledger.ledger.model.job import WAITING_STATES, Job
 from jobledger.ledger.model.lifecycle import REMARKS
 from jobledger.ledger.model.log import Log, end_of_chain
-from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
+from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived, LimitInForce
 from jobledger.ledger.model.schedules.events import Removed
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import JobRef
@@ -193,7 +195,7 @@ class Archiver:
         await carry_keys(self._log, found.keys, through, self._deps.clock)
         await self._count(export, force=force)
         self._progress("record")(0, 1)
-        await self._record(export)
+        await self._record(export, found.limits)
         await self._purge(through)
         self._jobs_archived += found.jobs_over - members.ended_here - late
 
@@ -375,11 +377,11 @@ class Archiver:
             sentence = "another archive run is at work; nothing was taken away by this one: run it again"
             raise ArchiveRefusedError(sentence) from error
 
-    async def _record(self, export: ExportLog) -> None:
+    async def _record(self, export: ExportLog, limits: Definitions) -> None:
         """Say in the ledger where its oldest events are from now on, on condition that nobody else just did."""
         manifest = export.manifest
         last = await end_of_chain(self._log, REACTOR.chain(self._log.names, ARCHIVE))
-        newest = await newest_archived(self._log)
+        newest, recorded_at = await newest_record(self._log)
         stamp = self._deps.stamp()
         own = manifest_sha256(export.folder)
         previous = None if manifest.previous is None else manifest.previous.manifest_sha256
@@ -398,6 +400,7 @@ class Archiver:
             digest=manifest.digest,
             count=manifest.count,
             folder=place_of(self._folder),
+            limits=_in_force(limits, newest, recorded_at, manifest.last_sequence),
         )
         try:
             await self._log.append(REACTOR.link(self._log.names, [event], REACTOR.view(*last)))
@@ -456,3 +459,17 @@ class Archiver:
             WrongSequenceError, IllegalTransitionError
         ):  # another receipt: the next run sees to it
             await commit(self._log, chain, decide(chain.job, Carry(through=through), self._deps.stamp()))
+
+
+def _in_force(
+    limits: Definitions, newest: Archived | None, recorded_at: int, through: int
+) -> tuple[LimitInForce, ...] | None:
+    """Return the limits in force at the end of an export: by its events, and by `newest`, the run before.
+
+    None where that was one of an earlier release, which did not say, and what it restated lies behind the export.
+    """
+    before = () if newest is None else newest.limits
+    if before is None and recorded_at > through:
+        return None
+    limits.precede(before or ())
+    return fitting(limits.at(through))

@@ -34,12 +34,20 @@ async def newest_archived(log: Log) -> Archived | None:
 
     Raises: CorruptLedgerError, UnreachableError.
     """
+    return (await newest_record(log))[0]
+
+
+async def newest_record(log: Log) -> tuple[Archived | None, int]:
+    """Return what the newest archive run recorded and at which stream sequence, None and 0 when there was none.
+
+    Raises: CorruptLedgerError, UnreachableError.
+    """
     message = (await end_of_chain(log, REACTOR.of_type(log.names, "archived", ARCHIVE))).event
     if message is None:
-        return None
+        return None, 0
     event = REACTOR.decode(message)
     assert isinstance(event, Archived), "its subject names the type"
-    return event
+    return event, message.stream_sequence
 
 
 def exports_in(folder: Path, names: Names) -> dict[str, ExportLog]:

@@ -14,6 +14,7 @@ import msgspec
 
 from jobledger.audit.archive.members import Members
 from jobledger.audit.verify.checker import Checker
+from jobledger.audit.verify.definitions import Definitions
 from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.aggregates import AGGREGATES, JOB
 from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
@@ -21,6 +22,7 @@ from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.events import Carried, StepCompleted, StepFailed
 from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import REMARKS, lean
+from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.log import Head, Log, end_of_chain, events_among
 from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, JobRef, Names, aggregate_of
 from jobledger.ledger.model.unique import UNIQUE, KeyRef, Taken, key_of
@@ -147,6 +149,7 @@ class Prefix:
         self.jobs: dict[JobRef, Job] = {}  #: the others, without inputs and errors
         self.members = Members()  #: children that come to their end in the prefix
         self.keys: dict[KeyRef, Taken] = {}  #: unique keys that jobs may still hold, as they were taken last
+        self.limits = Definitions()
         self.newest_at: datetime | None = None
 
     def feed(self, batch: Sequence[Message]) -> None:
@@ -157,9 +160,16 @@ class Prefix:
             self.newest_at = message.stored_at
             if isinstance(message, StoredEvent):
                 self._take(message)
-            elif aggregate_of(message.subject) == UNIQUE.name and not isinstance(message, Unreadable):
-                taken = UNIQUE.decode(message)
-                self.keys[KeyRef(task=taken.task, key=taken.key)] = taken
+            elif not isinstance(message, Unreadable):
+                self._take_other(message)
+
+    def _take_other(self, message: Message) -> None:
+        aggregate = aggregate_of(message.subject)
+        if aggregate == UNIQUE.name:
+            taken = UNIQUE.decode(message)
+            self.keys[KeyRef(task=taken.task, key=taken.key)] = taken
+        elif aggregate == LIMIT.name:
+            self.limits.feed(LIMIT.decode(message), message)
 
     async def finish(self, checker: Checker) -> None:
         """Have nothing to say."""

@@ -38,7 +38,7 @@ from jobledger.ledger.model.lifecycle import REMARKS, lean
 from jobledger.ledger.model.limits.definition import LimitRemoved, LimitSet
 from jobledger.ledger.model.limits.flow import Granted
 from jobledger.ledger.model.lock import LOCK
-from jobledger.ledger.model.reactor import Archived, SealRecorded
+from jobledger.ledger.model.reactor import Archived, LimitInForce, SealRecorded
 from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
 from jobledger.ledger.model.unique import UNIQUE, Taken
 from jobledger.ledger.model.unreadable import Acknowledged
@@ -54,6 +54,17 @@ def _chains_of_others(names: Names, *, from_start: bool, memory_bytes_max: int |
         for aggregate in AGGREGATES.values()
         if aggregate is not JOB
     }
+
+
+def _check_beginning_of(before: Report | None, from_sequence: int, *, prefix_archived: bool) -> None:
+    """Raises: InvalidInputError where no check can begin, or not one that is compared with an earlier report."""
+    if from_sequence < 1:
+        raise InvalidInputError(f"from_sequence is {from_sequence}: sequences begin at 1")
+    if before is not None and before.from_sequence != from_sequence and not prefix_archived:
+        raise InvalidInputError(
+            f"the earlier report begins at {before.from_sequence}, this check at {from_sequence}: "
+            "give the same from_sequence"
+        )
 
 
 def _part_of(memory: int | None) -> int | None:
@@ -80,20 +91,16 @@ class Checker:
         is_selection: bool = False,
         options: CheckOptions = DEFAULT_OPTIONS,
         before: Report | None = None,
+        limits: tuple[LimitInForce, ...] | None = None,
     ) -> None:
         """Begin; `before` is an earlier report from the same `from_sequence`, which the ledger must continue.
 
         `is_selection`: events are left out by intent, also grants: then the rules about limits say nothing.
+        `limits`: those in force at the end of the prefix that was archived; None where nobody says them.
 
         Raises: InvalidInputError.
         """
-        if from_sequence < 1:
-            raise InvalidInputError(f"from_sequence is {from_sequence}: sequences begin at 1")
-        if before is not None and before.from_sequence != from_sequence and not prefix_archived:
-            raise InvalidInputError(
-                f"the earlier report begins at {before.from_sequence}, this check at {from_sequence}: "
-                "give the same from_sequence"
-            )
+        _check_beginning_of(before, from_sequence, prefix_archived=prefix_archived)
         self._began = time.perf_counter()
         self._names = names
         self._from_sequence = from_sequence
@@ -112,7 +119,7 @@ class Checker:
         memory = options.memory_bytes_max
         self._jobs: RecordStore[Record] = RecordStore(JOB_RECORDS, memory)
         self._others = _chains_of_others(names, from_start=from_sequence == 1, memory_bytes_max=memory)
-        self._grants = GrantRules(_part_of(memory), from_sequence)
+        self._grants = GrantRules(_part_of(memory), from_sequence, limits)
         self._runs = RunRules(
             self._jobs,
             from_sequence=from_sequence,
@@ -196,12 +203,13 @@ class Checker:
         event, found = chains.feed(message, digest, archived_through=self._archived_through)
         if isinstance(event, Archived):
             self._archived = event
+            found += self._grants.archived(event)
         elif isinstance(event, SealRecorded):
             self._seals += 1
         elif isinstance(event, Acknowledged):
             self.set_aside.accept(event)
         elif isinstance(event, LimitSet | LimitRemoved):
-            self._grants.limit(event, message.stream_sequence)
+            self._grants.limit(event, message)
         elif isinstance(event, Granted) and self._knows_past:
             self._feed_granted(event, message.stream_sequence)
         elif isinstance(event, Taken) and self._knows_past:

@@ -23,7 +23,8 @@ from jobledger.audit.verify.set_aside import acknowledgements
 from jobledger.audit.verify.unproven import unproven
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError, LedgerError
-from jobledger.ledger.model.log import Head, Log
+from jobledger.ledger.model.log import Head, Log, events_among
+from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived, LimitInForce
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.nats.inbox import Inbox
@@ -76,20 +77,19 @@ async def verify(
     prefix_archived = is_whole and not is_part
     _check_range(begin, to_sequence, before)
     checker = Checker(
-        log.names, from_sequence=begin, prefix_archived=prefix_archived, options=options, before=before
+        log.names,
+        from_sequence=begin,
+        prefix_archived=prefix_archived,
+        options=options,
+        before=before,
+        limits=await _limits_before(log, begin) if prefix_archived else None,
     )
     last = head.last_sequence if to_sequence is None else to_sequence
     references = References()
     witnesses = [*witnesses, PayloadWitness(references, payloads)]
     try:
         await _feed(checker, log, head, last, witnesses=witnesses, on_progress=on_progress)
-        if begin > head.last_sequence + 1:
-            sentence = f"the ledger ends at {head.last_sequence}, before {begin}: it was rewound or replaced"
-            checker.note("", "sequence", sentence, stream_sequence=begin)
-        elif checker.next_sequence <= last:
-            missing = f"{checker.next_sequence} to {last} could not be read"
-            sentence = f"stream sequence {missing}, the ledger's head is {head.last_sequence}"
-            checker.note("", "sequence", sentence, stream_sequence=checker.next_sequence)
+        _note_missing(checker, head, begin, last)
         if checker.set_aside.unaccepted:  # perhaps somebody accepted it behind the range
             async for event in acknowledgements(acknowledging or log, last + 1):
                 checker.set_aside.accept(event)
@@ -101,6 +101,30 @@ async def verify(
     finally:
         references.close()
         checker.close()
+
+
+async def _limits_before(log: Log, begin: int) -> tuple[LimitInForce, ...] | None:
+    """Return the limits in force where a ledger begins whose prefix was archived, as that run says; None if it does not."""
+    subject = REACTOR.of_type(log.names, "archived", ARCHIVE)
+    async with contextlib.aclosing(log.read_messages(from_sequence=begin, subject=subject)) as batches:
+        async for batch in batches:
+            for message in events_among(batch):
+                with contextlib.suppress(CorruptLedgerError):  # which the checker tells
+                    event = REACTOR.decode(message)
+                    if isinstance(event, Archived) and event.through_sequence == begin - 1:
+                        return event.limits
+    return None
+
+
+def _note_missing(checker: Checker, head: Head, begin: int, last: int) -> None:
+    """Note what should have been read up to `last`, and was not."""
+    if begin > head.last_sequence + 1:
+        sentence = f"the ledger ends at {head.last_sequence}, before {begin}: it was rewound or replaced"
+        checker.note("", "sequence", sentence, stream_sequence=begin)
+    elif checker.next_sequence <= last:
+        missing = f"{checker.next_sequence} to {last} could not be read"
+        sentence = f"stream sequence {missing}, the ledger's head is {head.last_sequence}"
+        checker.note("", "sequence", sentence, stream_sequence=checker.next_sequence)
 
 
 def _check_range(begin: int, last: int | None, before: Report | None) -> None:

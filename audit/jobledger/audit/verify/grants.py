@@ -7,14 +7,19 @@ without limits costs one look an event.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Container, Iterator
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import Final
 
 import msgspec
 
+from jobledger.audit.verify.definitions import Definitions, decoded
 from jobledger.audit.verify.store import Form, RecordStore
 from jobledger.ledger.model.aggregate import Broken, Rule
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.errors import CorruptLedgerError
 from jobledger.ledger.model.events import Carried, JobEvent, Queued, Started, event_type
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.limits.definition import Definition, LimitEvent, Terms, evolve
@@ -23,6 +28,7 @@ from jobledger.ledger.model.limits.holders import Holders, Holding, JobKey, carr
 from jobledger.ledger.model.limits.lines import fairness_of
 from jobledger.ledger.model.limits.names import split
 from jobledger.ledger.model.limits.rates import Rates, nanoseconds
+from jobledger.ledger.model.reactor import Archived, LimitInForce
 
 RULES: Final[tuple[Rule, ...]] = ("above", "slot", "order", "rate", "void")
 #: How long after the next grant of another reactor a job may still be `held` that was granted before it.
@@ -44,26 +50,63 @@ class _Open(msgspec.Struct, gc=False):
 class GrantRules:
     """The rules of limits, told the events of one ledger in stream order. Call `close`."""
 
-    def __init__(self, memory_bytes_max: int | None, from_sequence: int = 1) -> None:
-        """Begin: nothing is defined, nobody holds anything. `from_sequence`: of the first event that is told."""
+    def __init__(
+        self,
+        memory_bytes_max: int | None,
+        from_sequence: int = 1,
+        limits: tuple[LimitInForce, ...] | None = None,
+    ) -> None:
+        """Begin: nobody holds anything. `from_sequence`: of the first event that is told.
+
+        `limits`: what was defined before that, None where nobody says so.
+        """
         self._from_sequence = from_sequence
         self.grants = 0  #: jobs that were granted
         self.void = 0  #: of them, those that did not wait any more
         self._holders = Holders()
         self._rates = Rates()
+        self._definitions = Definitions()
         self._limits: dict[str, Definition] = {}
         self._unread: list[tuple[int, LimitEvent]] = []  # not obeyed by any grant so far
+        self._is_told = from_sequence == 1  # whether all that was defined before is known
+        self._before: set[str] = set()  # limits that were defined before
+        self._unjudged = 0  # grants of a limit whose definition is not known
         self._at = 0  # of the newest grant
         self._open: dict[JobKey, _Open] = {}
         self._newest: RecordStore[int] = RecordStore(_HELD, memory_bytes_max)
+        if limits is not None:
+            self._begin(limits)
+
+    def _begin(self, limits: tuple[LimitInForce, ...]) -> None:
+        """Take in what was defined before the range, unless a newer version said it."""
+        with contextlib.suppress(CorruptLedgerError):
+            self._unread += sorted(((each.sequence, decoded(each)) for each in limits), key=itemgetter(0))
+            self._before = {each.limit for each in limits}
+            self._definitions.precede(limits)
+            self._is_told = True
 
     def close(self) -> None:
         """Let go of what was put aside."""
         self._newest.close()
 
-    def limit(self, event: LimitEvent, sequence: int) -> None:
+    def limit(self, event: LimitEvent, message: Message) -> None:
         """Take in a definition; it counts from the first grant on that obeyed it."""
-        self._unread.append((sequence, event))
+        self._unread.append((message.stream_sequence, event))
+        self._definitions.feed(event, message)
+
+    def archived(self, event: Archived) -> Iterator[Broken]:
+        """Hold what `archived` says of limits to what they say themselves; earlier releases said nothing of them."""
+        through = event.through_sequence
+        if self._is_told and event.limits is not None and through >= self._from_sequence:
+            known = {each.limit: each for each in self._definitions.at(through)}
+            said = {each.limit: each for each in event.limits}
+            for name in sorted(known.keys() | said.keys()):
+                if known.get(name) != said.get(name):
+                    yield (
+                        "archive",
+                        f"`archived` says another definition of limit {name} than its events up to {through}",
+                    )
+        self._definitions.forget(through)
 
     def granted(self, event: Granted, sequence: int, job_of: Callable[[str], Job | None]) -> Iterator[Found]:
         """Take in grants, and yield what is wrong with them. `job_of`: a job by `<queue>/<job id>`, as it is now."""
@@ -107,6 +150,14 @@ class GrantRules:
         definition = self._limits.get(name)
         return None if definition is None else definition.of(rest)
 
+    def _is_unknown(self, name: str) -> bool:
+        """Return whether a limit may have been defined before the range in a way that nobody says."""
+        return (
+            self._from_sequence > 1
+            and name not in self._limits
+            and (name in self._before or not self._is_told)
+        )
+
     def _keeps(self, key: str) -> bool:
         terms = self._terms(key)
         return terms is not None and terms.keep == "job"
@@ -145,6 +196,9 @@ class GrantRules:
         terms, used = self._terms(key), self._holders.used(key)
         slots = event.slots.get(key, None if terms is None else terms.slots)
         if terms is None and slots is None:
+            if self._is_unknown(split(key)[0]):
+                self._unjudged += 1
+                return None
             return (
                 "above",
                 f"{key} was granted, which nobody had defined up to stream sequence {event.limits_sequence}",
@@ -194,7 +248,8 @@ class GrantRules:
 
     def proven(self, broken: Container[str]) -> tuple[Rule, ...]:
         """Return which of the rules of limits hold; none where nobody was granted anything."""
-        return tuple(rule for rule in RULES if self.grants and rule not in broken)
+        unjudged: tuple[Rule, ...] = ("above", "rate") if self._unjudged else ()
+        return tuple(rule for rule in RULES if self.grants and rule not in broken and rule not in unjudged)
 
     def at_end(self, now: datetime | None) -> Iterator[tuple[str, int, Broken]]:
         """Yield who was granted, by which `granted`, and long after another reactor's is neither queued nor gone."""

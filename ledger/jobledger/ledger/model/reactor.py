@@ -40,6 +40,14 @@ class SealRecorded(_Fact, frozen=True, kw_only=True, tag="sealed", gc=False):
     signature: str  #: hex Ed25519 signature
 
 
+class LimitInForce(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The newest event of a limit's definition among those that were moved, as it was stored."""
+
+    limit: str  #: the limit's name
+    sequence: Whole  #: stream sequence of the event
+    event: msgspec.Raw  #: its bytes: what later readers make of it is theirs
+
+
 class Archived(_Fact, frozen=True, kw_only=True, tag="archived", gc=False):
     """Everything up to a sequence lies in an export, and may be gone from the stream."""
 
@@ -49,6 +57,7 @@ class Archived(_Fact, frozen=True, kw_only=True, tag="archived", gc=False):
     digest: str  #: of all events of the export, as its manifest has it
     count: Whole  #: events in the export
     folder: str = ""  #: of the archive, as `<host>:<path>` where the run saw it; for people alone
+    limits: tuple[LimitInForce, ...] | None = None  #: as defined at `through_sequence`; absent: not known
 
 
 class Verified(_Fact, frozen=True, kw_only=True, tag="verified", gc=False):
