@@ -23,6 +23,7 @@ from jobledger.gateway.problems import CODE_OF, KINDS
 from jobledger.ledger import Graph, Ledger, task
 from jobledger.ledger.adding.announced import entry_of
 from jobledger.ledger.model.errors import (
+    InputMismatchError,
     InvalidInputError,
     JobFailedError,
     JobNotFoundError,
@@ -61,6 +62,10 @@ async def test_a_job_is_enqueued_waited_for_and_read(ledger: Ledger, gateway: Ga
         by_task = await remote.enqueue(send, to="ben", options={"id": "to-ben", "priority": "high"})
         assert await by_name.result(timeout_s=LIMIT_S) == "sent to ann"
         assert await by_task.result(timeout_s=LIMIT_S) == "sent to ben"
+        with pytest.raises(InputMismatchError, match="job to-ben in queue mail exists with another input"):
+            await remote.enqueue(send, to="eve", options={"id": "to-ben"})
+        kept = await remote.enqueue(send.options(id="to-ben", on_other_input="keep"), to="eve")
+        assert not kept.created
         again = await remote.enqueue(send, to="ben", options={"id": "to-ben"})
         assert (again.id, again.created, again.queue) == ("to-ben", False, "mail")
         found = await (await remote.job("to-ben")).snapshot()

@@ -129,7 +129,11 @@ async def test_many_jobs_and_given_ids_in_one_attempt(ledger: Ledger) -> None:
     done = await first.enqueue_many(child, ({"n": n} for n in range(1, 100)))
     assert (done.created, done.existing) == (99, 0)
     second = ledger.on_behalf_of(parent)
-    assert (await second.enqueue(child.options(id="mine"), 8)).created is False  # as for any other client
+    assert (await second.enqueue(child.options(id="mine"), 7)).created is False  # as for any other client
+    with pytest.raises(
+        InputMismatchError, match=r"job mine in queue children exists with another input .n. and"
+    ):
+        await second.enqueue(child.options(id="mine"), 8)
     done = await second.enqueue_many(child, ({"n": n} for n in range(110)))
     assert (done.created, done.existing) == (10, 100)
     assert (await ledger.job("p-child-110")).queue == "children"

@@ -117,9 +117,13 @@ def test_enqueue_prints_id_created_and_sequence(cli: Cli) -> None:
     assert cli.there("enqueue", "add", "a=1", "--id", "one").lines == [
         {"id": "one", "created": True, "sequence": 1}
     ]
-    assert cli.there("enqueue", "add", "a=9", "--id", "one").lines == [
-        {"id": "one", "created": False, "sequence": 1}
-    ]
+    for again in (("a=1",), ("a=9", "--on-other-input", "keep")):
+        assert cli.there("enqueue", "add", *again, "--id", "one").lines == [
+            {"id": "one", "created": False, "sequence": 1}
+        ]
+    refused = cli.there("enqueue", "add", "a=9", "--id", "one")
+    assert refused.code == 4
+    assert "with another input (a) and stays as it is" in refused.err
     made = cli.there("enqueue", "add", "--input", '{"a": 2, "b": 3}', "--json").lines[0]
     assert (made["created"], made["sequence"]) == (True, 2)
 

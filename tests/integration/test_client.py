@@ -24,6 +24,7 @@ from jobledger.ledger.model.commands import CancelJob, Claim, Discard, Fail, Req
 from jobledger.ledger.model.errors import (
     AmbiguousIdError,
     IllegalTransitionError,
+    InputMismatchError,
     InvalidError,
     InvalidInputError,
     InvalidTokenError,
@@ -55,7 +56,9 @@ async def test_enqueue_stores_one_event_with_the_whole_order(ledger: Ledger) -> 
 
 async def test_the_same_id_twice_gives_the_first_job_back(ledger: Ledger) -> None:
     first = await ledger.enqueue(add.options(id="once"), 1)
-    second = await ledger.enqueue(add.options(id="once"), 2)
+    second = await ledger.enqueue(add.options(id="once"), 1)
+    with pytest.raises(InputMismatchError, match=r"job once in queue .* with another input \(a\) and stays"):
+        await ledger.enqueue(add.options(id="once"), 2)
     assert (first.created, second.created) == (True, False)
     assert second.sequence == first.sequence
     assert len(await everything(ledger)) == 1
@@ -80,13 +83,17 @@ async def test_of_a_hundred_concurrent_enqueues_of_one_id_one_creates(
     async with connected(commit=commit) as one, connected(commit=commit) as two:
         async with asyncio.timeout(LIMIT_S):
             jobs = await asyncio.gather(
-                *((one, two)[number % 2].enqueue(add.options(id="same"), number) for number in range(100))
+                *((one, two)[n % 2].enqueue(add.options(id="same"), n // 2) for n in range(100)),
+                return_exceptions=True,
             )
-        assert sum(job.created for job in jobs) == 1
-        assert len({job.sequence for job in jobs}) == 1
+        same = [job for job in jobs if not isinstance(job, BaseException)]
+        assert [job.created for job in same].count(True) == 1
+        assert len(same) == 2  # each other one has another input
+        assert len({job.sequence for job in same}) == 1
+        assert all(isinstance(job, InputMismatchError) for job in jobs if job not in same)
         assert len(await everything(one)) == 1
-        winner = next(number for number, job in enumerate(jobs) if job.created)
-        assert msgspec.json.decode((await jobs[0].snapshot()).order.input) == {"a": winner}
+        winner = next(n // 2 for n, job in enumerate(jobs) if job in same)
+        assert msgspec.json.decode((await same[0].snapshot()).order.input) == {"a": winner}
 
 
 class StoppedClock:
@@ -185,7 +192,7 @@ async def test_enqueue_many_again_with_ids_adds_only_what_was_missing(ledger: Le
 
 
 async def test_the_same_id_within_one_enqueue_many_is_one_job(ledger: Ledger) -> None:
-    result = await ledger.enqueue_many(add, ({"a": n} for n in range(100)), ids=lambda _: "all-the-same")
+    result = await ledger.enqueue_many(add, ({"a": 7} for _ in range(100)), ids=lambda _: "all-the-same")
     assert (result.created, result.existing) == (1, 99)
     assert len(await everything(ledger)) == 1
 

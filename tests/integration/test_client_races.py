@@ -78,10 +78,9 @@ async def test_nine_clients_racing_one_chain_leave_one_winner(connected: Connect
 @pytest.mark.parametrize("commit", COMMITS)
 async def test_one_refused_member_does_not_fail_the_others(connected: Connect, commit: str) -> None:
     async with connected(commit=commit) as ledger, asyncio.timeout(LIMIT_S):
-        taken = await ledger.enqueue(add.options(id="taken"), 1)
-        jobs = await asyncio.gather(
-            *(ledger.enqueue(add.options(id="taken" if n % 10 == 5 else f"n-{n}"), n) for n in range(100))
-        )
+        taken = await ledger.enqueue(add.options(id="taken"), 5)
+        names = ["taken" if n % 10 == 5 else f"n-{n}" for n in range(100)]
+        jobs = await asyncio.gather(*(ledger.enqueue(add.options(id=name), 5) for name in names))
         assert [n for n, job in enumerate(jobs) if not job.created] == [*range(5, 100, 10)]
         stored = await everything(ledger)
         assert len(stored) == 91

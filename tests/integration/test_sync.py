@@ -87,7 +87,7 @@ def test_blocking_code_enqueues_reads_and_is_told_what_is_wrong(nats_server: Emb
 
 def test_threads_share_one_connection(nats_server: EmbeddedServer) -> None:
     def begin(number: int) -> JobHandle[int]:
-        return ledger.enqueue(double.options(id=f"job-{number % 10}"), number)
+        return ledger.enqueue(double.options(id=f"job-{number % 10}"), number % 10)
 
     with (
         connect(nats_server.url, environment="t_sync2", ledger_bytes_max=1 << 24) as ledger,

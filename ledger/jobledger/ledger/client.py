@@ -155,7 +155,8 @@ class Ledger:
 
         An id that the queue has already gives that job, unchanged, with `created=False`.
 
-        Raises: InvalidInputError, TaskDefinitionError, PayloadTooLargeError, LedgerFullError; ServerUnreachableError
+        Raises: InputMismatchError where that job has another input or task, unless the option `on_other_input` is "keep";
+            InvalidInputError, TaskDefinitionError, PayloadTooLargeError, LedgerFullError; ServerUnreachableError
             when nothing was sent; AppendOutcomeUnknownError, whose `job_id` makes another try safe, when no answer came.
         """
         return await self._enqueuer.one(task, *args, **kwargs)
@@ -175,7 +176,8 @@ class Ledger:
         `ids` names each job after its input, to add what was missing. `on_progress` gets the number of inputs done, at
         times. `batch` names the jobs by their places in it; `on_end` is enqueued when all have ended.
 
-        Raises: as `enqueue`; the sentence says at which input. The ones before it are in the ledger.
+        Raises: as `enqueue`; the sentence says at which input. The ones before it are in the ledger. InputMismatchError
+            comes when all other inputs are in the ledger, and has each input whose id has another one (`others`).
         """
         self.connection.require_here()
         if batch is not None or on_end is not None:
@@ -272,7 +274,13 @@ class Ledger:
     ) -> JobHandle[dict[str, Any]]:
         """Begin a graph as one job, whose result has those of the nodes by label. Raises: as `enqueue`."""
         task, values = await graph.as_task(self)
-        return await self._enqueuer.one(task.options(id=id, by=by), **values)
+        options = task.options(id=id, by=by, on_other_input="keep")
+        handle = await self._enqueuer.one(options, **values)
+        if not handle.created:
+            from jobledger.ledger.graphs.graph import require_same_graph  # noqa: PLC0415 - others need nothing of it
+
+            await require_same_graph(self, handle.ref, graph.spec())
+        return handle
 
     @overload
     async def job(

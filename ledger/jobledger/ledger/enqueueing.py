@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import msgspec
 import uuid_utils
 
-from jobledger.ledger.adding.bulk import Bulk, BulkResult, numbered
+from jobledger.ledger.adding.bulk import Bulk, BulkResult, Ordered, numbered
+from jobledger.ledger.adding.comparison import Compare, require_same
 from jobledger.ledger.adding.kind import Kind
 from jobledger.ledger.children import Children
 from jobledger.ledger.config import LedgerConfig
@@ -25,7 +27,6 @@ from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import (
-    InputMismatchError,
     InvalidError,
     InvalidInputError,
     NotFoundError,
@@ -33,6 +34,7 @@ from jobledger.ledger.model.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.model.events import JobEvent, Member, Order, order_at_first
+from jobledger.ledger.model.log import ChainEvents
 from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, ITEMS_MAX, Callback, child_id
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
@@ -47,6 +49,8 @@ from jobledger.ledger.unique.rule import Unique
 
 P = ParamSpec("P")
 T = TypeVar("T")
+#: Pauses before a chain is read again that a lagging replica does not show yet.
+_LAGS_S: Final = (0.02, 0.05, 0.1, 0.3, 1.0)
 
 
 class Enqueuer:
@@ -91,13 +95,12 @@ class Enqueuer:
         command = await (patience.read(order) if needs_server else order())
         if options.unique is not None:
             wish = self._wish(plain, options, options.unique, command, text)
-            return await self._one_of_its_kind(plain, wish)
+            return await self._one_of_its_kind(plain, options, wish)
+        compare = self.comparing(plain, options, is_named=options.id is not None)
         with self._enqueuing(plain, options.queue, job_id):
             sequence, created = await patience.append(
-                lambda: self.begin(command, options.by), job_id=job_id, doing="was enqueued"
+                lambda: self.begin(command, options.by, compare), job_id=job_id, doing="was enqueued"
             )
-        if not created and options.id is None:
-            await patience.read(lambda: self._require_same(plain, command))
         return JobHandle(client, command.ref, created=created, sequence=sequence, reader=plain.signature)
 
     def beginning(
@@ -140,12 +143,16 @@ class Enqueuer:
             by=options.by,
         )
 
-    async def _one_of_its_kind(self, task: Kind, wish: Wish) -> JobHandle[Any]:
+    async def _one_of_its_kind(self, task: Kind, options: Options, wish: Wish) -> JobHandle[Any]:
         job_id = wish.command.ref.job_id
         with self._enqueuing(task, wish.command.ref.queue, job_id):
             ref, sequence, created = await self._client.patience.append(
                 lambda: self._unique.enqueue(wish), job_id=job_id, doing="was enqueued"
             )
+        # A key may stand for jobs of several inputs, and a debounced job takes over the input of each call; an id does not.
+        if not created and options.id is not None and ref == wish.command.ref and options.debounce_s is None:
+            compare = self.comparing(task, options, is_named=True)
+            await self._client.patience.read(lambda: self._existing(wish.command, compare))
         return JobHandle(self._client, ref, created=created, sequence=sequence, reader=task.signature)
 
     async def many(
@@ -166,33 +173,31 @@ class Enqueuer:
         if options.unique is not None:
             refuse_in_bulk(plain, options.unique, ids)
 
-        async def begin_again(command: Enqueue) -> tuple[int, bool]:
-            sequence, created = await self._begin_again(command, options.by)
-            if not created and ids is None and options.unique is None and not batch:
-                await self._require_same(plain, command)
-            return sequence, created
+        is_named = ids is not None or bool(batch)
+        compare = None if options.unique is not None else self.comparing(plain, options, is_named=is_named)
 
-        async def order(values: Mapping[str, Any], number: int) -> Enqueue:
+        async def order(values: Mapping[str, Any], number: int) -> Ordered:
             text = plain.signature.encode((), values)
             job_id = self._job_id(plain, options) if ids is None else check_token("job id", ids(values))
             command = await self.bulk_order(plain, options, job_id, text)
-            return of_batch(command, batch, number, batch_max) if batch else command
+            return Ordered(of_batch(command, batch, number, batch_max) if batch else command, compare)
 
         with self._enqueuing(plain, options.queue):
-            return await self.stream(inputs, order, begin_again, options.by, on_progress)
+            return await self.stream(inputs, order, self.begin_again(options.by), options.by, on_progress)
 
     async def stream(
         self,
         inputs: Iterable[T] | AsyncIterable[T],
-        order: Callable[[T, int], Awaitable[Enqueue]],
-        begin_again: Callable[[Enqueue], Awaitable[tuple[int, bool]]],
+        order: Callable[[T, int], Awaitable[Ordered]],
+        begin_again: Callable[[Ordered], Awaitable[tuple[int, bool]]],
         by: str,
         on_progress: Callable[[int], None] | None,
     ) -> BulkResult:
         """Begin the job that `order` makes of each input and its number, as many at a time as may be on their way.
 
         `begin_again` is asked where the id of one is taken. Raises: what these raise, after those before it are in the
-        ledger; an InvalidError and a NotFoundError then name the input.
+        ledger; an InvalidError and a NotFoundError then name the input. An InputMismatchError comes last, after every
+        other input was added: it is of the first such input, and has the others.
         """
         config = self._config
         bulk = Bulk(config.enqueue_in_flight_max, config.append_timeout_s, begin_again, on_progress)
@@ -200,13 +205,14 @@ class Enqueuer:
             async with contextlib.aclosing(numbered(inputs)) as counted:
                 async for number, values in counted:
                     try:
-                        command = await order(values, number)
+                        ordered = await order(values, number)
                     except (InvalidError, NotFoundError) as error:
                         error.args = (f"input {number}: {error} (enqueued before it: {number:,})",)
                         raise
                     if bulk.is_full:
                         await bulk.make_room()
-                    bulk.add(command, self._log.submit(self._seal_first(command, by=by).entries))
+                    first = self._seal_first(ordered.command, by=by)
+                    bulk.add(ordered, self._log.submit(first.entries))
         except (InvalidError, NotFoundError):  # those before it are said to be enqueued, if all of them were
             await bulk.drain()
             raise
@@ -216,6 +222,7 @@ class Enqueuer:
             await bulk.abandon(error)
             raise
         await bulk.drain()
+        bulk.require_matching()
         return bulk.result()
 
     def _enqueuing(
@@ -279,70 +286,70 @@ class Enqueuer:
         await self._client.code_limits.ensure(options.limits_in_code, task.name, options.queue)
         return found
 
-    async def _require_same(self, task: Kind, command: Enqueue) -> None:
-        """Compare a job of an id that was made here with the one that has it already.
+    def comparing(self, task: Kind, options: Options, *, is_named: bool) -> Compare | None:
+        """Return what compares a job with the one that has its id already; None where nothing is to be compared.
 
-        Raises: InputMismatchError; UnreachableError where the server cannot show that job yet.
+        `is_named`: the id was not made here; one that was can be taken only in another attempt of the same job.
         """
-        if self._children is None:
-            return  # an id that nobody has had
-        events = await self._log.read_chain(self._log.names.chain(command.ref))
-        if not events:  # a replica that lags
-            raise UnreachableError(f"job {command.ref.job_id} exists and cannot be read yet: try again")
-        first, ref = events[0].event, command.ref
-        differing = ["task"]
-        if first.task == command.task:
-            differing = await self._differing(task, order_at_first(first), command.order)
-        if differing:
-            raise InputMismatchError(ref.job_id, ref.queue, self._children.parent.job_id, differing)
-
-    async def _differing(self, task: Kind, stored: Order, given: Order) -> list[str]:
-        """Return the names of the arguments that differ, as the task would get them."""
-        before, now = [
-            await self._client.inputs.get(order.input, order.input_ref) for order in (stored, given)
-        ]
-        if before == now:
-            return []
-        try:
-            old, new = task.signature.decode(before), task.signature.decode(now)
-        except InvalidInputError:  # of another version of the task
-            old, new = _plain(before), _plain(now)
-        return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+        parent_id = "" if is_named or self._children is None else self._children.parent.job_id
+        if options.on_other_input == "keep" or not (is_named or parent_id):
+            return None
+        return functools.partial(require_same, self._client.inputs, task.signature, parent_id)
 
     def _due(self, options: Options) -> datetime | None:
         """Return when the job may run first; None: at once."""
         delay_s = options.delay_s if options.debounce_s is None else options.debounce_s
         return options.run_at if delay_s is None else moment_of(None, delay_s, self._clock.now())
 
-    async def begin(self, command: Enqueue, by: str = "") -> tuple[int, bool]:
+    async def begin(self, command: Enqueue, by: str = "", compare: Compare | None = None) -> tuple[int, bool]:
         """Append the first event of a job; one that exists stays as it is. Return its sequence, and whether it is new.
 
-        Raises: LedgerFullError, UnreachableError.
+        Raises: LedgerFullError, UnreachableError; what `compare` raises for the job that exists.
         """
         try:
             sequence = await self._log.append(self._seal_first(command, by=by).entries)
         except WrongSequenceError:
-            return await self._begin_again(command, by)
+            return await self._begin_again(command, by, compare)
         return sequence, True
 
-    def begin_again(self, by: str) -> Callable[[Enqueue], Awaitable[tuple[int, bool]]]:
+    def begin_again(self, by: str) -> Callable[[Ordered], Awaitable[tuple[int, bool]]]:
         """Return what finds the job that has an id, or begins it; for `stream`."""
-        return lambda command: self._begin_again(command, by)
+        return lambda ordered: self._begin_again(ordered.command, by, ordered.compare)
 
-    async def _begin_again(self, command: Enqueue, by: str = "") -> tuple[int, bool]:
+    async def _begin_again(self, command: Enqueue, by: str, compare: Compare | None) -> tuple[int, bool]:
         """Find the job that has the id; or begin it behind what somebody stored under its subjects and is no event."""
 
         async def attempt() -> tuple[int, bool]:
-            existing = await self._log.read_chain(self._log.names.chain(command.ref))
+            existing = await self._existing(command, compare)
             # A replica that lags may answer that it has nothing yet.
             if existing or not existing.last_sequence:
-                if existing and command.order.member is not None:
-                    require_member(command.ref, command.order.member, existing[0].event)
                 return (existing[0].stream_sequence if existing else 0), False
             linked = self._seal_first(command, JobView(last_sequence=existing.last_sequence), by)
             return await self._log.append(linked.entries), True
 
         return await retry_raced(attempt)
+
+    async def _existing(self, command: Enqueue, compare: Compare | None) -> ChainEvents:
+        """Return the chain of the job that has the id, if that job may be in the place of the one that is enqueued.
+
+        Raises: InvalidInputError as `require_member`; what `compare` raises; UnreachableError where there is something to
+            compare and it cannot be read yet.
+        """
+        chain, member = self._log.names.chain(command.ref), command.order.member
+        events = await self._log.read_chain(chain)
+        for lag_s in () if compare is None else _LAGS_S:
+            if events.last_sequence:
+                break
+            await asyncio.sleep(lag_s)
+            events = await self._log.read_chain(chain)
+        if events and member is not None:
+            require_member(command.ref, member, events[0].event)
+        if compare is not None:
+            if not events.last_sequence:
+                raise UnreachableError(f"job {command.ref.job_id} exists and cannot be read yet: try again")
+            if events:
+                await compare(command, events[0].event)
+        return events
 
     def _seal_first(self, command: Enqueue, chain: JobView = EMPTY_CHAIN, by: str = "") -> Linked:
         return link(chain, decide(None, command, self._client.stamp(by)), self._log.names)
@@ -403,10 +410,6 @@ def unpack(task: Task[Any, Any] | TaskWithOptions[Any, Any]) -> tuple[Task[Any, 
         return task.unpacked
     except AttributeError as error:
         raise InvalidInputError(f"{task!r} is not a task: decorate the function with @task") from error
-
-
-def _plain(text: bytes) -> dict[str, Any]:
-    return msgspec.json.decode(text, type=dict[str, Any])
 
 
 def new_job_id() -> str:

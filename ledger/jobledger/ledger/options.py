@@ -31,6 +31,7 @@ MAX_ATTEMPTS_LIMIT: Final = 1_000
 TIMEOUT_S_LIMIT: Final = 7 * 24 * 3600.0
 
 RunIn = Literal["auto", "process"]
+OnOtherInput = Literal["error", "keep"]
 ExceptionTypes = tuple[type[BaseException], ...]
 
 
@@ -53,6 +54,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     unique: Unique | None = None  #: at most one job of its kind; None: as many as are enqueued
     debounce_s: float | None = None  #: seconds between the last call of its kind and the run with its input
     max_wait_s: float | None = None  #: with `debounce_s`: at most this long after the first call
+    #: What becomes of a job whose id belongs to one with another input or task: an `InputMismatchError`, or that job is
+    #: what the caller gets, unchanged.
+    on_other_input: OnOtherInput = "error"
     by: str = ""  #: who asks for the job, as its first event says; "": the client that enqueues it
     trace: str = (
         ""  #: W3C traceparent that the job belongs to; "": that of the span it is enqueued in, if one records
@@ -68,6 +72,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             check_token("job id", self.id)
         if (self.unique, self.debounce_s, self.max_wait_s) != (None, None, None):
             force_setattr(self, "unique", self._checked_unique())
+        if self.on_other_input not in ("error", "keep"):
+            raise ConfigurationError(f"on_other_input must be error or keep, got {self.on_other_input!r}")
         if self.priority not in PRIORITIES:
             message = f"priority must be high, normal or low, got {self.priority!r}"
             raise ConfigurationError(message)

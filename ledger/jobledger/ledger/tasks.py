@@ -28,7 +28,7 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.options import Options, Rules
+from jobledger.ledger.options import OnOtherInput, Options, Rules
 from jobledger.ledger.schedules.in_code import Schedule
 from jobledger.ledger.signature import TaskSignature
 from jobledger.ledger.unique.rule import Unique
@@ -107,6 +107,7 @@ class Task(Generic[P, R_co]):
         debounce_s: float | None = None,
         max_wait_s: float | None = None,
         by: str | None = None,
+        on_other_input: OnOtherInput | None = None,
     ) -> TaskWithOptions[P, R_co]:
         """Return the task with some options set for the next job; `limits` are added to those of the task.
 
@@ -126,6 +127,7 @@ class Task(Generic[P, R_co]):
             "debounce_s": debounce_s,
             "max_wait_s": max_wait_s,
             "by": by,
+            "on_other_input": on_other_input,
         }
         return TaskWithOptions(self, self.defaults.changed(given, queue=queue, limits=limits))
 
@@ -207,7 +209,9 @@ class TaskWithInput:
                 f"task {self._task.name} is unique, so another job may be in the place of {job_id}: give it no "
                 "unique= and no debounce_s="
             )
-        return TaskWithOptions(self._task, msgspec.structs.replace(options, id=job_id, by=options.by or by))
+        # The job is made where it is missing; one that exists is not made again, whatever it was made with.
+        named = msgspec.structs.replace(options, id=job_id, by=options.by or by, on_other_input="keep")
+        return TaskWithOptions(self._task, named)
 
 
 class TaskRegistry:

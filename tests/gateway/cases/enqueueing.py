@@ -30,6 +30,12 @@ async def one_job(asker: Asker) -> None:
     assert first["trace_id"] == (await asker.get("/v1/jobs/mail/named-1"))["trace"][3:35]
     again = await asker.post("/v1/jobs", named, 200)
     assert (again["created"], again["id"], again["trace_id"]) == (False, "named-1", first["trace_id"])
+    other = {**named, "input": {"to": "eve"}}
+    refused = await asker.post("/v1/jobs", other, "INPUT_MISMATCH")
+    assert refused["detail"].startswith(
+        "job named-1 in queue mail exists with another input (to) and stays as it"
+    )
+    assert (await asker.post("/v1/jobs", {**other, "on_other_input": "keep"}, 200))["id"] == "named-1"
 
 
 async def waiting_for_it(asker: Asker) -> None:
@@ -129,6 +135,23 @@ async def _other_lines(asker: Asker, lines: list[dict[str, Any]], key: dict[str,
     assert (await asker.ledger.log.head()).last_sequence == head
 
 
+async def lines_with_other_inputs(asker: Asker) -> None:
+    """Every other line is added, and each that names a job with another input is told."""
+    lines = [{"task": "send", "id": f"other-{number}", "input": {"to": f"o{number}"}} for number in range(20)]
+    body = b"\n".join(map(msgspec.json.encode, lines[:10]))
+    await asker.sees("POST", "/v1/jobs/bulk", 202, content=body, headers=_LINES)
+    lines[3] = {**lines[3], "input": {"to": "eve"}}
+    lines[8] = {**lines[8], "input": {"to": "eve"}, "on_other_input": "keep"}
+    body = b"\n\n".join(map(msgspec.json.encode, lines))
+    told = (await asker.sees("POST", "/v1/jobs/bulk", "INPUT_MISMATCH", content=body, headers=_LINES)).json()
+    assert told["detail"].startswith("line 4: job other-3 in queue mail exists with another input (to)")
+    assert told["extra"]["mismatches"] == [
+        {"line": 4, "id": "other-3", "queue": "mail", "differing": ["to"]},
+    ]
+    assert (await asker.get("/v1/jobs/mail/other-19"))["input"] == {"to": "o19"}
+    assert (await asker.get("/v1/jobs/mail/other-3"))["input"] == {"to": "o3"}
+
+
 async def wrong_lines(asker: Asker) -> None:
     """Those before a wrong line are in the ledger, and it is said how many they are."""
     good = b'{"task":"send","queue":"partly"}\n'
@@ -167,4 +190,12 @@ async def _slowly(body: bytes) -> AsyncIterator[bytes]:
         yield body[place : place + 1]
 
 
-CASES: Final = (one_job, waiting_for_it, what_is_refused, keys, many_jobs, wrong_lines)
+CASES: Final = (
+    one_job,
+    waiting_for_it,
+    what_is_refused,
+    keys,
+    many_jobs,
+    lines_with_other_inputs,
+    wrong_lines,
+)

@@ -75,6 +75,8 @@ async def begun_and_ended(asker: Asker) -> None:
     first = await asker.get("/v1/jobs/web/n-1-1-0")
     assert (first["priority"], first["max_attempts"], first["trace"][3:35]) == ("high", 3, made["trace_id"])
     assert not (await asker.post("/v1/graphs", {**NIGHTLY, "id": "n-1"}, 200))["created"]
+    other = {**NIGHTLY, "nodes": NIGHTLY["nodes"][2:]}
+    await asker.post("/v1/graphs", {**other, "id": "n-1"}, "INPUT_MISMATCH")
     shown = await asker.get(path)
     assert shown["created_by"] == "ann"
 

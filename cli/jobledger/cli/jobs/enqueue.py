@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import Annotated, Any, Final, NamedTuple, Protocol
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 import typer
@@ -51,6 +51,14 @@ _Id = Annotated[
         help="Id of the job; enqueueing it again adds no second job. (default: a new one)",
     ),
 ]
+_OnOtherInput = Annotated[
+    Literal["error", "keep"] | None,
+    typer.Option(
+        "--on-other-input",
+        metavar="WHAT",
+        help="If the id has another input: error (exit 4), or keep the job as it is. (default: error)",
+    ),
+]
 _Delay = Annotated[
     float | None,
     typer.Option(
@@ -90,6 +98,7 @@ def enqueue(
     queue: of_job.Queue = None,
     priority: of_job.Priority = None,
     job_id: _Id = None,
+    on_other_input: _OnOtherInput = None,
     max_attempts: of_job.MaxAttempts = None,
     timeout: of_job.Timeout = None,
     delay: _Delay = None,
@@ -111,6 +120,7 @@ def enqueue(
         "max_attempts": max_attempts,
         "timeout_s": timeout,
         "id": job_id,
+        "on_other_input": on_other_input,
         "delay_s": delay,
         "run_at": _moment(delay, at),
         "tenant": tenant,

@@ -28,6 +28,7 @@ from jobledger.ledger.batches.by_name import add_to_batch
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import (
+    InputMismatchError,
     InvalidError,
     InvalidInputError,
     NotFoundError,
@@ -79,9 +80,16 @@ async def enqueue_job(asked: Asked, *, body: NewJob) -> Answer:
     if is_keyed and job_id is not None:
         await require_free(asked, job_id, queue)
     fields = {name: said for name in _FIELDS if (said := getattr(body, name)) is not None}
-    handle = await ledger.enqueue_named(
-        body.task, body.input, **fields, id=job_id, by=asked.principal.name, trace=asked.trace
-    )
+    if is_keyed:
+        fields["on_other_input"] = "keep"  # `_require_same` compares it
+    try:
+        handle = await ledger.enqueue_named(
+            body.task, body.input, **fields, id=job_id, by=asked.principal.name, trace=asked.trace
+        )
+    except InputMismatchError as error:
+        ref = JobRef(queue=error.queue, job_id=error.job_id)
+        await existing(asked, ledger.handle_of(ref))  # whoever may not see that job learns nothing of it
+        raise
     held = await existing(asked, handle)
     if held is not None and is_keyed and handle.id == job_id:
         await _require_same(asked, held.job, body.task, bytes(body.input))
@@ -121,7 +129,8 @@ async def enqueue_jobs(asked: Asked, *, query: BulkQuery) -> BulkEnqueued:
     """Add a job for each line of the body, taken no faster than they are stored; a wrong line ends it.
 
     The lines before that one are in the ledger. With `Idempotency-Key` the same lines make the same jobs again, and the
-    first one that differs ends it.
+    first one that differs ends it. A line whose id has another input is refused when all others are in the ledger:
+    `mismatches` names each such line.
     """
     if asked.header("content-type").partition(";")[0].strip().lower() != NDJSON:
         raise ProblemError("BAD_REQUEST", f"send {NDJSON}, a job on each line")
@@ -129,6 +138,8 @@ async def enqueue_jobs(asked: Asked, *, query: BulkQuery) -> BulkEnqueued:
     try:
         async with contextlib.aclosing(lines.jobs()) as jobs:
             found = await _enqueued(asked, query, lines, jobs)
+    except InputMismatchError as error:
+        raise _mismatched(error) from error
     except (InvalidError, NotFoundError, ProblemError) as error:
         # Either no line was read yet, or `compare` has named one: the last line that was read is not to blame.
         if not lines.number or (isinstance(error, ProblemError) and "line" in error.extra):
@@ -147,6 +158,16 @@ async def enqueue_jobs(asked: Asked, *, query: BulkQuery) -> BulkEnqueued:
         last_sequence=found.last_sequence,
         lines=lines.number,
     )
+
+
+def _mismatched(error: InputMismatchError) -> ProblemError:
+    """Return what is answered where lines name jobs that have other inputs: each such line, and the job as it is."""
+    lines = [
+        {"line": (each.number or 0) + 1, "id": each.job_id, "queue": each.queue, "differing": each.differing}
+        for each in (error, *error.others)
+    ]
+    sentence = str(error).replace(f"input {error.number}: ", f"line {lines[0]['line']}: ", 1)
+    return ProblemError("INPUT_MISMATCH", sentence, line=lines[0]["line"], mismatches=lines)
 
 
 async def _of_batch(asked: Asked, query: BulkQuery) -> BulkQuery:
@@ -205,7 +226,7 @@ class _Lines:
             if self._id is not None:
                 if job.id is not None:
                     raise self._wrong("id and Idempotency-Key both name the job: give one of them")
-                job = msgspec.structs.replace(job, id=f"{self._id}-{self.number}")
+                job = msgspec.structs.replace(job, id=f"{self._id}-{self.number}", on_other_input="keep")
             if (job.task, job.queue) not in self._allowed:
                 await self._check(job)
             yield job
@@ -280,7 +301,7 @@ ENDPOINTS: Final = (
         heeds=("Idempotency-Key", "Prefer"),
         status=202,
         also=(200,),
-        problems=(*REFUSALS, "UNIQUE_KEY_TAKEN", "DUPLICATE"),
+        problems=(*REFUSALS, "UNIQUE_KEY_TAKEN", "DUPLICATE", "INPUT_MISMATCH"),
     ),
     Endpoint(
         method="POST",
@@ -294,6 +315,6 @@ ENDPOINTS: Final = (
         takes=NDJSON,
         returns=BulkEnqueued,
         status=202,
-        problems=(*REFUSALS, "NOT_FOUND", "ILLEGAL_TRANSITION"),
+        problems=(*REFUSALS, "NOT_FOUND", "ILLEGAL_TRANSITION", "INPUT_MISMATCH"),
     ),
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from jobledger.gateway.api.adding import (
     REFUSALS,
@@ -23,6 +21,7 @@ from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.graphs.graph_run import run_graph
 from jobledger.ledger.graphs.named import NamedGraph, graph_of
 from jobledger.ledger.graphs.spec import GraphSpec
+from jobledger.ledger.model.errors import InputMismatchError
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.tasks import TaskWithOptions
@@ -52,34 +51,29 @@ async def begin_graph(asked: Asked, *, body: NewGraph) -> Answer:
     if is_keyed and job_id is not None:
         await require_free(asked, job_id, BUILT_IN_QUEUE)
     task, values = await graph.as_task(ledger)
-    said = {"id": job_id, "by": principal.name, "trace": asked.trace}
+    # `_require_graph` compares it with one that exists.
+    said = {"id": job_id, "by": principal.name, "trace": asked.trace, "on_other_input": "keep"}
     options = task.defaults.changed(said, queue=None, limits=())
     handle = await ledger.enqueue(TaskWithOptions(task, options), **values)
     held = await existing(asked, handle)
     if held is not None:
-        await _require_graph(asked, held, spec if is_keyed else None)
+        await _require_graph(asked, held, spec, is_keyed=is_keyed)
     return await added(asked, handle, held)
 
 
-async def _require_graph(asked: Asked, held: Held, spec: GraphSpec | None) -> None:
-    """Refuse an id that is not a graph's, and a key that began another graph than `spec`. Raises: ProblemError."""
+async def _require_graph(asked: Asked, held: Held, spec: GraphSpec, *, is_keyed: bool) -> None:
+    """Refuse an id that is not a graph's, and one that began another graph than `spec`.
+
+    Raises: ProblemError (DUPLICATE; IDEMPOTENCY_KEY_REUSED where a key named it), InputMismatchError.
+    """
     ledger, job = asked.gateway.ledger, held.job
     if job.task != run_graph.name:
         raise ProblemError(
             "DUPLICATE", f"job {job.id} of queue {job.queue} is no graph: give this one another id"
         )
-    if spec is not None:
-        text = await ledger.patience.read(lambda: ledger.inputs.get(job.order.input, job.order.input_ref))
-        if _shape(msgspec.json.decode(text, type=dict[str, GraphSpec])["graph"]) != _shape(spec):
-            raise reused(f"graph {job.id}")
-
-
-def _shape(spec: GraphSpec) -> list[Any]:
-    """Return what makes a graph this one: not the options of its nodes, which a new release of their code may change."""
-    return [
-        (spec.name, node.label, node.node.task, node.input, node.node.takes, node.after, node.always)
-        for node in spec.nodes
-    ]
+    text = await ledger.patience.read(lambda: ledger.inputs.get(job.order.input, job.order.input_ref))
+    if not spec.is_input(text):
+        raise reused(f"graph {job.id}") if is_keyed else InputMismatchError(job.id, job.queue, ["graph"])
 
 
 ENDPOINTS: Final = (
@@ -95,6 +89,6 @@ ENDPOINTS: Final = (
         heeds=("Idempotency-Key", "Prefer"),
         status=202,
         also=(200,),
-        problems=(*REFUSALS, "DUPLICATE"),
+        problems=(*REFUSALS, "DUPLICATE", "INPUT_MISMATCH"),
     ),
 )

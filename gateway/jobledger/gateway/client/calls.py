@@ -45,6 +45,9 @@ class Named(TypedDict, total=False):
     limits: list[str]
     correlation: str
     metadata: dict[str, str]
+    on_other_input: (
+        str  #: "keep": also one with another input or task, which is an `InputMismatchError` otherwise
+    )
 
 
 class Call(NamedTuple):
@@ -218,6 +221,8 @@ def said_of(task: Task[..., Any] | TaskWithOptions[..., Any]) -> dict[str, Any]:
         raise InvalidInputError(f"{name} in code needs a connection to the ledger: enqueue it from there")
     names = ("queue", "priority", "max_attempts", "timeout_s", "delay_s", "run_at", "tenant", "correlation")
     said = {name: getattr(options, name) for name in names}
+    if options.on_other_input == "keep":
+        said["on_other_input"] = "keep"
     said |= {"limits": list(options.limits), "metadata": options.metadata, "id": options.id}
     return {"task": plain.name} | {
         name: value for name, value in said.items() if value not in (None, "", [], {})

@@ -26,6 +26,7 @@ _ERRORS: Final[dict[str, type[errors.LedgerError]]] = {
     "DUPLICATE": errors.RefusedError,
     "IDEMPOTENCY_KEY_REUSED": errors.RefusedError,
     "ILLEGAL_TRANSITION": errors.IllegalTransitionError,
+    "INPUT_MISMATCH": errors.InputMismatchError,
     "JOB_ACCESS_DENIED": errors.PermissionRefusedError,
     "JOB_CANCELLED": errors.JobCancelledError,
     "JOB_EXECUTION_ERROR": errors.JobFailedError,

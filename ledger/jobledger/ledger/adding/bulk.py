@@ -6,16 +6,31 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
+from jobledger.ledger.adding.comparison import Compare
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.errors import AppendOutcomeUnknownError, UnreachableError, WrongSequenceError
+from jobledger.ledger.model.errors import (
+    AppendOutcomeUnknownError,
+    InputMismatchError,
+    UnreachableError,
+    WrongSequenceError,
+)
 
 T = TypeVar("T")
 #: The end of the patience is put off by at least this much: to do so for each answer takes longer than to count it.
 _PUT_OFF_S: Final = 0.1
+#: How many inputs whose ids have other inputs are named one by one, beside the first.
+_MISMATCHES_MAX: Final = 100
+
+
+class Ordered(NamedTuple):
+    """One of many jobs to begin."""
+
+    command: Enqueue
+    compare: Compare | None  #: is asked where its id is taken
 
 
 class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +52,7 @@ class Bulk:
         self,
         in_flight_max: int,
         silent_s_max: float,
-        begin_again: Callable[[Enqueue], Awaitable[tuple[int, bool]]],
+        begin_again: Callable[[Ordered], Awaitable[tuple[int, bool]]],
         on_progress: Callable[[int], None] | None,
     ) -> None:
         self._in_flight_max = in_flight_max
@@ -45,10 +60,13 @@ class Bulk:
         self._begin_again = begin_again
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[Enqueue, asyncio.Future[int], float]] = (
+        self._waiting: deque[tuple[Ordered, asyncio.Future[int], float]] = (
             deque()
         )  # with the time of the loop
         self._heard_at = 0.0  # when an answer came last that was waited for
+        self._taken = 0  # how many answers were taken
+        self._mismatches: list[InputMismatchError] = []
+        self._mismatch_count = 0
         self._created = 0
         self._existing = 0
         self._last_sequence = 0
@@ -62,12 +80,12 @@ class Bulk:
         """Wait until more may be submitted."""
         await self._collect(self._in_flight_max // 2)
 
-    def add(self, command: Enqueue, appended: asyncio.Future[int]) -> None:
+    def add(self, ordered: Ordered, appended: asyncio.Future[int]) -> None:
         """Keep count of one job's first event, which was submitted."""
-        self._waiting.append((command, appended, self._loop.time()))
+        self._waiting.append((ordered, appended, self._loop.time()))
 
     async def _collect(self, count: int) -> None:
-        refused: list[Enqueue] = []
+        refused: list[tuple[int, Ordered]] = []
         silence = asyncio.timeout(None)
         try:
             async with silence:
@@ -80,7 +98,12 @@ class Bulk:
                 "stored: send the same jobs again; one that has an id of your own is not made twice"
             )
             raise AppendOutcomeUnknownError(message) from error
-        for found in await asyncio.gather(*map(self._begin_again, refused), return_exceptions=True):
+        again = [self._begin_again(ordered) for _, ordered in refused]
+        answers = await asyncio.gather(*again, return_exceptions=True)
+        for (number, _), found in zip(refused, answers, strict=True):
+            if isinstance(found, InputMismatchError):
+                self._keep(found, number)
+                continue
             if isinstance(found, BaseException):
                 raise found
             sequence, created = found
@@ -89,13 +112,22 @@ class Bulk:
             if created:
                 self._last_sequence = max(self._last_sequence, sequence)
         if self._on_progress is not None:
-            self._on_progress(self._created + self._existing)
+            self._on_progress(self._created + self._existing + self._mismatch_count)
 
-    async def _answers(self, count: int, refused: list[Enqueue], silence: asyncio.Timeout) -> None:
-        """Take the answers of the oldest `count`; put those that lost their race into `refused`."""
+    def _keep(self, error: InputMismatchError, number: int) -> None:
+        error.number = number
+        self._mismatch_count += 1
+        if len(self._mismatches) <= _MISMATCHES_MAX:
+            self._mismatches.append(error)
+
+    async def _answers(
+        self, count: int, refused: list[tuple[int, Ordered]], silence: asyncio.Timeout
+    ) -> None:
+        """Take the answers of the oldest `count`; put those that lost their race into `refused`, each with its number."""
         ends_at = 0.0
-        for _ in range(count):
-            command, appended, sent_at = self._waiting.popleft()
+        first, self._taken = self._taken, self._taken + count
+        for number in range(first, first + count):
+            ordered, appended, sent_at = self._waiting.popleft()
             waits = not appended.done()
             end = max(self._heard_at, sent_at) + self._silent_s_max
             if waits and end > ends_at + _PUT_OFF_S:
@@ -104,7 +136,7 @@ class Bulk:
             try:
                 sequence = await appended
             except WrongSequenceError:
-                refused.append(command)
+                refused.append((number, ordered))
             else:
                 self._created += 1
                 self._last_sequence = max(self._last_sequence, sequence)
@@ -129,6 +161,17 @@ class Bulk:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0 if isinstance(error, UnreachableError) else self._silent_s_max):
                 await asyncio.gather(*rest, return_exceptions=True)
+
+    def require_matching(self) -> None:
+        """Raise the InputMismatchError of the first input whose id has another one; it has the others, and says how many."""
+        if not self._mismatches:
+            return
+        error, *others = self._mismatches
+        error.others = tuple(others)
+        more = f", and so do {self._mismatch_count - 1:,} other inputs" if others else ""
+        counts = f"enqueued beside them: {self._created:,}; there already: {self._existing:,}"
+        error.args = (f"input {error.number}: {error}{more} ({counts})",)
+        raise error
 
     def result(self) -> BulkResult:
         """Return the counts."""

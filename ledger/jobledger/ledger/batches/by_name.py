@@ -73,7 +73,9 @@ async def open_batch(
         one that was ended before it was closed; and as `enqueue`.
     """
     await require_free_end(ledger, name, spec)
-    options = run_batch.defaults.changed({"id": name, "by": by, "trace": trace}, queue=None, limits=())
+    options = run_batch.defaults.changed(
+        {"id": name, "by": by, "trace": trace, "on_other_input": "keep"}, queue=None, limits=()
+    )  # `known_batch` compares it with one that exists
     handle = await ledger.enqueue(TaskWithOptions(run_batch, options), batch=spec)
     if not handle.created:
         await known_batch(ledger, handle.ref, spec)
@@ -100,7 +102,7 @@ async def add_to_batch(
 ) -> BulkResult:
     """Add jobs from the place `first` (from 0) on. A job that is there is left alone, so the same jobs can be sent again.
 
-    Raises: NotFoundError; LockTimeoutError while somebody else adds jobs; InvalidInputError where the job before the first
+    Raises: InputMismatchError where one that is there has another input; NotFoundError; LockTimeoutError while somebody else adds jobs; InvalidInputError where the job before the first
         one is missing; IllegalTransitionError for a batch that was ended; and as `enqueue_named_many`.
     """
     async with ledger.lock(_LOCK, check_token("batch", name), wait_s=0):

@@ -61,7 +61,7 @@ async def enqueue_batch(  # noqa: PLR0917 - what `enqueue_many` was given
     if on_end is not None:
         spec = with_end(spec, name, *cast("tuple[Task[Any, Any], Options]", on_end.unpacked))
     await require_free_end(client, name, spec)
-    batch = await enqueuer.one(run_batch.options(id=name, by=options.by), batch=spec)
+    batch = await enqueuer.one(run_batch.options(id=name, by=options.by, on_other_input="keep"), batch=spec)
     count = None if batch.created else count_of(await known_batch(client, batch.ref, spec))
     result = await enqueuer.many(task, inputs, ids=None, on_progress=on_progress, batch=name, batch_max=count)
     if count is None:

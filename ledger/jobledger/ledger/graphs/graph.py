@@ -16,10 +16,11 @@ from jobledger.ledger.adding.kind import Kind
 from jobledger.ledger.graphs.graph_run import run_graph
 from jobledger.ledger.graphs.spec import GraphNode, GraphSpec
 from jobledger.ledger.limits.keys import Keyed, with_limits
-from jobledger.ledger.model.errors import InvalidInputError, TaskDefinitionError
+from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.errors import InputMismatchError, InvalidInputError, TaskDefinitionError
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.runs.orders import ITEMS_MAX, ChildNode, Take
-from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.outcome import Cancel, Retry, Snooze
 from jobledger.ledger.parts import Client
@@ -324,3 +325,14 @@ def _placed(node: _Added, places: Mapping[int, int]) -> GraphNode:
         after=tuple(sorted(places[need] for need in node.after)),
         always=node.always,
     )
+
+
+async def require_same_graph(client: Client, ref: JobRef, spec: GraphSpec) -> None:
+    """Compare a graph with the job that has its id already. Raises: InputMismatchError."""
+    job = (await client.patience.read(lambda: load(client.log, ref))).job
+    assert job is not None, "its id is taken"
+    if job.task != run_graph.name:
+        raise InputMismatchError(ref.job_id, ref.queue, ["task"])
+    order = job.order
+    if not spec.is_input(await client.patience.read(lambda: client.inputs.get(order.input, order.input_ref))):
+        raise InputMismatchError(ref.job_id, ref.queue, ["graph"])

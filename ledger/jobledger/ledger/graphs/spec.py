@@ -57,6 +57,18 @@ class GraphSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             check_token("queue", node.node.queue)
 
     @property
+    def shape(self) -> list[Any]:
+        """What makes a graph this one: not the options of its nodes, which a new release of their code may change."""
+        return [
+            (self.name, node.label, node.node.task, node.input, node.node.takes, node.after, node.always)
+            for node in self.nodes
+        ]
+
+    def is_input(self, text: bytes) -> bool:
+        """Return whether the input of a run of `run_graph` is this graph."""
+        return msgspec.json.decode(text, type=dict[str, GraphSpec])["graph"].shape == self.shape
+
+    @property
     def order(self) -> ChildOrder:
         """What asks for the nodes' jobs."""
         return ChildOrder(

@@ -238,21 +238,32 @@ class ScheduleExistsError(RefusedError):
 
 
 class InputMismatchError(RefusedError):
-    """A job makes another one for the second time, and what exists under that id has another input or task.
+    """A job of this id exists with another input, or of another task; it stays as it is.
 
-    Raised by `context.ledger.enqueue` for ids that it made. Make the same jobs in the same order in each attempt, or
-    give each an id of its own.
+    Raised by every way to enqueue. Give the new job another id, or say `on_other_input="keep"` to get the job that exists.
+    `context.ledger.enqueue` raises it also for ids that it made: make the same jobs in the same order in each attempt.
     """
 
-    def __init__(self, job_id: str, queue: str, parent_id: str, differing: list[str]) -> None:
+    def __init__(self, job_id: str, queue: str, differing: list[str], parent_id: str = "") -> None:
         self.job_id = job_id  #: the job that exists
-        self.parent_id = parent_id  #: the job that wants to make it
+        self.queue = queue
+        self.parent_id = parent_id  #: the job that wants to make it, whose code gave it no id; "": none
         self.differing = differing  #: names of arguments, sorted; "task" alone for a job of another task
-        super().__init__(
-            f"job {job_id} in queue {queue} exists with another input ({', '.join(differing)}) than job {parent_id} "
-            "gives it now: enqueue the same jobs in the same order in each attempt, or give each an id with "
-            ".options(id=...)",
-        )
+        self.number: int | None = None  #: of the input in `enqueue_many`, from 0
+        #: In `enqueue_many` further ones, the first hundred of them; each has its number.
+        self.others: tuple[InputMismatchError, ...] = ()
+        what = "for another task" if differing == ["task"] else f"with another input ({', '.join(differing)})"
+        if parent_id:
+            super().__init__(
+                f"job {job_id} in queue {queue} exists {what} than job {parent_id} "
+                "gives it now: enqueue the same jobs in the same order in each attempt, or give each an id with "
+                ".options(id=...)"
+            )
+        else:
+            super().__init__(
+                f"job {job_id} in queue {queue} exists {what} and stays as it is: give the new job another id, "
+                'or on_other_input="keep" to get the job that exists'
+            )
 
 
 class StaleClaimError(RefusedError):

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypedDict, Unpack
 import msgspec
 
 from jobledger.ledger.adding.announced import AnnouncedTask
-from jobledger.ledger.adding.bulk import BulkResult
+from jobledger.ledger.adding.bulk import BulkResult, Ordered
 from jobledger.ledger.enqueueing import Enqueuer, of_batch, refuse_in_bulk
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.commands import Enqueue
@@ -17,7 +17,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.subjects import check_token, check_users_queue
 from jobledger.ledger.named.book import AnnouncedTasks, find_announced
-from jobledger.ledger.options import Options
+from jobledger.ledger.options import OnOtherInput, Options
 from jobledger.ledger.patience import Patience
 
 
@@ -37,6 +37,7 @@ class Named(TypedDict, total=False):
     metadata: Mapping[str, str] | None
     by: str  #: who asks for it; "": this client
     trace: str  #: W3C traceparent of the caller; "": that of the span under way
+    on_other_input: OnOtherInput | None  #: what is done where the id has another input; see `Options`
     unknown_ok: bool  #: also a task that no worker ever announced; its input is then not checked
 
 
@@ -77,6 +78,7 @@ class NamedJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tenant: str | None = None
     correlation: str | None = None
     metadata: dict[str, str] | None = None
+    on_other_input: OnOtherInput | None = None
 
 
 _CHOSEN: Final = (
@@ -88,13 +90,14 @@ _CHOSEN: Final = (
     "tenant",
     "correlation",
     "metadata",
+    "on_other_input",
 )
 
 
 #: What a job may say whose options are kept for others like it.
 _PLAIN: Final = frozenset({"queue", "by", "id", "limits", "trace"})
 #: The limits and the fields of `_CHOSEN` of a job that leaves them to its task.
-_NOTHING: Final = ((), *[None] * 8)
+_NOTHING: Final = ((), *[None] * 9)
 #: Types of a queue and an asker that options are kept by; others are for the checks to refuse.
 _NAMES: Final = {str, type(None)}
 _KEPT_MAX: Final = 1_000  #: options of one task: callers choose the names of queues
@@ -150,7 +153,7 @@ async def enqueue_named_many(
     begin = enqueuer.begin_again(by)
     bases: dict[str, tuple[AnnouncedTask, _Chosen]] = {}
 
-    async def order(job: NamedJob, number: int) -> Enqueue:
+    async def order(job: NamedJob, number: int) -> Ordered:
         found = announced.known(job.task) or await find_announced(patience, announced, job.task)
         kept = bases.get(job.task)
         if kept is None or kept[0] is not found:
@@ -167,14 +170,16 @@ async def enqueue_named_many(
             _check(found, options)
         job_id = enqueuer.new_id(job.task) if job.id is None else check_token("job id", job.id)
         command = await enqueuer.bulk_order(found, options, job_id, found.signature.text(job.input))
-        if portion is None:
-            return command
-        return of_batch(command, portion.batch, portion.first + number, portion.jobs_max)
+        is_named = job.id is not None or portion is not None
+        compare = enqueuer.comparing(found, options, is_named=is_named) if options.unique is None else None
+        if portion is not None:
+            command = of_batch(command, portion.batch, portion.first + number, portion.jobs_max)
+        return Ordered(command, compare)
 
-    async def begin_again(command: Enqueue) -> tuple[int, bool]:
-        sequence, created = await begin(command)
+    async def begin_again(ordered: Ordered) -> tuple[int, bool]:
+        sequence, created = await begin(ordered)
         if not created and on_existing is not None:
-            await on_existing(command)
+            await on_existing(ordered.command)
         return sequence, created
 
     return await enqueuer.stream(jobs, order, begin_again, by, how.get("on_progress"))
@@ -211,6 +216,7 @@ class _Chosen:
             job.tenant,
             job.correlation,
             job.metadata,
+            job.on_other_input,
         )
         if said != _NOTHING or type(queue) not in _NAMES:
             return self._made(job)
