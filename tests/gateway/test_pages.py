@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import html
 import re
+from typing import Any
+from urllib.parse import quote
 
+import anyio.to_thread
 import httpx
 import pytest
+from tests.support.command_line import CommandLine
 from tests.support.dashboard import HOSTILE, Someone, check_page, hidden_fields, token_of
 from tests.support.limits import LIMIT_S
 from tests.support.working import bury, working
@@ -22,6 +26,7 @@ from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.nats.task_book import TaskEntry, write_tasks
+from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 
@@ -267,6 +272,29 @@ async def test_a_limit_is_set_and_removed_by_a_form(http: httpx.AsyncClient, led
     sent = {"token": token, "limit": "mail", "reason": "away"}
     assert (await http.post("/limits/remove", data=sent)).status_code == 303
     assert "No limit is set" in (await http.get("/limits")).text
+
+
+async def test_a_limit_and_its_key_are_one_object_over_http_and_on_the_command_line(
+    http: httpx.AsyncClient, nats_server: EmbeddedServer, gateway: Gateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli = CommandLine(nats_server.url, capsys)
+    where = ("--environment", gateway.ledger.names.environment, "--json")
+    for limit, number in (("api", 2), ("api:a.b:8?d=é", 3)):
+
+        def run(limit: str = limit, number: int = number) -> dict[str, Any]:
+            words = ("limits", "set", limit, "--slots", str(number), "--plan")
+            (found,) = cli.run(*words, *where, "--url", nats_server.url).lines
+            return found
+
+        by_cli = await anyio.to_thread.run_sync(run)
+        path = f"/v1/limits/{quote(limit, safe='')}"
+        answer = await http.put(path, json={"slots": number})
+        assert answer.json() == by_cli
+        assert (await http.get(path)).json()["terms"] == by_cli["after"]
+    parameters = (await http.get("/openapi.json")).json()["paths"]["/v1/limits/{limit}"]["put"]["parameters"]
+    (pattern,) = [each["schema"]["pattern"] for each in parameters if each["name"] == "limit"]
+    assert all(re.search(pattern, each) for each in ("api", "api:a.b:8?d=é"))
+    assert not any(re.search(pattern, each) for each in ("", "a b", "api:", "api:a b", "a/b"))
 
 
 async def test_a_form_without_a_reason_changes_nothing(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import anyio
 import anyio.to_thread
 import pytest
-from tests.support.command_line import CommandLine
+from tests.support.command_line import Answer, CommandLine
 from tests.support.limits import LIMIT_S
 from tests.support.tables import each_row
+from tests.support.working import becomes, ended, until, working
 
 from jobledger.admin.limits import set_limit
-from jobledger.ledger import Ledger, Limit, task
+from jobledger.ledger import JobState, Ledger, Limit, task
 from jobledger.ledger.limits.defining import look
 from jobledger.ledger.model.errors import ForeignLoopError
 from jobledger.ledger.model.limits.definition import Override, Terms
@@ -53,7 +55,7 @@ def test_a_person_sets_changes_lists_shows_and_removes_a_limit(cli: CommandLine)
     shown = run("show", "tenant")
     assert "slots 5, 100 per minute, burst 10" in shown
     assert "acme   slots 20, weight 2.5" in shown
-    assert shown.index("1 key differs") < shown.index("their API")  # the newest first
+    assert shown.index("key acme: slots 20") < shown.rindex("their API")  # the newest first
     (as_json,) = cli.run("limits", "show", "tenant:acme", "--json", *cli.where).lines
     assert (as_json["terms"]["slots"], as_json["overrides"]["acme"]["slots"]) == (20, 20)
 
@@ -108,6 +110,62 @@ def test_what_cannot_be_done_is_one_sentence_and_changes_nothing(
     assert (found.code, found.out) == (code, "")
     assert sentence in found.err
     assert cli.run("limits", "list", "--json", *cli.where).out == ""
+
+
+_OPEN = asyncio.Event()
+
+
+@task(queue="keyed", limits=(Limit("customer", key="customer", slots=3),))
+async def keyed(customer: str) -> None:
+    await _OPEN.wait()
+
+
+def test_a_running_worker_whose_code_differs_is_told_in_its_log_in_lists_and_to_who_changes_the_limit(
+    cli: CommandLine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The definition is the code's until somebody takes it; six jobs of two keys are no `6 of 3`."""
+
+    def run(*words: str) -> Answer:
+        found = cli.run("limits", *words, *cli.where)
+        assert found.code == 0, found
+        return found
+
+    async def scene(ledger: Ledger) -> None:
+        _OPEN.clear()
+        async with working(ledger, keyed):
+            jobs = [await ledger.enqueue(keyed, customer=name) for name in "aaabbb"]
+            for job in jobs:
+                await becomes(job, JobState.RUNNING)
+            await anyio.to_thread.run_sync(walk)
+            _OPEN.set()
+            for job in jobs:
+                await ended(job)
+        async with working(ledger, keyed.options(limits=()).unpacked[0]):
+            await until(lambda: "limit customer is slots 7" in caplog.text)
+
+    def walk() -> None:
+        assert "6 by 2 keys" in run("list").out
+        (row,) = run("list", "--json").lines
+        assert (row["taken"], row["keys"], row["most"], row["in_code"]) == (6, 2, 3, [])
+        said = run("set", "customer:b", "--slots", "0")
+        assert "the code does not change it" not in said.err  # it had nothing to say of this key
+        said = run("set", "customer", "--slots", "5")
+        assert "the code does not change it from here on; `jobledger limits remove customer`" in said.err
+        listed = run("list").out
+        assert re.search(r"the code of \S+ has customer as slots 3", listed), listed
+        back = run("remove", "customer")
+        assert "limit customer is: slots 3 (before: slots 5)" in back.out
+        assert "that is as the code has it" in back.err
+        rows = run("list", "--json").lines
+        assert [(row["key"], row["slots"], row["source"]) for row in rows] == [
+            ("", 3, "code"),
+            ("b", 0, "operator"),
+        ]
+        run("set", "customer", "--slots", "7")
+
+    cli.with_ledger(scene)
+    assert cli.run("audit", "verify", *cli.where).code == 0
+    assert cli.run("projection", "verify", *cli.where).code == 0
 
 
 async def test_changes_made_at_once_are_all_kept(ledger: Ledger) -> None:

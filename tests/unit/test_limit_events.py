@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from jobledger.ledger.model.limits.definition import (
     LimitEvent,
     Override,
     RemoveLimit,
+    SetKey,
     SetLimit,
     Terms,
     decide,
@@ -78,6 +79,37 @@ DECISIONS: list[tuple[Definition | None, LimitCommand, dict[str, Any] | type[Led
     (REMOVED, RemoveLimit(), LimitNotFoundError),
     (None, RemoveLimit(), LimitNotFoundError),
 ]
+
+
+ACME, FREE = Override(slots=20), Override(slots=0)
+MIXED = evolve(None, decide("tenant", BY_CODE, SetKey(key="acme", override=ACME), STAMP), 8)
+KEY_IN_CODE = evolve(None, decide("task", None, SetKey(key="acme", override=ACME, source="code"), STAMP), 8)
+DECISIONS.extend(
+    [
+        # What differs for a key leaves the definition as it is, and whose it is.
+        (
+            BY_CODE,
+            SetKey(key="acme", override=ACME),
+            {"slots": 5, "source": "code", "overrides": {"acme": ACME}},
+        ),
+        (
+            MIXED,
+            SetKey(key="free", override=FREE),
+            {"overrides": {"acme": ACME, "free": FREE}, "key": "free"},
+        ),
+        (MIXED, SetKey(key="acme", override=None), {"overrides": {}, "authors": {}, "source": "code"}),
+        (MIXED, SetKey(key="acme", override=FREE, source="code"), RefusedError),
+        (MIXED, SetKey(key="acme", override=FREE, source="code", given_back=True), {"given_back": True}),
+        (MIXED, SetKey(key="b", override=FREE, source="code"), {"overrides": {"acme": ACME, "b": FREE}}),
+        (KEY_IN_CODE, SetKey(key="acme", override=FREE, source="code"), {"overrides": {"acme": FREE}}),
+        (None, SetKey(key="acme", override=ACME), {"source": "operator", "overrides": {"acme": ACME}}),
+        (REMOVED, SetKey(key="acme", override=ACME, source="code"), {"source": "code"}),
+        # What the definition says leaves the keys as they are, and whose they are.
+        (MIXED, SetLimit(terms=Terms(slots=1), source="code"), {"slots": 1, "overrides": {"acme": ACME}}),
+        (MIXED, SetLimit(terms=Terms(slots=1)), {"source": "operator", "authors": MIXED.authors}),
+        (BY_PERSON, SetLimit(terms=Terms(), source="code", given_back=True), {"source": "code"}),
+    ]
+)
 
 
 @each_row(("before", "command", "expected"), DECISIONS)
@@ -167,6 +199,44 @@ def test_a_check_finds_a_removal_of_nothing_and_code_that_overrode_a_person() ->
     by_code = decide("tenant", None, SetLimit(source="code"), STAMP)
     for before, event in ((None, removal), (REMOVED, removal), (BY_PERSON, by_code)):
         assert [rule for rule, _ in LIMIT.check(before, event, 9)] == ["transition"]
+
+
+def test_an_event_about_one_key_says_whose_the_others_are_and_follows_on_itself() -> None:
+    said = MIXED.author("acme")
+    assert (said.source, MIXED.author().source, MIXED.author("other").source) == ("operator", "code", "code")
+    later = Stamp(at=NOW + timedelta(days=1), by="bob")
+    event = decide("tenant", MIXED, SetKey(key="free", override=FREE, reason="x" * 999), later)
+    after = evolve(MIXED, event, 9)
+    assert (after.author("acme"), after.author(), after.by) == (said, MIXED.author(), "alice")
+    assert (after.author("free").by, len(after.author("free").reason)) == ("bob", 100)
+    assert LIMIT.check is not None
+    assert list(LIMIT.check(after, event, 10)) == []  # as an archive run appends it
+    assert list(LIMIT.check(None, event, 10)) == []  # where the run took what came before
+
+
+def test_an_old_event_with_keys_is_all_of_its_author() -> None:
+    old = evolve(None, LIMIT.decode(stored(LINES[1])), 9)
+    assert {old.author(key).source for key in ("", "acme", "free", "other")} == {"operator"}
+    assert {old.author(key).by for key in ("", "acme", "free", "other")} == {"alice"}
+
+
+@each_row(
+    ("changes", "sentence"),
+    [
+        ({"slots": 99}, "it is about key free and changed the definition"),
+        ({"source": "operator", "defined": None}, "it is about key free and changed the definition"),
+        ({"overrides": {"free": FREE}}, "it is about key free and changed what differs for acme"),
+        ({"authors": {}}, "it is about key free and changed what differs for acme"),
+        ({"overrides": {"acme": ACME, "free": Override(slots=-1)}}, "key free: slots must be a whole number"),
+    ],
+)
+def test_a_check_finds_what_an_event_about_a_key_changed_besides(
+    changes: dict[str, Any], sentence: str
+) -> None:
+    event = decide("tenant", MIXED, SetKey(key="free", override=FREE), STAMP)
+    assert LIMIT.check is not None
+    found = [text for _, text in LIMIT.check(MIXED, msgspec.structs.replace(event, **changes), 9)]
+    assert any(sentence in text for text in found), found
 
 
 def test_an_archive_run_leaves_what_is_set_and_takes_what_was_removed() -> None:

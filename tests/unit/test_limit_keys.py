@@ -9,8 +9,10 @@ from uuid import UUID
 import pytest
 from tests.support.tables import each_row
 
-from jobledger.admin.limits import remove_limit, set_limit
+from jobledger.admin.limits import remove_limit, set_limit, show_limit
+from jobledger.audit.verify.checking import verify
 from jobledger.ledger import JobState, Limit, Queue, Task, TaskRegistry, task
+from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.limits.defining import CodeLimits, look
 from jobledger.ledger.model.errors import (
     ConfigurationError,
@@ -210,12 +212,59 @@ async def test_changed_code_defines_anew_and_a_person_is_not_overridden() -> Non
 
     assert (await process(Limit("l", slots=1))).common == Terms(slots=1)
     assert (await process(Limit("l", slots=2))).common == Terms(slots=2)
-    await set_limit(ledger, "l:acme", {"slots": 9}, by="alice")
+    await set_limit(ledger, "l", {"slots": 9}, by="alice")
     kept = await process(Limit("l", slots=3))
-    assert (kept.common, kept.of("acme"), kept.source) == (Terms(slots=2), Terms(slots=9), "operator")
+    assert (kept.common, kept.source) == (Terms(slots=9), "operator")
     await remove_limit(ledger, "l", by="alice")  # hands it back to the code
     again = await process(Limit("l", slots=3))
     assert (again.common, again.overrides, again.source) == (Terms(slots=3), {}, "code")
+
+
+async def test_a_key_that_a_person_set_leaves_the_limit_to_the_code(caplog: pytest.LogCaptureFixture) -> None:
+    ledger = MemoryLedger()
+
+    async def deploy(slots: int) -> Definition:
+        await CodeLimits(ledger.log, ledger.stamp).ensure([Limit("tenant", slots=slots)], "t", "q")
+        definition = (await look(ledger.log, "tenant")).state
+        assert definition is not None
+        return definition
+
+    await deploy(3)
+    found = await set_limit(ledger, "tenant:initech", {"slots": 0}, reason="unpaid", by="alice")
+    assert (found.source_before, found.source) == (None, "operator")
+    later = await deploy(4)
+    assert (later.common, later.source, later.of("initech")) == (Terms(slots=4), "code", Terms(slots=0))
+    author = later.author("initech")
+    assert (author.source, author.by, author.reason) == ("operator", "alice", "unpaid")
+    assert not caplog.records
+    assert (await remove_limit(ledger, "tenant:initech", by="alice")).after == Terms(slots=4)
+    taken = await set_limit(ledger, "tenant", {"slots": 9}, by="alice")  # explicitly the whole limit
+    assert (taken.source_before, taken.source) == ("code", "operator")
+    assert ((await deploy(5)).common, caplog.messages) == (
+        Terms(slots=9),
+        ["limit tenant is slots 9, as alice set it; this code has slots 5"],
+    )
+
+
+async def test_a_limit_is_given_back_to_the_code_of_a_running_worker_and_keeps_its_keys() -> None:
+    ledger = MemoryLedger()
+    limits = {"tenant": Terms(slots=3), "task:t": Terms(slots=2)}
+    keeper = LeaseKeeper(
+        ledger.leases, ledger.clock, ("q",), running=lambda: 0, on_lost=lambda _: None, limits=limits
+    )
+    await keeper.open()
+    for limit in ("tenant", "tenant:acme", "task:t"):
+        await set_limit(ledger, limit, {"slots": 9}, by="alice")
+    assert [each.worker for each in (await show_limit(ledger, "tenant")).in_code] == [keeper.identity]
+    found = await remove_limit(ledger, "tenant", by="alice")
+    assert (found.before, found.after, found.source) == (Terms(slots=9), Terms(slots=3), "code")
+    shown = await show_limit(ledger, "tenant")
+    assert (shown.in_code, shown.definition.author("acme").source) == ((), "operator")
+    assert shown.definition.of("acme") == Terms(slots=9)
+    assert (await remove_limit(ledger, "task:t", by="alice")).after == Terms(slots=2)
+    verified = await verify(ledger.log)
+    assert verified.sound, verified
+    assert (await remove_limit(ledger, "tenant", by="alice")).after is None  # it was the code's already
 
 
 async def test_a_person_s_key_of_the_own_task_stays_and_the_code_adds_the_others() -> None:
@@ -225,11 +274,8 @@ async def test_a_person_s_key_of_the_own_task_stays_and_the_code_adds_the_others
         await CodeLimits(ledger.log, ledger.stamp).ensure([Limit("task", slots=5)], name, "q")
     definition = (await look(ledger.log, "task")).state
     assert definition is not None
-    assert (definition.of("a"), definition.of("b"), definition.source) == (
-        Terms(slots=1),
-        Terms(slots=5),
-        "operator",
-    )
+    assert (definition.of("a"), definition.author("a").source) == (Terms(slots=1), "operator")
+    assert (definition.of("b"), definition.author("b").source) == (Terms(slots=5), "code")
 
 
 async def test_many_processes_that_begin_at_once_write_one_definition() -> None:

@@ -11,6 +11,7 @@ import msgspec
 from jobledger.admin.events.changes import Change, change_of
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.limits.defining import change
+from jobledger.ledger.limits.in_code import CodeLimit, differing, limits_in_code
 from jobledger.ledger.model.errors import LimitNotFoundError, NotFoundError, RefusedError
 from jobledger.ledger.model.inputs import checked_limits
 from jobledger.ledger.model.limits.definition import (
@@ -19,7 +20,9 @@ from jobledger.ledger.model.limits.definition import (
     LimitCommand,
     Override,
     RemoveLimit,
+    SetKey,
     SetLimit,
+    Source,
     Terms,
 )
 from jobledger.ledger.model.limits.names import RESERVED, split
@@ -32,6 +35,9 @@ class ChangedLimit(msgspec.Struct, frozen=True, kw_only=True):
     limit: str  #: `name` or `name:key`
     before: Terms | None
     after: Terms | None
+    #: Who says it: the code, or a person, whom code never overrides; None: nobody, or nothing of this key alone.
+    source_before: Source | None = None
+    source: Source | None = None
 
 
 class ShownLimit(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +46,7 @@ class ShownLimit(msgspec.Struct, frozen=True, kw_only=True):
     limit: str  #: `name` or `name:key`
     terms: Terms | None  #: what holds for it; None: it was removed
     definition: Definition
+    in_code: tuple[CodeLimit, ...]  #: the running workers whose code has other numbers, and what it has
     history: tuple[Change, ...]  #: the newest first, at most as many as were asked for
 
 
@@ -56,18 +63,16 @@ async def set_limit(
 
     def wish(before: Definition | None) -> LimitCommand:
         common = None if before is None else before.common
-        overrides = {} if before is None or common is None else dict(before.overrides)
-        if common is None and key and name not in RESERVED:
+        if not key:
+            terms = msgspec.structs.replace(common or Terms(), **changes)
+            return SetLimit(terms=terms, reason=reason)
+        if common is None and name not in RESERVED:
             raise RefusedError(
                 f"limit {name} is not set, so nothing can differ for {key}: "
                 f"set it first, as with `jobledger limits set {name} --slots 10`"
             )
-        terms = common or Terms()
-        if key:
-            overrides[key] = msgspec.structs.replace(overrides.get(key, Override()), **changes)
-        else:
-            terms = msgspec.structs.replace(terms, **changes)
-        return SetLimit(terms=terms, overrides=overrides, reason=reason)
+        known = Override() if before is None else before.overrides.get(key, Override())
+        return SetKey(key=key, override=msgspec.structs.replace(known, **changes), reason=reason)
 
     return await _change(ledger, limit, wish, by=by, plan=plan)
 
@@ -75,14 +80,21 @@ async def set_limit(
 async def remove_limit(
     ledger: Ledger, limit: str, *, reason: str = "", by: str, plan: bool = False
 ) -> ChangedLimit:
-    """Take a definition away, so that its jobs stay held; or what differs for one key, which then is as the others.
+    """Take back what a person said of a limit, or of one key; it is then as the code of a running worker has it.
+
+    Where no running worker's code has the limit, its definition is taken away with what differs for its keys, so that
+    its jobs stay held. A key without anything of its own is as the others.
 
     Raises: InvalidTokenError, InvalidInputError, LimitNotFoundError, NotFoundError, UnreachableError.
     """
     name, key = _named(limit)
+    in_code = next(iter(limits_in_code(await ledger.leases.all()).get(limit, ())), None)
 
     def wish(before: Definition | None) -> LimitCommand:
+        by_person = before is not None and before.is_set and before.author(key).source == "operator"
         if not key:
+            if in_code is not None and by_person:
+                return SetLimit(terms=in_code.terms, source="code", given_back=True, reason=reason)
             return RemoveLimit(reason=reason)
         if before is None or before.common is None:
             raise LimitNotFoundError(name)
@@ -90,8 +102,10 @@ async def remove_limit(
             raise NotFoundError(
                 f"limit {name} has nothing that differs for {key}: `jobledger limits show {name}`"
             )
-        overrides = {other: override for other, override in before.overrides.items() if other != key}
-        return SetLimit(terms=before.common, overrides=overrides, reason=reason)
+        if in_code is not None and by_person:
+            own = Override(**msgspec.structs.asdict(in_code.terms))
+            return SetKey(key=key, override=own, source="code", given_back=True, reason=reason)
+        return SetKey(key=key, override=None, reason=reason)
 
     return await _change(ledger, limit, wish, by=by, plan=plan)
 
@@ -115,7 +129,15 @@ async def _change(
         limit=limit,
         before=None if before is None else before.of(key),
         after=None if after is None else after.of(key),
+        source_before=_source(before, key),
+        source=_source(after, key),
     )
+
+
+def _source(limit: Definition | None, key: str) -> Source | None:
+    if limit is None or not limit.is_set or (key and key not in limit.overrides):
+        return None
+    return limit.author(key).source
 
 
 async def show_limit(ledger: Ledger, limit: str, *, history_max: int = 20) -> ShownLimit:
@@ -135,6 +157,11 @@ async def show_limit(ledger: Ledger, limit: str, *, history_max: int = 20) -> Sh
             del said[:-history_max]
     if definition is None:
         raise LimitNotFoundError(name)
+    terms, in_code = definition.of(key), limits_in_code(await ledger.leases.all())
     return ShownLimit(
-        limit=limit, terms=definition.of(key), definition=definition, history=tuple(reversed(said))
+        limit=limit,
+        terms=terms,
+        definition=definition,
+        in_code=tuple(differing(limit, terms, in_code)),
+        history=tuple(reversed(said)),
     )

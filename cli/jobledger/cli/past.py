@@ -11,6 +11,7 @@ from jobledger.admin.rows import View
 from jobledger.cli.command import Cli
 from jobledger.cli.errors import UsageError
 from jobledger.cli.times import time_of
+from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.times import time_text
 
 
@@ -31,7 +32,14 @@ def option_words(past: AsOf) -> str:
 @contextlib.asynccontextmanager
 async def viewed(cli: Cli, past: AsOf | None) -> AsyncGenerator[View, None]:
     """Connect, and open the rows as of the past moment, else the projection brought up to date."""
-    async with cli.ledger() as ledger, rows_viewed(cli.rows(ledger), past) as (view, then):
+    async with cli.ledger() as ledger, viewed_of(cli, ledger, past) as view:
+        yield view
+
+
+@contextlib.asynccontextmanager
+async def viewed_of(cli: Cli, ledger: Ledger, past: AsOf | None) -> AsyncGenerator[View, None]:
+    """Open the rows of a ledger; see `viewed`."""
+    async with rows_viewed(cli.rows(ledger), past) as (view, then):
         if then is not None:
             cli.output.note(moment_words(then))
         if view.begins_at > 1:

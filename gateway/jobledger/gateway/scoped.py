@@ -75,4 +75,4 @@ def limits_for(
     """Return the limits, without who holds them and who waits for them where somebody may not see all jobs."""
     if principal.is_everywhere:
         return listed
-    return [replace(each, taken=None) for each in listed[0]], []
+    return [replace(each, taken=None, keys=None, most=None, in_code=()) for each in listed[0]], []

@@ -18,10 +18,12 @@ from typing import Final
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.errors import JetStreamDisabledError, LedgerError, UnreachableError
 from jobledger.ledger.model.identity import new_identity
+from jobledger.ledger.model.limits.definition import Terms
 from jobledger.ledger.model.version import version
 from jobledger.ledger.nats.fleet_clock import apart_s
 from jobledger.ledger.nats.leases import (
     JOBS_MAX,
+    LIMITS_MAX,
     SCHEDULES_MAX,
     TASKS_MAX,
     LeaseKind,
@@ -55,6 +57,7 @@ class LeaseKeeper:
         jobs: Callable[[], Iterable[str]] = tuple,
         tasks: tuple[str, ...] | None = None,
         schedules: dict[str, str] | None = None,
+        limits: dict[str, Terms] | None = None,
         supervisor: str = "",
         concurrency: int = 0,
         reactors: bool = False,
@@ -71,6 +74,7 @@ class LeaseKeeper:
         self._jobs = jobs
         self._tasks = None if tasks is None or len(tasks) > TASKS_MAX else tasks
         self._schedules = None if schedules is None or len(schedules) > SCHEDULES_MAX else schedules
+        self._limits = None if limits is None or len(limits) > LIMITS_MAX else limits
         self._supervisor = supervisor
         self._concurrency = concurrency
         self._reactors = reactors
@@ -183,6 +187,7 @@ class LeaseKeeper:
             jobs=tuple(islice(self._jobs(), JOBS_MAX)),
             tasks=self._tasks,
             schedules=self._schedules,
+            limits=self._limits,
             supervisor=self._supervisor,
             concurrency=self._concurrency,
             reactors=self._reactors,

@@ -19,7 +19,7 @@ import msgspec
 
 from jobledger.ledger.hooks import Hooks
 from jobledger.ledger.limits.declared import Limit, Queue
-from jobledger.ledger.limits.keys import check_keys
+from jobledger.ledger.limits.keys import check_keys, own_key
 from jobledger.ledger.model.errors import (
     ConfigurationError,
     InvalidInputError,
@@ -27,6 +27,8 @@ from jobledger.ledger.model.errors import (
     UnknownTaskError,
 )
 from jobledger.ledger.model.events import Priority
+from jobledger.ledger.model.limits.definition import Terms
+from jobledger.ledger.model.limits.names import joined
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import OnOtherInput, Options, Rules
 from jobledger.ledger.schedules.in_code import Schedule
@@ -297,6 +299,17 @@ class TaskRegistry:
     def fingerprints(self) -> dict[str, str]:
         """What each schedule here says, in short, by its name; see `Schedule.fingerprint`."""
         return {name: schedule.fingerprint for name, schedule in self.schedules.items()}
+
+    @property
+    def limits(self) -> dict[str, Terms]:
+        """What the code here says of limits, by `name`, or `name:key` where the key is the own queue or task."""
+        found: dict[str, Terms] = {}
+        for task in self._tasks.values():
+            for limit in task.defaults.limits_in_code:
+                if isinstance(limit, Limit) and limit.is_defined:
+                    name = joined(limit.name, own_key(limit, task.name, task.defaults.queue))
+                    found.setdefault(name, limit.terms)
+        return found
 
     def get(self, name: str) -> Task[Any, Any]:
         """Return the task of that name.

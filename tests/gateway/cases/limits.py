@@ -32,7 +32,7 @@ async def looking(asker: Asker) -> None:
     ]
     assert [(each["name"], each["held"]) for each in found["missing"]] == [("nobodys", 1)]
     shown = await asker.get("/v1/limits/api")
-    assert (shown["terms"]["slots"], shown["reason"], len(shown["history"])) == (2, "", 2)
+    assert (shown["terms"]["slots"], shown["reason"], len(shown["history"])) == (2, "as told", 2)
     await asker.sees("GET", "/v1/limits/none", "NOT_FOUND")
     await asker.sees("GET", "/v1/limits/a:", "JOB_INVALID_INPUT")
 

@@ -1,4 +1,4 @@
-"""A worker says once what its tasks are, in the bucket TASKS."""
+"""A worker says once what its tasks are, in the bucket TASKS, and which limits its code has otherwise than the ledger."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import logging
 
 from jobledger.ledger.adding.announced import entry_of
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.model.errors import JetStreamDisabledError, LedgerError, UnreachableError
+from jobledger.ledger.limits.defining import look
+from jobledger.ledger.limits.in_code import difference
+from jobledger.ledger.model.errors import (
+    CorruptLedgerError,
+    JetStreamDisabledError,
+    LedgerError,
+    UnreachableError,
+)
+from jobledger.ledger.model.limits.names import split
 from jobledger.ledger.nats.task_book import write_tasks
 from jobledger.ledger.tasks import TaskRegistry
 
@@ -33,4 +41,18 @@ async def announce_tasks(ledger: Ledger, tasks: TaskRegistry, worker: str) -> No
         raise
     except LedgerError as error:
         logger.warning("the tasks of this worker are not announced, its work goes on: %s", error)
+    await _tell_limits(ledger, tasks)
     await asyncio.Event().wait()
+
+
+async def _tell_limits(ledger: Ledger, tasks: TaskRegistry) -> None:
+    """Log each limit that the code here has otherwise than the ledger. Raises: UnreachableError."""
+    for limit, terms in tasks.limits.items():
+        try:
+            definition = (await look(ledger.log, split(limit)[0])).state
+        except CorruptLedgerError as error:
+            logger.warning("limit %s cannot be read: %s", limit, error)
+            continue
+        differs = difference(definition, limit, terms)
+        if differs:
+            logger.warning("%s: `jobledger limits show %s`", differs, limit)

@@ -159,6 +159,7 @@ class Worker:
                 {task_word(task.name, each): None for task in self._tasks for each in ("", task.version)}
             ),
             schedules=self._tasks.fingerprints,
+            limits=self._tasks.limits,
             supervisor=self._config.supervisor,
             concurrency=self._config.concurrency,
             reactors=self._config.reactors,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -11,10 +11,12 @@ import msgspec
 from jobledger.admin.events.changes import Change
 from jobledger.admin.held import LimitNow
 from jobledger.admin.limits import ShownLimit
+from jobledger.ledger.limits.in_code import CodeLimit, differing, limits_in_code
 from jobledger.ledger.model.envelope import NO_VALUE
-from jobledger.ledger.model.limits.definition import Override, Terms
+from jobledger.ledger.model.limits.definition import Author, Override, Terms
 from jobledger.ledger.model.limits.names import joined, split
 from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo
 from jobledger.ledger.unique.reading import KeyHolder
 from jobledger.projections import QueueRow, Store
@@ -55,8 +57,13 @@ class QueuePause(msgspec.Struct, frozen=True, kw_only=True):
 class LimitListed(LimitRow, frozen=True, kw_only=True):
     """A limit, or one key of it for which something differs."""
 
-    #: How many jobs hold a slot: of this key, or of all keys without a row of their own.
-    taken: int | None  #: None for a key of the gateway that is bound to queues or tasks
+    #: How many jobs hold a slot: of this key, or of all keys without a row of their own. None, as the two below, for a
+    #: key of the gateway that is bound to queues or tasks.
+    taken: int | None
+    keys: int | None  #: how many keys these are; `slots` counts for each of them alone
+    most: int | None  #: how many of the jobs hold the key that most of them hold
+    #: The running workers whose code has other numbers, and what it has; of the present alone.
+    in_code: tuple[CodeLimit, ...] = ()
     defined: bool = True
 
 
@@ -79,7 +86,9 @@ class LimitShown(msgspec.Struct, frozen=True, kw_only=True):
     source: str  #: who says so: `code` or `operator`
     by: str
     reason: str
-    sequence: int  #: of the event that says so
+    authors: dict[str, Author]  #: who says what differs, by key
+    in_code: list[CodeLimit]  #: the running workers whose code has other numbers, and what it has
+    sequence: int  #: of the limit's newest event
     held: LimitNow  #: who holds it, and who waits for it
     history: list[Change]  #: the newest first
 
@@ -137,36 +146,74 @@ def queue_pause(queue: str, state: QueueState) -> QueuePause:
     return QueuePause(queue=queue, pause=pause_shown(state if state.paused else None))
 
 
-def limits_listed(store: Store) -> tuple[list[LimitListed], list[LimitMissing]]:
-    """Return the limits that are defined, and those that jobs name and nobody defined, each by name."""
+def limits_listed(
+    store: Store, workers: Iterable[WorkerInfo] = ()
+) -> tuple[list[LimitListed], list[LimitMissing]]:
+    """Return the limits that are defined, and those that jobs name and nobody defined, each by name.
+
+    `workers`: those whose code is compared; none for a past moment.
+    """
     with store.one_moment():
         rows, taken = limit_rows(store.select), slots_taken(store.select)
         held = read_held(store.select, taken)
-    listed = [LimitListed(**msgspec.structs.asdict(row), taken=_taken(row, rows, taken)) for row in rows]
+    in_code = limits_in_code(workers)
+    listed = [_listed(row, _taken(row, rows, taken), in_code) for row in rows]
     missing = [
         LimitMissing(name=each.limit, held=each.jobs, taken=each.holders) for each in held if not each.defined
     ]
     return listed, missing
 
 
-def _taken(row: LimitRow, rows: Iterable[LimitRow], taken: Mapping[str, int]) -> int:
-    """Return how many slots are taken: of one key, or of all keys that have no row of their own."""
+def _listed(
+    row: LimitRow, taken: Mapping[str, int], in_code: Mapping[str, Sequence[CodeLimit]]
+) -> LimitListed:
+    limit, counts = joined(row.name, row.key), taken.values()
+    said = msgspec.structs.asdict(row)
+    return LimitListed(
+        **said,
+        taken=sum(counts),
+        keys=len(counts),
+        most=max(counts, default=0),
+        in_code=tuple(differing(limit, row_terms(row), in_code)),
+    )
+
+
+def row_terms(row: LimitRow) -> Terms:
+    """Return the numbers of a row alone."""
+    return msgspec.convert({name: getattr(row, name) for name in Terms.__struct_fields__}, Terms)
+
+
+def taken_words(row: LimitListed, number: Callable[[int], str] = "{:,}".format) -> str:
+    """Return how many slots are taken, for a person: `2 of 3`, or `6 by 3 keys` where each key has its own."""
+    if row.taken is None:
+        return ""
+    if (row.keys or 0) > 1:
+        return f"{number(row.taken)} by {number(row.keys or 0)} keys"
+    return number(row.taken) if row.slots is None else f"{number(row.taken)} of {number(row.slots)}"
+
+
+def _taken(row: LimitRow, rows: Iterable[LimitRow], taken: Mapping[str, int]) -> dict[str, int]:
+    """Return how many slots are taken by key: of the row's one, or of all keys that have no row of their own."""
     if row.key:
-        return taken.get(joined(row.name, row.key), 0)
+        limit = joined(row.name, row.key)
+        return {limit: taken[limit]} if limit in taken else {}
     apart = {joined(each.name, each.key) for each in rows if each.key}
-    return sum(count for key, count in taken.items() if split(key)[0] == row.name and key not in apart)
+    return {key: count for key, count in taken.items() if split(key)[0] == row.name and key not in apart}
 
 
 def limit_shown(found: ShownLimit, held: LimitNow) -> LimitShown:
     """Return a limit whole."""
     definition = found.definition
+    author = definition.author(split(found.limit)[1])
     return LimitShown(
         limit=found.limit,
         terms=found.terms,
         overrides=dict(definition.overrides),
-        source=definition.source,
-        by=definition.by,
-        reason=definition.reason,
+        source=author.source,
+        by=author.by,
+        reason=author.reason,
+        authors=dict(definition.authors),
+        in_code=list(found.in_code),
         sequence=definition.sequence,
         held=held,
         history=list(found.history),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from jobledger.admin.limits import ChangedLimit, remove_limit, set_limit
@@ -90,7 +89,10 @@ async def set_(
 
 @command(LIMITS, "remove")
 async def remove(cli: Cli, *, limit: Name, reason: bulk.Why = "", plan: bulk.Plan = False) -> None:
-    """Take a limit's definition away, so that its jobs stay held; or what differs for one key (NAME:KEY)."""
+    """Take back what a person said of a limit, or of one key (NAME:KEY): it is then as the code of a running worker says.
+
+    Where no running worker's code has the limit, nothing defines it any more, and its jobs stay held.
+    """
     async with cli.ledger() as ledger:
         found = await remove_limit(ledger, limit, reason=reason, by=operator(), plan=plan)
     _tell(cli, found, plan=plan)
@@ -109,9 +111,7 @@ def _number(option: str, word: str | None, kind: type[int | float]) -> int | flo
 
 def _tell(cli: Cli, found: ChangedLimit, *, plan: bool) -> None:
     if cli.output.as_json:
-        cli.output.object(
-            {"limit": found.limit, "before": _object(found.before), "after": _object(found.after)}
-        )
+        cli.output.object(found)
         return
     before, after = _words(found.before), _words(found.after)
     was = f" (before: {before})" if before != after else ""
@@ -124,12 +124,14 @@ def _tell(cli: Cli, found: ChangedLimit, *, plan: bool) -> None:
     else:
         verb = "would be" if plan else "is"
         cli.output.say(f"limit {found.limit} {verb}: {after}{was}")
+        if (found.source_before, found.source) == ("code", "operator"):
+            cli.output.note(
+                f"the code does not change it from here on; `jobledger limits remove {found.limit}` gives it back"
+            )
+        elif found.source == "code":
+            cli.output.note("that is as the code has it, which may change it")
     if plan:
         cli.output.say("nothing was changed")
-
-
-def _object(terms: Terms | None) -> dict[str, Any] | None:
-    return None if terms is None else msgspec.structs.asdict(terms)
 
 
 def _words(terms: Terms | None) -> str:

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-
-import msgspec
 
 from jobledger.admin.held import LimitNow, limit_now
 from jobledger.admin.limits import ShownLimit, show_limit
-from jobledger.admin.objects.fleet import LimitListed, limit_shown, limits_listed
+from jobledger.admin.objects.fleet import (
+    LimitListed,
+    limit_shown,
+    limits_listed,
+    row_terms,
+    taken_words,
+)
 from jobledger.cli import options
 from jobledger.cli.changes import tell_changes
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import LIMITS
 from jobledger.cli.limits.change import Name
 from jobledger.cli.output import Cell, Output
-from jobledger.cli.past import asked, rows_begin, viewed
+from jobledger.cli.past import asked, rows_begin, viewed_of
 from jobledger.cli.text import age, moment, shortened
-from jobledger.ledger.model.limits.definition import Terms, terms_words
-from jobledger.ledger.model.limits.names import joined
+from jobledger.ledger.limits.in_code import CodeLimit
+from jobledger.ledger.model.limits.definition import Author, terms_words
+from jobledger.ledger.model.limits.names import joined, split
 
 
 @command(LIMITS, "list", takes=ROWS)
 async def list_limits(cli: Cli, *, at: options.At = None, sequence: options.Sequence = None) -> None:
     """List the limits that are defined or that jobs wait for, a line also for each key that differs, now or in the past."""
-    output = cli.output
-    async with viewed(cli, asked(at, sequence)) as view:
-        rows, missing = limits_listed(view.store)
+    output, past = cli.output, asked(at, sequence)
+    async with cli.ledger() as ledger, viewed_of(cli, ledger, past) as view:
+        rows, missing = limits_listed(view.store, [] if past else await ledger.leases.all())
     if output.as_json:
         for each in (*rows, *missing):
             output.object(each, **rows_begin(view))
@@ -40,6 +46,15 @@ async def list_limits(cli: Cli, *, at: options.At = None, sequence: options.Sequ
                 *((shortened(each.name, 60), _not_set(each.held), each.taken, "", "") for each in missing),
             ],
         )
+        for row in rows:
+            _tell_code(output, joined(row.name, row.key), row.in_code)
+
+
+def _tell_code(output: Output, limit: str, in_code: Sequence[CodeLimit]) -> None:
+    """Say which running code has other numbers of a limit."""
+    if in_code:
+        more = f" (and {len(in_code) - 1:,} more)" if len(in_code) > 1 else ""
+        output.say(f"the code of {in_code[0].worker}{more} has {limit} as {terms_words(in_code[0].terms)}")
 
 
 def _not_set(jobs: int) -> str:
@@ -47,12 +62,11 @@ def _not_set(jobs: int) -> str:
 
 
 def _cells(row: LimitListed, now: datetime) -> tuple[Cell, ...]:
-    terms = msgspec.convert({name: getattr(row, name) for name in Terms.__struct_fields__}, Terms)
     since = datetime.fromisoformat(row.set_at)
     return (
         shortened(joined(row.name, row.key), 60),
-        terms_words(terms),
-        row.taken,
+        terms_words(row_terms(row)),
+        taken_words(row),
         "code" if row.source == "code" else shortened(row.set_by, 30),
         age(since, max(now, since)),
     )
@@ -70,10 +84,14 @@ async def show(cli: Cli, *, limit: Name) -> None:
         output.object(limit_shown(found, held))
         return
     _tell_definition(output, found, now)
+    _tell_code(output, found.limit, found.in_code)
     if definition.overrides and found.limit == definition.limit:
         output.table(
-            ("key", "differs"),
-            [(shortened(key, 60), terms_words(each)) for key, each in sorted(definition.overrides.items())],
+            ("key", "differs", "set by"),
+            [
+                (shortened(key, 60), terms_words(each), _set_by(definition.author(key)))
+                for key, each in sorted(definition.overrides.items())
+            ],
             title="keys that differ",
         )
     _tell_held(output, held)
@@ -81,17 +99,21 @@ async def show(cli: Cli, *, limit: Name) -> None:
 
 
 def _tell_definition(output: Output, found: ShownLimit, now: datetime) -> None:
-    definition = found.definition
+    author = found.definition.author(split(found.limit)[1])
     output.say(f"limit {found.limit}", style="bold")
     nothing = "nothing: jobs that name it stay held"
     output.facts(
         [
             ("holds", nothing if found.terms is None else terms_words(found.terms)),
-            ("set by", definition.by if definition.source == "operator" else f"the code ({definition.by})"),
-            ("since", moment(found.history[0].at, now)),
-            ("reason", definition.reason or None),
+            ("set by", _set_by(author)),
+            ("since", moment(author.at, now)),
+            ("reason", author.reason or None),
         ]
     )
+
+
+def _set_by(author: Author) -> str:
+    return author.by if author.source == "operator" else f"the code ({author.by})"
 
 
 def _tell_held(output: Output, held: LimitNow) -> None:

@@ -97,7 +97,8 @@ class KeysQuery(msgspec.Struct, frozen=True, kw_only=True):
 async def list_limits(asked: Asked, *, query: Looked) -> Limits:
     """List the limits that are defined, and those that jobs wait for and nobody defined."""
     async with looking(asked, query) as (view, place):
-        items, missing = limits_for(asked.principal, limits_listed(view.store))
+        workers = [] if query.as_of() else await asked.gateway.ledger.leases.all()
+        items, missing = limits_for(asked.principal, limits_listed(view.store, workers))
     return Limits(items=items, missing=missing, position=place)
 
 
@@ -126,7 +127,7 @@ async def put_limit(asked: Asked, limit: str, *, query: Planned, body: LimitTerm
 
 
 async def delete_limit(asked: Asked, limit: str, *, query: Removing) -> ChangedLimit:
-    """Take a limit's definition away, so that its jobs stay held; or what differs for one key."""
+    """Take back what a person said of a limit or of one key; without a worker whose code has it, its jobs stay held."""
     asked.principal.require_everywhere("manage")
     by = asked.principal.name
     return await remove_limit(asked.gateway.ledger, limit, reason=query.reason, by=by, plan=query.plan)

@@ -19,6 +19,8 @@ Schema = dict[str, Any]
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _TOKEN: Final = "^[A-Za-z0-9_-]{1,64}$"
+#: What a word of a path may be that is no token: a limit, or one key of it.
+_PATTERNS: Final = {"limit": r"^[A-Za-z0-9_-]{1,64}(:[^\s/]{1,128})?$"}
 _REFERRED: Final = re.compile(re.escape(_REFERENCE.format(name="")) + r"(\w+)")
 #: What every endpoint that asks who one is may answer with.
 _ALWAYS: Final = (
@@ -158,8 +160,7 @@ def operation_id(endpoint: Endpoint) -> str:
 def _parameters(endpoint: Endpoint, components: Mapping[str, Schema]) -> list[Schema]:
     words = re.findall(r"\{(\w+)\}", endpoint.path)
     in_path = [
-        {"name": word, "in": "path", "required": True, "schema": {"type": "string", "pattern": _TOKEN}}
-        for word in words
+        {"name": word, "in": "path", "required": True, "schema": _word_of_path(word)} for word in words
     ]
     if endpoint.query is None:
         return in_path
@@ -175,6 +176,10 @@ def _parameters(endpoint: Endpoint, components: Mapping[str, Schema]) -> list[Sc
         }
         for name, each in schema["properties"].items()
     ]
+
+
+def _word_of_path(word: str) -> Schema:
+    return {"type": "string", "pattern": _PATTERNS.get(word, _TOKEN)}
 
 
 def _headers(endpoint: Endpoint) -> list[Schema]:

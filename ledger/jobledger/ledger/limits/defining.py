@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
 from jobledger.ledger.limits.declared import Limit
+from jobledger.ledger.limits.in_code import difference
 from jobledger.ledger.limits.keys import own_key
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.chain import retry_raced
@@ -29,6 +30,7 @@ from jobledger.ledger.model.limits.definition import (
     Definition,
     LimitCommand,
     Override,
+    SetKey,
     SetLimit,
     Terms,
     decide,
@@ -149,10 +151,13 @@ class CodeLimits:
         try:
             async with asyncio.timeout(_WAIT_S), self._turn:
                 if not self._is_said(limit, task, queue):
-                    await change(
+                    found = await change(
                         self._log, limit.name, lambda before: _wish(before, key, wanted), self._stamp
                     )
                     self._said[name] = wanted
+                    differs = difference(found.after, name, wanted)
+                    if differs:
+                        logger.warning("%s", differs)
         except (UnreachableError, RefusedError, CorruptLedgerError, TimeoutError) as error:
             self._failed[name] = asyncio.get_running_loop().time()
             why = str(error) or f"the server gave no answer within {_WAIT_S:g} s"
@@ -165,20 +170,16 @@ class CodeLimits:
             )
 
 
-def _wish(before: Definition | None, key: str, wanted: Terms) -> SetLimit | None:
+def _wish(before: Definition | None, key: str, wanted: Terms) -> LimitCommand | None:
     """Return what the code has to say of a limit, None where nothing is to be changed, or nothing may be."""
-    common = None if before is None else before.common
-    overrides: Mapping[str, Override] = {} if before is None else before.overrides
-    by_person = before is not None and before.is_set and before.source == "operator"
     if not key:
-        if by_person or (common == wanted and not overrides):
-            return None
-        return SetLimit(terms=wanted, source="code")
+        by_person = before is not None and before.is_set and before.source == "operator"
+        is_said = before is not None and before.common == wanted
+        return None if by_person or is_said else SetLimit(terms=wanted, source="code")
     # The name is shared by every queue or task, and each has its numbers under its own key.
     own = Override(**msgspec.structs.asdict(wanted))
-    if key in overrides and (by_person or overrides[key] == own):
-        return None
-    if not by_person:
-        return SetLimit(terms=common or Terms(), overrides={**overrides, key: own}, source="code")
-    reason = f"as a person set it, with key {key} of the code"
-    return SetLimit(terms=common or Terms(), overrides={**overrides, key: own}, reason=reason)
+    if before is not None and key in before.overrides:
+        stays = before.author(key).source == "operator" or before.overrides[key] == own
+        if stays:
+            return None
+    return SetKey(key=key, override=own, source="code")

@@ -17,6 +17,7 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from jobledger.ledger.model.errors import JetStreamDisabledError, RefusedError, ServerUnreachableError
+from jobledger.ledger.model.limits.definition import Terms
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.model.times import server_time
@@ -39,6 +40,9 @@ JOBS_MAX: Final = 100
 TASKS_MAX: Final = 500
 #: A worker with more schedules does not name them there either.
 SCHEDULES_MAX: Final = 500
+
+#: Nor does one with more limits.
+LIMITS_MAX: Final = 200
 
 #: Whose life a lease stands for: a worker that runs jobs, or a client that holds locks.
 LeaseKind = Literal["worker", "client"]
@@ -63,6 +67,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[str, ...] | None = None
     #: What its code says of schedules: each one's fingerprint, by name; None: it does not say.
     schedules: dict[str, str] | None = None
+    #: What its code says of limits, by `name`, or `name:key` of its own queues and tasks; None: it does not say.
+    limits: dict[str, Terms] | None = None
     version: str = ""
     supervisor: str = ""  #: identity of the process that looks after this one; "" without
     stopped: bool = False  #: it ended in good order, or its supervisor saw it dead; the lease is over

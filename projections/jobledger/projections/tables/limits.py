@@ -36,9 +36,9 @@ LIMITS: Final = Table(
         "weight": real("the key's share beside other keys"),
         "source": text("who says so: `code` or `operator`"),
         "set_by": text("the process or person"),
-        "set_at": timestamp("when, by the server's time"),
+        "set_at": timestamp("when, by the clock of that process or person"),
         "reason": text("why, as the person said; or empty"),
-        "last_sequence": integer("the stream sequence of the `set` that says so"),
+        "last_sequence": integer("the stream sequence of the limit's newest `set`"),
     },
     key=("name", "limit_key"),
     sequence="last_sequence",
@@ -86,10 +86,10 @@ class LimitRows(Rows):
         for message in messages:
             limit = LIMIT.evolve(None, LIMIT.decode(message), message.stream_sequence)
             self._connection.execute(_FORGET, (limit.limit,))
-            said = (limit.source, limit.by, time_text(message.stored_at), limit.reason, limit.sequence)
             for key in ("", *limit.overrides) if limit.is_set else ():
-                terms = limit.of(key)
+                terms, author = limit.of(key), limit.author(key)
                 assert terms is not None, "it is set"
+                said = (author.source, author.by, time_text(author.at), author.reason, limit.sequence)
                 self._connection.execute(_PUT, (limit.limit, key, *_values(terms), *said))
 
 
@@ -97,4 +97,4 @@ def _values(terms: Terms) -> tuple[Any, ...]:
     return msgspec.structs.astuple(terms)
 
 
-LIMIT_TABLES: Final = AggregateTables(aggregate=LIMIT.name, version=1, tables=(LIMITS,), rows=LimitRows)
+LIMIT_TABLES: Final = AggregateTables(aggregate=LIMIT.name, version=2, tables=(LIMITS,), rows=LimitRows)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from jobledger.admin.objects.fleet import LimitListed, LimitMissing, limits_listed
+from jobledger.admin.objects.fleet import LimitListed, LimitMissing, limits_listed, row_terms, taken_words
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.scoped import limits_for
-from jobledger.ledger.model.limits.definition import Terms, terms_words
+from jobledger.ledger.model.limits.definition import terms_words
 from jobledger.ledger.model.limits.names import joined
 
 
@@ -18,6 +18,8 @@ class LimitLine(msgspec.Struct, frozen=True, kw_only=True):
     limit: str  #: `name` or `name:key`
     row: LimitListed
     words: str
+    taken: str
+    in_code: list[tuple[str, str]]  #: a running worker whose code has other numbers, and these; none without
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +35,8 @@ async def limits(looked: Looked, *, query: When) -> Limits:
     past = query.as_of()
     async with looked.gateway.projection.opened(past) as view:
         shell = await surround(looked, view, past)
-        rows, missing = limits_for(looked.principal, limits_listed(view.store))
+        workers = [] if past else await looked.gateway.ledger.leases.all()
+        rows, missing = limits_for(looked.principal, limits_listed(view.store, workers))
         return Limits(
             shell=shell,
             limits=[_line(row) for row in rows],
@@ -42,5 +45,11 @@ async def limits(looked: Looked, *, query: When) -> Limits:
 
 
 def _line(row: LimitListed) -> LimitLine:
-    terms = msgspec.convert({name: getattr(row, name) for name in Terms.__struct_fields__}, Terms)
-    return LimitLine(limit=joined(row.name, row.key), row=row, words=terms_words(terms))
+    in_code = [(each.worker, terms_words(each.terms)) for each in row.in_code[:1]]
+    return LimitLine(
+        limit=joined(row.name, row.key),
+        row=row,
+        words=terms_words(row_terms(row)),
+        taken=taken_words(row),
+        in_code=in_code,
+    )

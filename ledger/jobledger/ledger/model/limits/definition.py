@@ -1,8 +1,9 @@
 """Definitions of limits as facts: `LimitEvent`, what they add up to, and what may follow. Pure.
 
-Each limit has a chain of its own, `ledger.limit.<name>.>`, and each `set` says the whole definition, so the newest event
-*is* the state. A job that names a limit without a definition stays `held`. Released fields never change type, meaning
-or name.
+Each limit has a chain of its own, `ledger.limit.<name>.>`. What holds for all its keys and what differs for one of them
+are two facts, and each has its author: an event changes one of the two and repeats the others, so the newest event *is*
+the state. A job that names a limit without a definition stays `held`. Released fields never change type, meaning or
+name.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import WHOLE_MAX, Envelope, Moment, Whole
 from jobledger.ledger.model.errors import InvalidInputError, LimitNotFoundError, RefusedError
 from jobledger.ledger.model.inputs import check_word
+from jobledger.ledger.model.limits.names import joined
 
 #: What a job does whose limit is full: wait; take the place of an older job that waits; also ask the one that runs to
 #: end; or be cancelled.
@@ -31,7 +33,7 @@ OVERRIDES_MAX: Final = 1_000  #: keys with numbers of their own, of one limit
 PERIOD_S_MAX: Final = 366 * 24 * 3600.0
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Terms(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What holds for one key of a limit."""
 
     slots: Whole | None = None  #: how many jobs may hold it at once; None: any number; 0: none, so all wait
@@ -55,7 +57,17 @@ class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     weight: float | None = None  #: the key's share beside other keys; none: as the limit
 
 
+class Author(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Who said one of the facts that a later event repeats."""
+
+    source: Source  #: the application's code, or a person, whom code never overrides
+    by: str  #: the process or person
+    at: Moment  #: when
+    reason: str = ""  #: why, as the person said; of a long one the beginning
+
+
 _TERMS: Final = Terms.__struct_fields__
+_REASON_MAX: Final = 100  #: characters of the reason that are repeated
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
@@ -65,7 +77,10 @@ class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
 
 
 class LimitSet(_Fact, frozen=True, kw_only=True, tag="set", gc=False):
-    """From here on the limit is as this event says, whatever was before. Nothing that runs is ended for it."""
+    """From here on the limit is as this event says, whatever was before. Nothing that runs is ended for it.
+
+    With a `key` it says what differs for that key, or that nothing differs any more; all else is repeated.
+    """
 
     slots: Whole | None = (
         None  #: how many jobs may hold one key at once; none: any number; 0: none, so all wait
@@ -79,8 +94,12 @@ class LimitSet(_Fact, frozen=True, kw_only=True, tag="set", gc=False):
     )
     weight: float = 1.0  #: a key's share beside other keys, where they compete
     overrides: Mapping[str, Override] = {}  #: keys for which something differs
-    source: Source  #: who says so: the application's code, or a person, whom code never overrides
+    source: Source  #: whose the definition is: the code's, or a person's, whom code never overrides
     reason: str = ""  #: why, as the person said
+    key: str = ""  #: the key for which something else differs from here on; empty: the definition was said
+    defined: Author | None = None  #: who said the definition, where a key is named; absent: this author
+    authors: Mapping[str, Author] = {}  #: who said what differs, by key; absent for a key: as the definition
+    given_back: bool = False  #: whether a person gave back to the code what a person had said
 
 
 class LimitRemoved(_Fact, frozen=True, kw_only=True, tag="removed", gc=False):
@@ -93,7 +112,7 @@ LimitEvent = LimitSet | LimitRemoved
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A limit after its newest event."""
+    """A limit after its newest event. `at`, `by`, `reason` and `source` are of its definition, or of its removal."""
 
     limit: str
     sequence: int  #: stream sequence of that event
@@ -103,6 +122,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     common: Terms | None = None  #: for every key without an override; None: removed
     overrides: Mapping[str, Override] = {}
     source: Source = "operator"
+    authors: Mapping[str, Author] = {}  #: who said what differs, of every key of `overrides`
 
     @property
     def is_set(self) -> bool:
@@ -116,6 +136,11 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             return self.common
         return msgspec.structs.replace(self.common, **_said(override))
 
+    def author(self, key: str = "") -> Author:
+        """Return who said what holds for a key: what differs for it, or else the definition."""
+        own = self.authors.get(key)
+        return own or Author(source=self.source, by=self.by, at=self.at, reason=self.reason[:_REASON_MAX])
+
 
 def _said(override: Override) -> dict[str, Any]:
     return {name: value for name in _TERMS if (value := getattr(override, name)) is not None}
@@ -123,12 +148,21 @@ def _said(override: Override) -> dict[str, Any]:
 
 def evolve(_before: Definition | None, event: LimitEvent, stream_sequence: int) -> Definition:
     """Return the limit after `event`, whatever came before it."""
-    common: dict[str, Any] = {}
-    if isinstance(event, LimitSet):
-        terms = Terms(**{name: getattr(event, name) for name in _TERMS})
-        common = {"common": terms, "overrides": event.overrides, "source": event.source}
+    if isinstance(event, LimitRemoved):
+        return Definition(
+            limit=event.limit, sequence=stream_sequence, at=event.at, by=event.by, reason=event.reason
+        )
+    said = event.defined or Author(source=event.source, by=event.by, at=event.at, reason=event.reason)
     return Definition(
-        limit=event.limit, sequence=stream_sequence, at=event.at, by=event.by, reason=event.reason, **common
+        limit=event.limit,
+        sequence=stream_sequence,
+        at=said.at,
+        by=said.by,
+        reason=said.reason,
+        common=_common(event),
+        overrides=event.overrides,
+        source=event.source,
+        authors={key: event.authors.get(key, said) for key in event.overrides},
     )
 
 
@@ -136,8 +170,9 @@ class SetLimit(msgspec.Struct, frozen=True, kw_only=True):
     """Define a limit, or replace its definition."""
 
     terms: Terms = Terms()
-    overrides: Mapping[str, Override] = {}
+    overrides: Mapping[str, Override] | None = None  #: what differs for keys; None: as before
     source: Source = "operator"
+    given_back: bool = False  #: whether a person says that it is the code's again
     reason: str = ""
 
     def __post_init__(self) -> None:
@@ -145,37 +180,111 @@ class SetLimit(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises: InvalidInputError.
         """
-        problem = problem_of(self.terms, self.overrides)
+        problem = problem_of(self.terms, self.overrides or {})
+        if problem:
+            raise InvalidInputError(problem)
+
+
+class SetKey(msgspec.Struct, frozen=True, kw_only=True):
+    """Say what differs for one key of a limit; the definition and the other keys stay as they are, and whose they are."""
+
+    key: str
+    override: Override | None  #: None: nothing any more
+    source: Source = "operator"
+    given_back: bool = False  #: whether a person says that it is the code's again
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot work.
+
+        Raises: InvalidInputError.
+        """
+        problem = "" if self.override is None else problem_of(Terms(), {self.key: self.override})
         if problem:
             raise InvalidInputError(problem)
 
 
 class RemoveLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """Take a definition away."""
+    """Take a definition away, with what differs for its keys."""
 
     reason: str = ""
 
 
-LimitCommand = SetLimit | RemoveLimit
+LimitCommand = SetLimit | SetKey | RemoveLimit
 
 
 def decide(limit: str, before: Definition | None, command: LimitCommand, stamp: Stamp) -> LimitEvent:
     """Return the event that follows from a command.
 
-    Raises: LimitNotFoundError for the removal of what is not defined; RefusedError where code would override a person.
+    Raises: LimitNotFoundError for the removal of what is not defined; InvalidInputError for too many keys; RefusedError
+        where code would override a person.
     """
-    fact: dict[str, Any] = {"limit": limit, "at": stamp.at, "by": stamp.by, "trace": stamp.trace}
-    is_set = before is not None and before.is_set
     match command:
         case RemoveLimit(reason=reason):
-            if not is_set:
+            if before is None or not before.is_set:
                 raise LimitNotFoundError(limit)
-            return LimitRemoved(**fact, reason=reason)
+            return LimitRemoved(limit=limit, at=stamp.at, by=stamp.by, trace=stamp.trace, reason=reason)
+        case SetKey():
+            return _decide_key(limit, before, command, stamp)
         case SetLimit(terms=terms, overrides=overrides, source=source, reason=reason):
-            if source == "code" and before is not None and is_set and before.source == "operator":
-                raise RefusedError(f"limit {limit} was set by {before.by}, and code does not override that")
-            said = {name: getattr(terms, name) for name in _TERMS}
-            return LimitSet(**fact, **said, overrides=dict(overrides), source=source, reason=reason)
+            if before is not None and before.is_set and not command.given_back:
+                _refuse_code(limit, before.author(), source)
+            kept: Mapping[str, Author] = {}
+            if before is not None and overrides is None:
+                kept = before.authors
+            return LimitSet(
+                limit=limit,
+                at=stamp.at,
+                by=stamp.by,
+                trace=stamp.trace,
+                **msgspec.structs.asdict(terms),
+                overrides=dict(_overrides(before) if overrides is None else overrides),
+                source=source,
+                reason=reason,
+                authors=kept,
+                given_back=command.given_back,
+            )
+
+
+def _decide_key(limit: str, before: Definition | None, command: SetKey, stamp: Stamp) -> LimitSet:
+    """Return the event that says what differs for one key. Raises: InvalidInputError, RefusedError."""
+    key, source = command.key, command.source
+    said = Author(source=source, by=stamp.by, at=stamp.at, reason=command.reason[:_REASON_MAX])
+    is_set = before is not None and before.is_set
+    if is_set and before is not None and key in before.overrides and not command.given_back:
+        _refuse_code(joined(limit, key), before.author(key), source)
+    # Of a limit that nobody defined all keys but this one are without a bound.
+    defined = before.author() if is_set and before is not None else said
+    overrides = {other: each for other, each in _overrides(before).items() if other != key}
+    authors = {other: before.author(other) for other in overrides} if before is not None else {}
+    if command.override is not None:
+        overrides[key], authors[key] = command.override, said
+    if len(overrides) > OVERRIDES_MAX:
+        raise InvalidInputError(problem_of(Terms(), overrides))
+    return LimitSet(
+        limit=limit,
+        at=stamp.at,
+        by=stamp.by,
+        trace=stamp.trace,
+        **msgspec.structs.asdict((before.common if before is not None else None) or Terms()),
+        overrides=overrides,
+        source=defined.source,
+        reason=command.reason,
+        key=key,
+        defined=defined,
+        authors=authors,
+        given_back=command.given_back,
+    )
+
+
+def _overrides(before: Definition | None) -> Mapping[str, Override]:
+    return before.overrides if before is not None and before.is_set else {}
+
+
+def _refuse_code(limit: str, author: Author, source: Source) -> None:
+    """Raises: RefusedError where code would override a person."""
+    if source == "code" and author.source == "operator":
+        raise RefusedError(f"limit {limit} was set by {author.by}, and code does not override that")
 
 
 def problem_of(terms: Terms, overrides: Mapping[str, Override]) -> str:
@@ -239,8 +348,14 @@ _PERIODS: Final = {1.0: "second", 60.0: "minute", 3600.0: "hour", 86_400.0: "day
 def _words(event: LimitEvent) -> str:
     why = f": {event.reason}" if event.reason else ""
     match event:
+        case LimitSet(key=key, overrides=overrides) if key:
+            if key not in overrides:
+                return f"key {key} is as the others{why}"
+            author = event.authors.get(key)
+            in_code = ", as the code has it" if author is not None and author.source == "code" else ""
+            return f"key {key}: {terms_words(overrides[key])}{in_code}{why}"
         case LimitSet(overrides=overrides, source=source):
-            terms = terms_words(Terms(**{name: getattr(event, name) for name in _TERMS}))
+            terms = terms_words(_common(event))
             keys = f", {len(overrides):,} {'key differs' if len(overrides) == 1 else 'keys differ'}"
             return (
                 f"{terms}{keys if overrides else ''}{', as the code has it' if source == 'code' else ''}{why}"
@@ -250,17 +365,55 @@ def _words(event: LimitEvent) -> str:
 
 
 def _check(before: Definition | None, event: LimitEvent, _stream_sequence: int) -> Iterator[Broken]:
-    """Decide again what the event says was decided; it must come out the same."""
-    state = evolve(None, event, 0)
-    command: LimitCommand = RemoveLimit(reason=event.reason)
+    """Find what could not have been decided."""
+    if isinstance(event, LimitSet) and event.key:
+        found = [problem_of(_common(event), event.overrides), *_problems_of_key(before, event)]
+    else:
+        found = [_refusal(before, event)]
+    for sentence in filter(None, found):
+        yield "transition", f"`{LIMIT.type_of(event)}` was accepted, although {sentence}"
+
+
+def _refusal(before: Definition | None, event: LimitEvent) -> str:
+    """Decide again what an event about the definition says was decided; return why it would be refused, "" if not."""
+    command: LimitCommand = RemoveLimit()
     try:
-        if state.common is not None:
+        if isinstance(event, LimitSet):
             command = SetLimit(
-                terms=state.common, overrides=state.overrides, source=state.source, reason=event.reason
+                terms=_common(event),
+                overrides=event.overrides,
+                source=event.source,
+                given_back=event.given_back,
             )
         decide(event.limit, before, command, Stamp(at=event.at, by=event.by, trace=event.trace))
     except (InvalidInputError, LimitNotFoundError, RefusedError) as error:
-        yield "transition", f"`{LIMIT.type_of(event)}` was accepted, although {error}"
+        return str(error)
+    return ""
+
+
+def _common(event: LimitSet) -> Terms:
+    return Terms(**{name: getattr(event, name) for name in _TERMS})
+
+
+def _problems_of_key(before: Definition | None, event: LimitSet) -> Iterator[str]:
+    """Find what an event about one key changed besides, and whether code took a person's word back."""
+    if before is None:  # what came before went into an archive, or is not looked at
+        return
+    after, key = evolve(None, event, 0), event.key
+    if after.common != (before.common or Terms()) or (before.is_set and after.author() != before.author()):
+        yield f"it is about key {key} and changed the definition"
+    for other in sorted({*before.overrides, *after.overrides} - {key}):
+        if _fact(before, other) != _fact(after, other):
+            yield f"it is about key {key} and changed what differs for {other}"
+    if key in before.overrides and key in after.overrides and not event.given_back:
+        try:
+            _refuse_code(joined(event.limit, key), before.author(key), after.author(key).source)
+        except RefusedError as error:
+            yield str(error)
+
+
+def _fact(limit: Definition, key: str) -> tuple[Override | None, Author | None]:
+    return limit.overrides.get(key), limit.authors.get(key)
 
 
 def _keeps(event: LimitEvent, stream_sequence: int) -> Kept | None:
