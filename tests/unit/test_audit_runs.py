@@ -25,6 +25,7 @@ from jobledger.ledger.model.events import (
     Queued,
     SignalFact,
     Signalled,
+    SignalRefused,
     StepCompleted,
     StepFailed,
     StepStarted,
@@ -194,6 +195,23 @@ def _told_twice(story: Families) -> None:
     story.plant("r", Signalled, name="ok", id="click")
 
 
+def _refused_twice(story: Families) -> None:
+    told = story.signal("r", "ok")
+    for _ in range(2):
+        story.plant("r", SignalRefused, attempt=1, step="ok", name="ok", signal=told, reason="no int")
+
+
+def _refused_as_another(story: Families) -> None:
+    told = story.signal("r", "ok", id="click")
+    story.plant("r", SignalRefused, attempt=1, step="ok", name="ok", signal=told, id="other")
+
+
+def _taken_though_refused(story: Families) -> None:
+    told = story.signal("r", "ok")
+    story.plant("r", SignalRefused, attempt=1, step="ok", name="ok", signal=told)
+    story.plant("r", StepCompleted, attempt=1, step="ok", kind="wait", target="ok", signal=told)
+
+
 def _left_open(story: Families) -> None:
     story.ask()
     story.child(0)
@@ -289,6 +307,9 @@ VIOLATED: list[tuple[Callable[[Families], None], str, str]] = [
     (_taken_twice, "signal", "without a signal 'ok'"),
     (_taken_by_another_wait, "signal", "without a signal 'no'"),
     (_told_twice, "signal", "it tells the message 'click' of signal 'ok' a second time"),
+    (_refused_twice, "signal", "without a signal 'ok'"),
+    (_refused_as_another, "signal", "it refuses the message 'other'"),
+    (_taken_though_refused, "signal", "without a signal 'ok'"),
     (_left_open, "orphan", "its run r ended"),
     (_says_that_none_is_open, "orphan", "says that 0 of its children are open: 3 are"),
     (_not_counted, "orphan", "item 2 of step 'pages' ended up to 7,2"),

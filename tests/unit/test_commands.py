@@ -33,6 +33,7 @@ from jobledger.ledger.model.commands import (
     Outcome,
     Pause,
     PutBack,
+    RefuseSignal,
     ReportProgress,
     RequestPause,
     Requeue,
@@ -159,6 +160,7 @@ COMMANDS: dict[str, Command] = {
     "start_step": StartStep(epoch=EPOCH, step="a", kind="step", target="f"),
     "complete_step": CompleteStep(epoch=EPOCH, step="a", kind="step", target="f"),
     "fail_step": FailStep(epoch=EPOCH, step="a", kind="step", target="f", error=BOOM),
+    "refuse_signal": RefuseSignal(epoch=EPOCH, step="a", name="paid", signal=1, reason="no int"),
     "join": Join(step="a", completed=((0, 0),)),
     "signal": GiveSignal(name="paid"),
     "request_pause": RequestPause(reason="deploy"),
@@ -214,6 +216,7 @@ carry_less        ?    carr      carr carr   carr      carr       carr   carr   
 start_step        ?    !         !    !      s_st      !          !      !         !         !             !
 complete_step     ?    !         !    !      s_co      !          !      !         !         !             !
 fail_step         ?    !         !    !      s_fa      !          !      !         !         !             !
+refuse_signal     ?    !         !    !      -         !          !      !         !         !             !
 join              ?    -         -    -      -         -          -      -         -         -             -
 signal            ?    sign      sign sign   sign      sign       sign   -         -         -             -
 request_pause     ?    paus      paus paus   p_re      paus       paus   -         -         -             -

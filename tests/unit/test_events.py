@@ -13,8 +13,8 @@ from jobledger.ledger.model.events import EVENT_CLASSES, EVENT_TYPES, Event, Job
 TAGS = (
     "scheduled", "held", "queued", "started", "completed", "failed", "cancelled", "interrupted", "paused", "snoozed",
     "dead_lettered", "discarded", "checkpointed", "progressed", "cancel_requested", "fenced",
-    "carried", "step_started", "step_completed", "step_failed", "joined", "signalled", "pause_requested",
-    "noted",
+    "carried", "step_started", "step_completed", "step_failed", "joined", "signalled", "signal_refused",
+    "pause_requested", "noted",
 )  # fmt: skip
 
 

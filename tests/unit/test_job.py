@@ -35,6 +35,7 @@ from jobledger.ledger.model.events import (
     Queued,
     Scheduled,
     Signalled,
+    SignalRefused,
     Snoozed,
     Started,
     StepCompleted,
@@ -79,13 +80,16 @@ STEP_COMPLETED = StepCompleted(**ENVELOPE, **STEP, attempt=1)
 STEP_FAILED = StepFailed(**ENVELOPE, **STEP, attempt=1, error=BOOM)
 JOINED = Joined(**ENVELOPE, step="pages", completed=((0, 3),))
 SIGNALLED = Signalled(**ENVELOPE, name="approved")
+SIGNAL_REFUSED = SignalRefused(
+    **ENVELOPE, attempt=1, step="approved", name="approved", signal=3, reason="no int"
+)
 PAUSE_REQUESTED = PauseRequested(**ENVELOPE)
 NOTED = Noted(**ENVELOPE, text="seen")
 
 ONE_OF_EACH: tuple[JobEvent, ...] = (
     SCHEDULED, HELD, QUEUED, STARTED, COMPLETED, FAILED, CANCELLED, INTERRUPTED, PAUSED, SNOOZED, DEAD, DISCARDED,
     CHECKPOINTED, PROGRESSED, CANCEL_REQUESTED, FENCED, CARRIED, STEP_STARTED, STEP_COMPLETED,
-    STEP_FAILED, JOINED, SIGNALLED, PAUSE_REQUESTED, NOTED,
+    STEP_FAILED, JOINED, SIGNALLED, SIGNAL_REFUSED, PAUSE_REQUESTED, NOTED,
 )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ from jobledger.ledger.model.commands import (
     GiveSignal,
     Join,
     Pause,
+    RefuseSignal,
     Requeue,
 )
 from jobledger.ledger.model.errors import IllegalTransitionError, InvalidError, StaleClaimError
@@ -51,6 +52,7 @@ from jobledger.ledger.model.events import (
     Queued,
     SignalFact,
     Signalled,
+    SignalRefused,
     Started,
     StepCompleted,
 )
@@ -406,6 +408,45 @@ def test_a_signal_wakes_the_run_that_waits_for_its_name() -> None:
         b"",
         None,
     )
+
+
+def test_a_wait_that_refuses_a_signal_waits_on_and_its_id_is_free_again() -> None:
+    story = parked()
+    story.do(GiveSignal(name="approved", id="click-1", value=msgspec.Raw(b'"x"')))
+    story.do(CLAIM)
+    (wrong,) = story.run.signals
+    refuse = RefuseSignal(epoch=0, step="approved", name="approved", signal=wrong.sequence, reason="no bool")
+    (refused,) = story.do(refuse)
+    assert isinstance(refused, SignalRefused)
+    assert (refused.signal, refused.id, refused.reason) == (wrong.sequence, "click-1", "no bool")
+    (kept,) = story.run.signals
+    assert (kept.refused, kept.taken_by, bytes(kept.value)) == ("no bool", "", b"")
+    with pytest.raises(IllegalTransitionError, match="without a signal"):  # it is refused once
+        story.do(refuse)
+    with pytest.raises(IllegalTransitionError, match="without a signal"):
+        story.do(end("approved", kind="wait", target="approved", signal=wrong.sequence))
+    story.do(PARK)
+    (queued,) = story.do(GiveSignal(name="approved", id="click-1", value=YES))
+    assert isinstance(queued, Queued)
+    found = next_signal(story.run.signals, "approved")
+    assert found is not None
+    assert (found.sequence, found.value) == (story.run.last_sequence, YES)
+
+
+@each_row(
+    "step, match",
+    [("other", "recorded as wait other"), ("charge", "recorded as step charge"), ("over", "completed")],
+)
+def test_only_a_wait_of_its_name_that_goes_on_refuses_a_signal(step: str, match: str) -> None:
+    story = running(
+        start("other", kind="wait", target="other"),
+        end("charge"),
+        end("over", kind="wait", target="approved"),
+        GiveSignal(name="approved"),
+    )
+    (told,) = story.run.signals
+    with pytest.raises(IllegalTransitionError, match=match):
+        story.do(RefuseSignal(epoch=0, step=step, name="approved", signal=told.sequence, reason="x"))
 
 
 def test_a_signal_that_comes_early_or_under_another_name_is_kept() -> None:

@@ -301,6 +301,7 @@ _FIELDS: dict[str, Any] = {
     "kind": "step",
     "target": "charge",
     "name": "approved",
+    "signal": 3,
     "text": "seen",
     "job_state": CarriedJob(state="held", created_at=BEGIN, updated_at=BEGIN, last_sequence=3),
 }

@@ -131,6 +131,8 @@ def _signal(job: Job, step: Step, moment: Moment) -> tuple[str, str]:
     sent = "nobody has sent it"
     if (found := next_signal(job.signals, step.target)) is not None:
         sent = f"it was sent at sequence {found.sequence:,}"
+    elif bad := [each for each in job.signals if each.name == step.target and each.refused]:
+        sent = f"what was sent at sequence {bad[-1].sequence:,} was refused: {bad[-1].refused[:_ERROR_MAX]}"
     hint = f"jobledger jobs signal {job.id} {step.target} --value '...'"
     return f"signal {step.target!r} (step {step.key!r}, {_at(step)}){until}: {sent}", hint
 

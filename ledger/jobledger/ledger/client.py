@@ -218,9 +218,13 @@ class Ledger:
         self.connection.require_here()
         return await enqueue_named_many(self.patience, self.announced, self._enqueuer, jobs, **how)
 
-    @functools.cached_property
+    @property
     def announced(self) -> AnnouncedTasks:
         """The tasks that workers ever announced."""
+        return self._announced
+
+    @functools.cached_property
+    def _announced(self) -> AnnouncedTasks:
         from jobledger.ledger.named.book import AnnouncedTasks  # noqa: PLC0415 - as `enqueue_named`
 
         return AnnouncedTasks(self.find_task, self.task_names, self.clock)
@@ -393,14 +397,15 @@ class Ledger:
 
         `start`: the run to enqueue first where the queue has none of that name, as `order.with_input("77", cents=5)`.
 
-        Raises: InvalidInputError for a value of another type, JobNotFoundError, AmbiguousIdError, UnknownSignalError where
+        Raises: InvalidInputError for a value of another type than `signal` or a wait of the run's workflow, as workers
+            announced it, has; JobNotFoundError, AmbiguousIdError, UnknownSignalError where
             the run has ended, RefusedError where the run is one of the ledger's own, UnreachableError. After an
             UnreachableError the signal may have been stored or not: give the same one again, with the same `id`.
         """
         if start is None:
             return await give_signal(self, (await self._named(job, queue)).ref, signal, value, id=id, by=by)
         ref, begin = self._enqueuer.beginning(start, job, queue, by)
-        return await give_signal(self, ref, signal, value, id=id, by=by, begin=begin)
+        return await give_signal(self, ref, signal, value, id=id, by=by, starts=start.task, begin=begin)
 
     async def rerun(
         self, run: AnyJob, *, from_step: str, queue: str | None = None, **how: Unpack[Rerun]

@@ -171,20 +171,12 @@ class TaskSignature:
 
     def json_schema(self) -> Any:
         """Return the JSON Schema of the input; True, which lets anything through, where a type's own code fails."""
-        definitions: dict[str, Any] = {}
-        try:
-            schema = msgspec.json.schema(
-                self._struct,
-                schema_hook=lambda kind: schema_of(kind, definitions),
-                ref_template="#/$defs/{name}",
-            )
-        except Exception:  # noqa: BLE001 - a model's schema is made by its own code
-            return True
-        schema.setdefault("$defs", {}).update(definitions)
-        self._tell_defaults(schema)
+        schema = schema_of_type(self._struct)
+        if schema is not True:
+            self._tell_defaults(schema)
         return schema
 
-    def _tell_defaults(self, schema: dict[str, Any]) -> None:
+    def _tell_defaults(self, schema: Any) -> None:
         """Add the defaults to the properties: the types know that there are some, and not which."""
         properties = schema["$defs"][schema["$ref"].rpartition("/")[2]]["properties"]
         for name, value in self.defaults.items():
@@ -211,6 +203,19 @@ class TaskSignature:
         Raises: InvalidInputError.
         """
         return parse_words(self._task_name, self._types, words)
+
+
+def schema_of_type(kind: Any) -> Any:
+    """Return the JSON Schema of a type; True, which lets anything through, where a type's own code fails."""
+    definitions: dict[str, Any] = {}
+    try:
+        schema = msgspec.json.schema(
+            kind, schema_hook=lambda part: schema_of(part, definitions), ref_template="#/$defs/{name}"
+        )
+    except Exception:  # noqa: BLE001 - a model's schema is made by its own code
+        return True
+    schema.setdefault("$defs", {}).update(definitions)
+    return schema
 
 
 def check_names(task: str, names: Sequence[str], optional: Collection[str], named: Collection[str]) -> None:

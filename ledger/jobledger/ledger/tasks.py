@@ -9,7 +9,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
@@ -58,6 +58,19 @@ class AnyCallback(Protocol):
         ...
 
 
+class AwaitedSignal(Protocol):
+    """A message that runs of a workflow wait for; see `runs.signals.Signal`."""
+
+    @property
+    def name(self) -> str:
+        """What it is about."""
+        ...
+
+    def json_schema(self) -> Any:
+        """Return the JSON Schema of what it says."""
+        ...
+
+
 class Task(Generic[P, R_co]):
     """A function that jobs can run. `P`: the parameters that are a job's input; `R_co`: what the function returns."""
 
@@ -86,6 +99,11 @@ class Task(Generic[P, R_co]):
         self.schedule = None if schedule is None else schedule.of(self)
         self.is_async = inspect.iscoroutinefunction(function)
         functools.update_wrapper(cast("Any", self), function)
+
+    @property
+    def signals(self) -> Sequence[AwaitedSignal]:
+        """The signals that its runs are known to wait for."""
+        return ()
 
     def __repr__(self) -> str:
         """Show the name a job carries."""
@@ -190,6 +208,11 @@ class TaskWithInput:
         self.kwargs = kwargs
         self._task = task
         self._options = options
+
+    @property
+    def task(self) -> Task[..., Any]:
+        """What the job would run."""
+        return self._task
 
     @property
     def queue(self) -> str:

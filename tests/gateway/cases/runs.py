@@ -41,12 +41,14 @@ async def stories(asker: Asker) -> None:
         assert (tree["task"], len(tree["steps"])) == ("order", 2)
         why = await asker.get(f"{path}/why")
         assert {why["hint"], why["waits"][0]["hint"]} == {f"POST {path}/signals/approval"}
+        await asker.announced(order)
+        await asker.post(f"{path}/signals/approval", {"by": 1}, "JOB_INVALID_INPUT")
         told = await asker.post(f"{path}/signals/approval?id=a1", {"by": "ann"}, 202)
         assert told["is_new"]
         assert not (await asker.post(f"{path}/signals/approval?id=a1", {"by": "ann"}))["is_new"]
         await asker.until(path, "completed")
     await asker.post(f"{path}/signals/approval", {"by": "ann"}, "REFUSED")
-    large = "a" * (asker.ledger.config.payload_bytes_max + 1)
+    large = {"by": "a" * (asker.ledger.config.payload_bytes_max + 1)}
     open_run = await asker.ledger.enqueue(order, 78)
     await asker.post(f"/v1/jobs/mail/{open_run.id}/signals/approval", large, "PAYLOAD_TOO_LARGE")
     await reruns(asker, path)

@@ -82,4 +82,6 @@ def _step(row: StepRow, *, is_closed: bool) -> tuple[Any, ...]:
 def _signal(row: SignalRow) -> tuple[Any, ...]:
     by = "" if row.by is None else shortened(row.by, 40)
     taken = shortened(row.taken_by, 40) if row.taken_by is not None else "waiting"
+    if row.refused is not None:
+        taken = f"refused: {shortened(row.refused, 80)}"
     return row.sequence, shortened(row.name, 40), shortened(row.id, 40), by, taken

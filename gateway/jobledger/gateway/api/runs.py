@@ -130,7 +130,10 @@ async def send_signal(
     query: SignalQuery,
     body: msgspec.Raw,
 ) -> Answer:
-    """Send a run a signal, which is kept until the run waits for it; the body is what it says."""
+    """Send a run a signal, which is kept until the run waits for it; the body is what it says.
+
+    It must be what workers announced that the run waits for under that name.
+    """
     await read_job(asked, queue, id, permission="queue")
     told = await run_acts.signal(
         asked.gateway.rows,
@@ -214,7 +217,14 @@ _SIGNAL: Final = {
     "body": msgspec.Raw,
     "status": 202,
     "also": (200,),
-    "problems": (*PROBLEMS, "REFUSED", "PAYLOAD_TOO_LARGE", "LEDGER_FULL", "LEDGER_BUSY"),
+    "problems": (
+        *PROBLEMS,
+        "REFUSED",
+        "JOB_INVALID_INPUT",
+        "PAYLOAD_TOO_LARGE",
+        "LEDGER_FULL",
+        "LEDGER_BUSY",
+    ),
 }
 _RERUN: Final = {
     "permission": "view",

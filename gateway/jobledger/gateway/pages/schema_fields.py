@@ -1,4 +1,4 @@
-"""The fields of a form from the JSON Schema that a worker announced of a task's input; and the input from such a form. Pure."""
+"""The fields of a form from the JSON Schema of a task's input, or of what a signal says; and the value from such a form. Pure."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ FIELDS_MAX: Final = 40
 _KINDS: Final[dict[str, Kind]] = {"string": "text", "integer": "whole", "number": "number", "boolean": "flag"}
 _DEPTH_MAX: Final = 8
 _PREFIX: Final = "arg."
+#: The name of the field of a value that is no object.
+_WHOLE: Final = ""
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +44,18 @@ def fields_of(schema: Any) -> tuple[Field, ...] | None:
         return None
     required = {str(each) for each in found.get("required") or ()}
     named = cast("dict[str, Any]", properties)
-    return tuple(_field(name, _resolved(each, schema), name in required) for name, each in named.items())
+    return tuple(
+        _field(name, _resolved(each, schema), required=name in required) for name, each in named.items()
+    )
+
+
+def value_fields(schema: Any) -> tuple[Field, ...] | None:
+    """Return the fields of any value: one without a name where it is no object, none of null; None as `fields_of`."""
+    found = _resolved(schema, schema)
+    if found.get("type") == "null":
+        return ()
+    field = _field(_WHOLE, found, required=True)
+    return (field,) if field.kind != "json" else fields_of(schema)
 
 
 def _resolved(given: Any, whole: Any) -> dict[str, Any]:
@@ -65,7 +78,7 @@ def _resolved(given: Any, whole: Any) -> dict[str, Any]:
     return {}
 
 
-def _field(name: str, part: Mapping[str, Any], required: bool) -> Field:  # noqa: FBT001 - a fact of the schema
+def _field(name: str, part: Mapping[str, Any], *, required: bool) -> Field:
     given = part.get("default", "")
     kind = _KINDS.get(str(part.get("type")), "json")
     choices = _choices(part.get("enum"))
@@ -101,6 +114,24 @@ def input_of(fields: tuple[Field, ...] | None, sent: Fields) -> bytes:
         or (each.required and each.kind == "text")
     }
     return msgspec.json.encode(values)
+
+
+def value_of(fields: tuple[Field, ...] | None, sent: Fields) -> bytes:
+    """Return the value that a form of `value_fields` says, as JSON text: what somebody typed or chose, and nothing else.
+
+    Raises: ProblemError naming the field, also for a value of which nothing was said.
+    """
+    if fields == ():
+        return b"null"
+    typed = {
+        each.name: _value(each, sent.text(each.input_name))
+        for each in fields or ()
+        if sent.text(each.input_name).strip()
+    }
+    text = sent.text("value").strip().encode() if fields is None else msgspec.json.encode(typed)
+    if not text or not (typed or fields is None):
+        raise ProblemError("JOB_INVALID_INPUT", "say what the signal says: its value is empty")
+    return msgspec.json.encode(typed[_WHOLE]) if _WHOLE in typed else text
 
 
 def _value(field: Field, text: str) -> Any:

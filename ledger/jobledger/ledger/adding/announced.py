@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
-from jobledger.ledger.adding.schemas import ANY_INPUT, type_of_input
+from jobledger.ledger.adding.schemas import ANY_INPUT, type_of, type_of_input
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.json_text import check_text, encode_value
@@ -71,6 +71,7 @@ def entry_of(
         announced_at=at,
         versions=versions if task.makes_runs else None,
         enqueued=enqueued_by_code(task),
+        signals={each.name: each.json_schema() for each in task.signals},
     )
 
 
@@ -159,6 +160,26 @@ def _default_of(field: msgspec.structs.FieldInfo) -> Any:
     return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
+class AnnouncedSignal:
+    """A signal that runs of an announced workflow wait for."""
+
+    def __init__(self, workflow: str, name: str, schema: Any) -> None:
+        self.name = name
+        self.schema = schema  #: JSON Schema of what it says
+        self._workflow = workflow
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type_of(schema))
+
+    def check(self, text: bytes) -> None:
+        """Refuse a value, JSON text, that no wait for it can read. Raises: InvalidInputError."""
+        try:
+            self._decoder.decode(text)
+        except UNREADABLE as error:
+            message = (
+                f"the value of signal {self.name} is not what workflow {self._workflow} waits for: {error}"
+            )
+            raise InvalidInputError(message) from error
+
+
 class AnnouncedTask:
     """A task whose code is not here. It is enqueued as one that has code."""
 
@@ -175,6 +196,9 @@ class AnnouncedTask:
         self.deadline_s = said.deadline_s
         self.plain = said.plain
         self.signature = AnnouncedInput(entry.name, entry.input)
+        self.signals = {
+            name: AnnouncedSignal(entry.name, name, schema) for name, schema in entry.signals.items()
+        }
         #: Options, made and checked, of jobs that named a queue and an asker at most: by these two names.
         self.kept: dict[tuple[str | None, str | None], Options] = {}
         self.callbacks: tuple[tuple[Literal["success", "fail"], _AnnouncedEnd], ...] = tuple(
@@ -184,7 +208,11 @@ class AnnouncedTask:
     def is_as(self, entry: TaskEntry) -> bool:
         """Return whether an entry says the same of the task, whichever worker says it."""
         known = self.entry
-        return (known.queue, known.input, known.enqueued) == (entry.queue, entry.input, entry.enqueued)
+        return all(getattr(known, name) == getattr(entry, name) for name in _SAID)
+
+
+#: What an entry says of its task, whoever says it.
+_SAID: Final = ("queue", "input", "enqueued", "signals")
 
 
 class _AnnouncedEnd:

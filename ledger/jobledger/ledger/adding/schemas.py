@@ -1,4 +1,4 @@
-"""JSON Schema of an announced input -> a type that msgspec checks it by. Pure.
+"""JSON Schema of an announced input, or of what a signal says -> a type that msgspec checks it by. Pure.
 
 What is checked: names, required and unknown fields; types, nested as deep as they are; enumerations, ranges of numbers,
 lengths and patterns; the formats date-time, date, time, duration, uuid and decimal. What is not, and is left to the
@@ -44,13 +44,17 @@ ANY_INPUT: Final = dict[str, Any]  #: of a task whose arguments are not known
 _UNUSABLE: Final = (TypeError, ValueError, KeyError, AttributeError, RecursionError)
 
 
+def type_of(schema: Any) -> Any:
+    """Return a type that a JSON value must have; Any where the schema says nothing usable."""
+    try:
+        return _usable(_Reader(schema).read(schema))
+    except _UNUSABLE:
+        return Any
+
+
 def type_of_input(schema: Any) -> Any:
     """Return a type that a JSON object of arguments must have; `ANY_INPUT` where the schema says nothing usable."""
-    try:
-        found = _Reader(schema).read(schema)
-        msgspec.json.Decoder(found)
-    except _UNUSABLE:
-        return ANY_INPUT
+    found = type_of(schema)
     return found if isinstance(found, type) and issubclass(found, msgspec.Struct) else ANY_INPUT
 
 

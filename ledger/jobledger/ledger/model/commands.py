@@ -343,6 +343,20 @@ class GiveSignal(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+class RefuseSignal(msgspec.Struct, frozen=True, kw_only=True):
+    """Record that a wait cannot read the oldest message of its name, which then counts as not sent."""
+
+    epoch: int
+    step: str  #: key of the wait
+    name: str
+    signal: int  #: `KeptSignal.sequence` of the message
+    reason: str
+
+    def __post_init__(self) -> None:
+        """Check the key."""
+        _check_key(self.step)
+
+
 class RequestPause(msgspec.Struct, frozen=True, kw_only=True):
     """Pause a waiting job at once, until a person resumes it; ask a running one to pause."""
 
@@ -397,6 +411,7 @@ Command = (
     | Fence
     | Carry
     | StepCommand
+    | RefuseSignal
     | Join
     | GiveSignal
     | RequestPause
@@ -405,4 +420,4 @@ Command = (
 )
 
 Outcome = Complete | Fail | Interrupt | Snooze | Pause | ConfirmCancel
-ClaimHolderCommand = Outcome | Checkpoint | ReportProgress | StepCommand
+ClaimHolderCommand = Outcome | Checkpoint | ReportProgress | StepCommand | RefuseSignal

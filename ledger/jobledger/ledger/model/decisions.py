@@ -34,6 +34,7 @@ from jobledger.ledger.model.commands import (
     Outcome,
     Pause,
     PutBack,
+    RefuseSignal,
     ReportProgress,
     RequestPause,
     Requeue,
@@ -58,7 +59,7 @@ from jobledger.ledger.model.deciding.facts import (
     require,
 )
 from jobledger.ledger.model.deciding.pausing import cancel, request_pause, resume
-from jobledger.ledger.model.deciding.runs import give_signal, join, pause, paused, step
+from jobledger.ledger.model.deciding.runs import give_signal, join, pause, paused, refuse_signal, step
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
@@ -420,6 +421,8 @@ def _claimed(job: Job, command: ClaimHolderCommand, stamp: Stamp) -> Events:
             return _complete(job, command, stamp)
         case StartStep() | CompleteStep() | FailStep():
             return step(job, command, stamp)
+        case RefuseSignal():
+            return refuse_signal(job, command, stamp)
         case Fail():
             return _failed(job, command, stamp)
         case Interrupt():

@@ -24,6 +24,7 @@ from jobledger.ledger.model.events import (
     Scheduled,
     SignalFact,
     Signalled,
+    SignalRefused,
     StepCompleted,
     StepFailed,
     StepStarted,
@@ -180,6 +181,12 @@ def of_joined(fact: Joined | JoinFact) -> str:
 def of_signal(fact: Signalled | SignalFact) -> str:
     """Return which message a run was sent."""
     return f"signal {fact.name}{f' ({fact.id})' if fact.id else ''}"
+
+
+def of_refused_signal(event: SignalRefused) -> str:
+    """Return which message a run cannot read, and why."""
+    sent = f"signal {event.name}{f' ({event.id})' if event.id else ''} of sequence {event.signal}"
+    return f"{event.step}: {sent}{f': {event.reason}' if event.reason else ''}"
 
 
 def of_progress(event: Progressed) -> str:

@@ -30,6 +30,7 @@ from jobledger.ledger.model.runs.events import (
     Noted,
     PauseRequested,
     Signalled,
+    SignalRefused,
     StepCompleted,
     StepFailed,
     StepStarted,
@@ -88,6 +89,7 @@ __all__ = [
     "RerunOf",
     "Scheduled",
     "SignalFact",
+    "SignalRefused",
     "Signalled",
     "Snoozed",
     "Started",
@@ -469,6 +471,7 @@ JobEvent = (
     | StepFailed
     | Joined
     | Signalled
+    | SignalRefused
     | PauseRequested
     | Noted
 )

@@ -40,6 +40,7 @@ from jobledger.ledger.model.events import (
     Queued,
     Scheduled,
     Signalled,
+    SignalRefused,
     Snoozed,
     Started,
     StepCompleted,
@@ -52,6 +53,7 @@ from jobledger.ledger.model.runs.carrying import Part, fold_part
 from jobledger.ledger.model.runs.steps import (
     NO_STEPS,
     KeptSignal,
+    RunEvent,
     Steps,
     fold_run,
     fold_waking,
@@ -238,9 +240,10 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
             return _replace(job, last_sequence=stream_sequence)
         case Fenced():
             return _replace(_note(job, event, stream_sequence), fenced_count=job.fenced_count + 1)
-        case StepStarted() | StepCompleted() | StepFailed() | Joined() | Signalled() | PauseRequested():
-            changes = fold_run(job.steps, job.signals, event, stream_sequence)
-            return _replace(_note(job, event, stream_sequence), **changes)
+        case StepStarted() | StepCompleted() | StepFailed() | Joined():
+            return _of_run(job, event, stream_sequence)
+        case Signalled() | SignalRefused() | PauseRequested():
+            return _of_run(job, event, stream_sequence)
         case Carried():  # it says everything, whatever is known of what came before
             return _carried(job, event, stream_sequence)
         case _:
@@ -294,6 +297,11 @@ def _carried(job: Job, event: Carried, stream_sequence: int) -> Job:
     fields |= fold_part(job.steps, job.signals, part, is_incomplete=job.is_incomplete)
     fields["last_sequence"] = fields["carried_sequence"] = stream_sequence
     return Job(id=event.job, queue=event.queue, task=event.task, **fields)
+
+
+def _of_run(job: Job, event: RunEvent, stream_sequence: int) -> Job:
+    changes = fold_run(job.steps, job.signals, event, stream_sequence)
+    return _replace(_note(job, event, stream_sequence), **changes)
 
 
 def _note(job: Job, event: Event, stream_sequence: int) -> Job:

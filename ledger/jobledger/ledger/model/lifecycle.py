@@ -28,6 +28,7 @@ from jobledger.ledger.model.event_words import (
     of_progress,
     of_queued,
     of_reason,
+    of_refused_signal,
     of_scheduled,
     of_signal,
     of_step_end,
@@ -63,6 +64,7 @@ from jobledger.ledger.model.events import (
     Queued,
     Scheduled,
     Signalled,
+    SignalRefused,
     Snoozed,
     Started,
     StepCompleted,
@@ -300,6 +302,9 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             lean=_without(value=NO_VALUE),
             counted=False,
             words=of_signal,
+        ),
+        SignalRefused: Row[SignalRefused](
+            after=_RUNNING, claimed=True, counted=False, words=of_refused_signal
         ),
         PauseRequested: Row[PauseRequested](after=_RUNNING, counted=False, words=of_reason),
         Noted: Row[Noted](after=_ANY, counted=False, words=lambda event: event.text),

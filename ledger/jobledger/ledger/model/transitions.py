@@ -31,6 +31,7 @@ from jobledger.ledger.model.events import (
     Progressed,
     Queued,
     Scheduled,
+    SignalRefused,
     Snoozed,
     Started,
     StepCompleted,
@@ -54,6 +55,7 @@ _Claimed = (
     | StepStarted
     | StepCompleted
     | StepFailed
+    | SignalRefused
 )
 
 

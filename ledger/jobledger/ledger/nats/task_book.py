@@ -39,6 +39,9 @@ class TaskEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     versions: tuple[str, ...] | None = None
     #: JSON of `adding.announced.Enqueued`: what its jobs are enqueued with; absent where a worker did not say that.
     enqueued: msgspec.Raw = NO_VALUE
+    signals: dict[
+        str, Any
+    ] = {}  #: of a workflow: JSON Schema of each signal that its runs are known to wait for
 
 
 def tasks_specification(names: Names, replicas: int) -> StreamSpec:
@@ -81,7 +84,7 @@ def _fitting(entry: TaskEntry) -> TaskEntry:
     """Return an entry that the bucket takes: without what makes it too large."""
     if len(msgspec.json.encode(entry)) <= _ENTRY_BYTES_MAX:
         return entry
-    return msgspec.structs.replace(entry, text="", input=True)
+    return msgspec.structs.replace(entry, text="", input=True, signals={})
 
 
 async def find_task(inbox: Inbox, names: Names, task: str) -> TaskEntry | None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from jobledger.ledger.model.commands import CompleteStep, FailStep, Join, StartStep
+from jobledger.ledger.model.commands import Join, RefuseSignal, StepCommand
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.options import Options
@@ -38,7 +38,7 @@ class RunJournal(Protocol):
         """Return the time, UTC."""
         ...
 
-    async def append(self, command: StartStep | CompleteStep | FailStep | Join) -> None:
+    async def append(self, command: StepCommand | RefuseSignal | Join) -> None:
         """Record something of a step, on condition of the claim.
 
         Raises: StaleClaimError for an attempt that lost its run, IllegalTransitionError for a step that has its end,

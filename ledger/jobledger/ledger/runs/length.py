@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from jobledger.ledger.model.commands import CompleteStep, FailStep, StartStep
+from jobledger.ledger.model.commands import CompleteStep, RefuseSignal, StartStep, StepCommand
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.runs.errors import RunTooLongError
 
@@ -25,7 +25,8 @@ class Length:
         steps = job.steps.values()
         started = sum(each.until is not None or each.order is not None for each in steps)
         ends = sum(max(each.tries, 1) for each in steps)
-        self.events = started + ends + len(job.signals) + _EVENTS_OF_ATTEMPT * job.attempts_count
+        signals = sum(1 + bool(each.refused) for each in job.signals)
+        self.events = started + ends + signals + _EVENTS_OF_ATTEMPT * job.attempts_count
         values = sum(len(bytes(each.result)) + len(bytes(each.items)) for each in steps)
         self.bytes = _EVENT_BYTES * self.events + values
 
@@ -39,7 +40,7 @@ class Length:
         if self.events >= EVENTS_MAX or self.bytes >= BYTES_MAX:
             raise RunTooLongError(self._run_id, self.events, self.bytes)
 
-    def add(self, command: StartStep | CompleteStep | FailStep) -> None:
+    def add(self, command: StepCommand | RefuseSignal) -> None:
         """Count one more event."""
         value = command.result if isinstance(command, CompleteStep) else b""
         if isinstance(command, StartStep):

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from jobledger.ledger.model.commands import CompleteStep, FailStep, StartStep, StepCommand
+from jobledger.ledger.model.commands import CompleteStep, FailStep, RefuseSignal, StartStep, StepCommand
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.json_text import check_text, encode_value
 from jobledger.ledger.model.runs.orders import StepKind
@@ -24,6 +24,7 @@ from jobledger.ledger.signature import TaskSignature
 
 T = TypeVar("T")
 
+_REASON_MAX: Final = 500  #: characters of why a signal is refused
 _PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str})
 
 
@@ -178,6 +179,18 @@ class Passage:
     ) -> None:
         """Record that a step takes the signal of a stream sequence as its result."""
         await self._record(CompleteStep, asked, result=value, result_ref=reference, signal=sequence)
+
+    async def refuse(self, asked: Asked, sequence: int, reason: str) -> None:
+        """Record that a wait cannot read the signal of a stream sequence, and waits on."""
+        command = RefuseSignal(
+            epoch=self.journal.epoch,
+            step=asked.key,
+            name=asked.target,
+            signal=sequence,
+            reason=reason[:_REASON_MAX],
+        )
+        await self.journal.append(command)
+        self.length.add(command)
 
     async def fail(
         self, asked: Asked, error: ErrorInfo, *, tries: int = 1, retry_at: datetime | None = None

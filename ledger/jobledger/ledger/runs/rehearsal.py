@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn, cast
 
 import msgspec
 
-from jobledger.ledger.model.commands import CompleteStep, FailStep, Join, Stamp, StartStep
+from jobledger.ledger.model.commands import Join, RefuseSignal, Stamp, StartStep, StepCommand
 from jobledger.ledger.model.deciding.facts import envelope
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef, Started
@@ -134,7 +134,7 @@ class _Paper:
     def now(self) -> datetime:
         return self._now
 
-    async def append(self, command: StartStep | CompleteStep | FailStep | Join) -> None:
+    async def append(self, command: StepCommand | RefuseSignal | Join) -> None:
         for event in decide(self.job, command, self._stamp):
             self.job = evolve(self.job, event, self.job.last_sequence + 1)
         if isinstance(command, StartStep) and command.kind == "sleep" and command.until is not None:

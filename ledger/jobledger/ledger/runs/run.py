@@ -332,6 +332,8 @@ class Run(RunTables, GivenByWorker):
     async def wait(self, signal: Signal[T], /, *, timeout_s: float | None = None) -> T:
         """Wait for a signal and return what it says. One that came before is taken at once, the oldest first.
 
+        One whose value is not of the signal's type is refused, which is recorded, and the run waits on.
+
         Raises: TimeoutError, in every attempt, when none came within `timeout_s` seconds (None: for ever).
         """
         if timeout_s is not None:
@@ -342,28 +344,23 @@ class Run(RunTables, GivenByWorker):
         passage, journal = self._passage, self._passage.journal
         asked = await passage.ask(branch, signal.name, "wait", signal.name)
         if asked.known is None or not asked.known.has_ended:
-            if asked.known is None and next_signal(journal.job.signals, signal.name) is None:
-                until = None if timeout_s is None else journal.now() + timedelta(seconds=timeout_s)
-                await passage.start(asked, until=until)
-            await self._take(asked, signal.name)
+            await self._take(asked, signal, timeout_s)
         step = journal.job.steps[asked.key]
         if step.state == "failed":
             raise TimeoutError(f"no signal {signal.name!r} came in time")
         text = await passage.result_of(step)
         try:
             return signal.read(text)
-        except InvalidError as error:
+        except InvalidError as error:  # an earlier attempt could read it
             raise DivergedError(step.key, step.sequence, "with another value", str(error)) from error
 
-    async def _take(self, asked: Asked, name: str) -> None:
+    async def _take(self, asked: Asked, signal: Signal[Any], timeout_s: float | None) -> None:
         """Record the end of a wait: the signal that it takes, or that none came in time."""
-        passage, journal = self._passage, self._passage.journal
-        while True:
-            async with passage.taking:
-                found = next_signal(journal.job.signals, name)
-                if found is not None:
-                    await passage.take(asked, found.sequence, found.value, found.value_ref)
-                    return
+        passage, journal, name = self._passage, self._passage.journal, signal.name
+        while not await self._takes_one(asked, signal):
+            if asked.key not in journal.job.steps:
+                until = None if timeout_s is None else journal.now() + timedelta(seconds=timeout_s)
+                await passage.start(asked, until=until)
             step = await passage.waits.until_over(asked.key)
             if next_signal(journal.job.signals, name) is None:
                 message = f"no signal {name!r} came until {step.until:%Y-%m-%d %H:%M:%S} UTC"
@@ -374,6 +371,20 @@ class Run(RunTables, GivenByWorker):
                     await journal.refresh()
                     continue
                 return
+
+    async def _takes_one(self, asked: Asked, signal: Signal[Any]) -> bool:
+        """Take the oldest signal that can be read; those before it are refused, which is recorded."""
+        passage, journal = self._passage, self._passage.journal
+        async with passage.taking:
+            while (found := next_signal(journal.job.signals, signal.name)) is not None:
+                try:
+                    signal.read(await journal.get(found.value, found.value_ref))
+                except InvalidInputError as error:
+                    await passage.refuse(asked, found.sequence, str(error))
+                else:
+                    await passage.take(asked, found.sequence, found.value, found.value_ref)
+                    return True
+        return False
 
     # What differs from run to run.
 

@@ -1,15 +1,17 @@
-"""`Signal`: a named, typed message that can be sent to a run."""
+"""`Signal`: a named, typed message that can be sent to a run; and which of them the code of a workflow refers to."""
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.signature import UNREADABLE, result_decoder
+from jobledger.ledger.signature import UNREADABLE, result_decoder, schema_of_type
 
 T = TypeVar("T")
 
@@ -39,6 +41,10 @@ class Signal(Generic[T]):
         self.read(text)
         return text
 
+    def json_schema(self) -> Any:
+        """Return the JSON Schema of what it says; True, which lets anything through, where a type's own code fails."""
+        return schema_of_type(self.type)
+
     def read(self, text: bytes) -> T:
         """Return a value that was sent.
 
@@ -51,6 +57,55 @@ class Signal(Generic[T]):
                 f"the value of signal {self.name} is no {_name(self.type)}: {error}"
             ) from error
         return found
+
+
+def signals_in(function: Callable[..., Any]) -> tuple[Signal[Any], ...]:
+    """Return the signals that a function refers to by the names of its module, and those functions of it that it calls.
+
+    Signals of one name and different types are left out: nobody can tell which of them a wait means.
+    """
+    found: dict[str, Signal[Any]] = {}
+    unsure: set[str] = set()
+    for signal in _referred(function, set()):
+        if found.setdefault(signal.name, signal).type != signal.type:
+            unsure.add(signal.name)
+    return tuple(signal for name, signal in found.items() if name not in unsure)
+
+
+_FUNCTIONS_MAX: Final = 100  #: functions that are looked into, for one workflow
+
+
+def _referred(function: Any, seen: set[int]) -> Iterator[Signal[Any]]:
+    if not isinstance(function, FunctionType) or id(function) in seen or len(seen) >= _FUNCTIONS_MAX:
+        return
+    seen.add(id(function))
+    for value in _values_named(function):
+        if isinstance(value, Signal):
+            yield value
+        elif isinstance(value, FunctionType) and value.__module__ == function.__module__:
+            yield from _referred(value, seen)
+
+
+def _values_named(function: FunctionType) -> Iterator[object]:
+    """Yield what the names in a function's code stand for: in its module, around it, and in modules that it names."""
+    names = set(_names_in(function.__code__))
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    for name in names & function.__globals__.keys():
+        value = function.__globals__[name]
+        yield value
+        if isinstance(value, ModuleType):
+            yield from (vars(value)[each] for each in names & vars(value).keys())
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _names_in(each)
 
 
 def _name(kind: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 import msgspec
@@ -20,6 +20,7 @@ from jobledger.ledger.outcome import check_delay
 from jobledger.ledger.runs.determinism import warn_of_nondeterminism
 from jobledger.ledger.runs.ending import RunEnd
 from jobledger.ledger.runs.run import Run
+from jobledger.ledger.runs.signals import Signal, signals_in
 from jobledger.ledger.schedules.in_code import Schedule
 from jobledger.ledger.signature import TaskSignature
 from jobledger.ledger.tasks import Task, TaskFunction, TaskWithOptions
@@ -43,6 +44,7 @@ class WorkflowRules(msgspec.Struct, frozen=True, kw_only=True):
     parallel: int = PARALLEL_DEFAULT  #: how many functions of steps may run at the same time in one run
     on_success: AnyCallback | None = None  #: a job of this task is made when a run completed
     on_fail: AnyCallback | None = None  #: a job of this task is made when a run ended otherwise
+    signals: tuple[Signal[Any], ...] | None = None  #: what its runs wait for; None: those that its code names
 
     def __post_init__(self) -> None:
         """Check them.
@@ -56,6 +58,9 @@ class WorkflowRules(msgspec.Struct, frozen=True, kw_only=True):
             if callback is not None:
                 plain, options = cast("tuple[Task[..., Any], Options]", callback.unpacked)
                 refuse_of_maker(options, f"task {plain.name} as {name}", "its run")
+        for signal in self.signals or ():
+            if not isinstance(signal, Signal):  # pyright: ignore[reportUnnecessaryIsInstance] # a caller may be untyped
+                raise ConfigurationError(f"signals must be made by Signal(name, type), got {signal!r}")
         if type(self.parallel) is not int or not 1 <= self.parallel <= _PARALLEL_MAX:
             raise ConfigurationError(
                 f"parallel must be a whole number from 1 to {_PARALLEL_MAX}, got {self.parallel!r}"
@@ -77,6 +82,12 @@ class WorkflowFunction(TaskFunction[P, R_co, Q, C_co], Generic[P, R_co, Q, C_co]
 
     makes_runs = True
     workflow: WorkflowRules = WorkflowRules()
+
+    @property
+    def signals(self) -> Sequence[Signal[Any]]:
+        """The signals that its runs are known to wait for: those that were declared, else those that its code names."""
+        declared = self.workflow.signals
+        return signals_in(self.function) if declared is None else declared
 
     @functools.cached_property
     def signature(self) -> TaskSignature:
@@ -104,6 +115,7 @@ def workflow(
     deadline_s: float | None = None,
     on_success: AnyCallback | None = None,
     on_fail: AnyCallback | None = None,
+    signals: Sequence[Signal[Any]] | None = None,
     priority: Priority = "normal",
     max_attempts: int = MAX_ATTEMPTS_DEFAULT,
     timeout_s: float | None = None,
@@ -126,6 +138,7 @@ def workflow(
     deadline_s: float | None = None,
     on_success: AnyCallback | None = None,
     on_fail: AnyCallback | None = None,
+    signals: Sequence[Signal[Any]] | None = None,
     schedule: Schedule | None = None,
     **options: Any,
 ) -> Any:
@@ -137,6 +150,9 @@ def workflow(
     A run that has not ended `deadline_s` seconds after it was enqueued is cancelled, for the reason `deadline`: also while it
     waits, and with its undos. A run keeps the deadline that the code had when the run was enqueued.
 
+    `signals` are the ones that its runs wait for: workers announce them, so that a value of another type is refused where
+    it is sent. None: those that the function names, as far as they are objects of its module or of modules that it names.
+
     The first parameter of the function is annotated `Run`, which the worker gives; the others are the input. The other
     options are those of `@task`. `timeout_s` and `max_attempts` are about attempts: an attempt ends when the run waits, and
     an attempt in which a step was recorded does not count when it is lost.
@@ -145,7 +161,8 @@ def workflow(
 
     Raises: as `task`; TaskDefinitionError for a function that is not async or takes no Run.
     """
-    rules = WorkflowRules(parallel=parallel, on_success=on_success, on_fail=on_fail)
+    awaited = None if signals is None else tuple(signals)
+    rules = WorkflowRules(parallel=parallel, on_success=on_success, on_fail=on_fail, signals=awaited)
     if version:
         check_token("version", version)
     if deadline_s is not None:

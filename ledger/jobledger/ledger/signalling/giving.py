@@ -1,25 +1,30 @@
-"""Sending signals to runs. What a signal is, in the code of an application, is in `runs.signals`."""
+"""Sending signals to runs, checked by what workers announced. What a signal is in an application's code: `runs.signals`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from jobledger.ledger.handle import execute
-from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.chain import JobView, load, transact
 from jobledger.ledger.model.commands import GiveSignal
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
     JobNotFoundError,
+    PermissionRefusedError,
     RefusedError,
     UnreachableError,
 )
 from jobledger.ledger.model.runs.errors import SignalKnownError, UnknownSignalError
 from jobledger.ledger.model.subjects import JobRef, is_own_queue
 from jobledger.ledger.parts import Client
+from jobledger.ledger.tasks import Task
+
+if TYPE_CHECKING:
+    from jobledger.ledger.adding.announced import AnnouncedTask
+    from jobledger.ledger.named.book import AnnouncedTasks
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -42,28 +47,71 @@ class AnySignal(Protocol[T_contra]):
         ...
 
 
+class SignalClient(Client, Protocol):
+    """A client that knows what workers announced."""
+
+    @property
+    def announced(self) -> AnnouncedTasks:
+        """The tasks that workers ever announced."""
+        ...
+
+
+async def announced_workflow(client: SignalClient, task: str, version: str) -> AnnouncedTask | None:
+    """Return the workflow of a run as workers announced it; None where they announced none, or another version last.
+
+    Raises: UnreachableError.
+    """
+    from jobledger.ledger.named.book import find_announced  # noqa: PLC0415 - others need nothing of it
+
+    try:
+        found = await find_announced(client.patience, client.announced, task, unknown_ok=True)
+    except PermissionRefusedError:  # who may only send signals: the wait checks what they say
+        return None
+    return found if found.is_known and found.version == version else None
+
+
+async def check_signal(client: SignalClient, task: str, version: str, name: str, value: bytes) -> None:
+    """Refuse a value, JSON text, that no wait of a workflow for a signal of that name can read.
+
+    Let through is what workers announced nothing of: the wait itself refuses it then, and the run waits on.
+
+    Raises: InvalidInputError, UnreachableError.
+    """
+    workflow = await announced_workflow(client, task, version)
+    signal = None if workflow is None else workflow.signals.get(name)
+    if signal is not None:
+        signal.check(value)
+
+
 async def give_signal(
-    client: Client,
+    client: SignalClient,
     ref: JobRef,
     signal: AnySignal[T],
     value: T,
     *,
     id: str = "",  # noqa: A002 - the public name of the option
     by: str = "",
+    starts: Task[..., Any] | None = None,
     begin: Callable[[], Awaitable[Any]] | None = None,
 ) -> bool:
-    """Send a run a signal; see `Ledger.signal`. `begin` makes the run, unless it exists."""
+    """Send a run a signal; see `Ledger.signal`. `begin` makes the run, of task `starts`, unless it exists."""
     if is_own_queue(ref.queue):  # a batch that is told another number of jobs than it has cannot end
         raise RefusedError(
             f"job {ref.job_id} is one of the ledger's own, which takes no signals: close or cancel a batch instead"
         )
     command = GiveSignal(name=signal.name, id=id)  # refused before a large value is stored
     text = signal.encode(value)
+    view = await client.patience.read(lambda: load(client.log, ref))
+    if view.job is None:
+        if starts is not None:
+            await check_signal(client, starts.name, starts.version, signal.name, text)
+    elif not view.job.is_final:
+        await check_signal(client, view.job.task, view.job.order.version, signal.name, text)
     what = f"value of signal {signal.name}"
     stored, reference = await client.patience.read(lambda: client.inputs.put(text, what=what))
     command = msgspec.structs.replace(command, value=stored, value_ref=reference)
     if begin is None:
-        return await send(client, ref, command, by=by)
+        return await send(client, ref, command, by=by, known=view if view.job else None)
     for look in range(_LOOKS_MAX):
         try:
             return await send(client, ref, command, by=by)
@@ -73,20 +121,28 @@ async def give_signal(
     raise UnreachableError(f"job {ref.job_id} exists and cannot be read yet: send the signal again")
 
 
-async def send(client: Client, ref: JobRef, command: GiveSignal, *, by: str = "") -> bool:
+async def send(
+    client: Client, ref: JobRef, command: GiveSignal, *, by: str = "", known: JobView | None = None
+) -> bool:
     """Record a signal whose value is stored; False for an id that the run was sent before.
+
+    `known`: the run as it was read a moment ago, which saves a read.
 
     Raises: UnknownSignalError for a run that has ended, JobNotFoundError, UnreachableError.
     """
     try:
-        await execute(client, ref, command, by=by)
+        await client.patience.append(
+            lambda: transact(client.log, ref, command, lambda: client.stamp(by), known=known),
+            job_id=ref.job_id,
+            doing="was changed",
+        )
     except SignalKnownError:
         return False
     except IllegalTransitionError:
         job = (await client.patience.read(lambda: load(client.log, ref))).job
         if job is None or not job.is_final:
             raise
-        if command.id and any(each.id == command.id for each in job.signals):
+        if command.id and any(each.id == command.id and not each.refused for each in job.signals):
             return False
         raise UnknownSignalError(job.id, job.state.value, command.name) from None
     client.hints.tell_resume(ref)

@@ -249,7 +249,7 @@ class JobRows(Rows):
 
 JOB_TABLES: Final = AggregateTables(
     aggregate=JOB.name,
-    version=15,
+    version=16,
     tables=(
         schema.JOBS,
         schema.ATTEMPTS,

@@ -74,6 +74,7 @@ SIGNALS: Final = Table(
         "by": text("who sent it, as the sender named himself; NULL where that is archived"),
         "at": timestamp("when, by the server's time; NULL where that is archived"),
         "taken_by": text("the key of the step that took it; NULL: none did yet"),
+        "refused": text("why the wait for it could not read its value; NULL: it was not refused"),
     },
     key=("job_id", "queue", "sequence"),
     sequence="sequence",
@@ -97,7 +98,7 @@ _PUT_STEP: Final = (
 )
 _PUT_SIGNAL: Final = (
     f"INSERT INTO signals ({', '.join(SIGNALS.columns)}) VALUES ({marks(SIGNALS.columns)}) "  # noqa: S608
-    f"ON CONFLICT ({', '.join(SIGNALS.key)}) DO UPDATE SET taken_by = excluded.taken_by"
+    f"ON CONFLICT ({', '.join(SIGNALS.key)}) DO UPDATE SET taken_by = excluded.taken_by, refused = excluded.refused"
 )
 _DELETE: Final = tuple(
     f"DELETE FROM {name} WHERE job_id = ? AND queue = ?"  # noqa: S608 - names of tables
@@ -146,6 +147,7 @@ class SignalRow(msgspec.Struct, frozen=True, kw_only=True):
     by: str | None
     at: str | None
     taken_by: str | None
+    refused: str | None  #: why the wait for it could not read its value; None: it was not refused
 
 
 class _Noted:
@@ -226,13 +228,13 @@ class NotedSteps:
                 yield _step_row(job, step, noted)
 
     def signal_rows(self, job: Job) -> Iterator[Row]:
-        """Yield a row for each signal of a run that was sent or taken."""
+        """Yield a row for each signal of a run that was sent, taken or refused."""
         noted = self._signals.get((job.id, job.queue), {})
         for signal in job.signals if noted else ():
             if signal.sequence in noted:
                 said = noted[signal.sequence]
-                taken_by = signal.taken_by or None
-                yield job.queue, job.id, signal.name, signal.id, signal.sequence, *said, taken_by
+                became = signal.taken_by or None, signal.refused or None
+                yield job.queue, job.id, signal.name, signal.id, signal.sequence, *said, *became
 
     def write(self, connection: sqlite3.Connection, job_of: Callable[[_Key], Job]) -> None:
         """Write the rows; `job_of` gives a job as it is after the transaction, which the caller owns."""

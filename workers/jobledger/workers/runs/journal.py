@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from jobledger.ledger.model.commands import CompleteStep, Enqueue, FailStep, Join, Outcome, Pause, StartStep
+from jobledger.ledger.model.commands import Enqueue, Join, Outcome, Pause
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
     LedgerFullError,
@@ -38,7 +38,7 @@ from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.retry_policy import describe
 from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.tables import AttemptTables, WorkerTables
-from jobledger.workers.runs.together import Together
+from jobledger.workers.runs.together import StepAppend, Together
 from jobledger.workers.surroundings import Surroundings
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ class AttemptJournal:
         """See `RunJournal.now`."""
         return self._ledger.clock.now()
 
-    async def append(self, command: StartStep | CompleteStep | FailStep | Join) -> None:
+    async def append(self, command: StepAppend) -> None:
         """See `RunJournal.append`."""
         with self._troubled():
             await retry_store(

@@ -8,11 +8,11 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.model.commands import CompleteStep, FailStep, Join, StartStep
+from jobledger.ledger.model.commands import CompleteStep, Join, RefuseSignal, StartStep, StepCommand
 from jobledger.ledger.model.errors import LedgerFullError, UnreachableError
 from jobledger.workers.attempt.channel import AttemptChannel
 
-StepAppend = StartStep | CompleteStep | FailStep | Join
+StepAppend = StepCommand | RefuseSignal | Join
 
 #: A batch of this size costs the server less than as many appends one by one. Source: measured, as ADR 005.
 _BATCH_MIN: Final = 16

@@ -16,6 +16,7 @@ from jobledger.ledger.model.commands import (
     GiveSignal,
     Join,
     Pause,
+    RefuseSignal,
     ResumeJob,
     Stamp,
     StartStep,
@@ -38,6 +39,7 @@ from jobledger.ledger.model.events import (
     Queued,
     SignalFact,
     Signalled,
+    SignalRefused,
     StepCompleted,
     StepFailed,
     StepStarted,
@@ -178,6 +180,24 @@ def _told(job: Job, event: Signalled | _Ready, fact: Signalled | SignalFact) -> 
     return _woken(job, event, decided, f"signal {fact.name!r}")
 
 
+def _refused_signal(job: Job, event: SignalRefused) -> Broken | None:
+    if job.state is not JobState.RUNNING:
+        return None  # the transition table tells
+    try:
+        command = RefuseSignal(
+            epoch=job.claim_epoch, step=event.step, name=event.name, signal=event.signal, reason=event.reason
+        )
+        (decided,) = runs.refuse_signal(job, command, _stamp(event))
+    except LedgerError as error:
+        return "signal", _refused(event, error)
+    if isinstance(decided, SignalRefused) and decided.id != event.id:
+        return (
+            "signal",
+            f"it refuses the message {event.id!r}, and sequence {event.signal} has {decided.id!r}",
+        )
+    return None
+
+
 def _ready(job: Job, event: _Ready) -> Broken | None:
     if event.cause != "resumed":
         if event.joined is None and event.signal is None:
@@ -257,5 +277,6 @@ _CHECKS: Final[Mapping[type[Event], Callable[[Job, Any], Broken | None]]] = {
     **dict.fromkeys((Completed, Cancelled, DeadLettered, Discarded), _ends),
     Joined: lambda job, event: _counted(job, event, event),
     Signalled: lambda job, event: _told(job, event, event),
+    SignalRefused: _refused_signal,
     Paused: _waits,
 }

@@ -11,6 +11,8 @@ from jobledger.admin import run_acts
 from jobledger.gateway.access.permissions import Permission
 from jobledger.gateway.pages.page import Sent
 from jobledger.gateway.pages.rendering import address
+from jobledger.gateway.pages.schema_fields import value_of
+from jobledger.gateway.pages.views.run import signal_fields
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.dead_letters import Changes
 from jobledger.ledger.model.chain import load
@@ -18,6 +20,7 @@ from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.events import PRIORITIES, Priority
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.subjects import JobRef, check_token
+from jobledger.ledger.signalling.giving import announced_workflow
 
 #: Which permission each act needs.
 _NEEDS: Final[dict[str, Permission]] = {
@@ -61,8 +64,7 @@ async def act_on_job(sent: Sent, queue: str, id: str, verb: str) -> str:  # noqa
         case "note":
             await ledger.note(ref, sent.fields.text("text").strip(), by=by)
         case "signal":
-            value = (sent.fields.text("value").strip() or "null").encode()
-            await run_acts.signal(sent.gateway.rows, id, sent.fields.one("name"), value, queue=queue, by=by)
+            await _signal(sent, ref, job)
         case _:
             await ledger.requeue(ref, by=by, **_changes(sent, job))
     return address(f"/jobs/{queue}/{id}")
@@ -87,6 +89,17 @@ async def _reschedule(sent: Sent, ref: JobRef, reason: str) -> None:
         )
     by = sent.principal.name
     await sent.gateway.ledger.reschedule(ref, run_at=run_at, delay_s=delay_s, reason=reason, by=by)
+
+
+async def _signal(sent: Sent, ref: JobRef, job: Job) -> None:
+    """Send a signal: JSON that was typed, else the value that the fields of its form say. Raises: ProblemError."""
+    name, fields = sent.fields.one("name"), None
+    if "value" not in sent.fields:
+        workflow = await announced_workflow(sent.gateway.ledger, job.task, job.order.version)
+        fields = signal_fields(workflow, name)
+    value = value_of(fields, sent.fields)
+    by = sent.principal.name
+    await run_acts.signal(sent.gateway.rows, ref.job_id, name, value, queue=ref.queue, by=by)
 
 
 def _changes(sent: Sent, job: Job) -> Changes:

@@ -30,6 +30,7 @@ from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.events import event_type
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
+from jobledger.ledger.signalling.giving import announced_workflow
 
 Act = Literal["cancel", "retry", "reschedule", "requeue", "discard", "pause", "resume"]
 
@@ -88,9 +89,11 @@ async def job_page(looked: Looked, queue: str, id: str, *, query: When) -> JobPa
     assert job is not None, "a history is not empty"
     asked = AsOf(stream_sequence=seen[-1].stream_sequence) if is_past else None
     explained = await why_of(gateway.rows, job.id, job.queue, past=asked)
+    of_run = bool(job.steps or job.signals)
+    workflow = await announced_workflow(gateway.ledger, job.task, job.order.version) if of_run else None
     async with gateway.projection.opened(None) as view:
         shell = await surround(looked, view, asked, fleet=False)
-        run = run_part(job, seen, view, looked.principal)
+        run = run_part(job, seen, view, looked.principal, workflow)
     hidden = not looked.principal.may("payloads")
     details = await job_details(gateway.ledger, job, history)
     shown = _page(shell, job, explained.why, history, seen, found.chain, details, run, hidden=hidden)

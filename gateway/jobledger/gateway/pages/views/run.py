@@ -12,8 +12,10 @@ from jobledger.admin.run_graph import graph_of, levels
 from jobledger.admin.runs import Tree, recorded, run_tree
 from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.pages.charts.graph import Box, graph
+from jobledger.gateway.pages.schema_fields import Field, value_fields
 from jobledger.gateway.pages.words import state_word, style_of
 from jobledger.gateway.scoped import tree_for
+from jobledger.ledger.adding.announced import AnnouncedTask
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import NotFoundError
 from jobledger.ledger.model.job import Job
@@ -21,6 +23,13 @@ from jobledger.ledger.model.runs.awaiting import awaited_of
 from jobledger.projections.tables.steps import SignalRow, StepRow
 
 _STEPS_MAX = 300
+
+
+class SignalForm(msgspec.Struct, frozen=True, kw_only=True):
+    """A signal that can be sent by filling fields."""
+
+    name: str
+    fields: tuple[Field, ...] | None  #: None: JSON has to be typed
 
 
 class RunPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,12 +41,18 @@ class RunPart(msgspec.Struct, frozen=True, kw_only=True):
     graph: Markup
     hidden: int  #: nodes that the graph leaves out
     tree: Tree | None  #: None: it has no children, or the lists do not know it yet
-    awaited: list[str]  #: names of the signals that it waits for
+    awaited: list[SignalForm]  #: the signals that it waits for
+    known: list[str]  #: names of the signals that its workflow waits for at any time
     begins: list[str]  #: keys of the newest steps that a rerun can begin with
 
 
-def run_part(job: Job, seen: Sequence[StoredEvent], view: View, principal: Principal) -> RunPart | None:
-    """Return what a job recorded as a run, as far as somebody may see it; None where it recorded nothing."""
+def run_part(
+    job: Job, seen: Sequence[StoredEvent], view: View, principal: Principal, workflow: AnnouncedTask | None
+) -> RunPart | None:
+    """Return what a job recorded as a run, as far as somebody may see it; None where it recorded nothing.
+
+    `workflow`: as workers announced it, for the fields of its signals.
+    """
     if not job.steps and not job.signals:
         return None
     run, drawn = recorded(seen), graph_of(job)
@@ -54,7 +69,8 @@ def run_part(job: Job, seen: Sequence[StoredEvent], view: View, principal: Princ
         tree=_tree(job, view, principal)
         if any(step.order is not None for step in job.steps.values())
         else None,
-        awaited=_signals(job),
+        awaited=_signals(job, workflow),
+        known=[] if workflow is None else sorted(workflow.signals),
         begins=[key for key, step in job.steps.items() if step.kind != "undo" and "/" not in key][
             -_STEPS_MAX:
         ],
@@ -68,6 +84,13 @@ def _tree(job: Job, view: View, principal: Principal) -> Tree | None:
         return None
 
 
-def _signals(job: Job) -> list[str]:
+def _signals(job: Job, workflow: AnnouncedTask | None) -> list[SignalForm]:
     steps = (job.steps[key] for key in job.awaited if key in job.steps)
-    return [step.target for step in steps if awaited_of(step) == "signal"]
+    names = dict.fromkeys(step.target for step in steps if awaited_of(step) == "signal")
+    return [SignalForm(name=name, fields=signal_fields(workflow, name)) for name in names]
+
+
+def signal_fields(workflow: AnnouncedTask | None, name: str) -> tuple[Field, ...] | None:
+    """Return the fields of a signal's form; None where workers announced nothing of it."""
+    signal = None if workflow is None else workflow.signals.get(name)
+    return None if signal is None else value_fields(signal.schema)

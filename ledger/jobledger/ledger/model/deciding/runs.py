@@ -12,6 +12,7 @@ from jobledger.ledger.model.commands import (
     GiveSignal,
     Join,
     Pause,
+    RefuseSignal,
     Stamp,
     StartStep,
     StepCommand,
@@ -24,6 +25,7 @@ from jobledger.ledger.model.events import (
     Paused,
     SignalFact,
     Signalled,
+    SignalRefused,
     StepCompleted,
     StepFailed,
     StepStarted,
@@ -31,7 +33,15 @@ from jobledger.ledger.model.events import (
 from jobledger.ledger.model.job import CLOSED_STATES, OPERATOR, Job, JobState
 from jobledger.ledger.model.runs.errors import SignalKnownError, StepOverError
 from jobledger.ledger.model.runs.orders import bits_of, ranges_of
-from jobledger.ledger.model.runs.steps import Step, admissible, admit, fold_join, is_over, next_signal
+from jobledger.ledger.model.runs.steps import (
+    KeptSignal,
+    Step,
+    admissible,
+    admit,
+    fold_join,
+    is_over,
+    next_signal,
+)
 
 #: A run may be sent at most this many messages.
 SIGNALS_MAX: Final = 10_000
@@ -118,11 +128,38 @@ def check_signal(job: Job, command: CompleteStep) -> None:
 
     Raises: IllegalTransitionError.
     """
-    oldest = next_signal(job.signals, command.target)
-    if oldest is None or oldest.sequence != command.signal or command.kind != "wait":
+    if command.kind != "wait":
+        raise IllegalTransitionError(job.id, f"without a signal for {command.step!r}, no wait", "take one")
+    _oldest_signal(job, command.target, command.signal, "take it")
+
+
+def refuse_signal(job: Job, command: RefuseSignal, stamp: Stamp) -> Events:
+    """Let a wait of the attempt whose claim was checked refuse the signal that it would take: once, and nothing else."""
+    known = job.steps.get(command.step)
+    if known is not None and (known.has_ended or (known.kind, known.target) != ("wait", command.name)):
+        at = f"in step {command.step!r}, recorded as {known.kind} {known.target}, {known.state}"
+        raise IllegalTransitionError(job.id, at, f"refuse signal {command.name!r} there")
+    refused = _oldest_signal(job, command.name, command.signal, "refuse it")
+    event = SignalRefused(
+        **envelope(job, stamp),
+        attempt=job.attempts_count,
+        step=command.step,
+        name=command.name,
+        signal=command.signal,
+        id=refused.id,
+        reason=command.reason,
+    )
+    return (event,)
+
+
+def _oldest_signal(job: Job, name: str, sequence: int, asked: str) -> KeptSignal:
+    """Return the signal that is next of its name. Raises: IllegalTransitionError where that is another, or none."""
+    oldest = next_signal(job.signals, name)
+    if oldest is None or oldest.sequence != sequence:
         raise IllegalTransitionError(
-            job.id, f"without a signal {command.target!r} at sequence {command.signal} to be taken", "take it"
+            job.id, f"without a signal {name!r} at sequence {sequence} to be taken", asked
         )
+    return oldest
 
 
 def _check_no_signal(job: Job, command: FailStep) -> None:
@@ -224,7 +261,7 @@ def give_signal(job: Job, command: GiveSignal, stamp: Stamp) -> Events:
     """Send a run a message: wake the run where it waits for one of this name, else keep the message."""
     if job.is_final:
         raise IllegalTransitionError(job.id, job.state.value, f"be sent signal {command.name!r}")
-    if command.id and any(each.id == command.id for each in job.signals):
+    if command.id and any(each.id == command.id and not each.refused for each in job.signals):
         raise SignalKnownError(job.id, command.id)
     if len(job.signals) >= SIGNALS_MAX:
         raise IllegalTransitionError(job.id, f"told {SIGNALS_MAX:,} signals", "be sent another")

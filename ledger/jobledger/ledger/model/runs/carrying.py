@@ -49,6 +49,7 @@ class CarriedSignal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     value: msgspec.Raw = NO_VALUE  #: what it says, until a step took it
     value_ref: PayloadRef | None = None  #: where a large value lies
     taken_by: str = ""  #: key of the step that took it
+    refused: str = ""  #: why no step can take it
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):

@@ -69,6 +69,17 @@ class Signalled(Event, frozen=True, kw_only=True, tag="signalled", gc=False):
     value_ref: PayloadRef | None = None  #: where a large value lies
 
 
+class SignalRefused(Event, frozen=True, kw_only=True, tag="signal_refused", gc=False):
+    """The wait that a message was for could not read it: no step takes the message, and the run waits on."""
+
+    attempt: Whole  #: which attempt, from 1
+    step: str  #: key of the wait
+    name: str  #: what the message is about
+    signal: Whole  #: stream sequence of the event with the message, which has its value
+    id: str = ""  #: chosen by the sender, who may use it again now
+    reason: str = ""  #: what is wrong with the value, in a sentence
+
+
 class Noted(Event, frozen=True, kw_only=True, tag="noted", gc=False):
     """A person's note about the job, in whatever state the job is; it changes nothing."""
 

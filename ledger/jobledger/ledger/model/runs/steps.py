@@ -17,6 +17,7 @@ from jobledger.ledger.model.runs.events import (
     Joined,
     PauseRequested,
     Signalled,
+    SignalRefused,
     StepCompleted,
     StepFailed,
     StepStarted,
@@ -34,7 +35,7 @@ from jobledger.ledger.model.runs.orders import (
 #: `started`: nobody knows yet how it ends. `retrying`: a try failed, another follows. The others are its end.
 StepState = Literal["started", "retrying", "completed", "failed"]
 StepEvent = StepStarted | StepCompleted | StepFailed
-RunEvent = StepEvent | Joined | Signalled | PauseRequested
+RunEvent = StepEvent | Joined | Signalled | SignalRefused | PauseRequested
 
 _replace: Final = msgspec.structs.replace
 
@@ -104,11 +105,14 @@ class KeptSignal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     sequence: int  #: stream sequence of the event that has it
     name: str
     id: str = ""
-    value: msgspec.Raw = NO_VALUE  #: empty once a step took it, which has it as its result
+    value: msgspec.Raw = NO_VALUE  #: empty once a step took it, which has it as its result, or refused it
     value_ref: PayloadRef | None = None
     taken_by: str = ""  #: key of the step that took it
+    refused: str = ""  #: why no step can take it: what is wrong with its value
 
 
+#: In the place of the reason why a signal was refused, where its event names none.
+REFUSED: Final = "refused"
 #: The steps of a run by their keys, in the order of their first events.
 Steps = Mapping[str, Step]
 NO_STEPS: Final[Steps] = MappingProxyType({})
@@ -124,12 +128,14 @@ def fold_run(
         case StepCompleted() | StepFailed():
             changes: dict[str, Any] = {"steps": fold_step(steps, event, stream_sequence), "advanced": True}
             if isinstance(event, StepCompleted) and event.signal:
-                changes["signals"] = _taken(signals, event.signal, event.step)
+                changes["signals"] = _changed(signals, event.signal, taken_by=event.step)
             return changes
         case Joined():
             return {"steps": fold_join(steps, event)}
         case Signalled():
             return {"signals": _told(signals, event, stream_sequence)}
+        case SignalRefused():
+            return {"signals": _changed(signals, event.signal, refused=event.reason or REFUSED)}
         case PauseRequested():
             return {"pause_requested": True, "pause_reason": event.reason}
 
@@ -246,9 +252,10 @@ def _told(
     return (*signals, kept)
 
 
-def _taken(signals: tuple[KeptSignal, ...], sequence: int, step: str) -> tuple[KeptSignal, ...]:
+def _changed(signals: tuple[KeptSignal, ...], sequence: int, **said: str) -> tuple[KeptSignal, ...]:
+    """Return the signals after one was taken or refused: its value is needed no more."""
     return tuple(
-        _replace(each, taken_by=step, value=NO_VALUE, value_ref=None) if each.sequence == sequence else each
+        _replace(each, **said, value=NO_VALUE, value_ref=None) if each.sequence == sequence else each
         for each in signals
     )
 
@@ -365,8 +372,8 @@ def is_over(step: Step, signals: tuple[KeptSignal, ...], now: datetime) -> bool:
 
 
 def next_signal(signals: tuple[KeptSignal, ...], name: str) -> KeptSignal | None:
-    """Return the oldest signal of a name that no step took."""
-    return next((each for each in signals if each.name == name and not each.taken_by), None)
+    """Return the oldest signal of a name that no step took or refused."""
+    return next((each for each in signals if each.name == name and not (each.taken_by or each.refused)), None)
 
 
 def open_children(steps: Steps) -> int:
