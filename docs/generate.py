@@ -337,6 +337,7 @@ _ERRORS: Final = (
     ("ledger/jobledger/ledger/tables/errors.py", "jobledger.ledger.tables.errors"),
     ("ledger/jobledger/ledger/subscriptions/errors.py", "jobledger.ledger"),
     ("ledger/jobledger/ledger/model/hooks/errors.py", "jobledger.ledger"),
+    ("ledger/jobledger/ledger/model/graphs/errors.py", "jobledger.ledger"),
     ("audit/jobledger/audit/errors.py", "jobledger.audit.errors"),
     ("projections/jobledger/projections/errors.py", "jobledger.projections.errors"),
 )

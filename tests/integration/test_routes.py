@@ -283,7 +283,7 @@ async def test_a_removed_route_takes_nothing_and_its_name_may_be_used_again(memo
     shown = await show_route(memory, "github")
     assert (shown.definition, shown.by, shown.reason) == (None, "bob", "old")
     assert [(each.event, each.by) for each in shown.history] == [("removed", "bob"), ("set", "ann")]
-    assert (await memory.routes.set("github", EMITTED)).route.sequence != shown.sequence
+    assert (await memory.routes.set("github", EMITTED)).state.sequence != shown.sequence
 
 
 def test_a_definition_in_words_is_read_strictly() -> None:

@@ -9,7 +9,6 @@ import msgspec
 from tests.support.runs import of_holder, step
 
 from jobledger.ledger import Ledger
-from jobledger.ledger.graphs.spec import GraphNode, GraphSpec
 from jobledger.ledger.model.commands import (
     Claim,
     Command,
@@ -20,6 +19,7 @@ from jobledger.ledger.model.commands import (
     StartStep,
 )
 from jobledger.ledger.model.events import ErrorInfo, Member, Order
+from jobledger.ledger.model.graphs.spec import GraphNode, GraphSpec
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import (
     BATCH_CLOSED,

@@ -11,7 +11,7 @@ from tests.support.tables import each_row
 
 from jobledger.ledger import InvalidInputError, InvalidTokenError, Limit, TaskDefinitionError, task
 from jobledger.ledger.graphs.graph import Graph
-from jobledger.ledger.graphs.spec import GraphSpec
+from jobledger.ledger.model.graphs.spec import GraphSpec
 from jobledger.ledger.model.runs.orders import Take
 from jobledger.ledger.model.runs.steps import admit
 

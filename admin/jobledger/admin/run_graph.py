@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.graphs.spec import GraphSpec
+from jobledger.ledger.model.graphs.spec import GraphSpec
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import ChildOrder
 from jobledger.ledger.model.runs.steps import Step, name_in
@@ -93,7 +93,9 @@ def _label(step: Step) -> str:
 
 
 def _labels(job: Job, order: ChildOrder) -> list[str]:
-    """Return what a graph calls its nodes; one whose large input lies elsewhere by their tasks and numbers."""
+    """Return what a graph calls its nodes; of an older version's with a large input, their tasks and numbers."""
+    if any(node.label for node in order.nodes):
+        return [node.label for node in order.nodes]
     with contextlib.suppress(msgspec.DecodeError):
         found = [node.label for node in _decode_graph(job.order.input).graph.nodes]
         if len(found) == order.count:

@@ -13,6 +13,7 @@ from jobledger.audit.why_run import ChildNow
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import AmbiguousIdError, JobNotFoundError
 from jobledger.ledger.model.job import FINAL_STATES, Job, evolve
+from jobledger.ledger.model.runs.orders import ChildOrder
 from jobledger.projections import Store
 from jobledger.projections.tables.steps import (
     NotedSteps,
@@ -82,6 +83,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     awaiting: str | None
     since: str  #: time of its newest event
     item: int | None  #: of a child: its number among those of its step
+    label: str = ""  #: what its graph calls it; "": it is no node of a graph, or of one that was begun by an older version
     late: bool  #: of a child that was counted as not completed, and completed when a person gave it another attempt
     undos: int  #: how many undos are registered, by its newest pause
     error: str | None
@@ -108,7 +110,10 @@ class _Planter:
         self._store = store
         self._room = TREE_JOBS_MAX
 
-    def tree(self, queue: str, job_id: str, *, depth: int, failed: int = 0) -> Tree | None:
+    def tree(
+        self, queue: str, job_id: str, *, depth: int, failed: int = 0, order: ChildOrder | None = None
+    ) -> Tree | None:
+        """Return a job; `order`: what asked for it, None at the root."""
         row = self._store.job(queue, job_id)
         if row is None:
             return None
@@ -125,6 +130,7 @@ class _Planter:
             awaiting=row.awaiting,
             since=row.updated_at,
             item=item,
+            label="" if order is None or item is None else order.node(item).label,
             late=row.status == "completed" and item is not None and bool(failed >> item & 1),
             undos=0 if job is None or job.is_final else job.undos,
             error=row.error,
@@ -137,7 +143,10 @@ class _Planter:
         known = job.steps[step.key]
         room = min(CHILDREN_SHOWN, self._room) if depth < TREE_DEPTH_MAX else 0
         found = self._store.select(_CHILDREN, (job.id, job.queue, step.key, max(0, room)))
-        trees = (self.tree(queue, job_id, depth=depth + 1, failed=known.failed) for queue, job_id, _ in found)
+        trees = (
+            self.tree(queue, job_id, depth=depth + 1, failed=known.failed, order=known.order)
+            for queue, job_id, _ in found
+        )
         children = tuple(tree for tree in trees if tree is not None)
         return TreeStep(step=step, children=children, hidden=max(0, known.opened.bit_count() - len(children)))
 

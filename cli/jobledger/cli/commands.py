@@ -141,6 +141,16 @@ COMMANDS: Final = Group(
             groups.WATCHES,
             {"set": "watches", "list": "watches", "show": "watches", "remove": "watches"},
         ),
+        "graphs": Group(
+            groups.GRAPHS,
+            {
+                "put": "graphs.change",
+                "list": "graphs.show",
+                "show": "graphs.show",
+                "remove": "graphs.change",
+                "run": "graphs.run",
+            },
+        ),
         "routes": Group(
             groups.ROUTES,
             {

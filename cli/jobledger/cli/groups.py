@@ -26,6 +26,7 @@ WATCHES: Final = _group("Set, list, show and remove watches: figures that fire b
 ROUTES: Final = _group(
     "Set, list, show and remove routes for webhooks of others; see, test and retry deliveries."
 )
+GRAPHS: Final = _group("Store, list, show and remove graphs of jobs under names, and begin runs of them.")
 KEYS: Final = _group("Make, list, rotate and revoke keys for the gateway, and links to log in with.")
 DLQ: Final = _group("List, show, requeue and discard dead letters.")
 EVENTS: Final = _group("Read the ledger's events, their schemas, and who subscribes to them.")

@@ -58,6 +58,7 @@ from jobledger.ledger.model.errors import (
     UnsupportedServerError,
     WrongSequenceError,
 )
+from jobledger.ledger.model.graphs.errors import GraphNotFoundError
 from jobledger.ledger.model.hooks.errors import (
     DeliveryNotFoundError,
     RouteNotFoundError,
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from jobledger.ledger.decorator import task
     from jobledger.ledger.event_stream import EventStream
     from jobledger.ledger.graphs.graph import Graph
+    from jobledger.ledger.graphs.verbs import GraphRun
     from jobledger.ledger.handle import JobHandle
     from jobledger.ledger.held_lock import HeldLock
     from jobledger.ledger.hooks import Hooks, Notice
@@ -124,6 +126,7 @@ else:  # the same as a table
             "decorator": ("task",),
             "event_stream": ("EventStream",),
             "graphs.graph": ("Graph",),
+            "graphs.verbs": ("GraphRun",),
             "handle": ("JobHandle",),
             "held_lock": ("HeldLock",),
             "hooks": ("Hooks", "Notice"),
@@ -183,6 +186,8 @@ __all__ = [
     "ForeignLoopError",
     "ForeignTaskError",
     "Graph",
+    "GraphNotFoundError",
+    "GraphRun",
     "HeldLock",
     "Hooks",
     "IllegalTransitionError",

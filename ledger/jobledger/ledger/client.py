@@ -51,6 +51,7 @@ from jobledger.ledger.tracing import Tracing
 
 if TYPE_CHECKING:
     from jobledger.ledger.graphs.graph import Graph
+    from jobledger.ledger.graphs.verbs import GraphVerbs
     from jobledger.ledger.named.book import AnnouncedTasks
     from jobledger.ledger.named.verbs import Named, NamedJob, NamedMany
     from jobledger.ledger.reruns.beginning import Rerun
@@ -243,6 +244,13 @@ class Ledger:
         from jobledger.ledger.webhooks.verbs import RouteVerbs  # noqa: PLC0415 - as `enqueue_named`
 
         return RouteVerbs(self, self.announced, self._enqueuer, self.bodies)
+
+    @property
+    def graphs(self) -> GraphVerbs:
+        """Graphs that are stored under their names, and runs of them."""
+        from jobledger.ledger.graphs.verbs import GraphVerbs  # noqa: PLC0415 - as `enqueue_named`
+
+        return GraphVerbs(self, self.announced, self._enqueuer)
 
     @functools.cached_property
     def bodies(self) -> BodyStore:

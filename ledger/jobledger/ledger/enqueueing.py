@@ -231,6 +231,10 @@ class Enqueuer:
         return UNTRACED if self._tracing is None else self._tracing.enqueuing(task.name, queue, job_id)
 
     def _job_id(self, task: Kind, options: Options) -> str:
+        if options.name:
+            raise InvalidInputError(
+                f"a job of task {task.name} has no name={options.name!r} but in a run or a graph: give it an id"
+            )
         if options.id is not None:
             return options.id
         return self.new_id(task.name)

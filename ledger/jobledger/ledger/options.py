@@ -57,6 +57,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     #: What becomes of a job whose id belongs to one with another input or task: an `InputMismatchError`, or that job is
     #: what the caller gets, unchanged.
     on_other_input: OnOtherInput = "error"
+    name: str = ""  #: in a run the name of its step, in a graph that of its node; "": the task's
     by: str = ""  #: who asks for the job, as its first event says; "": the client that enqueues it
     trace: str = (
         ""  #: W3C traceparent that the job belongs to; "": that of the span it is enqueued in, if one records
@@ -91,11 +92,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigurationError(f"run_at must be a datetime with a time zone, got {self.run_at!r}")
             keep_utc(self, "run_at")
         # By value: what is empty and of another type must not pass as the default.
-        if (self.tenant, self.correlation, self.metadata, self.limits, self.by, self.trace) != (
+        if (self.tenant, self.correlation, self.metadata, self.limits, self.by, self.trace, self.name) != (
             "",
             "",
             {},
             (),
+            "",
             "",
             "",
         ):
@@ -132,6 +134,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             check_word("tenant", self.tenant)
         if self.correlation != "":
             check_word("correlation", self.correlation)
+        if self.name != "":
+            check_token("name", self.name)
         if self.by != "":
             check_word("by", self.by)
         if self.trace != "":

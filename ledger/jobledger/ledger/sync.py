@@ -40,6 +40,10 @@ from jobledger.ledger.tasks import Result, Task, TaskWithInput, TaskWithOptions
 
 if TYPE_CHECKING:
     from jobledger.ledger.graphs.graph import Graph
+    from jobledger.ledger.graphs.named import NamedGraph
+    from jobledger.ledger.graphs.verbs import RunOptions
+    from jobledger.ledger.model.graphs.stored import StoredGraph
+    from jobledger.ledger.model.named_chain import Changed
     from jobledger.ledger.named.verbs import Named, NamedJob
     from jobledger.ledger.reruns.beginning import Rerun
     from jobledger.ledger.webhooks.receiving import Outcome
@@ -136,6 +140,49 @@ class JobHandle(Generic[R_co]):
         return cast("R_co", found)
 
 
+class Graphs:
+    """The stored graphs of a ledger; every method is that of `graphs.verbs.GraphVerbs`."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    def put(
+        self,
+        graph: Graph | NamedGraph | Mapping[str, Any],
+        *,
+        reason: str = "",
+        by: str = "",
+        plan: bool = False,
+    ) -> Changed[StoredGraph]:
+        """Store a graph under its name. See `GraphVerbs.put`."""
+        return self._caller.call(lambda ledger: ledger.graphs.put(graph, reason=reason, by=by, plan=plan))
+
+    def remove(
+        self, name: str, *, reason: str = "", by: str = "", plan: bool = False
+    ) -> Changed[StoredGraph]:
+        """Take a stored graph away; its runs go on. See `GraphVerbs.remove`."""
+        return self._caller.call(lambda ledger: ledger.graphs.remove(name, reason=reason, by=by, plan=plan))
+
+    def get(self, name: str, *, version: int = 0) -> StoredGraph:
+        """Return a stored graph, in its newest version (0) or in an older one. See `GraphVerbs.get`."""
+        return self._caller.call(lambda ledger: ledger.graphs.get(name, version=version))
+
+    def all(self) -> list[StoredGraph]:
+        """Return every stored graph in its newest version, by name. See `GraphVerbs.all`."""
+        return self._caller.call(lambda ledger: ledger.graphs.all())
+
+    def run(
+        self,
+        name: str,
+        input: Mapping[str, Any] | None = None,  # noqa: A002 - as the asynchronous verb
+        **how: Unpack[RunOptions],
+    ) -> JobHandle[dict[str, Any]]:
+        """Begin a run of a stored graph as one job. See `GraphVerbs.run`."""
+        return JobHandle(
+            self._caller, self._caller.call(lambda ledger: ledger.graphs.run(name, input, **how))
+        )
+
+
 class Ledger:
     """A connection for blocking code, usable from all threads; made by `connect`.
 
@@ -146,6 +193,7 @@ class Ledger:
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
         self.schedules = BlockingSchedules(caller)
+        self.graphs = Graphs(caller)
 
     def close(self) -> None:
         """Close the connection, within 5 s also where the server does not answer; harmless the second time.

@@ -126,10 +126,13 @@ class Task(Generic[P, R_co]):
         unique: Unique | None = None,
         debounce_s: float | None = None,
         max_wait_s: float | None = None,
+        name: str | None = None,
         by: str | None = None,
         on_other_input: OnOtherInput | None = None,
     ) -> TaskWithOptions[P, R_co]:
         """Return the task with some options set for the next job; `limits` are added to those of the task.
+
+        `name` is for runs and graphs: what the step of `run.call(...)`, or the node, is called.
 
         Raises: InvalidTokenError, ConfigurationError, InvalidInputError.
         """
@@ -146,6 +149,7 @@ class Task(Generic[P, R_co]):
             "unique": unique,
             "debounce_s": debounce_s,
             "max_wait_s": max_wait_s,
+            "name": name,
             "by": by,
             "on_other_input": on_other_input,
         }

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.graphs.batch_run import run_batch
-from jobledger.ledger.graphs.graph_run import run_graph
+from jobledger.ledger.graphs.graph_run import run_graph, run_stored_graph
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import CancelJob, Dispatch
 from jobledger.ledger.model.errors import ConfigurationError
@@ -29,7 +29,7 @@ from jobledger.testing.stand_ins import StandIns
 from jobledger.workers.bench import Bench
 from jobledger.workers.reactors.timers import DEADLINE
 
-_BUILT_IN: Final = {each.name: each for each in (run_graph, run_batch)}
+_BUILT_IN: Final = {each.name: each for each in (run_graph, run_stored_graph, run_batch)}
 
 
 class Pending:

@@ -13,7 +13,7 @@ import msgspec
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.graphs.batch_run import run_batch
-from jobledger.ledger.graphs.graph_run import run_graph
+from jobledger.ledger.graphs.graph_run import run_graph, run_stored_graph
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.model.errors import (
     LedgerError,
@@ -100,7 +100,7 @@ class Worker:
         self._config = config or WorkerConfig()
         self.queues = self._config.queues or tuple(tasks.queues)
         self._tasks = with_hooks(tasks)
-        for task in (run_graph, run_batch):
+        for task in (run_graph, run_stored_graph, run_batch):
             self._tasks.add_built_in(task)
         built_in = (BUILT_IN_QUEUE,) if self._config.reactors and BUILT_IN_QUEUE not in self.queues else ()
         #: The queues that it takes jobs of: its own, and that of the ledger's own runs.

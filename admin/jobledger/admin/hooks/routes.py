@@ -125,7 +125,7 @@ async def set_route(
     Raises: InvalidTokenError, InvalidInputError, LedgerFullError, UnreachableError.
     """
     done = await ledger.routes.set(name, definition, reason=reason, by=by, plan=plan)
-    return _changed(done.route, changed=done.changed)
+    return _changed(done.state, changed=done.changed)
 
 
 async def tasks_unheard_of(ledger: Ledger, definition: RouteDefinition) -> list[str]:
@@ -142,7 +142,7 @@ async def remove_route(
 ) -> ChangedRoute:
     """Take a route away; what came in stays. Raises: RouteNotFoundError, InvalidTokenError, UnreachableError."""
     done = await ledger.routes.remove(name, reason=reason, by=by, plan=plan)
-    return _changed(done.route, changed=done.changed)
+    return _changed(done.state, changed=done.changed)
 
 
 def _changed(route: Route, *, changed: bool) -> ChangedRoute:

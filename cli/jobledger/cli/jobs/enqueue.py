@@ -51,7 +51,7 @@ _Id = Annotated[
         help="Id of the job; enqueueing it again adds no second job. (default: a new one)",
     ),
 ]
-_OnOtherInput = Annotated[
+OnOtherInput = Annotated[
     Literal["error", "keep"] | None,
     typer.Option(
         "--on-other-input",
@@ -72,11 +72,11 @@ _At = Annotated[
     str | None,
     typer.Option("--at", metavar="TIME", help="Wait until this time (UTC) before the job may run."),
 ]
-_Wait = Annotated[
+Wait = Annotated[
     bool,
     typer.Option("--wait", metavar="", help="Show its events until it ends; exit 0 only if it completed."),
 ]
-_WaitTimeout = Annotated[
+WaitTimeout = Annotated[
     float | None,
     typer.Option(
         "--wait-timeout",
@@ -98,7 +98,7 @@ def enqueue(
     queue: of_job.Queue = None,
     priority: of_job.Priority = None,
     job_id: _Id = None,
-    on_other_input: _OnOtherInput = None,
+    on_other_input: OnOtherInput = None,
     max_attempts: of_job.MaxAttempts = None,
     timeout: of_job.Timeout = None,
     delay: _Delay = None,
@@ -107,8 +107,8 @@ def enqueue(
     correlation: of_job.Correlation = None,
     metadata: of_job.Metadata = None,
     limits: of_job.Limits = None,
-    wait: _Wait = False,
-    wait_timeout: _WaitTimeout = None,
+    wait: Wait = False,
+    wait_timeout: WaitTimeout = None,
 ) -> Awaitable[None]:
     """Add one job and print {"id", "created", "sequence"}; created is false if the id exists already.
 
@@ -130,18 +130,18 @@ def enqueue(
         "by": operator(),
     }
     given = _Given(task, words or [], input_text)
-    waiting = _Waiting(is_wanted=wait or wait_timeout is not None, timeout_s=wait_timeout)
+    waiting = Waiting(is_wanted=wait or wait_timeout is not None, timeout_s=wait_timeout)
     if not app:
         Options().changed(
             {**how, "limits": None}, queue=queue, limits=how["limits"]
         )  # refused without a server
-        return _enqueue(cli, lambda ledger: _named(ledger, given, how), waiting)
+        return add_and_wait(cli, lambda ledger: _named(ledger, given, how), waiting)
     found = load_tasks(app).get(task)
     # All that can be refused without a server is refused here, so a bad request never depends on one.
     chosen = found.options(**how)
     values = given.values(found.signature)
     found.signature.encode((), values)
-    return _enqueue(cli, lambda ledger: ledger.enqueue(chosen, **values), waiting)
+    return add_and_wait(cli, lambda ledger: ledger.enqueue(chosen, **values), waiting)
 
 
 class _Given(NamedTuple):
@@ -167,7 +167,9 @@ class _ReadsWords(Protocol):
     def parse_words(self, words: Mapping[str, str]) -> dict[str, Any]: ...
 
 
-class _Waiting(NamedTuple):
+class Waiting(NamedTuple):
+    """Whether and how long a command waits for the end of the job that it added."""
+
     is_wanted: bool
     timeout_s: float | None
 
@@ -178,7 +180,13 @@ async def _named(ledger: Ledger, given: _Given, how: Mapping[str, Any]) -> JobHa
     return await ledger.enqueue_named(given.task, given.values(known.signature), **how)
 
 
-async def _enqueue(cli: Cli, add: Callable[[Ledger], Awaitable[JobHandle[Any]]], waiting: _Waiting) -> None:
+async def add_and_wait(
+    cli: Cli, add: Callable[[Ledger], Awaitable[JobHandle[Any]]], waiting: Waiting
+) -> None:
+    """Add a job, tell its id, and where that is wanted wait for its end.
+
+    Raises: what `add` raises; JobNotCompletedError, ResultTimeoutError.
+    """
     output = cli.output
     async with cli.ledger() as ledger:
         handle = await add(ledger)

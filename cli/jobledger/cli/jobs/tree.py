@@ -71,6 +71,7 @@ def _children(step: TreeStep, before: str, now: datetime) -> Iterator[_Line]:
     for number, child in enumerate(step.children, start=1):
         is_last = number == len(step.children) and not step.hidden
         details = (
+            child.label if child.label != child.task else "",
             child.task if child.task != step.step.target else "",
             child.status.replace("_", " ") if child.status != "completed" else "",
             "completed after the join" if child.late else "",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -18,18 +17,15 @@ from jobledger.admin.hooks.routes import (
 )
 from jobledger.cli import bulk
 from jobledger.cli.command import CREATES, LEDGER, Cli, command
+from jobledger.cli.definitions import read_definition
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import ROUTES
 from jobledger.cli.jobs.input_text import read_object
 from jobledger.cli.session import operator
 from jobledger.cli.times import seconds
-from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.hooks.route import INTERNAL, RouteDefinition
 from jobledger.ledger.model.hooks.schemes import PRESETS
-from jobledger.ledger.model.json_text import check_text
-from jobledger.ledger.opening import open_file
 
-_FILE_BYTES_MAX: Final = 1 << 20
 _TOLERANCE_S_MAX: Final = 24 * 3600.0
 _TASKS_SHOWN: Final = 5
 
@@ -118,7 +114,7 @@ async def set_(
             "say what the route does: by --file FILE, or by options such as --scheme github --secret env:NAME "
             "--task TASK"
         )
-    given = definition_of(_read(file)) if file is not None else None
+    given = definition_of(read_definition(file)) if file is not None else None
     async with cli.ledger() as ledger:
         if given is None:
             known = await ledger.routes.find(name)
@@ -163,18 +159,6 @@ def _changed(known: RouteDefinition | None, said: dict[str, Any]) -> RouteDefini
     if known is None and "scheme" not in said:
         raise UsageError("the route is not set yet: say --scheme, how its requests are proven")
     return definition_of({**before, **said})
-
-
-def _read(file: Path) -> object:
-    """Read a definition. Raises: InvalidInputError, OSError."""
-    with open_file(file, bytes_max=_FILE_BYTES_MAX) as opened:
-        text = opened.read()
-    try:
-        if file.suffix == ".toml":
-            return tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInputError(f"{file} is not TOML: {error}") from error
-    return msgspec.json.decode(check_text(text, what=f"file {file}"))
 
 
 def _tell(cli: Cli, done: ChangedRoute, *, plan: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from datetime import datetime
 from typing import Any
 
 from jobledger.admin.schedules import like_unloaded
@@ -17,9 +18,11 @@ from jobledger.cli.schedules import options
 from jobledger.cli.schedules.words import next_words, when_words
 from jobledger.cli.session import load_tasks, operator
 from jobledger.cli.times import time_of
-from jobledger.ledger import Task
+from jobledger.ledger import GraphRun, Task
+from jobledger.ledger.graphs.graph_run import run_stored_graph
 from jobledger.ledger.model.schedules.decisions import Declare
 from jobledger.ledger.model.schedules.definition import WINDOW_S_DEFAULT, Definition
+from jobledger.ledger.model.schedules.events import Schedule
 from jobledger.ledger.model.schedules.ticks import Spec
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import Options
@@ -31,7 +34,8 @@ def add(
     cli: Cli,
     *,
     name: options.Name,
-    task: options.Task,
+    task: options.Task = "",
+    graph: options.Graph = "",
     cron: options.Cron = "",
     timezone: options.Timezone = "UTC",
     every: options.Every = None,
@@ -68,8 +72,8 @@ def add(
         "jitter_s": _whole("--jitter", jitter),
         "ends_at": time_of("--ends-at", ends_at, ahead=True),
     }
-    _check(task, when)
-    values = read_object(input_text, what=f"input of task {task}")
+    _check(task, graph, when)
+    values = read_object(input_text, what=f"input of {f'task {task}' if task else f'graph {graph}'}")
     chosen: dict[str, Any] = {
         "queue": queue,
         "priority": priority,
@@ -82,10 +86,19 @@ def add(
     }
     Options(**{option: value for option, value in chosen.items() if value is not None})
     # All that can be refused without a server is refused here, so a bad request never depends on one.
+    if graph:
+        _refuse_of_task(app, chosen)
+        return _add_graph(cli, name, GraphRun(graph, values), when, replace=replace)
+    return _add(cli, name, _checked(app, task, values), chosen, values, when, replace=replace)
+
+
+def _checked(app: list[str] | None, task: str, values: dict[str, Any]) -> Task[..., Any] | str:
+    """Return the task with its code where that is at hand, the input checked by it. Raises: InvalidInputError."""
     found = load_tasks(app).get(task) if app else None
-    if found is not None:
-        found.signature.encode((), values)
-    return _add(cli, name, found or task, chosen, values, when, replace=replace)
+    if found is None:
+        return task
+    found.signature.encode((), values)
+    return found
 
 
 async def _add(  # noqa: PLR0917 - all that was asked
@@ -111,6 +124,25 @@ async def _add(  # noqa: PLR0917 - all that was asked
                 name, task.options(**chosen), input=values, replace=replace, by=operator(), **when
             )
         now = ledger.clock.now()
+    _tell(cli, name, schedule, now)
+
+
+def _refuse_of_task(app: list[str] | None, chosen: dict[str, Any]) -> None:
+    """Refuse what is said of a task's jobs where a graph is run. Raises: UsageError."""
+    if app or any(value not in {None, ()} for value in chosen.values()):
+        raise UsageError(
+            "--graph takes only --input and what says when: its nodes say how their jobs are tried"
+        )
+
+
+async def _add_graph(cli: Cli, name: str, run: GraphRun, when: When, *, replace: bool) -> None:
+    async with cli.ledger() as ledger:
+        schedule = await ledger.schedules.add(name, run, replace=replace, by=operator(), **when)
+        now = ledger.clock.now()
+    _tell(cli, name, schedule, now)
+
+
+def _tell(cli: Cli, name: str, schedule: Schedule, now: datetime) -> None:
     if cli.output.as_json:
         definition = schedule.definition
         body = {
@@ -135,8 +167,10 @@ def _whole(option: str, given_s: float) -> int:
     return int(given_s)
 
 
-def _check(task: str, when: When) -> None:
+def _check(task: str, graph: str, when: When) -> None:
     """Refuse what could never tick. Raises: UsageError, InvalidInputError, InvalidTokenError."""
+    if bool(task) == bool(graph):
+        raise UsageError("say what it runs: give --task TASK, or --graph NAME")
     given = [option for option, has in _SPECS.items() if when.get(has)]
     if len(given) != 1:
         raise UsageError(
@@ -144,7 +178,7 @@ def _check(task: str, when: When) -> None:
         )
     fields: dict[str, Any] = dict(when)
     spec = Spec(**{field: fields.pop(field) for field in Spec.__struct_fields__})
-    Declare(definition=Definition(spec=spec, task=task, queue="default", **fields))
+    Declare(definition=Definition(spec=spec, task=task or run_stored_graph.name, queue="default", **fields))
 
 
 _SPECS = {"--cron": "cron", "--every": "every_s", "--at": "at", "--on-demand": "on_demand"}

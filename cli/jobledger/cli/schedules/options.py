@@ -14,6 +14,9 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the schedule.
 Yes = Annotated[bool, typer.Option("--yes", "-y", metavar="", help="Do not ask.")]
 
 Task = Annotated[str, typer.Option("--task", metavar="TASK", help="Task of its jobs.")]
+Graph = Annotated[
+    str, typer.Option("--graph", metavar="NAME", help="Instead of --task: a stored graph, run each time.")
+]
 Cron = Annotated[
     str,
     typer.Option(

@@ -18,7 +18,7 @@ from jobledger.cli.session import load_tasks
 from jobledger.cli.text import shortened
 from jobledger.cli.times import time_of
 from jobledger.ledger.graphs.batch_run import run_batch
-from jobledger.ledger.graphs.graph_run import run_graph
+from jobledger.ledger.graphs.graph_run import run_graph, run_stored_graph
 
 _ROWS_MAX: Final = 20
 _NOT_SIMPLE: Final = {
@@ -54,7 +54,7 @@ def check(
         raise UsageError("say which runs to check: --open, or --since TIME")
     moment = time_of("--since", since)
     tasks = load_tasks(modules)
-    for built_in in (run_graph, run_batch):
+    for built_in in (run_graph, run_stored_graph, run_batch):
         tasks.add_built_in(built_in)
 
     async def checking() -> None:

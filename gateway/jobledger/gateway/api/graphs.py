@@ -20,8 +20,8 @@ from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.graphs.graph_run import run_graph
 from jobledger.ledger.graphs.named import NamedGraph, graph_of
-from jobledger.ledger.graphs.spec import GraphSpec
 from jobledger.ledger.model.errors import InputMismatchError
+from jobledger.ledger.model.graphs.spec import GraphSpec
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.tasks import TaskWithOptions

@@ -13,7 +13,7 @@ from jobledger.ledger.model.subjects import check_token
 
 if TYPE_CHECKING:
     from jobledger.ledger.graphs.graph import Graph
-    from jobledger.ledger.graphs.spec import GraphSpec
+    from jobledger.ledger.model.graphs.spec import GraphSpec
 
 _OF_NODES = ("queue", "priority", "max_attempts", "timeout_s", "limits")
 

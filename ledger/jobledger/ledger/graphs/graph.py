@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import functools
 import graphlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NoReturn, ParamSpec, cast
 
 import msgspec
 
 from jobledger.ledger.adding.kind import Kind
 from jobledger.ledger.graphs.graph_run import run_graph
-from jobledger.ledger.graphs.spec import GraphNode, GraphSpec
 from jobledger.ledger.limits.keys import Keyed, with_limits
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.errors import InputMismatchError, InvalidInputError, TaskDefinitionError
 from jobledger.ledger.model.events import Order
+from jobledger.ledger.model.graphs.parameters import WORD, check_parameters
+from jobledger.ledger.model.graphs.spec import GraphNode, GraphSpec
 from jobledger.ledger.model.runs.orders import ITEMS_MAX, ChildNode, Take
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options, refuse_of_maker
@@ -123,7 +125,12 @@ class Graph:
         self.declared: list[
             tuple[Options, str]
         ] = []  #: options that define limits in code, with their task's name
+        self.takes_input = (
+            False  #: whether a node takes values of its run's input, which only a stored graph's runs have
+        )
         self._nodes: list[_Added] = []
+        self._labels: set[str] = set()
+        self._counts: Counter[str] = Counter()  #: of nodes, by their tasks
 
     def __len__(self) -> int:
         """Return how many nodes there are."""
@@ -154,6 +161,15 @@ class Graph:
         Raises: InvalidInputError for what is no node of this graph.
         """
         return Nodes(self, [self._place(node) for node in nodes], always=always)
+
+    @staticmethod
+    def input(pointer: str = "", *, default: Any = msgspec.UNSET) -> Any:
+        """Return what stands for a value of the input that each run of a stored graph is given, by its JSON pointer.
+
+        `Graph.input("/customer/name", default="")`; without a pointer for all of the input. Without a default the input
+        must have the value. It can be an argument of a node, or lie within one.
+        """
+        return {WORD: pointer} if default is msgspec.UNSET else {WORD: pointer, "default": default}
 
     def edge(self, first: object, then: object) -> None:
         """Let one node wait for another, both added before.
@@ -186,8 +202,17 @@ class Graph:
         Raises: as `add`.
         """
         refuse_of_maker(options, f"a node of task {task.name}", "its graph")
-        known = task.signature.check_known(given, {str(take.at[0]) for take in takes})
-        node = node_of(task, options, limits=self._limits(task, options, known, takes), takes=tuple(takes))
+        if label in self._labels:
+            raise InvalidInputError(
+                f"two nodes of graph {self.name} are called {label!r}: give each a name of its own"
+            )
+        of_run = {name for name, value in given.items() if check_parameters(value)}
+        late = {str(take.at[0]) for take in takes} | of_run
+        known = task.signature.check_known(given, late)
+        node = node_of(task, options, limits=self._limits(task, options, known, late), takes=tuple(takes))
+        self.takes_input = self.takes_input or bool(of_run)
+        self._labels.add(label)
+        self._counts[task.name] += 1
         self._nodes.append(_Added(label, node, known, {take.of for take in takes} | set(after), always))
 
     def spec(self) -> GraphSpec:
@@ -209,13 +234,22 @@ class Graph:
     async def as_task(self, client: Client) -> tuple[Task[..., dict[str, Any]], dict[str, Any]]:
         """Return the task that runs this graph and its input, once what the nodes' code defines of limits is in the ledger.
 
-        Raises: as `spec`; ConfigurationError for a limit that is defined otherwise, UnreachableError.
+        Raises: as `spec`; InvalidInputError for a graph that is to be stored; ConfigurationError for a limit that is defined otherwise, UnreachableError.
         """
+        if self.takes_input:
+            raise InvalidInputError(
+                f"graph {self.name} takes values of its run's input: store it with graphs.put, and begin a run of it by "
+                "its name"
+            )
         spec = self.spec()
+        await self.ensure_limits(client)
+        return run_graph, {"graph": spec}
+
+    async def ensure_limits(self, client: Client) -> None:
+        """See to it that what the nodes' code defines of limits is in the ledger. Raises: ConfigurationError, UnreachableError."""
         for options, task in self.declared:
             ensure = functools.partial(client.code_limits.ensure, options.limits_in_code, task, options.queue)
             await client.patience.read(ensure)
-        return run_graph, {"graph": spec}
 
     def _add(
         self,
@@ -230,24 +264,23 @@ class Graph:
         takes: list[Take] = []
         named = plain.signature.named(args, kwargs)
         given = {name: self._without_results(value, [name], takes) for name, value in named.items()}
-        count = 1 + sum(each.node.task == plain.name for each in self._nodes)
-        label = plain.name if count == 1 else f"{plain.name}#{count}"
+        count = 1 + self._counts[plain.name]
+        label = options.name or (plain.name if count == 1 else f"{plain.name}#{count}")
         self.add_node(label, plain, options, given, takes=takes, after=after, always=always)
         return NodeResult(self, label, len(self._nodes) - 1)
 
     def _limits(
-        self, task: Kind, options: Options, known: Mapping[str, Any], takes: Sequence[Take]
+        self, task: Kind, options: Options, known: Mapping[str, Any], late: Collection[str]
     ) -> tuple[str, ...]:
-        """Return the limits of a node's job, with their keys."""
+        """Return the limits of a node's job, with their keys; `late`: the arguments whose values are not known yet."""
         self.declared += [(each.unpacked[1], each.unpacked[0].name) for _, each in task.callbacks]
         if not options.declared and options.declared_queue is None:
             return options.limits
-        late = {str(take.at[0]) for take in takes}
         for limit in options.limits_in_code:
             if not isinstance(limit, str) and limit.key in late:
                 raise TaskDefinitionError(
                     f"limit {limit.name} of task {task.name} takes its key from {limit.key}, which is the result of "
-                    "another node here: pass it as a value, or name the limit with its key in options(limits=...)"
+                    "another node here, or of the run's input: pass it as a value, or name the limit with its key in options(limits=...)"
                 )
         self.declared.append((options, task.name))
         order = Order(limits=options.limits, tenant=options.tenant, metadata=options.metadata)

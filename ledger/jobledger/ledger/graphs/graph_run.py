@@ -1,4 +1,4 @@
-"""`run_graph`: the built-in workflow whose only step is the nodes of a graph. It needs no code of the application."""
+"""`run_graph` and `run_stored_graph`: the built-in workflows whose nodes are jobs. They need no code of the application."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 import msgspec
 
-from jobledger.ledger.graphs.spec import GraphSpec
 from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.graphs.errors import GraphNotFoundError
+from jobledger.ledger.model.graphs.spec import GraphSpec
+from jobledger.ledger.model.graphs.stored import for_run
+from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.runs.orders import BUILT_IN_ATTEMPTS, BUILT_IN_QUEUE
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.runs.errors import ChildFailedError, StepFailedError
@@ -35,22 +38,64 @@ async def run_graph(run: Run, graph: GraphSpec) -> dict[str, Any]:
     """
     graph.check()
     passage = run._passage  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - it does what a method of a run does
-    nodes = _Nodes(passage, graph)
+    nodes = _Nodes(passage, graph, graph.name)
     return await passage.perform(graph.name, nodes.run)
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """Which stored graph a run is of, as its first step records it."""
+
+    graph: str  #: its name
+    version: int
+    sequence: int  #: stream sequence of the event that says it
+    spec: GraphSpec
+
+
+@workflow(
+    name="run_stored_graph",
+    queue=BUILT_IN_QUEUE,
+    max_attempts=BUILT_IN_ATTEMPTS,
+    give_up_on=(ChildFailedError, StepFailedError, InvalidInputError, GraphNotFoundError),
+)
+async def run_stored_graph(run: Run, graph: str, input: dict[str, Any] = {}) -> dict[str, Any]:  # noqa: A002, B006
+    """Run the nodes of a stored graph, in its newest version when the run begins; return their results by their names.
+
+    Raises: as `run_graph`; GraphNotFoundError; InvalidInputError for an input that lacks what the graph takes of it.
+    """
+    passage = run._passage  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - as `run_graph`
+    stored = await passage.perform("version", lambda branch: _version(passage, branch, graph))
+    spec = for_run(stored.spec, input)
+    nodes = _Nodes(passage, spec, f"{graph} version {stored.version}")
+    return await passage.perform(graph, nodes.run)
+
+
+async def _version(passage: Passage, branch: Branch, name: str) -> Version:
+    """Return the version that the run is of: the newest one when it came here first. Raises: GraphNotFoundError."""
+    asked = await passage.ask(branch, "version", "value", name)
+    known = asked.known
+    if known is None:
+        found = await passage.journal.stored_graph(name)
+        assert found.spec is not None, "a graph that was removed is not found"
+        said = Version(graph=name, version=found.version, sequence=found.sequence, spec=found.spec)
+        await passage.complete(asked, encode_value(said, what=f"version of graph {name}"))
+        known = passage.journal.job.steps[asked.key]
+    return msgspec.json.decode(await passage.result_of(known), type=Version)
 
 
 class _Nodes:
     """The children of one graph: asked for, made, waited for, and their results recorded as those of the step."""
 
-    def __init__(self, passage: Passage, graph: GraphSpec) -> None:
+    def __init__(self, passage: Passage, graph: GraphSpec, target: str) -> None:
+        """`target`: what the step is called beside the graph's name."""
         self._passage = passage
         self._graph = graph
+        self._target = target
 
     async def run(self, branch: Branch) -> dict[str, Any]:
         """Return the results by their nodes' labels. Raises: ChildFailedError."""
         passage, graph = self._passage, self._graph
         digest = digest_of(msgspec.to_builtins(graph))
-        asked = await passage.ask(branch, graph.name, "graph", graph.name, digest)
+        asked = await passage.ask(branch, graph.name, "graph", self._target, digest)
         await self._begin(asked)
         step = passage.journal.job.steps[asked.key]
         if not step.has_ended:

@@ -1,6 +1,6 @@
 """Graphs for programs without the code of the tasks: tasks and nodes are given by their names.
 
-Each becomes a `Graph`, so that the rules of graphs are in one place.
+Each becomes a `Graph`, so that the rules of graphs are in one place. A stored graph is told again in the same form.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Annotated, Any, Final, Literal, cast
 import msgspec
 
 from jobledger.ledger.graphs.graph import Graph
-from jobledger.ledger.graphs.spec import NODES_MAX
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError, NotFoundError
 from jobledger.ledger.model.events import Priority
-from jobledger.ledger.model.hooks.pointers import check_pointer, index_in, words_of
+from jobledger.ledger.model.graphs.spec import NODES_MAX, GraphNode, GraphSpec
+from jobledger.ledger.model.graphs.stored import for_run
+from jobledger.ledger.model.hooks.pointers import check_pointer, index_in, pointer_of, words_of
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.runs.orders import Take
 from jobledger.ledger.named.book import AnnouncedTasks, find_announced
@@ -54,6 +55,58 @@ class NamedGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     limit: int = 0  #: how many nodes may be open at the same time; 0: all that are ready
     #: once a node has failed: `stop` begins no other node, `continue` begins all that do not wait for it
     on_failure: Literal["stop", "continue"] = "stop"
+
+
+def named_graph(given: object) -> NamedGraph:
+    """Return a graph from plain JSON values. Raises: InvalidInputError, also for fields that there are not."""
+    try:
+        return msgspec.convert(given, NamedGraph)
+    except msgspec.ValidationError as error:
+        raise InvalidInputError(f"the graph is not as it must be: {error}") from error
+
+
+def told(spec: GraphSpec) -> NamedGraph:
+    """Return a stored graph in the form in which it can be stored again."""
+    return NamedGraph(
+        name=spec.name,
+        nodes=tuple(_told(spec, node) for node in spec.nodes),
+        limit=spec.limit,
+        on_failure=spec.on_failure,
+    )
+
+
+def _told(spec: GraphSpec, node: GraphNode) -> NamedNode:
+    taken = {take.of for take in node.node.takes}
+    return NamedNode(
+        name=node.label,
+        task=node.node.task,
+        input=node.input,
+        takes={pointer_of(take.at): spec.nodes[take.of].label for take in node.node.takes},
+        after=tuple(spec.nodes[need].label for need in node.after if need not in taken),
+        always=node.always,
+        queue=node.node.queue,
+        priority=node.node.priority,
+        max_attempts=node.node.max_attempts,
+        timeout_s=node.node.timeout_s,
+        limits=node.node.limits,
+    )
+
+
+async def check_run(
+    patience: Patience, announced: AnnouncedTasks, spec: GraphSpec, given: Mapping[str, Any]
+) -> None:
+    """Refuse an input of which a stored graph would make inputs that its tasks, as they were announced, do not take.
+
+    Raises: InvalidInputError with the node, UnreachableError.
+    """
+    for place, node in enumerate(for_run(spec, given).nodes):
+        if place % _AT_ONCE == 0:
+            await asyncio.sleep(0)
+        task = await find_announced(patience, announced, node.node.task, unknown_ok=True)
+        try:
+            task.signature.check_known(node.input, {str(take.at[0]) for take in node.node.takes})
+        except InvalidInputError as error:
+            raise InvalidInputError(f"node {node.label!r} of graph {spec.name}: {error}") from None
 
 
 async def graph_of(patience: Patience, announced: AnnouncedTasks, given: NamedGraph) -> Graph:

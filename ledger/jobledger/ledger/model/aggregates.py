@@ -16,6 +16,7 @@ from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.errors import MalformedEventError, UnknownEventError
 from jobledger.ledger.model.events import Completed, JobEvent, Queued
+from jobledger.ledger.model.graphs.stored import GRAPH
 from jobledger.ledger.model.hooks.delivery import DELIVERY
 from jobledger.ledger.model.hooks.route import ROUTE
 from jobledger.ledger.model.hooks.watch import WATCH
@@ -62,6 +63,7 @@ AGGREGATES: Final[dict[str, Aggregate[Any, Any]]] = {
         WATCH,
         ROUTE,
         DELIVERY,
+        GRAPH,
     )
 }
 

@@ -11,6 +11,7 @@ import msgspec
 
 from jobledger.ledger.model.commands import Join, RefuseSignal, StepCommand
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef
+from jobledger.ledger.model.graphs.stored import StoredGraph
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.options import Options
 from jobledger.ledger.runs.members import MemberEnd
@@ -76,6 +77,13 @@ class RunJournal(Protocol):
 
     async def ensure_limits(self, task: Task[Any, Any], options: Options) -> None:
         """See to it that the limits that a task's code defines are in the ledger, before jobs of it are."""
+        ...
+
+    async def stored_graph(self, name: str) -> StoredGraph:
+        """Return the newest version of a stored graph.
+
+        Raises: GraphNotFoundError, InvalidTokenError; UnreachableError after trying for minutes.
+        """
         ...
 
     async def open(self, key: str, *, again: bool) -> None:

@@ -18,6 +18,8 @@ from jobledger.ledger.model.commands import Join, RefuseSignal, Stamp, StartStep
 from jobledger.ledger.model.deciding.facts import envelope
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef, Started
+from jobledger.ledger.model.graphs.errors import GraphNotFoundError
+from jobledger.ledger.model.graphs.stored import StoredGraph
 from jobledger.ledger.model.job import Job, evolve
 from jobledger.ledger.model.runs.orders import StepKind
 from jobledger.ledger.options import Options
@@ -160,6 +162,9 @@ class _Paper:
 
     async def ensure_limits(self, task: Task[Any, Any], options: Options) -> None:
         pass
+
+    async def stored_graph(self, name: str) -> StoredGraph:
+        raise GraphNotFoundError(name)  # only what is recorded is rehearsed
 
     async def open(self, key: str, *, again: bool) -> None:
         pass

@@ -11,17 +11,20 @@ from jobledger.ledger.enqueueing import Enqueuer
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.hooks.route import (
+    ROUTE,
     RemoveRoute,
     Route,
     RouteDefinition,
     RouteRule,
     SetRoute,
+    decide,
 )
 from jobledger.ledger.model.json_text import encode_value
+from jobledger.ledger.model.named_chain import Changed, change, look
 from jobledger.ledger.named.book import AnnouncedTasks
 from jobledger.ledger.parts import Client
 from jobledger.ledger.webhooks.receiving import Arrival, BodyStore, Match, Outcome, Receiver, matches
-from jobledger.ledger.webhooks.routes import SetRouteDone, change, look, route_named
+from jobledger.ledger.webhooks.routes import route_named
 
 R = TypeVar("R")
 
@@ -40,23 +43,32 @@ class RouteVerbs:
 
     async def set(
         self, name: str, definition: RouteDefinition, *, reason: str = "", by: str = "", plan: bool = False
-    ) -> SetRouteDone:
+    ) -> Changed[Route]:
         """Have a route do something, whatever it did before. `plan`: append nothing.
 
         Raises: InvalidInputError, InvalidTokenError, LedgerFullError, UnreachableError.
         """
         return await self._change(name, SetRoute(definition=definition, reason=reason), by, plan=plan)
 
-    async def remove(self, name: str, *, reason: str = "", by: str = "", plan: bool = False) -> SetRouteDone:
+    async def remove(
+        self, name: str, *, reason: str = "", by: str = "", plan: bool = False
+    ) -> Changed[Route]:
         """Take a route away; what came in stays. Raises: RouteNotFoundError, LedgerFullError, UnreachableError."""
         return await self._change(name, RemoveRoute(reason=reason), by, plan=plan)
 
     async def _change(
         self, name: str, command: SetRoute | RemoveRoute, by: str, *, plan: bool
-    ) -> SetRouteDone:
+    ) -> Changed[Route]:
         log = self._client.log
         return await self._patiently(
-            lambda: change(log, name, command, lambda: self._client.stamp(by), plan=plan)
+            lambda: change(
+                log,
+                ROUTE,
+                name,
+                lambda before, stamp: decide(name, before, command, stamp),
+                lambda: self._client.stamp(by),
+                plan=plan,
+            )
         )
 
     async def get(self, name: str) -> Route:
@@ -65,7 +77,7 @@ class RouteVerbs:
 
     async def find(self, name: str) -> Route | None:
         """Return a route as its newest event says, None where it was never set. Raises: as `get`."""
-        return (await self._patiently(lambda: look(self._client.log, name))).state
+        return (await self._patiently(lambda: look(self._client.log, ROUTE, name))).state
 
     async def receive(self, route: Route, arrival: Arrival, *, by: str = "", trace: str = "") -> Outcome:
         """Record a delivery to a route that was read, and every job that its rules make, as one batch.

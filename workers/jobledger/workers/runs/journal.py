@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from jobledger.ledger.graphs.stored import graph_named
 from jobledger.ledger.model.commands import Enqueue, Join, Outcome, Pause
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
@@ -21,6 +22,7 @@ from jobledger.ledger.model.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef
+from jobledger.ledger.model.graphs.stored import StoredGraph
 from jobledger.ledger.model.job import OPERATOR, Job
 from jobledger.ledger.model.log import ChainEvents
 from jobledger.ledger.model.runs.errors import StepOverError
@@ -216,6 +218,16 @@ class AttemptJournal:
         if self._children is not None:
             with self._troubled():
                 await self._children.ensure_limits(task, options)
+
+    async def stored_graph(self, name: str) -> StoredGraph:
+        """See `RunJournal.stored_graph`."""
+        with self._troubled():
+            found, _ = await retry_store(
+                f"graph {name} for run {self.job.id}",
+                lambda: graph_named(self._ledger.log, name),
+                outage=self._ledger.outage,
+            )
+        return found
 
     async def open(self, key: str, *, again: bool) -> None:
         """See `RunJournal.open`."""

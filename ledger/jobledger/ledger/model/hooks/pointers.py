@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final, cast
 
 from jobledger.ledger.model.errors import InvalidInputError
@@ -46,6 +47,11 @@ def value_at(document: Any, pointer: str) -> Any:
 def words_of(pointer: str) -> list[str]:
     """Return the keys and indexes of a pointer, as text and without escapes; [] for the whole document."""
     return [word.replace("~1", "/").replace("~0", "~") for word in pointer.split("/")[1:]]
+
+
+def pointer_of(words: Iterable[str | int]) -> str:
+    """Return the pointer that leads along keys and indexes; the other way round than `words_of`."""
+    return "".join("/" + str(word).replace("~", "~0").replace("/", "~1") for word in words)
 
 
 def index_in(value: Any, word: str) -> int | None:

@@ -117,6 +117,7 @@ class ChildNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     deadline_s: float | None = (
         None  #: how long after its first event it is cancelled, where it is a run; None: never
     )
+    label: str = ""  #: what its graph calls it; "": nothing but its task
 
 
 class ChildOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -26,10 +26,10 @@ class GraphNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class GraphSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A whole graph, as it is stored: the input of `run_graph`."""
 
-    name: str
+    name: str  #: what it is called; of a stored graph the name that it is stored under
     nodes: tuple[GraphNode, ...]  #: each behind those that it waits for
     limit: int = 0  #: how many nodes may be open at the same time; 0: all that are ready
-    on_failure: Literal["stop", "continue"] = "stop"
+    on_failure: Literal["stop", "continue"] = "stop"  #: what happens to the other nodes once one failed
 
     def check(self) -> None:
         """Refuse what cannot run: a graph may have been written by hand.
@@ -79,7 +79,7 @@ class GraphSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             on_failure="stop" if self.on_failure == "stop" else "collect",
             after=tuple(node.after for node in self.nodes),
             always=tuple(place for place, node in enumerate(self.nodes) if node.always),
-            nodes=tuple(node.node for node in self.nodes),
+            nodes=tuple(msgspec.structs.replace(node.node, label=node.label) for node in self.nodes),
         )
 
     @property

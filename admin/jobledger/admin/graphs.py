@@ -1,0 +1,86 @@
+"""What a person does to stored graphs and sees of them: store, list, show and remove one."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jobledger.admin.events.changes import Change, newest_and_changes
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.graphs.named import NamedGraph, told
+from jobledger.ledger.graphs.stored import graph_named
+from jobledger.ledger.model.envelope import Moment
+from jobledger.ledger.model.graphs.errors import GraphNotFoundError
+from jobledger.ledger.model.graphs.stored import GRAPH, StoredGraph, inputs_of
+from jobledger.ledger.model.named_chain import Changed
+from jobledger.ledger.webhooks.acting import events_of
+
+
+class GraphInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored graph as it stands."""
+
+    graph: str  #: its name
+    version: int
+    nodes: int  #: how many it has; 0: it was removed
+    takes: tuple[str, ...]  #: JSON pointers into a run's input whose values it takes
+    removed: bool
+    changed_at: Moment  #: when its newest event was appended
+    changed_by: str
+    reason: str
+    sequence: int  #: stream sequence of that event; 0 of a plan
+
+
+class ShownGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored graph, and how it became so."""
+
+    info: GraphInfo
+    definition: NamedGraph | None  #: in the form in which it can be stored again; none: it was removed
+    history: tuple[Change, ...]  #: the newest first
+
+
+class ChangedGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored graph after what a person did."""
+
+    info: GraphInfo
+    changed: bool  #: False: it was so already
+
+
+async def list_graphs(ledger: Ledger) -> list[GraphInfo]:
+    """Return the stored graphs by name. Raises: CorruptLedgerError, UnreachableError."""
+    return [info_of(each) for each in await ledger.graphs.all()]
+
+
+async def show_graph(ledger: Ledger, name: str, *, version: int = 0, history_max: int = 20) -> ShownGraph:
+    """Return a stored graph, in its newest version (0) or in an older one, and its newest events.
+
+    Raises: GraphNotFoundError where nothing was ever said of it, or not of that version; InvalidTokenError,
+        UnreachableError.
+    """
+    messages = await events_of(ledger.log, GRAPH, name)
+    if not messages:
+        raise GraphNotFoundError(name)
+    graph, said = newest_and_changes(GRAPH, messages, most=history_max)
+    if version:
+        graph, _ = await graph_named(ledger.log, name, version)
+    definition = None if graph.spec is None else told(graph.spec)
+    return ShownGraph(info=info_of(graph), definition=definition, history=said)
+
+
+def changed_graph(done: Changed[StoredGraph]) -> ChangedGraph:
+    """Return a stored graph after a command, for whoever shows it."""
+    return ChangedGraph(info=info_of(done.state), changed=done.changed)
+
+
+def info_of(graph: StoredGraph) -> GraphInfo:
+    """Return a stored graph as a person sees it."""
+    spec = graph.spec
+    return GraphInfo(
+        graph=graph.name,
+        version=graph.version,
+        nodes=0 if spec is None else len(spec.nodes),
+        takes=() if spec is None else tuple(inputs_of(spec)),
+        removed=spec is None,
+        changed_at=graph.at,
+        changed_by=graph.by,
+        reason=graph.reason,
+        sequence=graph.sequence,
+    )

@@ -1,0 +1,192 @@
+"""Every fact a stored graph can have, what they add up to, and what may follow: `GraphEvent`, `evolve`, `decide`. Pure.
+
+A graph is stored under its name; each `set` that says something else is its next version. A run takes the newest one
+when it begins, and records which that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.envelope import Envelope, Moment, Whole
+from jobledger.ledger.model.errors import InvalidError, InvalidInputError
+from jobledger.ledger.model.graphs.errors import GraphNotFoundError
+from jobledger.ledger.model.graphs.parameters import check_parameters, filled, pointers_in
+from jobledger.ledger.model.graphs.spec import GraphNode, GraphSpec
+from jobledger.ledger.model.json_text import encode_value
+
+_BYTES_MAX: Final = 256 << 10
+
+
+class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
+    """What every fact about a stored graph carries."""
+
+    graph: str  #: its name
+    version: Whole  #: which version of it this says, or removes, from 1
+    reason: str = ""  #: why, as the person said
+
+
+class GraphSet(_Fact, frozen=True, kw_only=True, tag="set", gc=False):
+    """From here on the graph is what this event says; runs that have begun go on with theirs."""
+
+    spec: GraphSpec  #: its nodes, and what each runs
+
+
+class GraphRemoved(_Fact, frozen=True, kw_only=True, tag="removed", gc=False):
+    """Nothing begins a run of the graph any more. The name may be stored again."""
+
+
+GraphEvent = GraphSet | GraphRemoved
+
+
+class StoredGraph(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A stored graph after its newest event."""
+
+    name: str
+    version: int  #: the newest one, from 1
+    spec: GraphSpec | None  #: None: it was removed
+    at: Moment
+    by: str
+    reason: str = ""
+    sequence: int  #: stream sequence of that event
+
+
+def evolve(_before: StoredGraph | None, event: GraphEvent, stream_sequence: int) -> StoredGraph:
+    """Return the graph after `event`, whatever came before it."""
+    return StoredGraph(
+        name=event.graph,
+        version=event.version,
+        spec=event.spec if isinstance(event, GraphSet) else None,
+        at=event.at,
+        by=event.by,
+        reason=event.reason,
+        sequence=stream_sequence,
+    )
+
+
+class SetGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """Store a graph under its name, or another one in its place."""
+
+    spec: GraphSpec
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot run. Raises: InvalidInputError, InvalidTokenError."""
+        check_stored(self.spec)
+
+
+class RemoveGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """Take a stored graph away."""
+
+    reason: str = ""
+
+
+GraphCommand = SetGraph | RemoveGraph
+
+
+def decide(name: str, before: StoredGraph | None, command: GraphCommand, stamp: Stamp) -> GraphEvent | None:
+    """Return the event that follows from a command; None where the graph is as it asks already.
+
+    Raises: GraphNotFoundError for the removal of what is not there.
+    """
+    fact: dict[str, Any] = {"graph": name, "at": stamp.at, "by": stamp.by, "trace": stamp.trace}
+    version = 0 if before is None else before.version
+    match command:
+        case SetGraph(spec=spec, reason=reason):
+            if before is not None and before.spec == spec:
+                return None
+            return GraphSet(**fact, version=version + 1, spec=spec, reason=reason)
+        case RemoveGraph(reason=reason):
+            if before is None or before.spec is None:
+                raise GraphNotFoundError(name)
+            return GraphRemoved(**fact, version=version, reason=reason)
+
+
+def check_stored(spec: GraphSpec) -> None:
+    """Refuse a graph that cannot be stored. Raises: InvalidInputError, InvalidTokenError."""
+    spec.check()
+    for node in spec.nodes:
+        try:
+            check_parameters(node.input)
+        except InvalidInputError as error:
+            raise _of_node(spec, node, error) from None
+    size = len(encode_value(spec, what=f"graph {spec.name}"))
+    if size > _BYTES_MAX:
+        raise InvalidInputError(
+            f"graph {spec.name} has {size:,} bytes: at most {_BYTES_MAX:,} are stored under a name"
+        )
+
+
+def for_run(spec: GraphSpec, given: Mapping[str, Any]) -> GraphSpec:
+    """Return a stored graph with the values that the input of one run has for it.
+
+    Raises: InvalidInputError with the node for a value that the input lacks.
+    """
+
+    def with_values(node: GraphNode) -> GraphNode:
+        try:
+            return msgspec.structs.replace(node, input=filled(node.input, given))
+        except InvalidInputError as error:
+            raise _of_node(spec, node, error) from None
+
+    return msgspec.structs.replace(spec, nodes=tuple(map(with_values, spec.nodes)))
+
+
+def inputs_of(spec: GraphSpec) -> list[str]:
+    """Return the pointers into a run's input whose values a graph takes, each once."""
+    return pointers_in([node.input for node in spec.nodes])
+
+
+def _of_node(spec: GraphSpec, node: GraphNode, error: InvalidInputError) -> InvalidInputError:
+    return InvalidInputError(f"node {node.label!r} of graph {spec.name}: {error}")
+
+
+def _words(event: GraphEvent) -> str:
+    why = f": {event.reason}" if event.reason else ""
+    if isinstance(event, GraphRemoved):
+        return event.reason
+    count = len(event.spec.nodes)
+    return f"version {event.version}, {count:,} node{'' if count == 1 else 's'}{why}"
+
+
+def _check(before: StoredGraph | None, event: GraphEvent, _stream_sequence: int) -> Iterator[Broken]:
+    """A graph that could be stored, versions without a gap, and a removal only of what is there."""
+    if before is not None and evolve(None, event, before.sequence) == before:
+        return  # an archive run says once more what holds
+    if isinstance(event, GraphRemoved):
+        if before is None or before.spec is None or event.version != before.version:
+            yield "transition", f"`removed` was accepted, although version {event.version} was not there"
+        return
+    if before is not None and event.version != before.version + 1:
+        yield "transition", f"version {event.version} was stored behind version {before.version}"
+    if event.spec.name != event.graph:
+        yield "transition", f"graph {event.spec.name} was stored as {event.graph}"
+    try:
+        check_stored(event.spec)
+    except InvalidError as error:
+        yield "transition", f"`set` was accepted, although {error}"
+
+
+def _keeps(event: GraphEvent, stream_sequence: int) -> Kept | None:
+    """A stored graph stays; what was removed may go with its whole chain."""
+    if isinstance(event, GraphRemoved):
+        return None
+    return Kept(stream_sequence, f"graph {event.graph}, which is as stream sequence {stream_sequence} says")
+
+
+GRAPH: Aggregate[GraphEvent, StoredGraph] = Aggregate(
+    "graph",
+    ("graph",),
+    GraphEvent,
+    state=StoredGraph,
+    evolve=evolve,
+    words=_words,
+    check=_check,
+    keeps=_keeps,
+    restated=True,
+)
