@@ -30,7 +30,7 @@ from jobledger.ledger.model.commands import (
     Stamp,
     TakeOver,
 )
-from jobledger.ledger.model.deciding.carried import difference
+from jobledger.ledger.model.deciding.carried import carried_job, difference
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import IllegalTransitionError, LedgerError
 from jobledger.ledger.model.events import (
@@ -49,6 +49,7 @@ from jobledger.ledger.model.events import (
     Queued,
     StateName,
 )
+from jobledger.ledger.model.forms import CARRIED_FORM
 from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
 from jobledger.ledger.model.jobs.attempts import Attempt, AttemptState, Progress
 from jobledger.ledger.model.lifecycle import references_of
@@ -223,6 +224,36 @@ def test_a_carried_job_that_is_not_what_it_was_is_named_by_its_field() -> None:
         is None
     )
     assert difference(job, forged(claim_epoch=2), is_lean=True) == "claim_epoch"
+
+
+def test_a_carried_job_of_an_earlier_form_is_held_to_what_it_says() -> None:
+    job = _some_job()
+    whole = carried_job(job)
+    assert (whole.created_by, whole.order.notify) == ("alice", "inbox")
+    unsaid = msgspec.structs.replace(
+        whole, created_by="", order=msgspec.structs.replace(whole.order, notify="")
+    )
+    assert _compared(job, unsaid, form=0) is None, "its writer may have known neither"
+    assert _compared(job, unsaid, form=CARRIED_FORM) == "order"
+    assert _compared(job, msgspec.structs.replace(whole, created_by=""), form=CARRIED_FORM) == "created_by"
+    for name, value in (("created_by", "eve"), ("claim_epoch", 7), ("state", "paused")):
+        assert _compared(job, msgspec.structs.replace(unsaid, **{name: value}), form=0) == name
+    attempts = (msgspec.structs.replace(unsaid.attempts[0], worker="w9"),)
+    assert _compared(job, msgspec.structs.replace(unsaid, attempts=attempts), form=0) == "attempts"
+
+
+def _some_job() -> Job:
+    job, _ = run([NEW, CLAIM])
+    assert job is not None
+    return job
+
+
+def _compared(job: Job, state: CarriedJob, *, form: int) -> str | None:
+    events = decide(job, Carry(through=job.last_sequence), STAMP)
+    carried = events[0]
+    assert isinstance(carried, Carried)
+    assert carried.form == CARRIED_FORM
+    return difference(job, msgspec.structs.replace(carried, job_state=state, form=form))
 
 
 def test_the_stored_form_has_every_field_of_a_job_and_the_same_words() -> None:

@@ -86,6 +86,7 @@ from jobledger.ledger.model.events import (
     Snoozed,
     Started,
 )
+from jobledger.ledger.model.forms import CARRIED_FORM
 from jobledger.ledger.model.job import CLOSED_STATES, OPERATOR, WAITING_STATES, Job, JobState
 from jobledger.ledger.model.lifecycle import CAUSES
 from jobledger.ledger.model.runs.carrying import parts_of
@@ -377,6 +378,7 @@ def _carry(job: Job, command: Carry, stamp: Stamp) -> Events:
             steps_before=part.steps_before,
             signals_before=part.signals_before,
             more=part.more,
+            form=CARRIED_FORM,
         )
         for part in parts_of(state.steps, state.signals)
     ]

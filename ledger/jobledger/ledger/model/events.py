@@ -446,6 +446,9 @@ class Carried(Event, frozen=True, kw_only=True, tag="carried", gc=False):
     steps_before: Whole = 0  #: how many of its steps the `carried` right before this one told
     signals_before: Whole = 0  #: how many of its signals they told
     more: bool = False  #: whether another `carried` in the same append goes on with its steps and signals
+    form: Whole = (
+        0  #: of `job_state`: which fields its writer knew; 0: those of the releases before this number
+    )
 
 
 JobEvent = (

@@ -13,6 +13,7 @@ from jobledger.ledger.model.events import (
     CarriedJob,
     CarriedProgress,
 )
+from jobledger.ledger.model.forms import in_form
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.jobs.attempts import Attempt
 from jobledger.ledger.model.lifecycle import lean
@@ -51,14 +52,15 @@ def _without_tracebacks(several: tuple[_T, ...]) -> tuple[_T, ...]:
 def difference(job: Job, event: Carried, *, is_lean: bool = False) -> str | None:
     """Return the first field in which `event` says something else than the events before it, None when it does not.
 
-    With `is_lean` the job lacks what `lifecycle.lean` takes away: the rest is compared.
+    With `is_lean` the job lacks what `lifecycle.lean` takes away: the rest is compared. One that an earlier release wrote
+    is held to what that one knew.
     """
     goes_on = bool(event.steps_before or event.signals_before)
     if event.job_state.last_sequence != job.last_sequence and not goes_on:
         return "last_sequence"
     said = (_lean(event) if is_lean else event).job_state
     own = [_replace(event, job_state=_part(job, event, tracebacks=whole)) for whole in (True, False)]
-    known = [(_lean(each) if is_lean else each).job_state for each in own]
+    known = [in_form(event.form, (_lean(each) if is_lean else each).job_state, said) for each in own]
     if said in known:
         told = (event.steps_before + len(said.steps), event.signals_before + len(said.signals))
         return None if event.more or job.is_incomplete or told == _sizes(job) else "steps"

@@ -17,6 +17,7 @@ from jobledger.ledger.model.errors import (
     ScheduleExistsError,
     ScheduleNotFoundError,
 )
+from jobledger.ledger.model.forms import CARRIED_FORM
 from jobledger.ledger.model.inputs import keep_utc
 from jobledger.ledger.model.schedules.definition import LATE, Definition, check_definition
 from jobledger.ledger.model.schedules.events import (
@@ -141,7 +142,7 @@ def decide(
         case Reset():
             return _reset(name, schedule, stamp)
         case Carry(through=through):
-            return _fact(Carried, name, schedule, stamp, through=through)
+            return _fact(Carried, name, schedule, stamp, through=through, form=CARRIED_FORM)
         case Remove(reason=reason):
             return _fact(Removed, name, replace(schedule, next_tick=None, next_at=None), stamp, reason=reason)
 

@@ -89,6 +89,7 @@ class Carried(_Fact, frozen=True, kw_only=True, tag="carried", gc=False):
     """The schedule once more, because an archive run takes earlier events away; changes nothing about it."""
 
     through: Whole  #: the last stream sequence that the run takes away
+    form: Whole = 0  #: which fields its writer knew; 0: those of the releases before this number
 
 
 ScheduleEvent = Declared | Ticked | Triggered | Backfilled | Paused | Resumed | Removed | Carried

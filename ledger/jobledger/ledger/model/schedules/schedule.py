@@ -8,6 +8,7 @@ from typing import Final
 
 from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
 from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.forms import in_form
 from jobledger.ledger.model.schedules.events import (
     Backfilled,
     Carried,
@@ -57,8 +58,10 @@ def _check(before: Schedule | None, event: ScheduleEvent, _stream_sequence: int)
     if (before is None or before.removed) and not isinstance(event, Declared):
         yield "transition", f"`{kind}` of a schedule that nobody declared"
     known = before or Schedule(definition=event.definition)
-    if isinstance(event, Carried) and evolve(None, event, _stream_sequence) != known:
-        yield "archive", "`carried` does not say what the events before it add up to"
+    if isinstance(event, Carried):
+        said = evolve(None, event, _stream_sequence)
+        if said != in_form(event.form, known, said):
+            yield "archive", "`carried` does not say what the events before it add up to"
     elif isinstance(event, Ticked):
         yield from _check_tick(known, event)
     elif _ticks_told(event) != _ticks_told(known) and not _forgets_future(known, event):

@@ -1,0 +1,51 @@
+"""What an archive run of an earlier release could say of a job or a schedule that it carried. Pure. Source: ADR 043."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+#: The form of what `carried` says. Raise it with the first field after a release that a carried job or schedule has
+#: anywhere: 0 is what releases wrote before there was a number.
+CARRIED_FORM: Final = 1
+
+_T = TypeVar("_T")
+
+
+def in_form(form: int, known: _T, said: _T) -> _T:
+    """Return what `carried` of a form should say of what is known, given what it said.
+
+    One of an earlier form is held to all that it says. A field that it leaves at its default is one that its writer may not
+    have had, at whatever depth.
+    """
+    return known if form >= CARRIED_FORM else _as_said(known, said)
+
+
+def _as_said(known: Any, said: Any) -> Any:
+    if known == said or type(known) is not type(said):
+        return known
+    if isinstance(known, msgspec.Struct):
+        pairs = ((name, getattr(known, name), getattr(said, name)) for name in known.__struct_fields__)
+        defaults = _defaults(type(known))
+        changed = {
+            name: then if name in defaults and then == defaults[name] else _as_said(now, then)
+            for name, now, then in pairs
+            if now != then
+        }
+        return msgspec.structs.replace(known, **changed)
+    if isinstance(known, tuple):
+        several: tuple[Any, ...] = known
+        return tuple(map(_as_said, several, said)) if len(several) == len(said) else several
+    return known
+
+
+@cache
+def _defaults(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the fields of a class that may be left out, with their defaults."""
+    return {
+        each.name: each.default if each.default_factory is msgspec.NODEFAULT else each.default_factory()
+        for each in msgspec.structs.fields(kind)
+        if not each.required
+    }
