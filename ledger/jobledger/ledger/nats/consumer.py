@@ -199,6 +199,7 @@ class ConsumerLoop:
         self._is_lost = False
         self._is_stopped = False
         self._brought = 0  # by the newest request
+        self._pending = 0  # messages that the consumer still had at the newest delivery
         self.is_dry = False  #: there was nothing more
 
     async def run(
@@ -274,24 +275,33 @@ class ConsumerLoop:
             await consumer.close()
 
     def _ask(self, consumer: PullConsumer) -> None:
-        """Ask for what there is room for, in portions worth a message."""
+        """Ask for what is there and has room, in portions worth a message; and for the next one that may come.
+
+        A request that waits at the server asks for one message: that of a process that stands still swallows what others
+        could take, and what a redelivery brings would go there, too.
+        """
         room = self._in_flight_max - len(self._held) - consumer.asked
         if self._is_stopped or room <= 0 or not consumer.free:
             return
-        if consumer.asked and room < self._in_flight_max // 4:
+        if self._is_finite:
+            if not consumer.asked:
+                self._brought = 0
+                consumer.request(room)
             return
-        if not self._is_finite:
-            consumer.wait_for(room)
-        elif not consumer.asked:
-            self._brought = 0
-            consumer.request(room)
+        there = min(room, self._pending - consumer.asked)
+        if there > 0 and (not consumer.probed or there >= self._in_flight_max // 4):
+            consumer.request(there)
+        elif not consumer.standing:
+            consumer.wait_for(1)
 
     def _heard(self, delivery: Delivery) -> None:
         self._brought += 1
+        self._pending = delivery.pending
         self._on_delivery(delivery)
         self._wake.set()
 
     def _ended(self, ended: Ended) -> None:
+        self._pending = 0
         if ended == "lost":
             self._is_lost = True
         elif self._is_finite and not self._brought:

@@ -52,7 +52,13 @@ def reactor_consumer(filters: tuple[str, ...], *, ack_wait_s: float) -> dict[str
 
 
 async def ensure_consumer(
-    inbox: Inbox, stream: str, name: str, config: dict[str, Any], *, make: Maker | None = None
+    inbox: Inbox,
+    stream: str,
+    name: str,
+    config: dict[str, Any],
+    *,
+    make: Maker | None = None,
+    own_ack_wait: bool = False,
 ) -> ConsumerInfo:
     """Make a durable consumer where it is missing; one that exists must have the same filter and ack policy.
 
@@ -60,7 +66,8 @@ async def ensure_consumer(
 
     `make` makes one that is missing. Its `max_deliver` is brought in line, and it is given filters that it lacks of several: an earlier version made
     consumers without them, to refuse them would ask for deleting their positions. What a lower limit drops unsaid the
-    reconciler finds; what a further filter would have let through before, nobody appended.
+    reconciler finds; what a further filter would have let through before, nobody appended. With `own_ack_wait` its ack
+    wait is brought in line too: it is no setting of a user's.
 
     Raises: StreamMismatchError, ServerUnreachableError, LedgerError.
     """
@@ -72,6 +79,8 @@ async def ensure_consumer(
     required = tuple(setting for setting in wanted if setting in config)
     check_settings(StreamSpec(name=f"{stream} consumer {name}", config=config, required=required), settings)
     changed = {**settings, "max_deliver": config.get("max_deliver", -1)}
+    if own_ack_wait:
+        changed["ack_wait"] = config["ack_wait"]
     if changed != {"max_deliver": -1, **info.config}:
         await api.create_consumer(inbox, stream, name, changed, action="update")
     return info

@@ -31,7 +31,9 @@ from jobledger.workers.services import end, outlive
 logger = logging.getLogger("jobledger.workers.reactors.reactor")
 
 IN_FLIGHT_MAX: Final = 256
-_ACK_WAIT_S: Final = 10.0
+#: How long the server waits for a process that has a delivery before another gets it: what was handed to one that died
+#: or stands still is that late. Whoever lives says so every third of it.
+ACK_WAIT_S: Final = 2.0
 _LOOK_EVERY_S: Final = 10.0
 _FULL_DELAY_S: Final = 10.0
 _UNREADABLE_DELAY_S: Final = 30.0
@@ -69,7 +71,7 @@ class ConsumerReactor(abc.ABC):
         name: str,
         *,
         in_flight_max: int = IN_FLIGHT_MAX,
-        ack_wait_s: float = _ACK_WAIT_S,
+        ack_wait_s: float = ACK_WAIT_S,
     ) -> None:
         self.name = name
         self.ledger = ledger
@@ -130,7 +132,8 @@ class ConsumerReactor(abc.ABC):
             await self._give_back()
 
     async def _ensure(self, source: Source) -> None:
-        await ensure_consumer(self.ledger.inbox, source.stream, source.consumer, self.settings(source))
+        config = self.settings(source)
+        await ensure_consumer(self.ledger.inbox, source.stream, source.consumer, config, own_ack_wait=True)
 
     def _on_delivery(self, delivery: Delivery) -> None:
         problem: LedgerError | None = None

@@ -52,9 +52,8 @@ DEADLINE: Final = "deadline"
 
 #: Deliveries on hand: most of them only wait for the last half second, in memory.
 _HELD_MAX: Final = 4_096
-#: How late a moment may be whose worker died: then another one gets what that one held. Three times what is waited for
-#: in memory, so that hardly anything has to be kept alive.
-_ACK_WAIT_S: Final = 3.0
+#: A tick may have to wait for it twice, once in each reactor, where a process that stands still was handed both.
+_ACK_WAIT_S: Final = 1.0
 _DISPATCHES_MAX: Final = 256
 #: What is due within this time is not worth a timer: whoever has the delivery waits.
 _NEAR_S: Final = 1.0
