@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobledger.ledger import Run, task, workflow
+from jobledger.ledger import Run, Signal, task, workflow
 
 CHILDREN = 4
 
@@ -20,3 +20,15 @@ async def family(run: Run) -> int:
 @task(queue="work")
 async def add() -> None:
     """The job of a schedule."""
+
+
+go = Signal("go", str)
+
+
+@workflow(queue="work")
+async def patient(run: Run) -> str:
+    """Wait for a signal that nobody gives."""
+    try:
+        return await run.wait(go, timeout_s=1.5)
+    except TimeoutError:
+        return "timed out"

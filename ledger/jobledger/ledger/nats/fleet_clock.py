@@ -56,10 +56,13 @@ class FleetClock:
     def compared(self, server: datetime, sent: float, received: float) -> None:
         """Take what the server's clock showed at some moment between two of `monotonic`.
 
-        An offset that the answer does not contradict stays, so that time does not jitter with the answers' ways.
+        An offset that the answer does not contradict stays, the machine's own to begin with: so time does not jitter with
+        the answers' ways, and beside the server it is the machine's, to the microsecond.
         """
         earliest, latest = server.timestamp() - received, server.timestamp() - sent
-        if self._is_known and (earliest <= self._offset_s <= latest or received - sent > _ANSWER_S_MAX):
+        agrees = earliest <= self._offset_s <= latest
+        if agrees or (self._is_known and received - sent > _ANSWER_S_MAX):
+            self._is_known = True
             return
         self._offset_s = (earliest + latest) / 2
         self._is_known = True
