@@ -100,7 +100,7 @@ async def _sound(ledger: Ledger, folder: Path) -> tuple[float, int]:
     assert ahead_s < LATE_S
     report = await verify(ledger.log)
     assert report.sound, report.violations
-    deps = archive_deps(ledger, by="ops", on_progress=lambda *_: None)
+    deps = archive_deps(ledger, by="ops", on_progress=lambda _step, _done, _total: None)
     await Archiver(ledger.log, folder / "archive", deps).run(datetime.now(UTC) - timedelta(seconds=1))
     after = await verify(ledger.log)
     assert after.sound, after.violations
