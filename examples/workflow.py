@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from jobledger.ledger import Ledger, Run, Signal, TaskRegistry, connect, step, workflow
+from jobledger.ledger import Fail, Ledger, Run, Signal, TaskRegistry, connect, step, workflow
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
 
@@ -42,14 +42,13 @@ async def refund(charge_id: str) -> None:
 
 
 @workflow(queue="orders")
-async def order(run: Run, order: str, cents: int) -> str:
+async def order(run: Run, order: str, cents: int) -> str | Fail:
     await run.step(reserve, order)
     charge_id = await run.step(charge, order, cents)
     run.on_failure(refund, charge_id)
     answer = await run.wait(approved, timeout_s=3 * 86_400)  # no worker is busy with it meanwhile
     if not answer.yes:
-        message = f"{answer.by} said no"
-        raise PermissionError(message)
+        return Fail(f"{answer.by} said no")  # the charge is refunded now, and the run is a dead letter
     await run.sleep(0.05)
     return f"{charge_id}, approved by {answer.by}"
 

@@ -20,7 +20,7 @@ from jobledger.ledger.model.errors import (
     StaleClaimError,
     UnreachableError,
 )
-from jobledger.ledger.outcome import Cancel, Retry, Snooze
+from jobledger.ledger.outcome import Cancel, Fail, Retry, Snooze
 from jobledger.workers.pool.pool import (
     Call,
     PoolClosedError,
@@ -54,6 +54,7 @@ async def test_what_a_task_wishes_comes_back_as_it_was(pool: ProcessPool) -> Non
     assert value(await pool.run(call("give", what="retry"))) == Retry(2.5, "not yet", "low")
     assert value(await pool.run(call("give", what="snooze"))) == Snooze(60)
     assert value(await pool.run(call("give", what="cancel"))) == Cancel("nothing to do")
+    assert value(await pool.run(call("give", what="fail"))) == Fail("no use")
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from jobledger.ledger.model.runs.errors import UnknownSignalError
     from jobledger.ledger.model.subjects import JobRef
     from jobledger.ledger.named.verbs import NamedJob
-    from jobledger.ledger.outcome import Cancel, Retry, Snooze
+    from jobledger.ledger.outcome import Cancel, Fail, Retry, Snooze
     from jobledger.ledger.runs.determinism import NondeterminismWarning
     from jobledger.ledger.runs.ending import RunEnd
     from jobledger.ledger.runs.errors import (
@@ -139,7 +139,7 @@ else:  # the same as a table
             "model.runs.errors": ("UnknownSignalError",),
             "model.subjects": ("JobRef",),
             "named.verbs": ("NamedJob",),
-            "outcome": ("Cancel", "Retry", "Snooze"),
+            "outcome": ("Cancel", "Fail", "Retry", "Snooze"),
             "runs.determinism": ("NondeterminismWarning",),
             "runs.ending": ("RunEnd",),
             "runs.errors": (
@@ -183,6 +183,7 @@ __all__ = [
     "DivergedError",
     "EventDelivery",
     "EventStream",
+    "Fail",
     "ForeignLoopError",
     "ForeignTaskError",
     "Graph",

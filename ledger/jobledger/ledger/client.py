@@ -38,7 +38,7 @@ from jobledger.ledger.nats.lock_hints import NatsLockHints
 from jobledger.ledger.nats.pauses import bring_in_line, queue_state
 from jobledger.ledger.nats.payloads import Payloads
 from jobledger.ledger.nats.task_book import TaskEntry, find_task, task_names
-from jobledger.ledger.outcome import Cancel, Retry, Snooze
+from jobledger.ledger.outcome import Wish
 from jobledger.ledger.parts import AnyJob, job_name
 from jobledger.ledger.patience import Patience
 from jobledger.ledger.schedules.verbs import ScheduleVerbs
@@ -146,8 +146,7 @@ class Ledger:
 
     async def enqueue(
         self,
-        task: Task[P, Result | Cancel | Retry | Snooze]
-        | TaskWithOptions[P, Result | Cancel | Retry | Snooze],
+        task: Task[P, Result | Wish] | TaskWithOptions[P, Result | Wish],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
@@ -299,8 +298,7 @@ class Ledger:
         self,
         job: AnyJob,
         *,
-        task: Task[..., Result | Cancel | Retry | Snooze]
-        | TaskWithOptions[..., Result | Cancel | Retry | Snooze],
+        task: Task[..., Result | Wish] | TaskWithOptions[..., Result | Wish],
         queue: str | None = None,
     ) -> JobHandle[Result]: ...
     @overload

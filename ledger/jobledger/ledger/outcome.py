@@ -31,6 +31,20 @@ class Cancel(msgspec.Struct, frozen=True):
         _check_text("Cancel's reason", self.reason)
 
 
+class Fail(msgspec.Struct, frozen=True):
+    """End the job as a dead letter now, whatever attempts are left; of a run, after its undos: another try is no use."""
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        """Check the reason, which is what the trail will show.
+
+        Raises: ConfigurationError.
+        """
+        _check_text("Fail's reason", self.reason)
+        _check_said("Fail", self.reason)
+
+
 class Retry(msgspec.Struct, frozen=True):
     """End this attempt as failed without an exception, and let the job be tried again while attempts are left."""
 
@@ -44,9 +58,7 @@ class Retry(msgspec.Struct, frozen=True):
         Raises: ConfigurationError.
         """
         _check_text("Retry's reason", self.reason)
-        if not self.reason:
-            message = "Retry needs a reason: it is what `jobledger jobs show` tells the next person"
-            raise ConfigurationError(message)
+        _check_said("Retry", self.reason)
         if self.priority is not None and self.priority not in PRIORITIES:
             raise ConfigurationError(f"Retry's priority must be high, normal or low, got {self.priority!r}")
         if self.delay_s is not None:
@@ -70,12 +82,19 @@ class Snooze(msgspec.Struct, frozen=True):
 
 
 #: What a task may return that is no result.
-WISHES: Final = (Cancel, Retry, Snooze)
+Wish = Cancel | Fail | Retry | Snooze
+WISHES: Final = (Cancel, Fail, Retry, Snooze)
 
 
 def _check_text(what: str, value: object) -> None:
     if not isinstance(value, str):
         raise ConfigurationError(f"{what} must be a text, got {value!r}")
+
+
+def _check_said(wish: str, reason: str) -> None:
+    if not reason:
+        message = f"{wish} needs a reason: it is what `jobledger jobs show` tells the next person"
+        raise ConfigurationError(message)
 
 
 def check_delay(what: str, delay_s: object) -> None:

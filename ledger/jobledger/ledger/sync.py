@@ -31,7 +31,7 @@ from jobledger.ledger.model.errors import ForeignLoopError, LedgerClosedError
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.jobs.attempts import Progress
 from jobledger.ledger.model.queues.pause import QueueState
-from jobledger.ledger.outcome import Cancel, Retry, Snooze
+from jobledger.ledger.outcome import Wish
 from jobledger.ledger.parts import AnyJob
 from jobledger.ledger.schedules.blocking import BlockingSchedules
 from jobledger.ledger.signalling.giving import AnySignal
@@ -212,8 +212,7 @@ class Ledger:
 
     def enqueue(
         self,
-        task: Task[P, Result | Cancel | Retry | Snooze]
-        | TaskWithOptions[P, Result | Cancel | Retry | Snooze],
+        task: Task[P, Result | Wish] | TaskWithOptions[P, Result | Wish],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
@@ -322,8 +321,7 @@ class Ledger:
         self,
         job: AnyJob,
         *,
-        task: Task[..., Result | Cancel | Retry | Snooze]
-        | TaskWithOptions[..., Result | Cancel | Retry | Snooze],
+        task: Task[..., Result | Wish] | TaskWithOptions[..., Result | Wish],
         queue: str | None = None,
     ) -> JobHandle[Result]: ...
     @overload

@@ -16,7 +16,7 @@ from jobledger.ledger.model.events import Completed, ErrorInfo
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.outcome import Cancel, Retry, Snooze
+from jobledger.ledger.outcome import Wish
 from jobledger.ledger.runs.signals import Signal
 from jobledger.ledger.tasks import Result, Task, TaskWithOptions
 from jobledger.testing.clock import MovableClock
@@ -119,8 +119,7 @@ class RunReport(Generic[R_co]):
 
 
 async def run_in_memory(
-    workflow: Task[..., Result | Cancel | Retry | Snooze]
-    | TaskWithOptions[..., Result | Cancel | Retry | Snooze],
+    workflow: Task[..., Result | Wish] | TaskWithOptions[..., Result | Wish],
     /,
     *args: Any,
     tasks: Iterable[Task[..., Any]] = (),

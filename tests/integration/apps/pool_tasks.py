@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jobledger.ledger import Cancel, Context, Retry, Snooze, task
+from jobledger.ledger import Cancel, Context, Fail, Retry, Snooze, task
 
 KEPT: list[Any] = []
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -133,6 +133,8 @@ def give(what: str, size: int = 0) -> Any:
             return Snooze(60)
         case "cancel":
             return Cancel("nothing to do")
+        case "fail":
+            return Fail("no use")
         case "bad retry":
             return Retry(reason=5)  # type: ignore[arg-type]
         case _:

@@ -24,7 +24,7 @@ from jobledger.ledger.model.graphs.spec import GraphNode, GraphSpec
 from jobledger.ledger.model.runs.orders import ITEMS_MAX, ChildNode, Take
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options, refuse_of_maker
-from jobledger.ledger.outcome import Cancel, Retry, Snooze
+from jobledger.ledger.outcome import Wish
 from jobledger.ledger.parts import Client
 from jobledger.ledger.runs.nodes import node_of
 from jobledger.ledger.tasks import Result, Task, TaskWithOptions
@@ -90,8 +90,7 @@ class Nodes:
 
     def add(
         self,
-        task: Task[P, Result | Cancel | Retry | Snooze]
-        | TaskWithOptions[P, Result | Cancel | Retry | Snooze],
+        task: Task[P, Result | Wish] | TaskWithOptions[P, Result | Wish],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
@@ -138,8 +137,7 @@ class Graph:
 
     def add(
         self,
-        task: Task[P, Result | Cancel | Retry | Snooze]
-        | TaskWithOptions[P, Result | Cancel | Retry | Snooze],
+        task: Task[P, Result | Wish] | TaskWithOptions[P, Result | Wish],
         /,
         *args: P.args,
         **kwargs: P.kwargs,

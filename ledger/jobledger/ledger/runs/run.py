@@ -16,7 +16,7 @@ from jobledger.ledger.model.runs.errors import StepOverError
 from jobledger.ledger.model.runs.steps import next_signal
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import Options
-from jobledger.ledger.outcome import Cancel, Retry, Snooze, check_delay
+from jobledger.ledger.outcome import Wish, check_delay
 from jobledger.ledger.runs import branches
 from jobledger.ledger.runs.again import Again, successor_id
 from jobledger.ledger.runs.calls import StepCall
@@ -154,8 +154,7 @@ class Run(RunTables, GivenByWorker):
 
     async def call(
         self,
-        task: Task[P, Result | Cancel | Retry | Snooze]
-        | TaskWithOptions[P, Result | Cancel | Retry | Snooze],
+        task: Task[P, Result | Wish] | TaskWithOptions[P, Result | Wish],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
@@ -175,8 +174,7 @@ class Run(RunTables, GivenByWorker):
 
     async def start(
         self,
-        task: Task[P, Result | Cancel | Retry | Snooze]
-        | TaskWithOptions[P, Result | Cancel | Retry | Snooze],
+        task: Task[P, Result | Wish] | TaskWithOptions[P, Result | Wish],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
@@ -194,8 +192,7 @@ class Run(RunTables, GivenByWorker):
 
     async def map(
         self,
-        task: Task[Concatenate[T, ...], Result | Cancel | Retry | Snooze]
-        | TaskWithOptions[Concatenate[T, ...], Result | Cancel | Retry | Snooze],
+        task: Task[Concatenate[T, ...], Result | Wish] | TaskWithOptions[Concatenate[T, ...], Result | Wish],
         items: Iterable[T],
         /,
         *,
@@ -219,8 +216,7 @@ class Run(RunTables, GivenByWorker):
 
     async def map_settled(
         self,
-        task: Task[Concatenate[T, ...], Result | Cancel | Retry | Snooze]
-        | TaskWithOptions[Concatenate[T, ...], Result | Cancel | Retry | Snooze],
+        task: Task[Concatenate[T, ...], Result | Wish] | TaskWithOptions[Concatenate[T, ...], Result | Wish],
         items: Iterable[T],
         /,
         *,

@@ -27,7 +27,8 @@ from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.json_text import check_text, encode_value
 from jobledger.ledger.model.trace import trace_id
-from jobledger.ledger.outcome import SNOOZE_S_MIN, WISHES, Cancel, Retry, Snooze
+from jobledger.ledger.outcome import SNOOZE_S_MIN, WISHES, Retry, Snooze, Wish
+from jobledger.ledger.outcome import Fail as FailForGood
 from jobledger.ledger.tasks import Task
 from jobledger.workers.attempt.channel import AttemptChannel
 from jobledger.workers.attempt.processes import Processes
@@ -290,10 +291,13 @@ class Execution:
             return Fail(epoch=epoch, error=error_info("invalid_result", error), give_up="rejected")
         return Complete(epoch=epoch, result=result, result_ref=reference)
 
-    def _wish(self, task: Task[Any, Any], job: Job, value: Cancel | Retry | Snooze) -> Outcome:
+    def _wish(self, task: Task[Any, Any], job: Job, value: Wish) -> Outcome:
         now = self._ledger.clock.now()
         if isinstance(value, Retry):
             return self._policy.asked_again(job, task.rules, value, now)
+        if isinstance(value, FailForGood):
+            error = ErrorInfo(kind="exception", type="Fail", message=recordable(value.reason))
+            return Fail(epoch=job.claim_epoch, error=error, give_up="rejected")
         if isinstance(value, Snooze):
             return SnoozeJob(epoch=job.claim_epoch, until=after(now, max(value.delay_s, SNOOZE_S_MIN)))
         reason = value.reason or "the task asked to be cancelled"

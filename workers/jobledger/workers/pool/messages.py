@@ -12,13 +12,13 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from jobledger.ledger import outcome
 from jobledger.ledger.children import Parent
 from jobledger.ledger.context import Channel, Context
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import AttemptStoppedError, LedgerError, StaleClaimError, UnreachableError
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.inputs import finite
-from jobledger.ledger.outcome import Cancel, Retry, Snooze
 
 HEADER_BYTES: Final = 4
 #: The module of steps that are not the application's, which a process has without loading its modules.
@@ -173,7 +173,7 @@ class ReturnedValue(msgspec.Struct, frozen=True, kw_only=True, tag="returned"):
 
 
 class ReturnedWish(msgspec.Struct, frozen=True, kw_only=True, tag="wished"):
-    """The task returned a `Retry`, `Snooze` or `Cancel`."""
+    """The task returned one of `outcome.WISHES`."""
 
     number: int
     kind: str  #: the class
@@ -204,8 +204,8 @@ _to_child: msgspec.json.Decoder[ToChild] = msgspec.json.Decoder(ToChild)
 _from_child: msgspec.json.Decoder[FromChild] = msgspec.json.Decoder(FromChild)
 _encoder = msgspec.json.Encoder()
 
-Wish = Retry | Snooze | Cancel
-WISHES: Final[dict[str, type[Wish]]] = {"Retry": Retry, "Snooze": Snooze, "Cancel": Cancel}
+Wish = outcome.Wish
+WISHES: Final[dict[str, type[Wish]]] = {each.__name__: each for each in outcome.WISHES}
 
 
 class BrokenFrameError(Exception):

@@ -14,6 +14,7 @@ from jobledger.ledger.model.commands import Complete, ConfirmCancel, Enqueue, Fa
 from jobledger.ledger.model.deciding.facts import MENDABLE
 from jobledger.ledger.model.errors import JobExistsError
 from jobledger.ledger.model.events import DeadReason, ErrorInfo, ErrorKind
+from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.runs.again import Again
 from jobledger.ledger.runs.calls import StepCall
@@ -259,6 +260,10 @@ class _Play:
         if isinstance(error, StepFailedError):
             info = msgspec.structs.replace(error.error, message=f"step {error.key!r}: {error.message}"[:2000])
             fail = msgspec.structs.replace(fail, error=info)
+        # Who names what is retried says that another attempt helps: nobody else knows what the code does outside of steps.
+        is_sure = self._is_undone or (not rules.retry_on and _fails_as_before(job, fail.error))
+        if is_sure and fail.give_up is None and job.attempts_left:
+            fail = msgspec.structs.replace(fail, give_up="rejected")
         return fail
 
     def _halted(self) -> Outcome:
@@ -343,6 +348,16 @@ _GIVEN_UP: tuple[tuple[type[BaseException], ErrorKind, DeadReason], ...] = (
     (RerunSourceError, "exception", "rejected"),
     (TableExpiredError, "exception", "rejected"),
 )
+
+
+def _fails_as_before(job: Job, error: ErrorInfo) -> bool:
+    """Whether the attempt that failed last did so by the same error, and no step was recorded since: a replay gives that."""
+    failed = [at for at, each in enumerate(job.attempts) if each.state == "failed"]
+    last = job.attempts[failed[-1]].error if failed else None
+    if last is None or (last.type, last.message) != (error.type, error.message):
+        return False
+    since = job.attempts[failed[-1] + 1].epoch  # there is one: the attempt that runs
+    return all(step.sequence < since for step in job.steps.values())
 
 
 def _both(outcome: Outcome, failed: list[StepFailedError]) -> ErrorInfo:
