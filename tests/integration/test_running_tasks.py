@@ -14,15 +14,19 @@ import msgspec
 import pytest
 from tests.support.working import LIMIT_S, Connect, ended, types, until, working
 
+from jobledger.audit.verify import verify
 from jobledger.ledger import (
     AttemptStoppedError,
     Backoff,
+    Cancel,
     Context,
+    Fail,
     Hooks,
     JobState,
     Ledger,
     Notice,
     Retry,
+    Snooze,
     TaskRegistry,
     task,
 )
@@ -228,10 +232,64 @@ async def test_progress_is_seen_live_and_is_no_event_per_tick(
             await until(lambda: any(report["done"] == 999 for report in heard))
         shown = (await job.snapshot()).progress
         await ended(job)
-        assert (await types(job)).count("progressed") == 1
+        assert (await types(job)).count("progressed") == 2  # the first one, and the newest with the outcome
     assert len(heard) <= 2 + (time.monotonic() - began) / HINT_EVERY_S
     assert shown is not None
     assert shown.total == 1_000
+
+
+@task(max_attempts=1)
+async def counts(context: Context, end: str) -> Any:
+    for done in range(1, 61):
+        context.progress(done, 60, f"file {done}")
+    if end == "raise":
+        raise ValueError("no")
+    return {"snooze": Snooze(3_600), "fail": Fail("no use"), "cancel": Cancel("enough")}.get(end, end)
+
+
+@task(max_attempts=1)
+def counts_in_thread(context: Context, end: str) -> str:
+    for done in range(1, 61):
+        context.progress(done, 60, f"file {done}")
+    return end
+
+
+@task(max_attempts=1)
+async def says_it_once(context: Context) -> None:
+    context.progress(60, 60, "file 60")
+    await until(lambda: context.job_id in STORED)
+
+
+STORED: set[str] = set()
+
+
+async def test_the_newest_report_is_stored_with_the_outcome(ledger: Ledger) -> None:
+    tasks = (counts, counts_in_thread, says_it_once)
+    async with working(ledger, *tasks):
+        jobs = [await ledger.enqueue(counts, end) for end in ("return", "raise", "snooze", "fail", "cancel")]
+        jobs.append(await ledger.enqueue(counts_in_thread, "return"))
+        once = await ledger.enqueue(says_it_once)
+        for job in jobs:
+            async with asyncio.timeout(LIMIT_S):
+                while (await job.state()) in (JobState.QUEUED, JobState.RUNNING):
+                    await asyncio.sleep(0.005)
+            found = (await job.snapshot()).progress
+            assert found is not None
+            assert (found.done, found.total, found.note) == (60, 60, "file 60")
+            assert (await types(job)).count("progressed") <= 2
+        async with asyncio.timeout(LIMIT_S):
+            while "progressed" not in await types(once):
+                await asyncio.sleep(0.005)
+        STORED.add(once.id)
+        await once.wait(timeout_s=LIMIT_S)
+    assert await types(once) == [
+        "queued",
+        "started",
+        "progressed",
+        "completed",
+    ]  # what is stored is not said again
+    report = await verify(ledger.log)
+    assert report.sound, report.text()
 
 
 @task(max_attempts=3, backoff=AT_ONCE)

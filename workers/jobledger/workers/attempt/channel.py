@@ -1,8 +1,8 @@
 """What a running task says through its `Context`: checkpoints and progress, for the ledger and for those who watch.
 
-Progress is rate-limited here: watchers hear of it by a hint a few times a second, the ledger every few seconds. The
-appends of one attempt follow each other and are conditional on its claim, so a worker that lost the claim appends
-nothing.
+Progress is rate-limited here: watchers hear of it by a hint a few times a second, the ledger every few seconds, and of the
+newest report together with the outcome. The appends of one attempt follow each other and are conditional on its claim, so
+a worker that lost the claim appends nothing.
 """
 
 from __future__ import annotations
@@ -193,17 +193,23 @@ class AttemptChannel:
                     self._ledger.tell_progress(self._ref, msgspec.json.encode(report))
                 now = self._loop.time()
                 if now - self._stored_at >= _LEDGER_EVERY_S:
-                    self._stored_at, self._stored = now, report
-                    await self.append(
-                        ReportProgress(
-                            epoch=self._epoch, done=report.done, total=report.total, note=report.note
-                        )
-                    )
+                    self._stored_at = now
+                    await self.append(self._progressed(report))
+                    self._stored = report
                 await asyncio.sleep(_HINT_EVERY_S)
         except LedgerError:
             pass
         finally:
             self._telling = None
+
+    def _progressed(self, report: Report) -> ReportProgress:
+        return ReportProgress(epoch=self._epoch, done=report.done, total=report.total, note=report.note)
+
+    @property
+    def unstored(self) -> ReportProgress | None:
+        """The newest report, where the ledger has an older one or none: it is stored together with the outcome."""
+        report = self._report
+        return None if report is None or report is self._stored else self._progressed(report)
 
     async def _keep(self, text: bytes) -> None:
         async with self._pacing:

@@ -7,7 +7,7 @@ import logging
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.chain import JobView, commit, load, transact
-from jobledger.ledger.model.commands import Fail, Fence, Outcome
+from jobledger.ledger.model.commands import Fail, Fence, Outcome, ReportProgress, Stamp
 from jobledger.ledger.model.decisions import decide, outcome_type
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
@@ -17,7 +17,8 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
     WrongSequenceError,
 )
-from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.events import JobEvent
+from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import ENDED_BY_HOLDER
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers import logs
@@ -46,12 +47,21 @@ class Recorder:
         control.recording = True
         if control.recorded is not None:
             return self._tell_recorded(attempt, control.recorded)
+        report: ReportProgress | None = None
         if control.channel is not None:
             await control.channel.close()
+            report = control.channel.unstored
         chain = attempt.newest_chain
         try:
+            stamp = self._ledger.stamp(identity)
             try:
-                after = await commit(log, chain, decide(chain.job, outcome, self._ledger.stamp(identity)))
+                after = await commit(
+                    log,
+                    chain,
+                    decide(chain.job, outcome, stamp)
+                    if report is None
+                    else _with_report(chain, report, outcome, stamp),
+                )
             except (LedgerFullError, UnreachableError, WrongSequenceError):
                 after = await self._retry(attempt, chain, outcome)
         except (StaleClaimError, IllegalTransitionError, JobNotFoundError):  # not found: ended, and archived
@@ -134,3 +144,12 @@ class Recorder:
             self._hooks.tell("failure", job, worker=identity, error=job.error, will_retry=not job.is_final)
         if job.state is JobState.DEAD_LETTERED:
             self._hooks.tell_dead_letter(job, worker=identity)
+
+
+def _with_report(
+    chain: JobView, report: ReportProgress, outcome: Outcome, stamp: Stamp
+) -> tuple[JobEvent, ...]:
+    """Return what follows from a last report of progress and the outcome behind it, to be appended as one."""
+    (progressed,) = decide(chain.job, report, stamp)
+    job = evolve(chain.job, progressed, chain.last_sequence + 1)
+    return (progressed, *decide(job, outcome, stamp))
