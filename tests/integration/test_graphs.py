@@ -83,7 +83,7 @@ async def test_a_graph_passes_results_on_over_several_queues_and_returns_those_o
 
 
 async def test_a_failed_node_is_named_and_stops_all_but_what_runs_always(ledger: Ledger) -> None:
-    graph = Graph("g")
+    graph = Graph("g", on_dead_letter="fail")
     broken = graph.add(fail, "broken")
     graph.add(tell, [])
     after = graph.after(broken).add(tidy)
@@ -95,14 +95,14 @@ async def test_a_failed_node_is_named_and_stops_all_but_what_runs_always(ledger:
     found = await Groups.of(ledger.log)
     children = {each.id: each.state for each in found.jobs.values() if each.member is not None}
     assert found.wrong == []
-    assert children[f"{job.id}-1-3"] is JobState.COMPLETED
-    assert f"{job.id}-1-2" not in children
+    assert children[f"{job.id}-1-3-of-jobledger"] is JobState.COMPLETED
+    assert f"{job.id}-1-2-of-jobledger" not in children
     assert (await job.snapshot()).state is JobState.DEAD_LETTERED
     assert (await types(job)).count("started") <= 2
 
 
 async def test_a_graph_that_continues_runs_all_that_waits_for_no_failed_node(ledger: Ledger) -> None:
-    graph = Graph("g", limit=1, on_failure="continue")
+    graph = Graph("g", limit=1, on_failure="continue", on_dead_letter="fail")
     broken: Any = graph.add(fail, "broken")
     graph.add(tell, [broken])
     graph.add(merge, graph.add(fetch, 1), [])
@@ -155,7 +155,7 @@ async def test_a_graph_that_is_stored_under_a_name_runs_whenever_its_schedule_sa
 
 
 async def test_blocking_code_runs_graphs_and_batches(ledger: Ledger) -> None:
-    graph = Graph("g")
+    graph = Graph("g", on_dead_letter="fail")
     graph.add(fetch, 1)
 
     def call() -> list[Any]:
@@ -176,7 +176,7 @@ async def test_blocking_code_runs_graphs_and_batches(ledger: Ledger) -> None:
 
 
 async def test_a_graph_and_a_batch_outlive_many_workers_that_die_before_they_wait(ledger: Ledger) -> None:
-    graph = Graph("g")
+    graph = Graph("g", on_dead_letter="fail")
     graph.add(tidy)
     job = await ledger.run_graph(graph)
     await ledger.enqueue_many(tidy, [{}], batch="b")

@@ -308,7 +308,7 @@ async def test_what_cannot_be_begun_again_is_refused_with_one_sentence(ledger: L
 async def refused(run: Run) -> str:
     await run.start(page, 0)  # its end is not asked for, so that a rerun leaves the step out
     try:
-        await run.map(page, [1, 3])
+        await run.options(on_dead_letter="fail").map(page, [1, 3])
     except ChildFailedError as error:
         return f"{error.job_id} {await run.step(quick)}"
     return ""
@@ -317,11 +317,11 @@ async def refused(run: Run) -> str:
 async def test_a_group_that_failed_names_the_child_of_the_run_that_asked_for_it(ledger: Ledger) -> None:
     async with working(ledger, refused, page, concurrency=4):
         source = await ledger.enqueue(refused.options(id="first"))
-        assert await source.result(timeout_s=LIMIT_S) == "first-2-1 quick"
+        assert await source.result(timeout_s=LIMIT_S) == "first-2-1-of-runs quick"
         again = await ledger.rerun(source, from_step="quick", task=refused)
-        assert await again.result(timeout_s=LIMIT_S) == "first-2-1 quick"
+        assert await again.result(timeout_s=LIMIT_S) == "first-2-1-of-runs quick"
         twice = await ledger.rerun(again, from_step="quick", task=refused)  # a copy of a copy
-        assert await twice.result(timeout_s=LIMIT_S) == "first-2-1 quick"
+        assert await twice.result(timeout_s=LIMIT_S) == "first-2-1-of-runs quick"
     assert await check(ledger) == 2
 
 

@@ -50,7 +50,7 @@ async def test_a_child_is_a_job_of_its_own_and_its_result_comes_back(
         job = await ledger.enqueue(calls.options(id="p"), 3)
         assert await job.result(timeout_s=LIMIT_S) == [6, 12, 30]
     assert CALLS["double"] == 3
-    child = await (await ledger.job("p-1-0")).snapshot()
+    child = await (await ledger.job("p-1-0-of-runs")).snapshot()
     assert (child.queue, child.task, child.state) == ("kids", "double", JobState.COMPLETED)
     assert child.member is not None
     assert (child.member.job, child.member.step) == ("p", "double")
@@ -94,7 +94,7 @@ async def test_results_that_are_more_than_a_run_may_read_fail_their_step_once(co
 
 @workflow(queue="runs", max_attempts=1)
 async def maps(run: Run, numbers: list[int], limit: int) -> list[int]:
-    found = await run.map(double, numbers, limit=limit)
+    found = await run.options(on_dead_letter="fail").map(double, numbers, limit=limit)
     CALLS["after"] += 1
     await run.sleep(0.01)
     return found
@@ -117,7 +117,7 @@ async def test_a_map_fails_with_its_first_failure_and_begins_no_more(ledger: Led
     assert job.error is not None
     assert (job.error.kind, job.error.type) == ("child_failed", ChildFailedError.__name__)
     assert "item 1 of step 'double' failed: ValueError: -2 is below 0" in job.error.message
-    assert "jobledger jobs show bad-1-1" in job.error.message
+    assert "jobledger jobs show bad-1-1-of-runs" in job.error.message
     assert CALLS["double"] == 2
     assert len(await attempts(await ledger.job("bad"))) <= 2
 
@@ -149,4 +149,4 @@ async def test_a_large_result_of_a_child_is_kept_for_as_long_as_its_run_needs_it
     async with working(ledger, large_result, large, concurrency=1):
         job = await ledger.enqueue(large_result.options(id="big"))
         assert await job.result(timeout_s=LIMIT_S) == 200_000
-        assert len(await (await ledger.job("big-1-0")).result()) == 200_000
+        assert len(await (await ledger.job("big-1-0-of-runs")).result()) == 200_000

@@ -185,7 +185,7 @@ async def test_a_limit_of_the_children_s_task_holds_beside_that_of_the_group(led
     async with working(ledger, for_tenants, limited):
         job = await ledger.enqueue(for_tenants.options(id="t"))
         assert await job.result(timeout_s=LIMIT_S) == ["a", "b", "a", "b", "a"]
-    child = await (await ledger.job("t-1-0")).snapshot()
+    child = await (await ledger.job("t-1-0-of-runs")).snapshot()
     assert child.order.limits == ("tenant_slots:a",)
 
 

@@ -144,7 +144,7 @@ async def test_somebody_is_told_once_how_a_run_ended(
         await until(lambda: bool(TOLD))
     assert [RunEnd(id="r", queue="runs", task="calls_back", state=state, error=error)] == TOLD  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     assert {"count 1": 1, **({} if how == "finish" else {"undo 1": 1})} == CALLS
-    told = await (await ledger.job("r-end")).history()
+    told = await (await ledger.job("r-end-of-runs")).history()
     assert told[0].stream_sequence == (await job.history())[-1].stream_sequence + 1
 
 
@@ -181,7 +181,7 @@ async def test_somebody_is_told_of_ends_that_no_code_of_the_run_saw(ledger: Ledg
         "asks-1-0": ("cancelled", "changed my mind"),
     }
     for run_id in said:
-        assert (await ledger.job(f"{run_id}-end")).queue == "told"
+        assert (await ledger.job(f"{run_id}-end-of-runs")).queue == "told"
 
 
 async def test_a_run_that_fails_again_after_a_requeue_tells_nobody_twice(ledger: Ledger) -> None:
@@ -358,7 +358,7 @@ async def test_the_children_of_a_branch_that_lost_are_cancelled(ledger: Ledger) 
         await becomes(job, JobState.PAUSED)
         await ledger.signal(job, go_on, 7)
         assert await job.result(timeout_s=LIMIT_S) == 7
-        child = await ended(await ledger.job("race-1-0"))
+        child = await ended(await ledger.job("race-1-0-of-runs"))
     assert child.state is JobState.CANCELLED
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from jobledger.ledger import JobHandle, Ledger
+from jobledger.ledger.children import child_ref
 from jobledger.ledger.model.chain import transact
 from jobledger.ledger.model.commands import Claim, Enqueue, Pause, StartStep
 from jobledger.ledger.model.events import Held, JobEvent, JoinFact, Member, Order, Paused, Queued
@@ -15,7 +16,7 @@ from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.runs.events import Joined
-from jobledger.ledger.model.runs.orders import ChildOrder, bits_of, child_id, items_of
+from jobledger.ledger.model.runs.orders import ChildOrder, bits_of, items_of
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers.reactors.children.reaching import ends_children
 
@@ -126,7 +127,7 @@ class Groups:
         failed = bits_of(fact.failed)
         for item in items_of(bits_of(fact.completed) | failed):
             self.counted[run.id, fact.step, item] += 1
-            child = self.jobs.get(child_id(run.id, step.number, item))
+            child = self.jobs.get(child_ref(JobRef(queue=run.queue, job_id=run.id), step, item).job_id)
             if self.counted[run.id, fact.step, item] > 1:
                 self.wrong.append(f"the end of item {item} of {run.id} was counted twice")
             elif child is None or not child.is_final:

@@ -75,5 +75,15 @@ class Children:
 def child_ref(parent: JobRef, step: Step, item: int) -> JobRef:
     """Return the name of the child of a run for an item of a step."""
     assert step.order is not None, "only a group has children"
-    node = step.order.node(item)
-    return JobRef(queue=node.queue, job_id=node.id or child_id(parent.job_id, step.number, item))
+    queue, own_id = step.order.node(item).queue, step.order.node(item).id
+    of_queue = parent.queue if step.order.tells_queue and queue != parent.queue else ""
+    return JobRef(queue=queue, job_id=own_id or child_id(parent.job_id, step.number, item, of_queue=of_queue))
+
+
+def child_id_of(run: JobRef, step: Step, item: int) -> str:
+    """Return the id of a child of a step that asked for some; that of a copied step is a child of the run that asked."""
+    copied = step.copied
+    if copied is not None and copied.run:
+        of_queue = run.queue if copied.tells_queue else ""
+        return child_id(copied.run, copied.number, item, of_queue=of_queue)
+    return child_ref(run, step, item).job_id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import uuid_utils
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jobledger.ledger.graphs.graph import Graph
     from jobledger.ledger.model.graphs.spec import GraphSpec
 
+_OF_GRAPH: Final = ("name", "limit", "on_failure", "on_dead_letter")
 _OF_NODES = ("queue", "priority", "max_attempts", "timeout_s", "limits")
 
 
@@ -49,7 +50,7 @@ def _told(spec: GraphSpec) -> dict[str, Any]:
         }
         for each in spec.nodes
     ]
-    return {"name": spec.name, "limit": spec.limit, "on_failure": spec.on_failure, "nodes": nodes}
+    return {**{name: getattr(spec, name) for name in _OF_GRAPH}, "nodes": nodes}
 
 
 def _pointer(at: Iterable[str | int]) -> str:

@@ -21,7 +21,7 @@ from jobledger.ledger.model.errors import InputMismatchError, InvalidInputError,
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.graphs.parameters import WORD, check_parameters
 from jobledger.ledger.model.graphs.spec import GraphNode, GraphSpec
-from jobledger.ledger.model.runs.orders import ITEMS_MAX, ChildNode, Take
+from jobledger.ledger.model.runs.orders import ITEMS_MAX, ChildNode, OnDeadLetter, Take, check_on_dead_letter
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.outcome import Wish
@@ -106,10 +106,18 @@ class Graph:
     `limit`: how many nodes may be open at the same time; 0: all that are ready. `on_failure` says what happens when a node
     has failed: with `stop` no other node begins but those that run always; with `continue` only the nodes that wait for the
     failed one are left out. In both cases the graph's job ends as a dead letter that names the node.
+
+    `on_dead_letter` says when a node has failed whose job became a dead letter: with `wait` not yet, since a person may
+    requeue it, after which the graph goes on, or discard it; with `fail` at once.
     """
 
     def __init__(
-        self, name: str, *, limit: int = 0, on_failure: Literal["stop", "continue"] = "stop"
+        self,
+        name: str,
+        *,
+        limit: int = 0,
+        on_failure: Literal["stop", "continue"] = "stop",
+        on_dead_letter: OnDeadLetter = "wait",
     ) -> None:
         """Raises: InvalidTokenError, InvalidInputError."""
         self.name = check_token("graph", name)
@@ -119,7 +127,9 @@ class Graph:
             raise InvalidInputError(
                 f"on_failure of graph {name} must be stop or continue, got {on_failure!r}"
             )
+        check_on_dead_letter(on_dead_letter, f"graph {name}")
         self.limit = limit
+        self.on_dead_letter: OnDeadLetter = on_dead_letter
         self.on_failure: Literal["stop", "continue"] = on_failure
         self.declared: list[
             tuple[Options, str]
@@ -224,6 +234,7 @@ class Graph:
             name=self.name,
             limit=self.limit,
             on_failure=self.on_failure,
+            on_dead_letter=self.on_dead_letter,
             nodes=tuple(_placed(self._nodes[old], places) for old in order),
         )
         spec.check()

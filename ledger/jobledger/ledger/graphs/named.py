@@ -18,7 +18,7 @@ from jobledger.ledger.model.graphs.spec import NODES_MAX, GraphNode, GraphSpec
 from jobledger.ledger.model.graphs.stored import for_run
 from jobledger.ledger.model.hooks.pointers import check_pointer, index_in, pointer_of, words_of
 from jobledger.ledger.model.json_text import encode_value
-from jobledger.ledger.model.runs.orders import Take
+from jobledger.ledger.model.runs.orders import OnDeadLetter, Take
 from jobledger.ledger.named.book import AnnouncedTasks, find_announced
 from jobledger.ledger.named.verbs import options_of
 from jobledger.ledger.patience import Patience
@@ -55,6 +55,8 @@ class NamedGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     limit: int = 0  #: how many nodes may be open at the same time; 0: all that are ready
     #: once a node has failed: `stop` begins no other node, `continue` begins all that do not wait for it
     on_failure: Literal["stop", "continue"] = "stop"
+    #: whether the graph waits for a person where a node's job becomes a dead letter, or the node has failed by that
+    on_dead_letter: OnDeadLetter = "wait"
 
 
 def named_graph(given: object) -> NamedGraph:
@@ -114,7 +116,9 @@ async def graph_of(patience: Patience, announced: AnnouncedTasks, given: NamedGr
 
     Raises: as `Graph.add`, with the name of the node; TaskNotFoundError, UnreachableError. `Graph.spec` checks the rest.
     """
-    graph = Graph(given.name, limit=given.limit, on_failure=given.on_failure)
+    graph = Graph(
+        given.name, limit=given.limit, on_failure=given.on_failure, on_dead_letter=given.on_dead_letter
+    )
     places = _places(given)
     for place, node in enumerate(given.nodes):
         if place % _AT_ONCE == 0:

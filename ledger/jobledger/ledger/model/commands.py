@@ -319,7 +319,8 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 
     step: str
     completed: Ranges = ()
-    failed: Ranges = ()
+    failed: Ranges = ()  #: cancelled or discarded
+    dead: Ranges = ()  #: dead letters, which have ended or not as the step's order says
     count: int | None = None  #: how many items an open group has, once that is known
 
 

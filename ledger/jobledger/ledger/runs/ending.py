@@ -9,7 +9,7 @@ import msgspec
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.events import Cancelled, DeadLettered, ErrorInfo, Order
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.runs.orders import short_id
+from jobledger.ledger.model.runs.orders import Callback, of_run, short_id
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
 
@@ -24,9 +24,13 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""  #: of a dead letter, as a sentence; the reason of one that was cancelled
 
 
-def end_id(run_id: str) -> str:
-    """Return the id of the job that is told how a run ended: `<run id>-end`, or a digest of it where that is too long."""
-    return short_id(f"{run_id}-end", "e")
+def end_id(run: JobRef, callback: Callback) -> str:
+    """Return the id of the job that is told how a run ended: `<run id>-end`, or a digest of it where that is too long.
+
+    Where it waits in another queue than the run did, the run's queue follows: runs of one id in two queues are two.
+    """
+    tells_queue = callback.tells_queue and callback.queue != run.queue
+    return short_id(of_run(f"{run.job_id}-end", run.queue if tells_queue else ""), "e")
 
 
 def sentence_of(error: ErrorInfo | None) -> str:
@@ -67,4 +71,5 @@ async def callback_for(client: Client, run: Job, end: RunEnd) -> Enqueue | None:
         trace=run.trace,
         version=callback.version,
     )
-    return Enqueue(ref=JobRef(queue=callback.queue, job_id=end_id(run.id)), task=callback.task, order=order)
+    job_id = end_id(JobRef(queue=run.queue, job_id=run.id), callback)
+    return Enqueue(ref=JobRef(queue=callback.queue, job_id=job_id), task=callback.task, order=order)

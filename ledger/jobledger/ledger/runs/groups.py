@@ -7,6 +7,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
+from jobledger.ledger.children import child_id_of
 from jobledger.ledger.limits.keys import Keyed, with_limits
 from jobledger.ledger.model.errors import ConfigurationError, InvalidError, PayloadTooLargeError
 from jobledger.ledger.model.events import ErrorInfo, Order
@@ -15,12 +16,13 @@ from jobledger.ledger.model.runs.orders import (
     ITEMS_MAX,
     ChildNode,
     ChildOrder,
+    OnDeadLetter,
     OnFailure,
     StepKind,
-    child_id,
     items_of,
 )
-from jobledger.ledger.model.runs.steps import Step, children_from, failed_item
+from jobledger.ledger.model.runs.steps import Step, failed_item
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.runs.errors import ChildFailedError, DivergedError, StepFailedError
 from jobledger.ledger.runs.members import MemberEnd
@@ -71,6 +73,7 @@ class Group:
         kind: StepKind,
         limit: int = 0,
         on_failure: OnFailure = "stop",
+        on_dead_letter: OnDeadLetter = "wait",
     ) -> None:
         """`inputs`: keyword arguments of each child.
 
@@ -92,6 +95,7 @@ class Group:
         self._kind: StepKind = kind
         self._limit = limit
         self._on_failure: OnFailure = on_failure
+        self._on_dead_letter: OnDeadLetter = on_dead_letter
 
     async def begin(self, branch: Branch, name: str = "") -> Asked:
         """Ask for the children; when this returns, those that may exist now do.
@@ -131,6 +135,8 @@ class Group:
             count=len(self._inputs),
             limit=self._limit,
             on_failure=self._on_failure,
+            on_dead_letter=self._on_dead_letter,
+            tells_queue=True,
         )
         if not options.declared and options.declared_queue is None:
             return base
@@ -225,8 +231,7 @@ def failure_of(passage: Passage, step: Step) -> ChildFailedError | StepFailedErr
 
 
 def _child_of(run: Job, step: Step, item: int) -> str:
-    """Return the id of a child; that of a step which a rerun copied is a child of the run that had asked for it."""
-    return child_id(*children_from(step, run.id), item)
+    return child_id_of(JobRef(queue=run.queue, job_id=run.id), step, item)
 
 
 class Child(Generic[R_co]):

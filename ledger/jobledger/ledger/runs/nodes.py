@@ -57,6 +57,7 @@ def callbacks_of(task: Kind, tenant: str) -> tuple[Callback, ...]:
                 correlation=options.correlation,
                 metadata=options.metadata,
                 version=plain.version,
+                tells_queue=True,
             )
         )
     return tuple(found)

@@ -13,6 +13,7 @@ import msgspec
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError, TaskDefinitionError
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.runs.errors import StepOverError
+from jobledger.ledger.model.runs.orders import OnDeadLetter, check_on_dead_letter
 from jobledger.ledger.model.runs.steps import next_signal
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import Options
@@ -51,11 +52,12 @@ class Run(RunTables, GivenByWorker):
     name. Steps may be added, left out and moved while runs of older code exist, as long as keys keep their meaning.
     """
 
-    __slots__ = ("_passage",)
+    __slots__ = ("_on_dead_letter", "_passage")
     is_of_runs = True
 
-    def __init__(self, passage: Passage) -> None:
+    def __init__(self, passage: Passage, *, on_dead_letter: OnDeadLetter | None = None) -> None:
         self._passage = passage
+        self._on_dead_letter = on_dead_letter
 
     @property
     def id(self) -> str:
@@ -152,6 +154,18 @@ class Run(RunTables, GivenByWorker):
 
     # Jobs of their own.
 
+    def options(self, *, on_dead_letter: OnDeadLetter) -> Run:
+        """Return the same run, whose `call`, `start`, `map` and `map_settled` choose what a dead letter is to them.
+
+        `run.options(on_dead_letter="fail").call(charge, 3)`: with `fail` a child has failed once it is a dead letter,
+        whatever becomes of that later. With `wait`, the default but for `map_settled`, it has not ended then: the run
+        waits for a person, who requeues the child, after which the run goes on, or discards it, by which it has failed.
+
+        Raises: InvalidInputError.
+        """
+        check_on_dead_letter(on_dead_letter, f"run {self.id}")
+        return Run(self._passage, on_dead_letter=on_dead_letter)
+
     async def call(
         self,
         task: Task[P, Result | Wish] | TaskWithOptions[P, Result | Wish],
@@ -160,6 +174,8 @@ class Run(RunTables, GivenByWorker):
         **kwargs: P.kwargs,
     ) -> Result:
         """Run a task as a job of its own, on whichever worker, wait for its end and return what it returned.
+
+        One that became a dead letter has not ended: the run waits until a person requeues or discards it; see `options`.
 
         Raises: ChildFailedError for one that ended otherwise; InvalidInputError, TaskDefinitionError.
         """
@@ -223,8 +239,12 @@ class Run(RunTables, GivenByWorker):
         limit: int = 0,
         name: str = "",
     ) -> list[Outcome[Result]]:
-        """Run a job for each item to its end, whatever becomes of the others, and return how each ended, in order."""
-        plain, group = self._group_of(task, items, limit=limit, on_failure="collect")
+        """Run a job for each item to its end, whatever becomes of the others, and return how each ended, in order.
+
+        A dead letter is an end here, and stays the outcome if a person requeues the job; see `options` for the other way.
+        """
+        ends = self._on_dead_letter or "fail"
+        plain, group = self._group_of(task, items, limit=limit, on_failure="collect", on_dead_letter=ends)
 
         async def body(branch: Branch) -> list[Outcome[Any]]:
             asked = await group.begin(branch, name)
@@ -238,6 +258,7 @@ class Run(RunTables, GivenByWorker):
 
     def _group(self, task: Any, inputs: list[dict[str, Any]], **more: Any) -> tuple[Task[Any, Any], Group]:
         plain, options = _unpacked(task)
+        more.setdefault("on_dead_letter", self._on_dead_letter or "wait")
         return plain, Group(self._passage, plain, options, inputs, **more)
 
     # Branches.

@@ -9,12 +9,14 @@ import sqlite3
 from collections.abc import Callable
 from typing import Final
 
+from jobledger.ledger.children import child_ref
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.events import DeadLettered, Held, JoinFact, Queued
 from jobledger.ledger.model.job import FINAL_STATES, Job
 from jobledger.ledger.model.runs.events import Joined, StepCompleted, StepFailed
-from jobledger.ledger.model.runs.orders import bits_of, child_id, items_of
+from jobledger.ledger.model.runs.orders import bits_of, items_of
 from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections.statistics.tally import Seen, histogram_columns, histogram_values, microseconds
 from jobledger.projections.table import Table, integer, text
 
@@ -112,8 +114,8 @@ class RunTally:
                 self._lag(cell, run, step, item, now_us)
 
     def _lag(self, cell: _Cell, run: Job, step: Step, item: int, now_us: int) -> None:
-        assert step.order is not None, "only a group has children"
-        child = self._seen_of((child_id(run.id, step.number, item), step.order.node(item).queue))
+        ref = child_ref(JobRef(queue=run.queue, job_id=run.id), step, item)
+        child = self._seen_of((ref.job_id, ref.queue))
         if child is not None and child.job.state in FINAL_STATES:
             cell.durations_us.append(now_us - child.since_us)
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from jobledger.ledger.children import child_ref
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.model.chain import JobView, load
+from jobledger.ledger.model.chain import JobView, fold
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import PayloadTooLargeError, UnreachableError
-from jobledger.ledger.model.events import Completed, PayloadRef
-from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.events import Cancelled, Completed, DeadLettered, Discarded, PayloadRef
+from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.runs.orders import items_of
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import JobRef
@@ -108,12 +109,25 @@ class ChildJobs:
             items = [item for item in items if item not in found]
         for start in range(0, len(items), _AT_ONCE):
             some = items[start : start + _AT_ONCE]
-            views = await asyncio.gather(
-                *(load(self._ledger.log, child_ref(ref, step, item)) for item in some)
-            )
-            for item, view in zip(some, views, strict=True):
-                if view.job is not None and view.job.is_final:
-                    found[item] = await self._end_of(view.job)
+            ends = await asyncio.gather(*(self._read(ref, step, item) for item in some))
+            for item, end in zip(some, ends, strict=True):
+                if end is not None:
+                    found[item] = end
+
+    async def _read(self, ref: JobRef, step: Step, item: int) -> MemberEnd | None:
+        """Return how a child ended that was counted; None where that is not to be seen yet.
+
+        What was counted stays what it was, whatever became of a dead letter since.
+        """
+        log = self._ledger.log
+        events = await log.read_chain(log.names.chain(child_ref(ref, step, item)))
+        if step.failed >> item & 1:
+            assert step.order is not None, "only a group has children"
+            return failed_end(events, is_for_good=step.order.on_dead_letter == "wait")
+        job = fold(events).job
+        if job is None or job.state is not JobState.COMPLETED:
+            return None
+        return MemberEnd(state="completed", result=await self._result(job.result, job.result_ref))
 
     async def _find_many(self, ref: JobRef, step: Step, items: set[int], found: _Found) -> None:
         """Read the results of many children by the name of their run, which their ends have in their subjects."""
@@ -125,27 +139,51 @@ class ChildJobs:
                 for stored in await log.read_on(chain, step.sequence):
                     event = stored.event
                     member = event.member if isinstance(event, Completed) else None
-                    if member is None or member.step != step.key or member.item not in items:
+                    if member is None or (member.queue, member.step) != (ref.queue, step.key):
+                        continue
+                    if member.item not in items or member.asked not in (0, step.sequence):
                         continue
                     assert isinstance(event, Completed), "it has a member"
                     result = await self._result(event.result, event.result_ref)
                     found[member.item] = MemberEnd(state="completed", result=result)
 
-    async def _end_of(self, child: Job) -> MemberEnd:
-        if child.state is JobState.COMPLETED:
-            return MemberEnd(state="completed", result=await self._result(child.result, child.result_ref))
-        if child.state is JobState.DEAD_LETTERED:
-            error = child.error
-            sentence = "no reason recorded" if error is None else f"{error.type}: {error.message}"
-            return MemberEnd(state="dead_lettered", error=sentence)
-        sentence = f"it was {child.state.value}"
-        if child.cancel_reason:
-            sentence = f"{sentence}: {child.cancel_reason}"
-        return MemberEnd(
-            state="cancelled" if child.state is JobState.CANCELLED else "discarded", error=sentence
-        )
-
     async def _result(self, result: msgspec.Raw, reference: PayloadRef | None) -> msgspec.Raw:
         if reference is None:
             return result
         return msgspec.Raw(await self._ledger.inputs.get(result, reference))
+
+
+def failed_end(events: Sequence[StoredEvent], *, is_for_good: bool) -> MemberEnd | None:
+    """Return the end of a child that was counted as failed: its first one that was no completion; None where there is none.
+
+    `is_for_good`: a dead letter was no end. Where an archive run took the end away, what `carried` says of it is told.
+    """
+    job: Job | None = None
+    dead: MemberEnd | None = None
+    for stored in events:
+        job = evolve(job, stored.event, stored.stream_sequence)
+        if isinstance(stored.event, Cancelled | Discarded):
+            return _failed_end(job, job.state)
+        if isinstance(stored.event, DeadLettered):
+            dead = dead or _failed_end(job, job.state)
+            if not is_for_good:
+                return dead
+    if dead is not None:  # a worker of an older release counted it
+        return dead
+    if job is None or not (job.is_final or job.carried_sequence):
+        return None
+    gone = job.state not in (JobState.CANCELLED, JobState.DISCARDED)
+    return _failed_end(job, JobState.DEAD_LETTERED if gone else job.state)
+
+
+def _failed_end(job: Job, state: JobState) -> MemberEnd:
+    error = job.error or next((each.error for each in reversed(job.attempts) if each.error), None)
+    failed = "" if error is None else f"{error.type}: {error.message}"
+    if state is JobState.DEAD_LETTERED:
+        return MemberEnd(state="dead_lettered", error=failed or "no reason recorded")
+    sentence = f"it was {state.value}"
+    if job.cancel_reason:
+        sentence = f"{sentence}: {job.cancel_reason}"
+    if state is JobState.CANCELLED:
+        return MemberEnd(state="cancelled", error=sentence)
+    return MemberEnd(state="discarded", error=f"{sentence}: {failed}" if failed else sentence)

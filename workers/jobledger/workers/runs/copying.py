@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent, digest
@@ -11,7 +11,7 @@ from jobledger.ledger.model.commands import CompleteStep, FailStep
 from jobledger.ledger.model.errors import UnreachableError
 from jobledger.ledger.model.events import Copied, RerunOf, StepCompleted, StepFailed
 from jobledger.ledger.model.runs.reruns import copied_from
-from jobledger.ledger.model.runs.steps import Step, children_from, failed_item
+from jobledger.ledger.model.runs.steps import Step, failed_item
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.runs.errors import RerunSourceError
 from jobledger.workers.runs.journal import AttemptJournal
@@ -58,17 +58,26 @@ async def _events(journal: AttemptJournal, source: RerunOf) -> Mapping[int, Stor
     return held
 
 
+def children_from(step: Step, run: JobRef) -> dict[str, Any]:
+    """Return what a copy says of the run that made the children of a step: another one's where the step is a copy itself."""
+    if step.kind not in _ASKS_FOR_JOBS:
+        return {}
+    if step.copied is not None and step.copied.run:
+        return {name: getattr(step.copied, name) for name in ("run", "number", "tells_queue")}
+    order = step.order
+    tells = order is not None and order.tells_queue and order.node(failed_item(step)).queue != run.queue
+    return {"run": run.job_id, "number": step.number, "tells_queue": tells}
+
+
 def _copy(step: Step, stored: StoredEvent, epoch: int) -> CompleteStep | FailStep:
     event = stored.event
     assert isinstance(event, StepCompleted | StepFailed), "the fold named it as the end of a step"
     fields = {name: getattr(event, name) for name in _SAME}
-    run, number = children_from(step, event.job) if step.kind in _ASKS_FOR_JOBS else ("", 0)
     copied = Copied(
         sequence=stored.stream_sequence,
         sha256=digest(stored.data),
         item=failed_item(step),
-        run=run,
-        number=number,
+        **children_from(step, JobRef(queue=event.queue, job_id=event.job)),
     )
     if isinstance(event, StepFailed):
         return FailStep(epoch=epoch, error=event.error, copied=copied, **fields)

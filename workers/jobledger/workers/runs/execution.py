@@ -10,9 +10,14 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from jobledger.ledger.model.commands import Complete, ConfirmCancel, Enqueue, Fail, Outcome
+from jobledger.ledger.model.commands import Complete, ConfirmCancel, Enqueue, Fail, Interrupt, Outcome
 from jobledger.ledger.model.deciding.facts import MENDABLE
-from jobledger.ledger.model.errors import JobExistsError
+from jobledger.ledger.model.errors import (
+    JobExistsError,
+    LedgerFullError,
+    UnreachableError,
+    WrongSequenceError,
+)
 from jobledger.ledger.model.events import DeadReason, ErrorInfo, ErrorKind
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.subjects import JobRef
@@ -149,7 +154,18 @@ class _Play:
         return Passage(self._journal, self._task.signature, parallel=parallel, is_ending=is_ending)
 
     async def run(self, arguments: dict[str, Any]) -> Outcome:
-        """Play the function, and undo what it did if the run is to end otherwise than completed."""
+        """Play the function, and undo what it did if the run is to end otherwise than completed.
+
+        What kept something from being recorded or read is no failure of the run, nor of its worker: it costs no attempt.
+        """
+        try:
+            return await self._run(arguments)
+        except (LedgerFullError, UnreachableError, WrongSequenceError) as error:
+            if self._journal.trouble is None:
+                raise
+            return Interrupt(epoch=self._journal.epoch, reason=str(error))
+
+    async def _run(self, arguments: dict[str, Any]) -> Outcome:
         attempt, passage = self._attempt, self._passage
         outcome = await self._play(passage, arguments)
         if attempt.control.recorded is not None:

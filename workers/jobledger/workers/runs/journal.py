@@ -245,8 +245,13 @@ class AttemptJournal:
         """See `RunJournal.ends`."""
         if self._children is None:
             return self._ends_given(key, items)
+        children = self._children
         with self._troubled():
-            return await self._children.ends(self._attempt.ref, self.job, key, items)
+            return await retry_store(
+                f"how the children of step {key} of run {self.job.id} ended",
+                lambda: children.ends(self._attempt.ref, self.job, key, items),
+                outage=self._ledger.outage,
+            )
 
     def _ends_given(self, key: str, items: int | None) -> list[MemberEnd]:
         """Return how children had ended. Raises: RefusedError where the ledger no longer has them."""

@@ -16,6 +16,7 @@ from jobledger.audit.verify.runs.copies import Copies
 from jobledger.audit.verify.runs.deciding import fact_in, named
 from jobledger.audit.verify.runs.families import FAMILIES, Family, Group
 from jobledger.audit.verify.store import RecordStore
+from jobledger.ledger.children import child_ref
 from jobledger.ledger.model.aggregate import Broken, Rule
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.events import (
@@ -30,8 +31,9 @@ from jobledger.ledger.model.events import (
     StepStarted,
 )
 from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState
-from jobledger.ledger.model.runs.orders import BATCH_STEP, RUN_BATCH, ChildOrder, bits_of, child_id
+from jobledger.ledger.model.runs.orders import BATCH_STEP, RUN_BATCH, ChildOrder, bits_of
 from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.subjects import JobRef
 
 #: The rules that hold chains to each other.
 _ACROSS: Final[tuple[Rule, ...]] = ("child", "join", "orphan", "copied")
@@ -148,6 +150,7 @@ class RunRules:
         is_whole = self._from_start or not (order.is_open and run.carried_sequence)
         group = self._group(f"{run.queue}/{run.id}", key, is_whole=is_whole)
         group.cancels = order.on_parent_end == "cancel"
+        group.waits_for_person = order.on_dead_letter == "wait"
         group.is_early = False
 
     def _counts(self, before: Job, after: Job, stored: StoredEvent) -> Iterator[Broken]:
@@ -163,7 +166,9 @@ class RunRules:
         early = bits_of(fact.completed) & known & ~group.completed.number
         if early:
             yield "join", _too_early(group, early, fact.step, "completed")
-        early = bits_of(fact.failed) & ~group.failed.number if group.is_whole else 0
+        # A worker of a release that does not know the field counts each dead letter.
+        may_fail = group.failed.number | group.dead.number
+        early = bits_of(fact.failed) & ~may_fail if group.is_whole else 0
         if early:
             yield "join", _too_early(group, early, fact.step, "failed")
         waits = group.ended & ~after.steps[fact.step].ended
@@ -172,7 +177,7 @@ class RunRules:
     def _ends(self, stored: StoredEvent, job: Job) -> None:
         member = job.order.member
         if member is not None:
-            self._child_ends(member, stored)
+            self._child_ends(member, stored, job.state)
         name, family = self._family(job)
         if family is None:
             return
@@ -185,15 +190,15 @@ class RunRules:
             groups = {key: each for key, each in family.groups.items() if key in left or each.is_early}
             self._families.put(name, Family(groups=groups, ended_at=family.ended_at, left=left))
 
-    def _child_ends(self, member: Member, stored: StoredEvent) -> None:
+    def _child_ends(self, member: Member, stored: StoredEvent, state: JobState) -> None:
         family = self._families.get(f"{member.queue}/{member.job}")
         group = None if family is None else family.groups.get(member.step)
         if group is None:
             return  # nobody asked for it, or its run is not known
-        if member.item not in group.completed and member.item not in group.failed:
+        had_ended = group.has_ended(member.item)
+        self._families.grow(group.add_end(member.item, state))
+        if not had_ended and group.has_ended(member.item):
             group.waits_since = group.waits_since or stored.stored_at
-        ended = group.completed if isinstance(stored.event, Completed) else group.failed
-        self._families.grow(ended.add(member.item))
 
     def _requeued(self, job: Job) -> None:
         """A dead letter goes on: its children may again, and as a child it is in a person's hands."""
@@ -213,13 +218,13 @@ class RunRules:
             if step.order is not None:
                 group = self._group(f"{job.queue}/{job.id}", step.key, is_whole=False)
                 group.cancels = step.order.on_parent_end == "cancel"
+                group.waits_for_person = step.order.on_dead_letter == "wait"
         member = job.order.member
         if member is not None:
             group = self._group(f"{member.queue}/{member.job}", member.step, is_whole=False)
             self._families.grow(group.begun.add(member.item))
             if job.is_final:
-                ended = group.completed if job.state is JobState.COMPLETED else group.failed
-                self._families.grow(ended.add(member.item))
+                self._families.grow(group.add_end(member.item, job.state))
 
     def at_end(self, name: str, job: Job, now: datetime | None, grace: timedelta) -> Iterator[Broken]:
         """Yield what is wrong with a job that is not over when the ledger ends."""
@@ -266,9 +271,11 @@ def _not_asked_for(run: str, step: Step | None, member: Member, child: Job) -> s
     if not step.opened >> item & 1:
         return f"it is item {item} of step {key!r} of {run}, which was not opened"
     node = order.node(item)
-    own_id = node.id or child_id(member.job, step.number, item)
+    own_id = child_ref(JobRef(queue=member.queue, job_id=member.job), step, item).job_id
     if child.id != own_id:
         return f"the child for item {item} of step {key!r} of {run} has the id {own_id}"
+    if member.asked not in (0, step.sequence) and not step.has_ended:
+        return f"it was asked for at sequence {member.asked:,}, and step {key!r} of {run} began at {step.sequence:,}"
     if (child.queue, child.task) != (node.queue, node.task):
         return f"step {key!r} of {run} asked for task {node.task} in queue {node.queue}"
     return None

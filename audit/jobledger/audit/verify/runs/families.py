@@ -9,6 +9,7 @@ import msgspec
 
 from jobledger.audit.verify.records import step_bytes
 from jobledger.audit.verify.store import Form
+from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.runs.steps import Step
 
 _FAMILY_BYTES: Final = 400
@@ -48,8 +49,10 @@ class Group(msgspec.Struct, gc=False):
     begun: Items = msgspec.field(default_factory=Items)
     completed: Items = msgspec.field(default_factory=Items)
     failed: Items = msgspec.field(default_factory=Items)  #: ended otherwise
+    dead: Items = msgspec.field(default_factory=Items)  #: were dead letters, where that is no end
     cancels: bool = True  #: the open ones are cancelled when the run ends
     is_whole: bool = True  #: all that its children did lies in the range that is checked
+    waits_for_person: bool = False  #: a dead letter among them has not ended
     is_early: bool = False  #: it has jobs of a batch whose run did not ask for any yet
     waits_since: datetime | None = None  #: since when an end may wait to be counted, by the server's clock
 
@@ -58,9 +61,22 @@ class Group(msgspec.Struct, gc=False):
         """The items whose child has ended, as a number of bits."""
         return self.completed.number | self.failed.number
 
+    def has_ended(self, item: int) -> bool:
+        """Return whether the child of an item has ended."""
+        return item in self.completed or item in self.failed
+
+    def add_end(self, item: int, state: JobState) -> int:
+        """Note how a child ended, or that it is a dead letter; return how many bytes that takes."""
+        if state is JobState.COMPLETED:
+            return self.completed.add(item)
+        is_dead = state is JobState.DEAD_LETTERED and self.waits_for_person
+        return self.dead.add(item) if is_dead else self.failed.add(item)
+
     def size(self) -> int:
         """Return how many bytes it takes, about."""
-        return _GROUP_BYTES + sum(len(each.bits) for each in (self.begun, self.completed, self.failed))
+        return _GROUP_BYTES + sum(
+            len(each.bits) for each in (self.begun, self.completed, self.failed, self.dead)
+        )
 
 
 class Family(msgspec.Struct, gc=False):

@@ -239,8 +239,10 @@ def _news(job: Job, known: Step, command: Join) -> JoinFact:
         may_end = -1 if size is None else (1 << size) - 1
     else:
         may_end = known.opened
-    completed = bits_of(command.completed) & may_end & ~known.ended
-    failed = bits_of(command.failed) & may_end & ~known.ended & ~completed
+    dead = 0 if order.on_dead_letter == "wait" else bits_of(command.dead) & may_end & ~known.ended
+    # Nothing follows a completion: of a dead letter and a completion the dead letter was first, and it was the end.
+    completed = bits_of(command.completed) & may_end & ~known.ended & ~dead
+    failed = (bits_of(command.failed) & may_end & ~known.ended & ~completed) | dead
     if counted is not None and known.ended.bit_length() > counted:
         more = f"told of item {known.ended.bit_length() - 1} of {command.step!r}"
         raise IllegalTransitionError(job.id, more, f"have only {counted} of them")

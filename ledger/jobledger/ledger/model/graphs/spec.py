@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from jobledger.ledger.model.errors import InvalidInputError
-from jobledger.ledger.model.runs.orders import ITEMS_MAX, ChildNode, ChildOrder
+from jobledger.ledger.model.runs.orders import ITEMS_MAX, ChildNode, ChildOrder, OnDeadLetter
 from jobledger.ledger.model.subjects import check_token
 
 NODES_MAX: Final = 10_000
@@ -30,6 +30,7 @@ class GraphSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nodes: tuple[GraphNode, ...]  #: each behind those that it waits for
     limit: int = 0  #: how many nodes may be open at the same time; 0: all that are ready
     on_failure: Literal["stop", "continue"] = "stop"  #: what happens to the other nodes once one failed
+    on_dead_letter: OnDeadLetter = "fail"  #: whether a node waits for a person as a dead letter; new graphs say `wait`
 
     def check(self) -> None:
         """Refuse what cannot run: a graph may have been written by hand.
@@ -77,6 +78,8 @@ class GraphSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             count=len(self.nodes),
             limit=self.limit,
             on_failure="stop" if self.on_failure == "stop" else "collect",
+            on_dead_letter=self.on_dead_letter,
+            tells_queue=True,
             after=tuple(node.after for node in self.nodes),
             always=tuple(place for place, node in enumerate(self.nodes) if node.always),
             nodes=tuple(msgspec.structs.replace(node.node, label=node.label) for node in self.nodes),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
@@ -19,6 +19,8 @@ from jobledger.ledger.model.errors import InvalidInputError
 StepKind = Literal["step", "once", "sleep", "wait", "call", "map", "graph", "value", "patch", "table", "undo"]
 #: What a group does once a child of it failed: `stop` begins no other, `collect` goes on and reports how each ended.
 OnFailure = Literal["stop", "collect"]
+#: What a dead letter among the children is to their run: `wait`, no end yet, since a person may requeue it; `fail`, an end.
+OnDeadLetter = Literal["wait", "fail"]
 #: What becomes of the children that are open when their parent ends.
 OnParentEnd = Literal["cancel", "abandon"]
 
@@ -52,6 +54,9 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     job: str  #: the parent's id
     step: str  #: key of the parent's step that asked for it
     item: Item = 0  #: its number in that group, from 0
+    asked: Whole = (
+        0  #: stream sequence of the `step_started` that asked for it; 0: not known, or it is of a batch
+    )
 
 
 class RerunOf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -74,6 +79,9 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     item: Item = 0  #: of a group that failed: the first item that did
     run: str = ""  #: of a group: the id of the run whose children they are, which asked for them itself
     number: Whole = 0  #: of a group: the number of the step in that run
+    tells_queue: bool = (
+        False  #: of a group: whether the ids of its children end in `-of-` and the run's queue
+    )
 
 
 class Take(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -99,6 +107,7 @@ class Callback(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     correlation: str = ""  #: the first cause it belongs to; "": that of the run
     metadata: dict[str, str] = {}  #: pairs of words about it
     version: str = ""  #: of the workflow's code that it is bound to, where it is a run
+    tells_queue: bool = False  #: its id ends in `-of-` and the run's queue where it waits in another one
 
 
 class ChildNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -134,6 +143,7 @@ class ChildOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     is_open: bool = False  #: `count` is not known yet: a later `joined` says it
     limit: Count = 0  #: how many may be open at the same time; 0: all
     on_failure: OnFailure = "stop"  #: what the group does once a child failed
+    on_dead_letter: OnDeadLetter = "fail"  #: whether one that became a dead letter has ended
     on_parent_end: OnParentEnd = "cancel"  #: what becomes of open ones when the parent ends
     after: tuple[tuple[Item, ...], ...] = ()  #: of a graph, per item: the items before it that it waits for
     always: tuple[Item, ...] = ()  #: items of a graph that run whatever became of those they wait for
@@ -141,6 +151,7 @@ class ChildOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     version: str = ""  #: of the workflow's code that they are bound to, where they are runs
     on_end: tuple[Callback, ...] = ()  #: what is enqueued when one has ended, where they are runs
     deadline_s: float | None = None  #: how long after its first event each is cancelled, where they are runs
+    tells_queue: bool = False  #: ids end in `-of-` and the run's queue where children wait in another one
 
     def node(self, item: int) -> ChildNode:
         """Return what an item runs."""
@@ -202,9 +213,23 @@ def check_order(order: ChildOrder) -> None:
         raise InvalidInputError(f"a group of children of task {order.task} {wrong}")
 
 
-def child_id(parent_id: str, step_number: int, item: int) -> str:
-    """Return the id of a child: `<parent id>-<step number>-<item>`, or a digest of it where that is too long."""
-    return short_id(f"{parent_id}-{step_number}-{item}", "c")
+def check_on_dead_letter(value: object, of: str) -> None:
+    """Refuse anything else than what may be said of dead letters among children. Raises: InvalidInputError."""
+    if value not in get_args(OnDeadLetter):
+        raise InvalidInputError(f"on_dead_letter of {of} must be wait or fail, got {value!r}")
+
+
+def child_id(parent_id: str, step_number: int, item: int, *, of_queue: str = "") -> str:
+    """Return the id of a child: `<parent id>-<step number>-<item>`, or a digest of it where that is too long.
+
+    `of_queue`: its run's, where the id has to tell it: runs of one id in two queues may have children in a third one.
+    """
+    return short_id(of_run(f"{parent_id}-{step_number}-{item}", of_queue), "c")
+
+
+def of_run(derived: str, queue: str) -> str:
+    """Return an id that follows from a run's, with the queue of that run; "": without. Source: ADR 036."""
+    return f"{derived}-of-{queue}" if queue else derived
 
 
 def short_id(whole: str, letter: str) -> str:

@@ -354,13 +354,6 @@ def failed_item(step: Step) -> int:
     return items_of(step.failed)[0] if step.failed else 0
 
 
-def children_from(step: Step, run_id: str) -> tuple[str, int]:
-    """Return the run that made the children of a step of a run, and the step's number there: another one's of a copy."""
-    if step.copied is not None and step.copied.run:
-        return step.copied.run, step.copied.number
-    return run_id, step.number
-
-
 def is_over(step: Step, signals: tuple[KeptSignal, ...], now: datetime) -> bool:
     """Return whether what a step waits for has come, as far as it is recorded, or its moment has passed."""
     if step.has_ended or step.is_joined:

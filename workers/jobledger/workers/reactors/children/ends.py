@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from jobledger.ledger.model.events import Cancelled, Completed, DeadLettered, Discarded, JobEvent, Paused
@@ -11,13 +13,17 @@ from jobledger.ledger.runs.ending import RunEnd, end_of
 _ENDS = (Completed, Cancelled, DeadLettered, Discarded)
 
 
+#: How a child ended. A dead letter may go on once more: whether it is an end the order of its step says.
+EndState = Literal["completed", "dead", "failed"]
+
+
 class News(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What one event says of children; the event itself may carry a large result and is not kept."""
 
     queue: str  #: of the job that the event is about
     job: str
     member: Member | None = None  #: whose child it was, where it has ended
-    has_failed: bool = False  #: it ended otherwise than completed
+    end_as: EndState = "completed"
     has_children: bool = False  #: it is a run, and something became of it that its open children follow
     has_followed: bool = False  #: it paused because its run was paused, which may go on by now
     end: RunEnd | None = None  #: how it ended, where a job is to be enqueued that is told of it
@@ -42,11 +48,17 @@ def news_in(event: JobEvent) -> News | None:
         queue=event.queue,
         job=event.job,
         member=event.member,
-        has_failed=not isinstance(event, Completed),
+        end_as=_end_as(event),
         has_children=has_children,
         end=end,
         is_batch=is_batch,
     )
+
+
+def _end_as(event: Completed | Cancelled | DeadLettered | Discarded) -> EndState:
+    if isinstance(event, Completed):
+        return "completed"
+    return "dead" if isinstance(event, DeadLettered) else "failed"
 
 
 encode = msgspec.json.Encoder().encode

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
@@ -24,6 +24,7 @@ from jobledger.ledger.model.runs.events import Joined
 from jobledger.ledger.model.runs.orders import RUN_BATCH, bits, bits_of, ranges_of
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
+from jobledger.workers.reactors.children.ends import EndState
 from jobledger.workers.reactors.children.opening import Opening
 from jobledger.workers.reactors.children.reaching import Reaching
 
@@ -32,6 +33,7 @@ logger = logging.getLogger("jobledger.workers.reactors.children")
 #: How many runs' chains are kept though no end waits for them, and how large the results and items of one may be.
 _KEPT_MAX: Final = 64
 _KEPT_BYTES_MAX: Final = 1 << 20
+_END_STATES: Final[tuple[EndState, ...]] = get_args(EndState)
 #: Pause before a chain is read again that lacks what is known to be in it.
 _LAG_S: Final = 0.02
 
@@ -41,7 +43,8 @@ class End(msgspec.Struct, eq=False):
 
     step: str
     item: int
-    has_failed: bool
+    end_as: EndState
+    asked: int = 0  #: as in `Member`
     is_settled: bool = False
     error: Exception | None = None  #: why it could not be
 
@@ -120,14 +123,21 @@ class Joining:
             run.view = EMPTY_CHAIN
 
     async def _count(self, run: _Run, key: str, ends: Sequence[End]) -> None:
-        completed = bits(end.item for end in ends if not end.has_failed)
-        failed = bits(end.item for end in ends if end.has_failed)
-        command = Join(step=key, completed=ranges_of(completed), failed=ranges_of(failed))
+        if not run.view.last_sequence:
+            run.view = await catch_up(self._client.log, run.ref, EMPTY_CHAIN)
+        ends = [end for end in ends if _is_awaited(run.view.job, end)]
+        said = {state: bits(end.item for end in ends if end.end_as == state) for state in _END_STATES}
+        command = Join(
+            step=key,
+            completed=ranges_of(said["completed"]),
+            failed=ranges_of(said["failed"]),
+            dead=ranges_of(said["dead"]),
+        )
         before, events = await retry_raced(lambda: self._join(run, command))
         job = run.view.job
         known = 0 if before is None or key not in before.steps else before.steps[key].ended
         # Whoever counted them may have died before it opened others, or before it looked back.
-        told = bool(known & (completed | failed))
+        told = any(known & items for items in said.values())
         if job is None or job.state in CLOSED_STATES:
             if told:
                 run.view = await self._reaching.follow(run.ref, run.view, again=True)
@@ -149,8 +159,6 @@ class Joining:
         Raises: WrongSequenceError when another process was faster: what it appended is known then.
         """
         log = self._client.log
-        if not run.view.last_sequence:
-            run.view = await catch_up(log, run.ref, EMPTY_CHAIN)
         before = run.view
         try:
             events = decide(before.job, command, self._client.stamp())
@@ -194,6 +202,12 @@ class Joining:
             run.ref.job_id,
             key,
         )
+
+
+def _is_awaited(job: Job | None, end: End) -> bool:
+    """Whether the run as it is known may have asked for this child, and no earlier run of its id did."""
+    step = None if job is None else job.steps.get(end.step)
+    return step is None or step.has_ended or end.asked in (0, step.sequence)
 
 
 class NotBegunError(WrongSequenceError):

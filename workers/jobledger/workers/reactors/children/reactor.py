@@ -56,7 +56,7 @@ class ChildrenReactor(ConsumerReactor):
         news = decode(delivery.data)
         member = news.member
         if member is not None:
-            end = End(member.step, member.item, news.has_failed)
+            end = End(member.step, member.item, news.end_as, member.asked)
             await self.joining.count(JobRef(queue=member.queue, job_id=member.job), end)
         job = JobRef(queue=news.queue, job_id=news.job)
         if news.has_children:
