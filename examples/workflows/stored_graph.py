@@ -101,7 +101,7 @@ def side_by_side(automation: Automation) -> list[list[str]]:
 def as_graph(automation: Automation, order: list[str]) -> Graph:
     """Return the graph of a drawing; `order` has each node behind those that it waits for."""
     nodes = {node.id: node for node in automation.nodes}
-    graph = Graph(automation.name, limit=10)
+    graph = Graph(automation.name, limit=10, on_dead_letter="fail")
     ends: dict[str, Ended] = {}
     for name in order:
         node = nodes[name]
@@ -113,7 +113,7 @@ def as_graph(automation: Automation, order: list[str]) -> Graph:
 async def state_of(ledger: Ledger, job: JobHandle[Any], number: int) -> str:
     """Return the state of the job of one node."""
     try:
-        node = await (await ledger.job(f"{job.id}-1-{number}")).snapshot()
+        node = await (await ledger.job(f"{job.id}-1-{number}-of-{job.queue}")).snapshot()
     except JobNotFoundError:
         return "not begun"
     return f"{node.state} after {node.attempts_count} attempt{'s' * (node.attempts_count != 1)}"

@@ -69,7 +69,8 @@ async def on_end(end: RunEnd) -> None:
 @workflow(queue="articles", max_attempts=1, on_success=on_end, on_fail=on_end)
 async def publish(run: Run, account: str, cents: int) -> str:
     image = await run.step(resize, f"image of {run.id}")
-    return f"{image}, {await run.call(charge, account, cents)}"
+    paid = await run.options(on_dead_letter="fail").call(charge, account, cents)
+    return f"{image}, {paid}"
 
 
 @task(queue="previews", limits=(Limit("article", key="article", slots=1, mode="newest"),))
@@ -86,9 +87,9 @@ async def publish_all(ledger: Ledger) -> None:
     for job in jobs:
         ended = await job.wait(timeout_s=LIMIT_S)
         print(f"{job.id}: {await job.result() if ended.state == 'completed' else ended.state}")
-        await (await ledger.job(f"{job.id}-end")).wait(timeout_s=LIMIT_S)
+        await (await ledger.job(f"{job.id}-end-of-articles")).wait(timeout_s=LIMIT_S)
         print(f"  its callback was told: {TOLD[job.id]}")
-    paid = [await (await ledger.job(f"{job.id}-2-0")).snapshot() for job in jobs]
+    paid = [await (await ledger.job(f"{job.id}-2-0-of-articles")).snapshot() for job in jobs]
     print(f"attempts of the payments: {[each.attempts_count for each in paid]}")
     print(f"payments of one account that ran at once: {PEAK['ann']}")
 

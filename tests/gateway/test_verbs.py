@@ -157,6 +157,8 @@ def test_a_hint_about_a_job_becomes_a_request_where_one_does_the_same() -> None:
     assert hint_over_http("jobledger jobs retry a-1", "mail") == "POST /v1/jobs/mail/a-1/retry"
     assert hint_over_http("jobledger worker --app ... --queue mail", "mail").startswith("jobledger worker")
     assert hint_over_http("", "mail") == ""
+    elsewhere = hint_over_http("jobledger dlq requeue a-1-2-0 --queue pages", "mail")
+    assert elsewhere == "POST /v1/jobs/pages/a-1-2-0/requeue"
     assert (
         hint_over_http("jobledger jobs signal a-1 go --value 1", "mail")
         == "POST /v1/jobs/mail/a-1/signals/go"

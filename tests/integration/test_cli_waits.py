@@ -136,6 +136,13 @@ async def for_a_child_after_a_failed_one(ledger: Ledger, job_id: str) -> None:
     await fail_child(ledger, job_id)
 
 
+async def for_a_dead_child(ledger: Ledger, job_id: str) -> None:
+    await runs.for_children(ledger, job_id, count=3, made=3, on_dead_letter="wait")
+    await runs.do(ledger, f"{job_id}-2-1", Claim(worker="w3", lease_s=600), queue="pages")
+    dead = DeadLetter(reason="rejected", epoch=0, error=runs.BOOM)
+    await runs.do(ledger, f"{job_id}-2-1", dead, queue="pages")
+
+
 async def dead_by_a_child(ledger: Ledger, job_id: str) -> None:
     await runs.for_children(ledger, job_id, count=1, made=1)
     await fail_child(ledger, job_id)
@@ -219,6 +226,11 @@ WAITS = {
     "held-child": Wait(for_a_held_child, "ID-2-0 (held by tenant:acme)", "jobledger jobs why ID-2-0"),
     "failing": Wait(
         for_a_child_after_a_failed_one, "1 ended, 1 of these not completed", "jobledger jobs why ID-2-1"
+    ),
+    "dead-child": Wait(
+        for_a_dead_child,
+        "0 ended: ID-2-1 (dead letter), ID-2-0 (queued), ID-2-2 (queued); a dead letter waits for a person",
+        "jobledger dlq requeue ID-2-1 --queue pages",
     ),
     "graph": Wait(runs.for_graph, "it waits for 1 of 4 children of 'graph'", "jobledger jobs show ID --tree"),
     "batch": Wait(

@@ -97,7 +97,7 @@ async def test_a_stored_graph_runs_with_the_input_of_each_run_and_records_its_ve
     with Store.open(tmp_path / "rows.db") as store:
         tree = run_tree(store, two.id)
     assert sorted(child.label for step in tree.steps for child in step.children) == ["length", "letter"]
-    child = await (await ledger.job(f"{two.id}-2-0")).snapshot()
+    child = await (await ledger.job(f"{two.id}-2-0-of-{two.queue}")).snapshot()
     assert child.order.tenant == "acme"
     assert (await ledger.graphs.get("onboarding", version=1)).spec == first.state.spec
     assert [(each.name, each.version) for each in await ledger.graphs.all()] == [("onboarding", 2)]
@@ -179,7 +179,8 @@ async def named(run: Run) -> int:
     total = await run.call(count.options(name="short"), "ab")
     child = await run.start(count.options(name="long"), "abc")
     with contextlib.suppress(ChildFailedError):
-        await run.call(count.options(name="wrong", max_attempts=1), "", least=1)
+        wrong = count.options(name="wrong", max_attempts=1)
+        await run.options(on_dead_letter="fail").call(wrong, "", least=1)
     return total + await child.result()
 
 

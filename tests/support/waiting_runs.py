@@ -27,6 +27,7 @@ from jobledger.ledger.model.runs.orders import (
     RUN_BATCH,
     ChildNode,
     ChildOrder,
+    OnDeadLetter,
     child_id,
 )
 from jobledger.ledger.model.subjects import JobRef
@@ -82,10 +83,12 @@ async def for_retry(ledger: Ledger, job_id: str) -> None:
     await do(ledger, job_id, Pause(epoch=0, steps=("wire",), until=at))
 
 
-async def for_children(ledger: Ledger, job_id: str, *, count: int = 4, made: int = 3) -> None:
+async def for_children(
+    ledger: Ledger, job_id: str, *, count: int = 4, made: int = 3, on_dead_letter: OnDeadLetter = "fail"
+) -> None:
     """Let a run wait for children of task `fetch`, of which some were made."""
     await running(ledger, job_id)
-    order = ChildOrder(task="fetch", queue="pages", count=count, limit=made)
+    order = ChildOrder(task="fetch", queue="pages", count=count, limit=made, on_dead_letter=on_dead_letter)
     items = msgspec.Raw(msgspec.json.encode([{"n": n} for n in range(count)]))
     await do(ledger, job_id, step(StartStep, "pages", kind="map", target="fetch", order=order, items=items))
     await do(ledger, job_id, Pause(epoch=0, steps=("pages",)))

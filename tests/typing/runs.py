@@ -153,6 +153,7 @@ async def import_all(run: Run, pages: int) -> int:
     assert_type(await child.result(), list[str])
     assert_type(await run.map(fetch_page, range(pages), limit=4), list[list[str]])
     assert_type(await run.map(fetch_page.options(queue="other"), [1, 2], name="again"), list[list[str]])
+    assert_type(await run.options(on_dead_letter="fail").call(fetch_page, 1), list[str])
     outcomes = await run.map_settled(fetch_page, [1])
     assert_type(outcomes, list[Outcome[list[str]]])
     assert_type(outcomes[0].value(), list[str])

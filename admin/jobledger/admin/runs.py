@@ -12,7 +12,7 @@ from jobledger.admin.rows import Rows
 from jobledger.audit.why_run import ChildNow
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import AmbiguousIdError, JobNotFoundError
-from jobledger.ledger.model.job import FINAL_STATES, Job, evolve
+from jobledger.ledger.model.job import CLOSED_STATES, FINAL_STATES, Job, evolve
 from jobledger.ledger.model.runs.orders import ChildOrder
 from jobledger.projections import Store
 from jobledger.projections.tables.steps import (
@@ -31,12 +31,14 @@ TREE_JOBS_MAX: Final = 200
 TREE_DEPTH_MAX: Final = 8
 _OPEN_SHOWN: Final = 3  #: `why` names at most this many open children of a step
 
-_FINAL: Final = ", ".join(f"'{state.value}'" for state in sorted(FINAL_STATES))
 _CHILD: Final = "queue, id, parent_item, status, worker, due_at, limits"
-_OPEN_CHILDREN: Final = (
-    f"SELECT {_CHILD} FROM jobs WHERE parent_id = ? AND parent_queue = ? AND parent_step = ? "  # noqa: S608 - constants
-    f"AND status NOT IN ({_FINAL}) ORDER BY parent_item LIMIT ?"
-)
+#: Dead letters come first, where they have not ended: they wait for a person.
+_OPEN_CHILDREN: Final = {
+    on_dead_letter: f"SELECT {_CHILD} FROM jobs WHERE parent_id = ? AND parent_queue = ? AND parent_step = ? "  # noqa: S608 - constants
+    f"AND status NOT IN ({', '.join(repr(state.value) for state in sorted(ended))}) "
+    "ORDER BY status <> 'dead_lettered', parent_item LIMIT ?"
+    for on_dead_letter, ended in (("wait", CLOSED_STATES), ("fail", FINAL_STATES))
+}
 _CHILDREN: Final = (
     "SELECT queue, id, parent_item FROM jobs WHERE parent_id = ? AND parent_queue = ? AND parent_step = ? "
     "ORDER BY status = 'completed', parent_item LIMIT ?"
@@ -163,9 +165,12 @@ async def open_children_of(rows: Rows, job: Job) -> dict[str, tuple[ChildNow, ..
         return {
             key: tuple(
                 _child(row)
-                for row in view.store.select(_OPEN_CHILDREN, (job.id, job.queue, key, _OPEN_SHOWN))
+                for row in view.store.select(
+                    _OPEN_CHILDREN[order.on_dead_letter], (job.id, job.queue, key, _OPEN_SHOWN)
+                )
             )
             for key in groups
+            if (order := job.steps[key].order) is not None
         }
 
 

@@ -30,9 +30,14 @@ class ChildNow(msgspec.Struct, frozen=True, kw_only=True):
     due_at: datetime | None = None  #: when it moves on by itself
     limits: tuple[str, ...] = ()
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether it waits for a person, and its run with it."""
+        return self.status == "dead_lettered"
+
     def words(self, moment: Moment) -> str:
         """Return it for a person: `sync-9-1-12 (running on w3)`."""
-        state = self.status.replace("_", " ")
+        state = "dead letter" if self.is_dead else self.status.replace("_", " ")
         if self.worker:
             state = f"{state} on {self.worker}"
         elif self.status == "held":
@@ -175,4 +180,8 @@ def _children(job: Job, step: Step, children: tuple[ChildNow, ...], moment: Mome
     if not children:
         return of, f"jobledger jobs show {job.id} --tree"
     named = first_few([each.words(moment) for each in children], len(children), is_open)
-    return f"{of}: {named}", f"jobledger jobs why {children[0].job}"
+    first = children[0]
+    if first.is_dead:
+        said = "a dead letter waits for a person, who requeues or discards it"
+        return f"{of}: {named}; {said}", f"jobledger dlq requeue {first.job} --queue {first.queue}"
+    return f"{of}: {named}", f"jobledger jobs why {first.job}"

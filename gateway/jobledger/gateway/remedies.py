@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-#: The address that does what a command does: each `{}` is the next word behind the command, `{queue}` the job's queue.
+#: The address that does what a command does: each `{}` is the next word behind the command, `{queue}` the job's queue,
+#: or the one that the command names.
 ADDRESSES: Final[dict[str, str]] = {
     "jobs list": "GET /v1/jobs",
     "jobs show": "GET /v1/jobs/{}",
@@ -60,4 +61,6 @@ def _address(found: re.Match[str], queue: str) -> str:
     address = None if "--archive" in words else ADDRESSES.get(found[1])  # archives are files of the machine
     if address is None or len(words) < address.count("{}"):
         return found[0]
+    if "--queue" in words[:-1]:
+        queue = words[words.index("--queue") + 1]
     return f"`{address.format(*words, queue=queue)}`"

@@ -72,7 +72,7 @@ async def begun_and_ended(asker: Asker) -> None:
         }
     graph = await asker.get(f"{path}/graph")
     assert [each["label"] for each in graph["nodes"]][1:] == ["one", "two", "total", "told"]
-    first = await asker.get("/v1/jobs/web/n-1-1-0")
+    first = await asker.get("/v1/jobs/web/n-1-1-0-of-jobledger")
     assert (first["priority"], first["max_attempts"], first["trace"][3:35]) == ("high", 3, made["trace_id"])
     assert not (await asker.post("/v1/graphs", {**NIGHTLY, "id": "n-1"}, 200))["created"]
     other = {**NIGHTLY, "nodes": NIGHTLY["nodes"][2:]}

@@ -30,7 +30,7 @@ class GraphSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nodes: tuple[GraphNode, ...]  #: each behind those that it waits for
     limit: int = 0  #: how many nodes may be open at the same time; 0: all that are ready
     on_failure: Literal["stop", "continue"] = "stop"  #: what happens to the other nodes once one failed
-    on_dead_letter: OnDeadLetter = "fail"  #: whether a node waits for a person as a dead letter; new graphs say `wait`
+    on_dead_letter: OnDeadLetter = "fail"  #: whether a node that is a dead letter has failed, or waits
 
     def check(self) -> None:
         """Refuse what cannot run: a graph may have been written by hand.

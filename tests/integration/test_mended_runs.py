@@ -1,0 +1,343 @@
+"""Runs with children that failed: a person mends them, and the run goes on, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import pytest
+from tests.support.working import LIMIT_S, attempts, becomes, ended, until, working
+
+from jobledger.audit.verify import verify
+from jobledger.ledger import (
+    ChildFailedError,
+    Graph,
+    Job,
+    JobHandle,
+    JobState,
+    Ledger,
+    Run,
+    RunEnd,
+    Task,
+    step,
+    task,
+    workflow,
+)
+from jobledger.ledger.model.commands import CancelJob, Discard
+from jobledger.ledger.model.errors import UnreachableError
+from jobledger.ledger.model.job import evolve
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.runs.members import MemberEnd
+from jobledger.workers.runs import journal
+from jobledger.workers.runs.children import ChildJobs
+
+pytestmark = pytest.mark.anyio
+
+COUNT: Final = 5
+#: Items whose work fails until somebody mends what is wrong.
+BROKEN: set[int] = set()
+#: Set once children may end that wait for it.
+HELD = asyncio.Event()
+TOLD: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def mend() -> None:
+    BROKEN.clear()
+    HELD.clear()
+    TOLD.clear()
+
+
+@task(queue="kids", max_attempts=1)
+async def page(n: int) -> int:
+    if n in BROKEN:
+        raise ValueError(f"page {n} is gone")
+    return 10 * n
+
+
+@task(queue="kids", max_attempts=1)
+async def slow(n: int) -> int:
+    await HELD.wait()
+    return 10 * n
+
+
+@task(queue="kids")
+async def total(parts: list[int]) -> int:
+    return sum(parts)
+
+
+@step
+async def look(n: int) -> int:
+    if n in BROKEN:
+        raise ValueError(f"page {n} is gone")
+    return 10 * n
+
+
+@task(queue="ears")
+async def told(end: RunEnd) -> None:
+    TOLD.append(f"{end.queue}/{end.id}")
+
+
+@workflow(queue="runs", max_attempts=2)
+async def gathers(run: Run) -> int:
+    async def branch(n: int) -> int:
+        return await run.call(page, n)
+
+    return sum(await run.gather(*(functools.partial(branch, n) for n in range(COUNT))))
+
+
+@workflow(queue="runs", max_attempts=2)
+async def maps(run: Run) -> int:
+    return sum(await run.map(page, range(COUNT), limit=COUNT))
+
+
+@workflow(queue="runs", max_attempts=2)
+async def starts(run: Run) -> int:
+    children = [await run.start(page, n) for n in range(COUNT)]
+    return sum([await child.result() for child in children])
+
+
+@workflow(queue="outer", max_attempts=2)
+async def nests(run: Run) -> int:
+    return await run.call(maps)
+
+
+@workflow(queue="runs", max_attempts=1)
+async def eaches(run: Run) -> int:
+    return sum(await run.each(look, range(COUNT), chunk=2))
+
+
+def diamond() -> Graph:
+    graph = Graph("nightly")
+    graph.add(total, [graph.add(page, n) for n in range(COUNT)])
+    return graph
+
+
+WORKFLOWS: Final[dict[str, Task[[], int]]] = {each.name: each for each in (gathers, maps, starts, nests)}
+TASKS: Final[tuple[Task[..., Any], ...]] = (*WORKFLOWS.values(), eaches, page, slow, total)
+SUM: Final = sum(10 * n for n in range(COUNT))
+
+
+async def begin(ledger: Ledger, shape: str, job_id: str) -> JobHandle[Any]:
+    if shape == "graph":
+        return await ledger.run_graph(diamond(), id=job_id)
+    return await ledger.enqueue(WORKFLOWS[shape].options(id=job_id))
+
+
+async def jobs(ledger: Ledger) -> dict[JobRef, Job]:
+    """Return all jobs as their events add up."""
+    found: dict[JobRef, Job] = {}
+    async for batch in ledger.log.read():
+        for stored in batch:
+            ref = JobRef(queue=stored.event.queue, job_id=stored.event.job)
+            found[ref] = evolve(found.get(ref), stored.event, stored.stream_sequence)
+    return found
+
+
+async def dead(ledger: Ledger, count: int) -> list[JobHandle[Any]]:
+    """Wait until this many children are dead letters, and return them."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            known = await jobs(ledger)
+            refs = [ref for ref, job in known.items() if job.state is JobState.DEAD_LETTERED and job.member]
+            if len(refs) >= count:
+                return [ledger.handle_of(ref) for ref in refs]
+            await asyncio.sleep(0.05)
+
+
+async def require_sound(ledger: Ledger) -> None:
+    report = await verify(ledger.log)
+    assert report.sound, report.text()
+
+
+@pytest.mark.parametrize("failing", [1, COUNT])
+@pytest.mark.parametrize("shape", [*WORKFLOWS, "graph"])
+async def test_the_requeue_of_dead_children_goes_on_with_their_run(
+    ledger: Ledger, shape: str, failing: int
+) -> None:
+    BROKEN.update(range(failing))
+    async with working(ledger, *TASKS, concurrency=8):
+        run = await begin(ledger, shape, "r")
+        broken = await dead(ledger, failing)
+        await becomes(run, JobState.PAUSED)
+        BROKEN.clear()
+        for child in broken:
+            await child.retry(reason="the pages are back")
+        result = await run.result(timeout_s=LIMIT_S)
+    assert (result["total"] if shape == "graph" else result) == SUM
+    counted = Counter(job.task for job in (await jobs(ledger)).values())
+    assert counted[page.name] == COUNT
+    assert set(await attempts(run)) <= {"paused", "completed"}
+    await require_sound(ledger)
+
+
+async def test_a_run_whose_own_items_failed_goes_on_when_it_is_requeued(ledger: Ledger) -> None:
+    BROKEN.add(3)
+    async with working(ledger, *TASKS):
+        run = await ledger.enqueue(eaches)
+        assert (await ended(run)).state is JobState.DEAD_LETTERED
+        BROKEN.clear()
+        await run.retry()
+        assert await run.result(timeout_s=LIMIT_S) == SUM
+    await require_sound(ledger)
+
+
+@workflow(queue="runs", max_attempts=2)
+async def catches(run: Run) -> str:
+    try:
+        return str(await run.map(page, range(COUNT)))
+    except ChildFailedError as error:
+        return f"item {error.item}: {error.job_id}"
+
+
+async def test_a_dead_child_that_is_discarded_is_the_failure_that_the_code_sees(ledger: Ledger) -> None:
+    BROKEN.add(2)
+    async with working(ledger, catches, page):
+        run = await ledger.enqueue(catches.options(id="r"))
+        (child,) = await dead(ledger, 1)
+        await becomes(run, JobState.PAUSED)
+        await ledger.execute(child.ref, Discard(reason="not needed"))
+        assert await run.result(timeout_s=LIMIT_S) == "item 2: r-1-2-of-runs"
+    (failed,) = [job.steps["page"] for job in (await jobs(ledger)).values() if job.id == "r"]
+    assert failed.error is not None
+    assert "it was discarded: ValueError: page 2 is gone" in failed.error.message
+    await require_sound(ledger)
+
+
+@workflow(queue="runs", max_attempts=1)
+async def settles(run: Run) -> list[str]:
+    async def settled() -> list[str]:
+        return [each.state for each in await run.map_settled(page, range(COUNT))]
+
+    async def beside() -> None:
+        await run.call(slow, 1)
+
+    found, _ = await run.gather(settled, beside)
+    return found
+
+
+@workflow(queue="runs", max_attempts=1)
+async def gives_up(run: Run) -> str:
+    first = await run.start(slow, 0)
+    try:
+        await run.options(on_dead_letter="fail").call(page, 1)
+    except ChildFailedError as error:
+        return f"{await first.result()} {error}"
+    return ""
+
+
+async def test_a_run_that_counts_dead_letters_as_failures_does_so_whatever_becomes_of_them(
+    ledger: Ledger,
+) -> None:
+    BROKEN.add(1)
+    async with working(ledger, settles, gives_up, page, slow):
+        settled, given_up = await ledger.enqueue(settles), await ledger.enqueue(gives_up)
+        broken = await dead(ledger, 2)
+        for run in (settled, given_up):
+            await counted(run)
+        BROKEN.clear()
+        for child in broken:
+            await child.retry()
+            await becomes(child, JobState.COMPLETED)
+        HELD.set()
+        states = await settled.result(timeout_s=LIMIT_S)
+        assert states == ["completed", "dead_lettered", *["completed"] * 3]
+        assert "page 1 is gone" in await given_up.result(timeout_s=LIMIT_S)
+    await require_sound(ledger)
+
+
+async def counted(run: JobHandle[Any]) -> None:
+    """Wait until a run has counted a child as failed."""
+    async with asyncio.timeout(LIMIT_S):
+        while not any(step.failed for step in (await run.snapshot()).steps.values()):
+            await asyncio.sleep(0.02)
+
+
+async def test_what_was_counted_of_a_child_is_read_while_its_requeue_runs(ledger: Ledger) -> None:
+    """The requeued child still runs when the last of its siblings ends: its run reads the end that it counted."""
+
+    @task(name="held", queue="kids", max_attempts=1)
+    async def held(n: int) -> int:
+        if n in BROKEN:
+            raise ValueError("no")
+        await HELD.wait()
+        return n
+
+    @workflow(name="both", queue="runs", max_attempts=1)
+    async def both(run: Run) -> list[str]:
+        ends = await run.map_settled(held, [0, 1])
+        return [f"{each.state} {each.error}".strip() for each in ends]
+
+    BROKEN.add(1)
+    async with working(ledger, both, held):
+        run = await ledger.enqueue(both)
+        (child,) = await dead(ledger, 1)
+        await counted(run)
+        BROKEN.clear()
+        await child.retry()
+        await becomes(child, JobState.RUNNING)
+        other = next(ref for ref, job in (await jobs(ledger)).items() if job.member and ref != child.ref)
+        await ledger.execute(other, CancelJob(reason="not wanted"))
+        assert await run.result(timeout_s=LIMIT_S) == [
+            "cancelled it was cancelled: not wanted",
+            "dead_lettered ValueError: no",
+        ]
+        HELD.set()
+        await becomes(child, JobState.COMPLETED)
+    assert set(await attempts(run)) <= {"paused", "completed"}
+    await require_sound(ledger)
+
+
+async def test_what_keeps_a_run_from_reading_ends_costs_no_attempt(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, troubles = ChildJobs.ends, [UnreachableError("the ends cannot be read")] * 3
+
+    async def ends(self: ChildJobs, *given: Any) -> list[MemberEnd]:
+        if troubles:
+            raise troubles.pop()
+        return await real(self, *given)
+
+    monkeypatch.setattr(ChildJobs, "ends", ends)
+    monkeypatch.setattr(journal, "retry_store", at_once)
+    async with working(ledger, calls_once, page):
+        run = await ledger.enqueue(calls_once)
+        assert await run.result(timeout_s=LIMIT_S) == 10
+    assert Counter(await attempts(run))["interrupted"] == 3
+    await require_sound(ledger)
+
+
+async def at_once(_: str, store: Callable[[], Awaitable[Any]], **__: Any) -> Any:
+    return await store()
+
+
+@workflow(queue="runs", max_attempts=1)
+async def calls_once(run: Run) -> int:
+    return await run.call(page, 1)
+
+
+# Runs of one id.
+
+
+@workflow(queue="one", on_success=told)
+async def first(run: Run) -> int:
+    return await run.call(page, 1)
+
+
+@workflow(queue="two", on_success=told)
+async def second(run: Run) -> int:
+    return await run.call(page, 2)
+
+
+async def test_two_runs_of_one_id_in_two_queues_are_each_told_of_once(ledger: Ledger) -> None:
+    async with working(ledger, first, second, page, told):
+        runs = [await ledger.enqueue(each.options(id="order-7")) for each in (first, second)]
+        assert [await run.result(timeout_s=LIMIT_S) for run in runs] == [10, 20]
+        await until(lambda: len(TOLD) >= 2)
+    assert sorted(TOLD) == ["one/order-7", "two/order-7"]
+    ids = sorted(job.id for job in (await jobs(ledger)).values() if job.queue in ("kids", "ears"))
+    assert ids == [f"order-7-{what}-of-{queue}" for what in ("1-0", "end") for queue in ("one", "two")]
+    await require_sound(ledger)
