@@ -14,11 +14,12 @@ import pytest
 from tests.support.cluster import SIZE, cluster
 from tests.support.figures import Recorder
 from tests.support.fleet import Fleet, WorkerProcess
-from tests.support.limited import define, grants, peaks, times_granted
+from tests.support.limited import archive_beyond, define, grants, peaks, take_snapshot, times_granted
 from tests.support.proof import Proof, prove
 from tests.support.watch import Watch, make_consumers
 from tests.support.working import LIMIT_S
 
+from jobledger.audit.verify import verify
 from jobledger.audit.verify.grants import RULES
 from jobledger.ledger import Ledger, Task, TaskRegistry, connect
 from jobledger.ledger.model.limits.flow import FLOW, MAIN
@@ -26,6 +27,9 @@ from jobledger.ledger.model.limits.flow import FLOW, MAIN
 pytestmark = [pytest.mark.anyio, pytest.mark.fault, pytest.mark.timeout(420)]
 
 APP = Path(__file__).parent / "apps" / "limits.py"
+KEPT_APP = APP.with_name("kept.py")
+RUNS = 24
+KEPT_KILLS = 8
 SLOTS = {"global": 100, "tenant": 10, "workflow": 5}
 JOBS = 20_000
 TENANTS = 20
@@ -317,4 +321,42 @@ async def test_limits_hold_while_the_leader_of_three_replicas_is_killed(
         events=proof.report.events,
         now=time.monotonic(),
         worst_recovery=f"{recovery_s:.1f} s until jobs ended again",
+    )
+
+
+async def test_children_go_on_on_the_slot_of_their_run_while_workers_are_killed(
+    ledger: Ledger, fleet: Fleet, chance: random.Random, record: Recorder, tmp_path: Path
+) -> None:
+    """A run keeps the only slot of its customer, and calls what names the same: nobody waits for himself."""
+    fleet.app = KEPT_APP
+    order = TaskRegistry.load([str(KEPT_APP)]).get("order")
+    async with Watch.following(ledger) as watch:
+        workers = [await fleet.begin("--concurrency", "20") for _ in range(WORKERS)]
+        jobs = [await ledger.enqueue(order.options(id=f"o{n}"), customer=f"c{n % 6}") for n in range(RUNS)]
+        for _ in range(KEPT_KILLS):
+            seen = len(watch.ended)
+            await watch.until_ended(seen + 1)
+            victim = chance.choice(workers)
+            fleet.kill(victim.pid)
+            await victim.process.wait()
+            await keep(fleet, workers)
+        for job in jobs:
+            assert await job.result(timeout_s=LIMIT_S) == 4
+        proof = await prove(ledger, enqueued=None, faults=fleet.faults)
+        for worker in workers:
+            await worker.stop()
+    proof.hold()
+    held, _ = await peaks(ledger.log)
+    assert held == {"customer": 1}
+    head = (await ledger.log.head()).last_sequence
+    await take_snapshot(ledger)  # else all grants stay
+    await archive_beyond(ledger, tmp_path / "archive", head // 2)
+    assert (report := await verify(ledger.log)).sound, report.text()
+    record(
+        "36e",
+        "SIGKILL of workers while runs keep slots that their children name",
+        faults=f"{KEPT_KILLS} kills",
+        jobs=6 * RUNS,
+        events=proof.report.events,
+        now=time.monotonic(),
     )

@@ -172,6 +172,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     rerun_of: RerunOf | None = None  #: the run whose first steps it begins with
     on_end: tuple[Callback, ...] = ()  #: what is enqueued when the run has ended
     deadline_s: float | None = None  #: how long after its first event the run is cancelled; None: never
+    inherits: tuple[str, ...] = ()  #: limits of which runs above it hold a slot to their end, also for it
 
 
 class CarriedAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -264,6 +265,7 @@ class _Order(Event, frozen=True, kw_only=True, gc=False):
     rerun_of: RerunOf | None = None  #: the run whose first steps it begins with
     on_end: tuple[Callback, ...] = ()  #: what is enqueued when the run has ended
     deadline_s: float | None = None  #: how long after its first event the run is cancelled; None: never
+    inherits: tuple[str, ...] = ()  #: limits of which runs above it hold a slot to their end, also for it
 
 
 class Scheduled(_Order, frozen=True, kw_only=True, tag="scheduled", gc=False):

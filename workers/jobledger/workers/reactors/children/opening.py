@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.ledger.children import child_ref
+from jobledger.ledger.limits.inherited import limits_of_children
 from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, catch_up, link, load, transact
 from jobledger.ledger.model.commands import Enqueue, Join, Stamp
 from jobledger.ledger.model.decisions import decide
@@ -33,6 +34,8 @@ _LOOKED_UP_MAX: Final = 1_000
 _KEPT_BYTES_MAX: Final = 16 << 20
 
 Items = list[msgspec.Raw]
+#: Runs of which it is kept what their children inherit.
+_INHERITED_MAX: Final = 1_000
 _NOTHING: Final = msgspec.Raw(b"null")
 _decode_items = msgspec.json.Decoder(Items).decode
 
@@ -57,6 +60,8 @@ class Opening:
         self._reaching = Reaching(client)
         self._kept: OrderedDict[str, Items] = OrderedDict()  # by the digest of the array
         self._kept_bytes: dict[str, int] = {}
+        #: By run and its newest grant, the limits of which its children need no slot of their own.
+        self._inherited: OrderedDict[tuple[JobRef, int], tuple[str, ...]] = OrderedDict()
 
     async def open(self, ref: JobRef, view: JobView, key: str, items: int, *, again: bool) -> JobView:
         """Enqueue children of the step `key`, then look whether the run has ended or paused meanwhile.
@@ -79,7 +84,7 @@ class Opening:
         if step.order is None or step.order.is_open:
             return view  # no group, or one whose children a client makes
         if again:
-            items = await self._missing(ref, step, items)
+            items = await self._missing(ref, job, step, items)
         if not items:
             return view
         await self._enqueue(ref, job, step, items)
@@ -97,14 +102,31 @@ class Opening:
         assert view.job is not None, "a chain only grows"
         return view, items | view.job.steps[key].open
 
-    async def _missing(self, ref: JobRef, step: Step, items: int) -> int:
+    async def _inherits(self, ref: JobRef, job: Job, step: Step) -> tuple[str, ...]:
+        """Return the limits whose slots children have from the runs above; those that may outlive these have none.
+
+        Raises: UnreachableError.
+        """
+        assert step.order is not None, "only a group has children"
+        if not (job.order.limits or job.order.inherits) or step.order.on_parent_end == "abandon":
+            return ()
+        granted = (ref, job.grant)
+        found = self._inherited.get(granted)
+        if found is None:
+            found = self._inherited[granted] = await limits_of_children(self._client.log, job)
+            if len(self._inherited) > _INHERITED_MAX:
+                self._inherited.popitem(last=False)
+        return found
+
+    async def _missing(self, ref: JobRef, job: Job, step: Step, items: int) -> int:
         """Return those of the items that seem to have no job; a replica that lags may hide one, which does no harm.
 
         Those with names of their own are among them: whoever took such a name for another job is found when they are made.
         """
         assert step.order is not None, "only a group has children"
+        inherits = await self._inherits(ref, job, step)
         derived = [item for item in items_of(items) if not step.order.node(item).id]
-        subjects = {item: first_subject(self._client, ref, step, item) for item in derived}
+        subjects = {item: first_subject(self._client, ref, step, item, inherits) for item in derived}
         found = items
         for some in _portions(list(subjects), _LOOKED_UP_MAX):
             present = await self._client.log.present([subjects[item] for item in some])
@@ -114,10 +136,11 @@ class Opening:
         return found
 
     async def _enqueue(self, ref: JobRef, job: Job, step: Step, items: int) -> None:
-        inputs = await self._items(step)
+        inputs, inherits = await self._items(step), await self._inherits(ref, job, step)
         taken: list[JobRef] = []
         for some in _portions(items_of(items), _IN_FLIGHT_MAX):
-            commands = [await self._command(ref, job, step, item, inputs) for item in some]
+            asked = [await self._command(ref, job, step, item, inputs) for item in some]
+            commands = [_on_slots_above(each, inherits) for each in asked]
             appended = [self._submit(command) for command in commands]
             outcomes = await asyncio.gather(*appended, return_exceptions=True)
             for command, outcome in zip(commands, outcomes, strict=True):
@@ -219,12 +242,26 @@ class Opening:
         return found
 
 
-def first_subject(client: Client, parent: JobRef, step: Step, item: int) -> str:
-    """Return the subject under which a child's first event is stored."""
+def first_subject(client: Client, parent: JobRef, step: Step, item: int, inherits: tuple[str, ...]) -> str:
+    """Return the subject under which a child's first event is stored; `inherits`: as its order says."""
     assert step.order is not None, "only a group has children"
     node = step.order.node(item)
-    leaf = first_leaf(node.priority, node.limits, node.deadline_s)
+    leaf = first_leaf(node.priority, _own(node.limits, inherits), node.deadline_s)
     return client.log.names.of_type(child_ref(parent, step, item), leaf)
+
+
+def _on_slots_above(command: Enqueue, inherits: tuple[str, ...]) -> Enqueue:
+    """Return what enqueues a child that takes no slot of what it inherits."""
+    if not inherits:
+        return command
+    order = command.order
+    own = msgspec.structs.replace(order, limits=_own(order.limits, inherits), inherits=inherits)
+    return msgspec.structs.replace(command, order=own)
+
+
+def _own(limits: tuple[str, ...], inherits: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of a child's limits of which it takes slots itself."""
+    return tuple(limit for limit in limits if limit not in inherits) if inherits else limits
 
 
 def _portions(items: list[int], size: int) -> Iterator[list[int]]:
