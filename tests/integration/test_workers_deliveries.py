@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 
 import pytest
 from tests.support.jetstream import api
@@ -19,6 +20,7 @@ from jobledger.ledger import (
     TaskRegistry,
     task,
 )
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Claim, DeadLetter, Requeue
 from jobledger.ledger.model.errors import LedgerFullError, ServerUnreachableError
 from jobledger.ledger.model.log import ChainEvents
@@ -235,10 +237,9 @@ async def test_a_task_that_ends_well_though_told_to_stop_is_completed(ledger: Le
 # A full ledger.
 
 
-async def test_a_full_ledger_loses_no_job_once_there_is_room(
-    connected: Connect, monkeypatch: pytest.MonkeyPatch
+async def test_work_goes_on_as_soon_as_a_full_ledger_has_room(
+    connected: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("jobledger.workers.attempt.settlement._FULL_S", 0.1)
     async with connected(ledger_bytes_max=1 << 16) as ledger:
         jobs: list[JobHandle[int]] = []
 
@@ -250,20 +251,26 @@ async def test_a_full_ledger_loses_no_job_once_there_is_room(
             await fill()
         assert (await ledger.log.head()).last_sequence == len(jobs) > 20
         async with working(ledger, double):
-            await _redelivery(ledger)
+            await until(lambda: "claims wait until there is room" in caplog.text)
+            await asyncio.sleep(2.5)  # some more refusals
             assert not RUNS
+            assert caplog.text.count("has reached its byte limit") == 1  # one line a minute
             await _make_room(ledger)
-            assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == [2 * n for n in range(len(jobs))]
+            async with asyncio.timeout(5.0):
+                assert [await job.result(timeout_s=LIMIT_S) for job in jobs] == [
+                    2 * n for n in range(len(jobs))
+                ]
     assert set(RUNS.values()) == {1}
 
 
-async def _redelivery(ledger: Ledger) -> None:
-    """Wait until a dispatch was handed out, could not be claimed, and was handed out again."""
-    names = ledger.names
-    where = f"CONSUMER.INFO.{names.ledger_stream}.{names.consumer('default', 'normal')}"
-    async with asyncio.timeout(LIMIT_S):
-        while not (await api(ledger.inbox, where, {})).get("num_redelivered"):
-            await asyncio.sleep(0.02)
+async def test_a_worker_with_claims_that_wait_for_room_stops_at_once(connected: Connect) -> None:
+    async with connected(ledger_bytes_max=1 << 16) as ledger:
+        with pytest.raises(LedgerFullError):
+            await _fill(ledger)
+        async with working(ledger, double, queues=("elsewhere",), grace_s=LIMIT_S) as worker:
+            await until(lambda: worker.counts().held > 0)
+            stopped_at = asyncio.get_running_loop().time()
+        assert asyncio.get_running_loop().time() - stopped_at < LIMIT_S / 2
 
 
 async def _make_room(ledger: Ledger) -> None:
@@ -303,3 +310,27 @@ async def test_an_outcome_is_kept_until_a_full_ledger_has_room(
             assert len(await job.result(timeout_s=LIMIT_S)) == 4_000
         assert RUNS[job.id] == 1
         assert await types(job) == ["queued", "started", "completed"]
+
+
+@task(queue="sleepers", max_attempts=5)
+async def sleeps(number: int) -> None:
+    await asyncio.sleep(1_000)
+
+
+async def test_a_worker_gives_a_thousand_jobs_back_within_its_grace(
+    connected: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    grace_s = 4.0
+    async with connected() as ledger:
+        await ledger.enqueue_many(sleeps, ({"number": number} for number in range(1_000)))
+        async with working(ledger, sleeps, concurrency=1_000, grace_s=grace_s) as worker:
+            await until(lambda: worker.running == 1_000)
+            worker.stop()
+            stopped_at = asyncio.get_running_loop().time()
+        assert asyncio.get_running_loop().time() - stopped_at < grace_s + 1.0
+        assert "cut off" not in caplog.text
+        found = Counter[str]()
+        async for batch in ledger.log.read_messages():
+            found.update(type(each.event).__name__ for each in batch if isinstance(each, StoredEvent))
+    assert found["Interrupted"] == found["Started"] == 1_000
+    assert found["Queued"] == 2_000

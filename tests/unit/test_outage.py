@@ -48,10 +48,14 @@ def test_a_connection_that_comes_and_goes_is_not_told_each_time(caplog: pytest.L
 
 
 def test_only_what_fails_for_want_of_the_server_is_quiet_meanwhile() -> None:
-    outage = Outage(Clock())
+    clock = Clock()
+    outage = Outage(clock)
     away, full = ServerUnreachableError("no answer"), LedgerFullError("no room")
     assert outage.level(away) == logging.WARNING
     outage.note("no answer")
-    assert (outage.level(away), outage.level(full)) == (logging.DEBUG, logging.WARNING)
+    assert outage.level(away) == logging.DEBUG
     outage.over()
     assert outage.level(away) == logging.WARNING
+    assert [outage.level(full) for _ in range(3)] == [logging.ERROR, logging.DEBUG, logging.DEBUG]
+    clock.now += 60.0
+    assert outage.level(full) == logging.ERROR

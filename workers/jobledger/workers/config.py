@@ -27,7 +27,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...] = ()  #: empty: those that the loaded tasks name
     weights: dict[str, int] = {}  #: how often a queue is asked beside the others, 1 to 100; 1 where not named
     concurrency: int = 100  #: attempts that may run at once, threads included
-    grace_s: float = 30.0  #: how long running attempts may go on after a stop was asked for
+    #: How long a stop may take. Running attempts may go on meanwhile, all but for its last fifth, 5 s at most, in which
+    #: their jobs are given back.
+    grace_s: float = 30.0
     cancel_grace_s: float = (
         5.0  #: how long a task that was told to end may take; then its attempt is ended without it
     )

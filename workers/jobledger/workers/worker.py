@@ -58,6 +58,9 @@ logger = logging.getLogger("jobledger.workers")
 
 #: How long attempts that were told to stop may take to give their jobs back and settle.
 _FAREWELL_S: Final = 10.0
+#: The end of the grace that is kept for giving jobs back: thousands take seconds, and whoever stops a worker kills it after
+#: the grace.
+_GIVE_BACK_S: Final = 5.0
 
 
 class WorkerCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -399,7 +402,9 @@ class Worker:
         """Let what runs come to its end within the grace, then make it give its jobs back."""
         if self._pool is not None:
             self._pool.refuse()  # a job that waits for a process is not claimed yet, and is given back
-        if not await self._all_done(self._config.grace_s, self._stopping_at_once):
+        self._attempts.end_claims()
+        grace_s = self._config.grace_s
+        if not await self._all_done(grace_s - min(grace_s / 5, _GIVE_BACK_S), self._stopping_at_once):
             self._attempts.stop("the worker was stopped", grace_s=_FAREWELL_S / 2)
             await self._all_done(_FAREWELL_S)
 

@@ -1,4 +1,4 @@
-"""Logs that the server cannot be reached: one line at once, one a minute, and one when it is back.
+"""Logs that the server cannot be reached, or the ledger is full: one line at once, and one a minute.
 
 The connection and the lease of a process report here each time they find the server away; most reports write no line.
 """
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from jobledger.ledger.model.errors import UnreachableError
+from jobledger.ledger.model.errors import LedgerFullError, UnreachableError
 
 logger = logging.getLogger("jobledger.connection")
 
@@ -27,9 +27,19 @@ class Outage:
         self._since: float | None = None
         self._told_at = -_TELL_EVERY_S
         self._is_told = False
+        self._full_told_at = -_TELL_EVERY_S
 
     def level(self, error: Exception) -> int:
-        """Return how loudly an error is to be logged: what fails while the server is away needs no line of its own."""
+        """Return how loudly an error is to be logged: what fails while the server is away needs no line of its own.
+
+        Of a full ledger, which refuses everything that everybody tries, one line a minute is an error.
+        """
+        if isinstance(error, LedgerFullError):
+            now = self._monotonic()
+            if now - self._full_told_at < _TELL_EVERY_S:
+                return logging.DEBUG
+            self._full_told_at = now
+            return logging.ERROR
         is_known = self._since is not None and isinstance(error, UnreachableError)
         return logging.DEBUG if is_known else logging.WARNING
 

@@ -1,7 +1,7 @@
 """Group commit: appends that arrive while two batches are in flight go out together as the next one.
 
 Where the server fsyncs each write, a batch costs four fsyncs, so grouping multiplies the rate; where it does not,
-a batch costs more than its parts, so the writer pipelines. It does what it was told, or what it observes. No
+a batch costs more than its parts, so the writer pipelines, all but what is a batch by itself. It does what it was told, or what it observes. No
 timer is involved: a lone append goes out at once and plainly. Source: ADR 005.
 """
 
@@ -106,8 +106,10 @@ class Writer:
 
     def append(self, entries: Sequence[Entry], answered: Answered) -> None:
         """Send `entries` as one; `answered` gets the first one's stream sequence or the error, never from here."""
-        if not self._grouping:
-            if self._unobserved and len(entries) == 1:
+        # Several entries are a batch in any case, which costs the server nearly as much as one of hundreds: those that wait
+        # at the same time go out as one.
+        if not self._grouping and len(entries) == 1:
+            if self._unobserved:
                 self._unobserved -= 1
                 self._publisher.send(entries, answered)
             else:
@@ -203,7 +205,7 @@ class Writer:
 
     def _send_group(self, group: list[_Unit]) -> None:
         entries = [entry for unit in group for entry in unit.entries]
-        if len(entries) <= self._few:
+        if len(entries) <= self._few and len(entries) == len(group):
             self._send_few(group)
             return
         self._groups_in_flight += 1

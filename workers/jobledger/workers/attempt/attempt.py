@@ -7,6 +7,7 @@ outcome is in the ledger, and the next worker to get the delivery reads there wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -41,6 +42,7 @@ from jobledger.workers.attempt.intake import Intake
 from jobledger.workers.attempt.kept import KeptChains
 from jobledger.workers.attempt.pause_watch import PauseWatch
 from jobledger.workers.attempt.recording import Recorder
+from jobledger.workers.attempt.retry_store import FULL_PAUSE_S, LIMIT_S
 from jobledger.workers.attempt.running import Attempt, Control
 from jobledger.workers.attempt.settlement import ACK, DROP, JOIN, Settlement, nak
 
@@ -98,6 +100,7 @@ class Attempts:
         #: Stream sequence of each delivery that is handled now -> the deliveries that are settled with it.
         self._handled: dict[int, list[Delivery]] = {}
         self.begun = 0  #: attempts
+        self._ends_claims = False
         self._abandoned = abandoned
         self._left: set[Attempt] = set()  #: abandoned, and their tasks run on
         self._cancel_grace_s = cancel_grace_s
@@ -120,7 +123,10 @@ class Attempts:
         try:
             settlement = await self._attempt(delivery)
         except asyncio.CancelledError:  # the worker ends, or the task cancelled the attempt that it runs in
-            logger.warning("stream sequence %d was cut off: left for a redelivery", delivery.stream_sequence)
+            level = logging.DEBUG if self._ends_claims else logging.WARNING  # the worker tells how many, once
+            logger.log(
+                level, "stream sequence %d was cut off: left for a redelivery", delivery.stream_sequence
+            )
             raise
         except Exception as error:  # noqa: BLE001 - a delivery that nobody settles would keep its job from everybody
             settlement = _after_trouble(error, delivery, self._ledger.connection.outage)
@@ -143,7 +149,10 @@ class Attempts:
                 return nak(_PROCESS_DELAY_S)
             if (pauses := self._pauses) and queued.queue in pauses.states and pauses.holds_back(queued.queue):
                 return nak(settlements.elsewhere_s(delivery.delivered))
-            claimed = await self._claimer.claim(delivery, queued)
+            try:
+                claimed = await self._claimer.claim(delivery, queued)
+            except LedgerFullError as error:
+                claimed = await self._claim_with_room(delivery, queued, error)
             if isinstance(claimed, Settlement):
                 return self._join(delivery, queued) if claimed is JOIN else claimed
             task = self._of_version(claimed) if queued.version or (task and task.makes_runs) else task
@@ -161,6 +170,26 @@ class Attempts:
                     self._end(attempt)
         # A refused outcome means that job and message are its new holder's: an ack would settle theirs.
         return ACK if accepted else DROP
+
+    async def _claim_with_room(
+        self, delivery: Delivery, queued: Queued, error: LedgerFullError
+    ) -> JobView | Settlement:
+        """Claim as soon as a full ledger has room; the delivery is kept alive meanwhile, and no dispatch is used up.
+
+        Raises: LedgerFullError after some minutes, or when the worker ends; as `Claimer.claim`.
+        """
+        loop, outage = self._ledger.connection.loop, self._ledger.connection.outage
+        logger.log(outage.level(error), "claims wait until there is room: %s", error)
+        deadline = loop.time() + LIMIT_S
+        while loop.time() < deadline and not self._ends_claims:
+            await asyncio.sleep(FULL_PAUSE_S)
+            with contextlib.suppress(LedgerFullError):
+                return await self._claimer.claim(delivery, queued)
+        raise error
+
+    def end_claims(self) -> None:
+        """Let claims that wait for room in the ledger give their deliveries back: the worker ends."""
+        self._ends_claims = True
 
     def _settle(self, deliveries: list[Delivery], settlement: Settlement) -> None:
         """Tell the broker what becomes of deliveries that were handled; nothing else does."""
@@ -377,7 +406,7 @@ def _after_trouble(error: Exception, delivery: Delivery, outage: Outage) -> Sett
     """Return what becomes of a delivery whose attempt could not be brought to an end; the log says why."""
     sequence, delivered = delivery.stream_sequence, delivery.delivered
     if isinstance(error, LedgerFullError):
-        logger.error("stream sequence %d: %s", sequence, error)
+        logger.log(outage.level(error), "stream sequence %d: %s", sequence, error)
         return nak(settlements.full_ledger_s(delivered))
     if isinstance(error, CorruptLedgerError):
         logger.error("%s", error)

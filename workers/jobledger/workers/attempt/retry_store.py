@@ -14,10 +14,12 @@ logger = logging.getLogger("jobledger.workers.attempt")
 
 T = TypeVar("T")
 
-#: How long an outcome is kept while the server is away or full; after that the job is left for a redelivery.
+#: How long an outcome or a claim is kept while the server is away or full; then the job is left for a redelivery.
 LIMIT_S: Final = 300.0
 _PAUSE_FIRST_S: Final = 0.5
 _PAUSE_MAX_S: Final = 5.0
+#: Between two tries at a full ledger, which may get room at any moment, and refuses at little cost.
+FULL_PAUSE_S: Final = 1.0
 
 
 async def retry_store(
@@ -40,7 +42,8 @@ async def retry_store(
         await asyncio.sleep(pause)
         try:
             return await store()
-        except (LedgerFullError, UnreachableError):
+        except (LedgerFullError, UnreachableError) as error:
             if loop.time() + pause > deadline:
                 raise
-        pause = min(2 * pause, _PAUSE_MAX_S)
+            longest = FULL_PAUSE_S if isinstance(error, LedgerFullError) else _PAUSE_MAX_S
+        pause = min(2 * pause, longest)

@@ -35,7 +35,7 @@ IN_FLIGHT_MAX: Final = 256
 #: or stands still is that late. Whoever lives says so every third of it.
 ACK_WAIT_S: Final = 2.0
 _LOOK_EVERY_S: Final = 10.0
-_FULL_DELAY_S: Final = 10.0
+_FULL_DELAY_S: Final = 1.0
 _UNREADABLE_DELAY_S: Final = 30.0
 
 
@@ -61,7 +61,7 @@ class ConsumerReactor(abc.ABC):
     A subclass says what it reads (`find`) and what it does about one delivery (`react`). At least once, in no
     order, up to `in_flight_max` at a time in this process and more in others: `react` must bear a delivery that
     was dealt with before. What it raises is logged and the delivery comes again: soon after a lost race or
-    connection, after 10 s from a full ledger, after 30 s when something cannot be read, growing to 30 s after
+    connection, after 1 s from a full ledger, after 30 s when something cannot be read, growing to 30 s after
     anything else. There is no limit to deliveries.
     """
 
@@ -166,7 +166,7 @@ class ConsumerReactor(abc.ABC):
             )
             verdict = Later(growing_s(delivery.delivered))
         except LedgerFullError as error:
-            logger.error("reactor %s: %s", self.name, error)  # noqa: TRY400 - a sentence
+            logger.log(self.ledger.connection.outage.level(error), "reactor %s: %s", self.name, error)
             verdict = Later(_FULL_DELAY_S)
         except CorruptLedgerError as error:
             logger.error("reactor %s: %s", self.name, error)  # noqa: TRY400 - a sentence

@@ -43,7 +43,7 @@ _ARRIVED_MAX: Final = 20_000
 _FOLDED_AT_ONCE: Final = 1_000
 #: How long a `granted` of another reactor, of which ours was refused, may take to be read.
 _HEARD_WITHIN_S: Final = 10.0
-_FULL_PAUSE_S: Final = 10.0
+_FULL_PAUSE_S: Final = 1.0
 #: Holders that have not started are asked for again after this time.
 _ASK_AGAIN_S: Final = 0.02
 
@@ -255,7 +255,7 @@ class Session:
             return
         except LedgerFullError as error:
             self._granter.take_back()
-            logger.error("nothing is granted: %s", error)  # noqa: TRY400 - a sentence
+            logger.log(self._ledger.connection.outage.level(error), "nothing is granted: %s", error)
             await asyncio.sleep(_FULL_PAUSE_S)
             return
         self._granter.confirm(sequence)
