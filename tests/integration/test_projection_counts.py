@@ -14,7 +14,7 @@ from tests.integration.test_projection_statistics import JumpyClock
 from tests.support.histories import STEPS, WEIGHTS, SteppedClock, act, ref_of
 from tests.support.projections import SMALL, finish
 
-from jobledger.audit.counts import append_counts, counted_parts, counts_before
+from jobledger.audit.counts import Counts, append_counts, counted_parts, counts_before
 from jobledger.audit.errors import ArchiveRefusedError
 from jobledger.audit.export import ExportLog, JoinedLog, write_export
 from jobledger.audit.verify import verify as audit
@@ -23,10 +23,12 @@ from jobledger.ledger.model.commands import Carry, Stamp
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import JobNotFoundError, RefusedError, WrongSequenceError
 from jobledger.ledger.model.memory import MemoryLog
-from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
+from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived, CountedTask
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import Projector, Store, difference, rebuild, verify
 from jobledger.projections.early_counts import counting
+from jobledger.projections.statistics.counted import begin_with
+from jobledger.projections.statistics.spread import install
 
 pytestmark = pytest.mark.anyio
 
@@ -106,6 +108,38 @@ def counters(path: Path) -> list[list[Any]]:
         return [connection.execute(sql).fetchall() for sql in tables] + [
             sorted(connection.execute(times).fetchall())
         ]
+
+
+async def test_counts_of_an_older_archive_run_are_read_though_they_had_no_spreads(tmp_path: Path) -> None:
+    history = History(3, tmp_path)
+    await finish(history.log, tmp_path / "p")
+    old = Counts(
+        through_sequence=0,
+        begins_at=1,
+        columns=(
+            "enqueued",
+            "run_le_5m",
+            "run_le_15m",
+            "run_le_1h",
+            "run_le_6h",
+            "run_le_1d",
+            "run_count",
+            "run_us",
+        ),
+        totals=(CountedTask(queue="mail", task="send", counts=(5, 0, 3, 3, 3, 3, 4, 90_000_000_000)),),
+        failure_columns=(),
+        failures=(),
+        jobs=(),
+    )
+    with closing(sqlite3.connect(tmp_path / "p", isolation_level=None)) as connection:
+        install(connection)
+        begin_with(connection, old)
+    with Store.open(tmp_path / "p") as store:
+        (row,) = store.totals()
+    assert (row.enqueued, row.run.count, row.run.sum_s, row.wait.count) == (5, 4, 90_000.0, 0)
+    assert row.run.counts == (*([0] * 12), 3, 3, 3, 3)
+    assert 300 < (row.run.quantile_s(0.5) or 0) <= 900
+    assert (row.run.quantile_s(1.0) or 0) > 86_400
 
 
 async def assert_jobs_are_what_their_chains_say(log: MemoryLog, path: Path) -> None:

@@ -38,6 +38,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     through_sequence: int
     begins_at: int
     columns: tuple[str, ...]
+    spread_columns: tuple[str, ...] = ()
     totals: tuple[CountedTask, ...]
     failure_columns: tuple[str, ...]
     failures: tuple[CountedFailure, ...]
@@ -62,6 +63,7 @@ def counted_parts(counts: Counts, archive_through: int, stamp: Stamp) -> list[Co
             part=number,
             parts=len(cuts),
             columns=counts.columns,
+            spread_columns=counts.spread_columns,
             totals=tuple(row for row in cut if isinstance(row, CountedTask)),
             failure_columns=counts.failure_columns,
             failures=tuple(row for row in cut if isinstance(row, CountedFailure)),
@@ -149,6 +151,7 @@ def _joined(parts: Sequence[Counted], archived: Archived, begins: int) -> Counts
     if not archived.through_sequence <= first.through_sequence < begins:
         return None
     widths = {len(row.counts) - len(first.columns) for part in parts for row in part.totals}
+    widths |= {len(row.spreads) - len(first.spread_columns) for part in parts for row in part.totals}
     widths |= {len(row.counts) - len(first.failure_columns) for part in parts for row in part.failures}
     if widths - {0}:
         return None
@@ -156,6 +159,7 @@ def _joined(parts: Sequence[Counted], archived: Archived, begins: int) -> Counts
         through_sequence=first.through_sequence,
         begins_at=first.begins_at,
         columns=first.columns,
+        spread_columns=first.spread_columns,
         totals=tuple(row for part in parts for row in part.totals),
         failure_columns=first.failure_columns,
         failures=tuple(row for part in parts for row in part.failures),

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         TotalsRow,
         WorkerRow,
     )
-    from jobledger.projections.statistics.tally import HISTOGRAM_BOUNDS_S
+    from jobledger.projections.statistics.spread import HISTOGRAM_BOUNDS_S
     from jobledger.projections.tables.acts import ActFilter, ActRow
 else:  # the same as a table
     __getattr__, __dir__ = on_demand(
@@ -89,7 +89,7 @@ else:  # the same as a table
                 "TotalsRow",
                 "WorkerRow",
             ),
-            "statistics.tally": ("HISTOGRAM_BOUNDS_S",),
+            "statistics.spread": ("HISTOGRAM_BOUNDS_S",),
             "tables.acts": ("ActFilter", "ActRow"),
         },
     )

@@ -46,6 +46,7 @@ from jobledger.projections.errors import (
 )
 from jobledger.projections.layout import LEDGER, Layout
 from jobledger.projections.position import SELECT_POSITION
+from jobledger.projections.statistics.spread import install
 
 Identity = tuple[int, int]  # (device, inode)
 
@@ -123,6 +124,7 @@ def _open_reader(path: Path, busy_timeout_s: float, layout: Layout) -> sqlite3.C
             isolation_level=None,
             check_same_thread=False,
         )
+        install(connection)
         return _checked(connection, path, layout)
 
 

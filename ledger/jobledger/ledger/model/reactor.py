@@ -71,12 +71,25 @@ class Verified(_Fact, frozen=True, kw_only=True, tag="verified", gc=False):
     violations: Whole  #: how many were found
 
 
-class CountedTask(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class CountedSpread(msgspec.Struct, frozen=True, kw_only=True):
+    """How durations are spread, in whole microseconds."""
+
+    smallest_us: Whole  #: the smallest one
+    largest_us: Whole  #: the largest one
+    counts: dict[
+        Whole, Whole
+    ]  #: how many, by the upper bound of their bucket; a bucket is at most a tenth wide
+
+
+class CountedTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What happened to the jobs of a task in a queue."""
 
     queue: str  #: the queue
     task: str  #: the task's name
     counts: tuple[Signed, ...]  #: one number per name in `columns`, in their order
+    spreads: tuple[
+        CountedSpread | None, ...
+    ] = ()  #: one per name in `spread_columns`; null: nothing was counted
 
 
 class CountedFailure(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -109,6 +122,9 @@ class Counted(_Fact, frozen=True, kw_only=True, tag="counted", gc=False):
     part: Whole  #: from 1
     parts: Whole  #: how many there are of this count
     columns: tuple[str, ...] = ()  #: what is counted by task; durations in microseconds
+    spread_columns: tuple[
+        str, ...
+    ] = ()  #: whose durations are counted by bucket; none before there were such buckets
     totals: tuple[CountedTask, ...] = ()  #: the one that came first in the ledger first
     failure_columns: tuple[str, ...] = ()  #: what is counted by type of error
     failures: tuple[CountedFailure, ...] = ()  #: as `totals`

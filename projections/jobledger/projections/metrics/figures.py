@@ -8,7 +8,6 @@ goes back. The rest is summed up as `(other)`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import sub
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +15,7 @@ import msgspec
 from jobledger.ledger.metrics.exposition import OTHER
 from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.projections.metrics.running import Running, read_running
-from jobledger.projections.metrics.shown import Labels, shown
+from jobledger.projections.metrics.shown import Labels, minus, shown
 from jobledger.projections.metrics.ticking import TickingRow, read_ticking
 from jobledger.projections.position import Position
 from jobledger.projections.queries.store import Store
@@ -55,7 +54,7 @@ _WHOLE: Final = ""  # the key of the sum of all queues
 _FAILED: Final = STATISTICS.index("failed")
 _DEAD: Final = STATISTICS.index("dead_lettered")
 
-_Numbers = Sequence[int]
+_Values = Sequence[Any]  #: of columns that add up: numbers, and spreads as text
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +68,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[QueueRow]
     pauses: dict[str, QueueState]  #: of all queues that were ever paused
     held: list[HeldRow]  #: by limit
-    limit_waits: dict[Labels, Sequence[int]]  #: by limit, a histogram as its columns hold it
+    limit_waits: dict[Labels, Sequence[Any]]  #: by limit, a histogram as its columns hold it
     ticking: list[TickingRow]  #: by schedule
     running: Running  #: what runs did
     hooks: HookStates  #: webhooks that are disabled, and watches that fire
@@ -137,17 +136,17 @@ def _shown_queues(store: Store, counted: Sequence[str], values_max: int) -> tupl
 
 
 def _other_tasks(
-    sums: Mapping[str, _Numbers], tasks: Mapping[tuple[str, str], _Numbers]
-) -> Iterator[tuple[tuple[str, str], _Numbers]]:
+    sums: Mapping[str, _Values], tasks: Mapping[tuple[str, str], _Values]
+) -> Iterator[tuple[tuple[str, str], _Values]]:
     """Yield what is left of each queue that is shown without its tasks that are, and of all without these queues."""
     if _WHOLE not in sums:
         return
     rest = dict(sums)
     for (queue, _), values in tasks.items():
-        rest[queue] = tuple(map(sub, rest[queue], values))
+        rest[queue] = tuple(map(minus, rest[queue], values))
     for queue, values in sums.items():
         if queue != _WHOLE:
-            rest[_WHOLE] = tuple(map(sub, rest[_WHOLE], values))
+            rest[_WHOLE] = tuple(map(minus, rest[_WHOLE], values))
             if any(rest[queue]):
                 yield (queue, OTHER), rest[queue]
     if any(rest[_WHOLE]):
@@ -155,7 +154,7 @@ def _other_tasks(
 
 
 def _other_failures(
-    totals: Mapping[tuple[str, str], _Numbers], shown: Iterable[FailureRow]
+    totals: Mapping[tuple[str, str], _Values], shown: Iterable[FailureRow]
 ) -> Iterator[FailureRow]:
     """Yield the failures of each row of totals that are of no type that is shown."""
     rest = {key: [values[_FAILED], values[_DEAD]] for key, values in totals.items()}

@@ -26,7 +26,7 @@ from jobledger.projections.metrics.ticking import seconds_since, ticking_metrics
 from jobledger.projections.position import Position
 from jobledger.projections.statistics.answers import Histogram, QueueRow, TotalsRow
 from jobledger.projections.statistics.held import HeldRow
-from jobledger.projections.statistics.tally import HISTOGRAM_BOUNDS_S
+from jobledger.projections.statistics.spread import HISTOGRAM_BOUNDS_S
 
 LABEL_VALUES_MAX: Final = 200
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from prometheus_client.core import Metric
@@ -28,9 +28,9 @@ _AWAITING: Final = "SELECT awaiting, count(*) FROM jobs WHERE awaiting IS NOT NU
 class Running(msgspec.Struct, frozen=True, kw_only=True):
     """What a scrape shows of runs; counters, then a histogram, as the columns hold them."""
 
-    steps: dict[Labels, Sequence[int]]  #: by queue and target
+    steps: dict[Labels, Sequence[Any]]  #: by queue and target
     steps_folded: int  #: pairs without a name of their own
-    runs: dict[Labels, Sequence[int]]  #: by queue
+    runs: dict[Labels, Sequence[Any]]  #: by queue
     waiting: dict[str, int]  #: by what they wait for
 
 

@@ -3,31 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import add
 from typing import Any
 
 from jobledger.ledger.metrics.exposition import OTHER, Distribution
-from jobledger.projections.statistics.tally import HISTOGRAM_BOUNDS_S
+from jobledger.projections.statistics.spread import (
+    HISTOGRAM_BOUNDS_S,
+    cumulative,
+    from_text,
+    merged_text,
+    to_text,
+    without,
+)
 
 Labels = tuple[str, ...]
 
 
 def shown(
     rows: Sequence[Sequence[Any]], labels: int, values_max: int
-) -> tuple[dict[Labels, Sequence[int]], int]:
+) -> tuple[dict[Labels, Sequence[Any]], int]:
     """Return at most `values_max` rows by their labels, the others added up; and how many these others are.
 
     `labels`: how many columns in front of each row are labels.
     """
-    found: dict[Labels, Sequence[int]] = {tuple(row[:labels]): row[labels:] for row in rows[:values_max]}
+    found: dict[Labels, Sequence[Any]] = {tuple(row[:labels]): row[labels:] for row in rows[:values_max]}
     others = rows[values_max:]
     for row in others:
         known = found.get((OTHER,) * labels)
-        found[(OTHER,) * labels] = row[labels:] if known is None else tuple(map(add, known, row[labels:]))
+        found[(OTHER,) * labels] = row[labels:] if known is None else tuple(map(plus, known, row[labels:]))
     return found, len(others)
 
 
-def distribution(columns: Sequence[int]) -> Distribution:
+def plus(one: Any, other: Any) -> Any:
+    """Add up what a column of two rows holds, which is a number or a spread."""
+    return one + other if isinstance(one, int) else merged_text(one, other)
+
+
+def minus(whole: Any, part: Any) -> Any:
+    """Take off what `plus` added."""
+    return whole - part if isinstance(whole, int) else to_text(without(from_text(whole), from_text(part)))
+
+
+def distribution(columns: Sequence[Any]) -> Distribution:
     """Return a histogram as its columns hold it."""
-    *counts, count, sum_us = columns
+    count, sum_us, text = columns
+    spread = from_text(text)
+    counts = cumulative({} if spread is None else spread.counts)
     return Distribution(HISTOGRAM_BOUNDS_S, [*counts, count], sum_us / 1e6)

@@ -14,21 +14,24 @@ import msgspec
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.times import time_text
 from jobledger.projections.errors import ProjectionConfigError
+from jobledger.projections.statistics.spread import Spread, all_merged, cumulative, from_text, quantile_us
 from jobledger.projections.statistics.tally import (
     COUNTERS,
-    HISTOGRAM_BOUNDS_S,
+    HISTOGRAM_WIDTH,
     HISTOGRAMS,
     MINUTE_US,
     QUEUE_COUNTS,
     STATISTICS,
     microseconds,
     moment,
+    summed,
 )
 
 _MICROSECOND: Final = 1e-6
 _MINUTE_S: Final = 60
 _EARLIEST: Final = -(1 << 62)
 _LATEST: Final = 1 << 62
+_NOTHING: Final = cumulative({})
 
 
 class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,40 +45,53 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
-    """How long something took, counted by `HISTOGRAM_BOUNDS_S`."""
+    """How long something took."""
 
     count: int
     sum_s: float
-    counts: tuple[int, ...]  #: per bound, how many took at most that long; `count` has the longer ones too
+    counts: tuple[int, ...]  #: per bound of `HISTOGRAM_BOUNDS_S`, how many took at most that long
+    smallest_s: float | None = None  #: None where nothing was counted, as `largest_s`
+    largest_s: float | None = None
+    #: How many, by the upper bound of their bucket in microseconds, ascending; a bucket is at most a tenth wide.
+    spread_us: dict[int, int] = msgspec.field(default_factory=dict[int, int])
 
     @classmethod
     def merged(cls, histograms: Iterable[Histogram]) -> Self:
         """Return several as one; one of nothing where there is none."""
-        count, sum_s, counts = 0, 0.0, [0] * len(HISTOGRAM_BOUNDS_S)
-        for each in histograms:
-            count, sum_s = count + each.count, sum_s + each.sum_s
-            counts = [mine + its for mine, its in zip(counts, each.counts, strict=True)]
-        return cls(count=count, sum_s=sum_s, counts=tuple(counts))
+        several = list(histograms)
+        spread = all_merged(_spread_of(each) for each in several)
+        return cls._of(sum(each.count for each in several), sum(each.sum_s for each in several), spread)
 
     @classmethod
-    def of_columns(cls, values: Sequence[int]) -> Self:
+    def of_columns(cls, values: Sequence[Any]) -> Self:
         """Return the one that the columns `tally.histogram_columns` of a row hold."""
-        *counts, count, sum_us = values
-        return cls(count=count, sum_s=sum_us * _MICROSECOND, counts=tuple(counts))
+        count, sum_us, text = values
+        return cls._of(count, sum_us * _MICROSECOND, from_text(text))
+
+    @classmethod
+    def _of(cls, count: int, sum_s: float, spread: Spread | None) -> Self:
+        if spread is None:
+            return cls(count=count, sum_s=sum_s, counts=_NOTHING)
+        return cls(
+            count=count,
+            sum_s=sum_s,
+            counts=cumulative(spread.counts),
+            smallest_s=spread.smallest_us * _MICROSECOND,
+            largest_s=spread.largest_us * _MICROSECOND,
+            spread_us=spread.counts,
+        )
 
     def quantile_s(self, share: float) -> float | None:
-        """Return below which time a `share` (0 to 1) lies, by linear interpolation between bounds.
+        """Return the time within which a `share` (0 to 1) lies, within a twentieth; None when nothing was counted."""
+        spread = _spread_of(self)
+        return None if spread is None else quantile_us(spread, share) * _MICROSECOND
 
-        None when nothing was counted; the highest bound where the answer lies beyond it.
-        """
-        if not self.count:
-            return None
-        rank, below, lower = share * self.count, 0, 0.0
-        for bound, count in zip(HISTOGRAM_BOUNDS_S, self.counts, strict=True):
-            if count >= rank and count > below:
-                return lower + (bound - lower) * max(0.0, rank - below) / (count - below)
-            below, lower = count, bound
-        return HISTOGRAM_BOUNDS_S[-1]
+
+def _spread_of(histogram: Histogram) -> Spread | None:
+    smallest_s, largest_s = histogram.smallest_s, histogram.largest_s
+    if smallest_s is None or largest_s is None:
+        return None
+    return Spread(round(smallest_s * 1e6), round(largest_s * 1e6), histogram.spread_us)
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +183,7 @@ TOTALS_SQL: Final = (
 )
 BUCKETS_SQL: Final = (
     "SELECT minute / ? AS span, queue, task, "  # noqa: S608
-    f"{', '.join(f'sum({name})' for name in STATISTICS)} FROM buckets "
+    f"{', '.join(map(summed, STATISTICS))} FROM buckets "
     "WHERE minute >= ? AND minute < ? AND (? IS NULL OR queue = ?) AND (? IS NULL OR task = ?) AND ({}) "
     "GROUP BY span, queue, task ORDER BY span, queue, task LIMIT ?"
 )
@@ -210,12 +226,11 @@ def bucket_row(row: Sequence[Any], step_s: int) -> BucketRow:
     return BucketRow(begins_at=begins_at, step_s=step_s, queue=queue, task=task, **_statistics(values))
 
 
-def _statistics(values: Sequence[int]) -> dict[str, Any]:
+def _statistics(values: Sequence[Any]) -> dict[str, Any]:
     found: dict[str, Any] = dict(zip(COUNTERS, values, strict=False))
-    width = len(HISTOGRAM_BOUNDS_S) + 2
     for place, name in enumerate(HISTOGRAMS):
-        first = len(COUNTERS) + place * width
-        found[name] = Histogram.of_columns(values[first : first + width])
+        first = len(COUNTERS) + place * HISTOGRAM_WIDTH
+        found[name] = Histogram.of_columns(values[first : first + HISTOGRAM_WIDTH])
     return found
 
 

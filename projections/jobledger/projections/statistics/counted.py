@@ -6,21 +6,25 @@ The caller owns the transaction.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from jobledger.audit.counts import Counts
 from jobledger.ledger.model.job import CLOSED_STATES
-from jobledger.ledger.model.reactor import CountedFailure, CountedJob, CountedTask
+from jobledger.ledger.model.reactor import CountedFailure, CountedJob, CountedSpread, CountedTask
 from jobledger.projections.position import ALL_COUNTED, COUNTED, Position
+from jobledger.projections.statistics.coarse import coarse_spread
+from jobledger.projections.statistics.spread import Spread, from_text
 from jobledger.projections.statistics.tables import ADD_FAILURES, ORIGINS, add_totals
-from jobledger.projections.statistics.tally import FAILURE_COUNTERS, STATISTICS
+from jobledger.projections.statistics.tally import FAILURE_COUNTERS, STATISTICS, Sums, is_spread
 from jobledger.projections.table import Row
 
 _IN_ORDER: Final = (
     "ORDER BY rowid"  # of their first event, which decides what has a series or a row of its own
 )
-_TOTALS: Final = f"SELECT queue, task, {', '.join(STATISTICS)} FROM totals {_IN_ORDER}"  # noqa: S608 - constants
+_SPREADS: Final = tuple(filter(is_spread, STATISTICS))
+_NUMBERS: Final = tuple(each for each in STATISTICS if each not in _SPREADS)
+_TOTALS: Final = f"SELECT queue, task, {', '.join((*_NUMBERS, *_SPREADS))} FROM totals {_IN_ORDER}"  # noqa: S608 - constants
 _FAILURES: Final = f"SELECT queue, task, error_type, {', '.join(FAILURE_COUNTERS)} FROM failures {_IN_ORDER}"  # noqa: S608
 _CLOSED: Final = ", ".join(f"'{state.value}'" for state in sorted(CLOSED_STATES))
 #: Jobs of which a projection that begins after the archive sees `carried` first.
@@ -41,8 +45,9 @@ def read_counts(connection: sqlite3.Connection, position: Position) -> Counts:
     return Counts(
         through_sequence=position.stream_sequence,
         begins_at=position.counts_begin_at,
-        columns=STATISTICS,
-        totals=tuple(CountedTask(queue=row[0], task=row[1], counts=row[2:]) for row in execute(_TOTALS)),
+        columns=_NUMBERS,
+        spread_columns=_SPREADS,
+        totals=tuple(_counted_task(*row) for row in execute(_TOTALS)),
         failure_columns=FAILURE_COUNTERS,
         failures=tuple(
             CountedFailure(queue=row[0], task=row[1], error_type=row[2], counts=row[3:])
@@ -58,8 +63,7 @@ def begin_with(connection: sqlite3.Connection, counts: Counts) -> None:
     """Write what was counted, and up to where; a file that begins again after another archive run has some."""
     for table in ("totals", "sums", "failures", "origins"):
         connection.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
-    totals = _placed(STATISTICS, counts.columns)
-    add_totals(connection, [(row.queue, row.task, _values(totals, row.counts)) for row in counts.totals])
+    add_totals(connection, [(row.queue, row.task, _sums(counts, row)) for row in counts.totals])
     failures = _placed(FAILURE_COUNTERS, counts.failure_columns)
     rows: Iterator[Row] = (
         (row.queue, row.task, row.error_type, *_values(failures, row.counts)) for row in counts.failures
@@ -76,6 +80,42 @@ def end_with(connection: sqlite3.Connection) -> None:
     connection.executemany(_UPDATE_TIMES, connection.execute(_SELECT_ORIGINS).fetchall())
     connection.execute(_DROP_ORIGINS)
     connection.execute(ALL_COUNTED)
+
+
+def _counted_task(queue: str, task: str, *values: int | str | None) -> CountedTask:
+    numbers, texts = values[: len(_NUMBERS)], values[len(_NUMBERS) :]
+    return CountedTask(
+        queue=queue,
+        task=task,
+        counts=tuple(each for each in numbers if isinstance(each, int)),
+        spreads=tuple(_counted_spread(from_text(each if isinstance(each, str) else None)) for each in texts),
+    )
+
+
+def _counted_spread(spread: Spread | None) -> CountedSpread | None:
+    if spread is None:
+        return None
+    return CountedSpread(
+        smallest_us=spread.smallest_us, largest_us=spread.largest_us, counts=dict(spread.counts)
+    )
+
+
+def _sums(counts: Counts, row: CountedTask) -> Sums:
+    """Return a row's columns; an older version counted durations by fewer bounds, and had no spreads."""
+    numbers = dict(zip(counts.columns, row.counts, strict=True))
+    spreads = dict(zip(counts.spread_columns, row.spreads, strict=True))
+    return [
+        _spread(each, spreads, numbers) if is_spread(each) else numbers.get(each, 0) for each in STATISTICS
+    ]
+
+
+def _spread(
+    column: str, spreads: Mapping[str, CountedSpread | None], numbers: Mapping[str, int]
+) -> Spread | None:
+    if column not in spreads:
+        return coarse_spread(column.removesuffix("_spread"), numbers)
+    found = spreads[column]
+    return None if found is None else Spread(found.smallest_us, found.largest_us, found.counts)
 
 
 def _placed(wanted: Sequence[str], stored: Sequence[str]) -> list[int | None]:

@@ -10,13 +10,13 @@ import msgspec
 
 from jobledger.projections.filters import Term, joined
 from jobledger.projections.statistics.answers import Histogram, bucket_values
-from jobledger.projections.statistics.tally import MINUTE_US, histogram_columns, moment
+from jobledger.projections.statistics.tally import MINUTE_US, histogram_columns, moment, summed
 
 Select = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
 
 _HAPPENED: Final = ("enqueued", "completed", "failed", "dead_lettered")
-_WAIT: Final = ", ".join(f"sum({name})" for name in histogram_columns("wait"))
-_RUN: Final = ", ".join(f"sum({name})" for name in histogram_columns("run"))
+_WAIT: Final = ", ".join(map(summed, histogram_columns("wait")))
+_RUN: Final = ", ".join(map(summed, histogram_columns("run")))
 _SUMS: Final = ", ".join(f"sum({name})" for name in _HAPPENED)
 _SPANS: Final = (
     f"SELECT minute / ? AS span, queue, {_SUMS} FROM buckets "  # noqa: S608 - columns, here and below

@@ -10,19 +10,19 @@ import msgspec
 
 from jobledger.projections.filters import Term, joined
 from jobledger.projections.statistics.answers import Histogram, bucket_values
-from jobledger.projections.statistics.tally import HISTOGRAM_BOUNDS_S, histogram_columns
+from jobledger.projections.statistics.tally import HISTOGRAM_WIDTH, histogram_columns, summed
 
 Select = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
 
 _COUNTED: Final = ("enqueued", "completed", "failed", "dead_lettered")
 _TIMED: Final = ("wait", "run")
 _SUMS: Final = ", ".join(
-    f"sum({name})" for name in (*_COUNTED, *(each for name in _TIMED for each in histogram_columns(name)))
+    map(summed, (*_COUNTED, *(each for name in _TIMED for each in histogram_columns(name))))
 )
 
 
 class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
-    """How long something took, in seconds; None where it never happened, the highest bound where it took longer."""
+    """How long something took, in seconds; None where it never happened."""
 
     count: int
     p50_s: float | None
@@ -77,7 +77,6 @@ def success_rate(completed: int, failed: int) -> float | None:
 
 def _rates(row: Sequence[Any]) -> Rates:
     name, enqueued, completed, failed, dead_lettered, *timed = row
-    width = len(HISTOGRAM_BOUNDS_S) + 2
     return Rates(
         name=name,
         enqueued=enqueued,
@@ -85,6 +84,6 @@ def _rates(row: Sequence[Any]) -> Rates:
         failed=failed,
         dead_lettered=dead_lettered,
         success_rate=success_rate(completed, failed),
-        wait=quantiles(Histogram.of_columns(timed[:width])),
-        run=quantiles(Histogram.of_columns(timed[width:])),
+        wait=quantiles(Histogram.of_columns(timed[:HISTOGRAM_WIDTH])),
+        run=quantiles(Histogram.of_columns(timed[HISTOGRAM_WIDTH:])),
     )

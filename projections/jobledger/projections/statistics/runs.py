@@ -17,8 +17,16 @@ from jobledger.ledger.model.runs.events import Joined, StepCompleted, StepFailed
 from jobledger.ledger.model.runs.orders import bits_of, items_of
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.projections.statistics.tally import Seen, histogram_columns, histogram_values, microseconds
-from jobledger.projections.table import Table, integer, text
+from jobledger.projections.statistics.tally import (
+    Seen,
+    as_stored,
+    declared,
+    histogram_columns,
+    histogram_values,
+    merging,
+    microseconds,
+)
+from jobledger.projections.table import Table, Value, text
 
 STEP_OUTCOMES: Final = ("completed", "failed", "retried")
 RUN_COUNTERS: Final = ("joins", "children_completed", "children_failed", "diverged")
@@ -28,23 +36,23 @@ _MILLISECONDS_MAX: Final = 10 * 365 * 86_400 * 1_000
 
 STEP_STATISTICS: Final = (*STEP_OUTCOMES, *histogram_columns("step"))
 RUN_STATISTICS: Final = (*RUN_COUNTERS, *histogram_columns("lag"))
-_COUNTED: Final = integer("as in [Statistics of runs](#statistics-of-runs)")
+_COUNTED: Final = "as in [Statistics of runs](#statistics-of-runs)"
 STEP_TOTALS: Final = Table(
     name="step_totals",
     columns={
         "queue": text("the run's queue"),
         "target": text("what the steps are about: a function, a task, a signal, a table"),
-        **dict.fromkeys(STEP_STATISTICS, _COUNTED),
+        **declared(STEP_STATISTICS, _COUNTED),
     },
     key=("queue", "target"),
 )
 RUN_TOTALS: Final = Table(
     name="run_totals",
-    columns={"queue": text("the runs' queue"), **dict.fromkeys(RUN_STATISTICS, _COUNTED)},
+    columns={"queue": text("the runs' queue"), **declared(RUN_STATISTICS, _COUNTED)},
     key=("queue",),
 )
-_ADD_STEPS: Final = STEP_TOTALS.adding(STEP_STATISTICS)
-_ADD_RUNS: Final = RUN_TOTALS.adding(RUN_STATISTICS)
+_ADD_STEPS: Final = STEP_TOTALS.adding(STEP_STATISTICS, *merging(STEP_STATISTICS))
+_ADD_RUNS: Final = RUN_TOTALS.adding(RUN_STATISTICS, *merging(RUN_STATISTICS))
 
 #: Gives a job as it is at the event, by (id, queue); None where the rows do not have it.
 SeenOf = Callable[[tuple[str, str]], Seen | None]
@@ -57,8 +65,8 @@ class _Cell:
         self.counts = [0] * counters
         self.durations_us: list[int] = []
 
-    def values(self) -> tuple[int, ...]:
-        return (*self.counts, *histogram_values(self.durations_us))
+    def values(self) -> tuple[Value, ...]:
+        return as_stored((*self.counts, *histogram_values(self.durations_us)))
 
 
 class RunTally:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from operator import add
+from functools import reduce
 from typing import Final
 
 from jobledger.ledger.model.job import JobState
@@ -19,10 +19,15 @@ from jobledger.projections.statistics.tally import (
     QUEUE_COUNTS,
     STATISTICS,
     WORKER_COUNTERS,
+    Sums,
     Tally,
+    added,
+    as_stored,
     cell_values,
+    declared,
     histogram_columns,
     histogram_values,
+    merging,
     moment,
 )
 from jobledger.projections.table import Index, Row, Table, integer, text, timestamp
@@ -30,7 +35,7 @@ from jobledger.projections.table import Index, Row, Table, integer, text, timest
 _STATES: Final = tuple(JobState)
 #: The columns of `limit_waits` that add up.
 LIMIT_STATISTICS: Final = histogram_columns("wait")
-_STATISTICS: Final = dict.fromkeys(STATISTICS, integer("as in [Statistics](#statistics)"))
+_STATISTICS: Final = declared(STATISTICS, "as in [Statistics](#statistics)")
 _COUNTED_QUEUE: Final = text("the queue")
 _COUNTED_TASK: Final = text("the task's name")
 
@@ -88,7 +93,7 @@ LIMIT_WAITS: Final = Table(
     name="limit_waits",
     columns={
         "name": text("the limit's name, without a key"),
-        **dict.fromkeys(LIMIT_STATISTICS, integer("as in [Statistics of limits](#statistics-of-limits)")),
+        **declared(LIMIT_STATISTICS, "as in [Statistics of limits](#statistics-of-limits)"),
     },
     key=("name",),
 )
@@ -107,15 +112,15 @@ STATISTICS_TABLES: Final = (QUEUES, TOTALS, SUMS, BUCKETS, FAILURES, WORKERS, LI
 
 ADD_QUEUE: Final = QUEUES.adding(QUEUE_COUNTS)
 ADD_FAILURES: Final = FAILURES.adding(FAILURE_COUNTERS)
-_ADD_TOTALS: Final = TOTALS.adding(STATISTICS)
-_ADD_SUMS: Final = SUMS.adding(STATISTICS)
-_ADD_BUCKET: Final = BUCKETS.adding(STATISTICS)
+_ADD_TOTALS: Final = TOTALS.adding(STATISTICS, *merging(STATISTICS))
+_ADD_SUMS: Final = SUMS.adding(STATISTICS, *merging(STATISTICS))
+_ADD_BUCKET: Final = BUCKETS.adding(STATISTICS, *merging(STATISTICS))
 _ADD_WORKER: Final = WORKERS.adding(
     ("first_at", "last_at", *WORKER_COUNTERS),
     "first_at = min(first_at, excluded.first_at)",
     "last_at = max(last_at, excluded.last_at)",
 )
-_ADD_LIMIT_WAITS: Final = LIMIT_WAITS.adding(LIMIT_STATISTICS)
+_ADD_LIMIT_WAITS: Final = LIMIT_WAITS.adding(LIMIT_STATISTICS, *merging(LIMIT_STATISTICS))
 _SELECT_ERROR_TYPES: Final = "SELECT error_type FROM failures WHERE queue = ? AND task = ?"
 
 
@@ -123,25 +128,25 @@ def add_tally(connection: sqlite3.Connection, tally: Tally, *, totals: bool = Tr
     """Add what a transaction's events came to; without `totals` where these have counted the events already."""
     connection.executemany(ADD_QUEUE, _queue_rows(tally))
     buckets = {key: cell_values(cell) for key, cell in tally.cells.items()}
-    connection.executemany(_ADD_BUCKET, ((*key, *values) for key, values in buckets.items()))
+    connection.executemany(_ADD_BUCKET, ((*key, *as_stored(values)) for key, values in buckets.items()))
     connection.executemany(_ADD_WORKER, _worker_rows(tally))
-    limits = tally.limit_waits_us.items()
-    connection.executemany(_ADD_LIMIT_WAITS, ((name, *histogram_values(waits)) for name, waits in limits))
+    limits = ((name, *as_stored(histogram_values(waits))) for name, waits in tally.limit_waits_us.items())
+    connection.executemany(_ADD_LIMIT_WAITS, limits)
     if not totals:
         return
     add_totals(connection, list(_total_rows(buckets)))
     connection.executemany(ADD_FAILURES, _failure_rows(connection, tally))
 
 
-def add_totals(connection: sqlite3.Connection, rows: Sequence[tuple[str, str, Sequence[int]]]) -> None:
+def add_totals(connection: sqlite3.Connection, rows: Sequence[tuple[str, str, Sums]]) -> None:
     """Add to `totals`, and to the sums of queues and of everything; in the order of the stream, which both keep."""
-    sums: dict[str, Sequence[int]] = {}
+    sums: dict[str, Sums] = {}
     for queue, _, values in rows:
         for key in ("", queue):
             known = sums.get(key)
-            sums[key] = values if known is None else tuple(map(add, known, values))
-    connection.executemany(_ADD_TOTALS, ((queue, task, *values) for queue, task, values in rows))
-    connection.executemany(_ADD_SUMS, ((queue, *values) for queue, values in sums.items()))
+            sums[key] = values if known is None else added(known, values)
+    connection.executemany(_ADD_TOTALS, ((queue, task, *as_stored(values)) for queue, task, values in rows))
+    connection.executemany(_ADD_SUMS, ((queue, *as_stored(values)) for queue, values in sums.items()))
 
 
 def _queue_rows(tally: Tally) -> Iterator[Row]:
@@ -150,13 +155,13 @@ def _queue_rows(tally: Tally) -> Iterator[Row]:
 
 
 def _total_rows(
-    buckets: dict[tuple[int, str, str], tuple[int, ...]],
-) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    minutes: dict[tuple[str, str], list[tuple[int, ...]]] = {}
+    buckets: dict[tuple[int, str, str], Sums],
+) -> Iterator[tuple[str, str, Sums]]:
+    minutes: dict[tuple[str, str], list[Sums]] = {}
     for (_, queue, task), values in buckets.items():
         minutes.setdefault((queue, task), []).append(values)
     for key, found in minutes.items():
-        yield (*key, tuple(map(sum, zip(*found, strict=True))))
+        yield (*key, reduce(added, found))
 
 
 def _worker_rows(tally: Tally) -> Iterator[Row]:

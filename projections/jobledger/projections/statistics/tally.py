@@ -7,9 +7,9 @@ Everything here adds up, so it does not matter how events are cut into transacti
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from operator import add
 from typing import ClassVar, Final
 
 import msgspec
@@ -28,6 +28,8 @@ from jobledger.ledger.model.events import (
 from jobledger.ledger.model.job import FINAL_STATES, Job, JobState
 from jobledger.ledger.model.lifecycle import CLAIMED, LIFECYCLE, ORDERS, OUTCOMES
 from jobledger.ledger.model.limits.names import split
+from jobledger.projections.statistics.spread import DURATION_US_MAX, Spread, merged, spread_of, to_text
+from jobledger.projections.table import Column, Value, integer, text
 
 #: What is counted, per minute, queue and task. Those named like an event count that event.
 COUNTERS: Final = (
@@ -55,34 +57,42 @@ assert set(COUNTERS) >= _COUNTED, "every event that is counted has its column: a
 #: `wait`: from becoming queued to its start. `run`: from the start to the outcome, lost attempts left out.
 #: `total`: from the job's first event to a final state.
 HISTOGRAMS: Final = ("wait", "run", "total")
-#: Upper bounds of the histograms, in seconds, and how columns are called after them; `+Inf` is the count.
-BOUNDS: Final = (
-    (0.005, "5ms"),
-    (0.025, "25ms"),
-    (0.1, "100ms"),
-    (0.25, "250ms"),
-    (0.5, "500ms"),
-    (1.0, "1s"),
-    (2.5, "2500ms"),
-    (5.0, "5s"),
-    (10.0, "10s"),
-    (30.0, "30s"),
-    (60.0, "1m"),
-    (300.0, "5m"),
-    (900.0, "15m"),
-    (3_600.0, "1h"),
-    (21_600.0, "6h"),
-    (86_400.0, "1d"),
-)
-HISTOGRAM_BOUNDS_S: Final = tuple(bound for bound, _ in BOUNDS)
+_SPREAD: Final = "_spread"  #: how the columns end that hold one
 
 
-def histogram_columns(name: str) -> tuple[str, ...]:
+def histogram_columns(name: str) -> tuple[str, str, str]:
     """Return the columns of a histogram, as `histogram_values` fills them."""
-    return (*(f"{name}_le_{label}" for _, label in BOUNDS), f"{name}_count", f"{name}_us")
+    return f"{name}_count", f"{name}_us", f"{name}{_SPREAD}"
 
 
-#: The columns of `totals` and `buckets` that add up; `_le_` counts what took at most as long as the bound.
+HISTOGRAM_WIDTH: Final = len(histogram_columns(""))
+
+
+def is_spread(column: str) -> bool:
+    """Return whether a column holds a spread, and not a number."""
+    return column.endswith(_SPREAD)
+
+
+def declared(columns: Iterable[str], meaning: str) -> dict[str, Column]:
+    """Declare columns that add up."""
+    return {each: text(f"{meaning}, or NULL") if is_spread(each) else integer(meaning) for each in columns}
+
+
+def merging(columns: Iterable[str]) -> list[str]:
+    """Return how a row's spreads are added to, for `Table.adding`."""
+    return [
+        f"{each} = iif(excluded.{each} IS NULL, {each}, merged_spread({each}, excluded.{each}))"
+        for each in columns
+        if is_spread(each)
+    ]
+
+
+def summed(column: str) -> str:
+    """Return the SQL that adds a column of several rows up."""
+    return f"sum_spread({column})" if is_spread(column) else f"sum({column})"
+
+
+#: The columns of `totals` and `buckets` that add up.
 STATISTICS: Final = (*COUNTERS, *(column for name in HISTOGRAMS for column in histogram_columns(name)))
 #: One per state, named like it: how many jobs are in it.
 QUEUE_COUNTS: Final = tuple(state.value for state in JobState)
@@ -95,9 +105,6 @@ NO_ERROR: Final = "(none)"  # of a dead letter without one
 
 MINUTE_US: Final = 60_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_BOUNDS_US: Final = tuple(round(bound * 1e6) for bound in HISTOGRAM_BOUNDS_S)
-#: Longer than anything real: keeps sums within 64 bits whatever a foreign clock said.
-_DURATION_US_MAX: Final = 10 * 365 * 86_400 * 1_000_000
 
 _AT: Final = {name: place for place, name in enumerate(COUNTERS)}
 _ENQUEUED, _STARTED = _AT["enqueued"], _AT["started"]
@@ -137,23 +144,44 @@ def moment(time_us: int) -> datetime:
     return _EPOCH + timedelta(microseconds=time_us)
 
 
-def cell_values(cell: Cell) -> tuple[int, ...]:
-    """Return a cell as its columns hold it: the counters, then per histogram cumulative counts, count and sum.
+Sums = Sequence[int | Spread | None]  #: what columns that add up hold, spreads not yet as text
 
-    Values of several cells add up, one by one.
-    """
-    values = list(cell.counts)
+
+def cell_values(cell: Cell) -> Sums:
+    """Return a cell as its columns hold it: the counters, then the histograms."""
+    values: list[int | Spread | None] = [*cell.counts]
     for durations_us in (cell.waits_us, cell.runs_us, cell.totals_us):
         values += histogram_values(durations_us)
-    return tuple(values)
+    return values
 
 
-def histogram_values(durations_us: list[int]) -> list[int]:
-    """Return durations as the columns of a histogram hold them: cumulative counts, count and sum."""
+def histogram_values(durations_us: list[int]) -> tuple[int, int, Spread | None]:
+    """Return durations as the columns of a histogram hold them: count, sum and spread."""
+    if not durations_us:
+        return 0, 0, None
     bounded = sorted(durations_us)
-    if bounded and (bounded[0] < 0 or bounded[-1] > _DURATION_US_MAX):  # by a clock that was set
-        bounded = [min(max(each, 0), _DURATION_US_MAX) for each in bounded]
-    return [*(bisect_right(bounded, bound) for bound in _BOUNDS_US), len(bounded), sum(bounded)]
+    if bounded[0] < 0 or bounded[-1] > DURATION_US_MAX:  # by a clock that was set
+        bounded = [min(max(each, 0), DURATION_US_MAX) for each in bounded]
+    return len(bounded), sum(bounded), spread_of(bounded)
+
+
+def added(one: Sums, other: Sums) -> Sums:
+    """Add up what columns hold, one by one."""
+    return [
+        add(mine, its) if isinstance(mine, int) and isinstance(its, int) else _merged(mine, its)
+        for mine, its in zip(one, other, strict=True)
+    ]
+
+
+def _merged(one: int | Spread | None, other: int | Spread | None) -> Spread | None:
+    assert not isinstance(one, int), "a number and a spread are not of one column"
+    assert not isinstance(other, int), "a number and a spread are not of one column"
+    return merged(one, other)
+
+
+def as_stored(values: Sums) -> tuple[Value, ...]:
+    """Return values as SQLite takes them."""
+    return tuple([each if isinstance(each, int) else to_text(each) for each in values])
 
 
 class Cell:

@@ -21,6 +21,7 @@ from jobledger.projections.position import SELECT_BEGINS_LATE, SELECT_COUNTED
 from jobledger.projections.statistics.counted import begin_with, end_with
 from jobledger.projections.statistics.levels import LEVELS, LEVELS_SPAN, Levels
 from jobledger.projections.statistics.runs import RUN_TOTALS, STEP_TOTALS, RunTally
+from jobledger.projections.statistics.spread import install
 from jobledger.projections.statistics.tables import STATISTICS_TABLES, add_tally
 from jobledger.projections.statistics.tally import Seen, Tally
 from jobledger.projections.table import AggregateTables, CacheLimits, Row, Rows
@@ -58,6 +59,7 @@ class JobRows(Rows):
         self._cache_bytes = 0
         self._counted_through: int | None = None  # as in the position; None: not looked at yet
         self._levels = Levels(connection)
+        install(connection)
 
     def forget(self) -> None:
         """Empty the cache, because the rows are not, or no longer, what it came from."""
