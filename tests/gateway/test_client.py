@@ -28,6 +28,7 @@ from jobledger.ledger.model.errors import (
     JobFailedError,
     JobNotFoundError,
     LedgerError,
+    NotFoundError,
     PermissionRefusedError,
     ResultTimeoutError,
     ServerUnreachableError,
@@ -154,9 +155,19 @@ async def test_graphs_and_batches_are_those_of_the_ledger(ledger: Ledger, gatewa
         with sync.connect(url) as remote:
             remote.enqueue_many(send, ({"to": f"s{n}"} for n in range(2)), batch="blocking")
             named = remote.run_graph(told)
-            return named.result(timeout_s=LIMIT_S), remote.run_graph(told, id=named.id).created
+            again = remote.run_graph(told, id=named.id).created
+            version = remote.graphs.put(told, reason="new")
+            run = remote.graphs.run("by_name", id="stored-1")
+            assert (version, run.result(timeout_s=LIMIT_S)) == (1, named.result(timeout_s=LIMIT_S))
+            remote.graphs.remove("by_name")
+            return named.result(timeout_s=LIMIT_S), again
 
     async with working(ledger, send, report), listening(gateway) as url, connect(url) as remote:
+        assert [await remote.graphs.put(graph) for _ in range(2)] == [1, 1]
+        stored = await remote.graphs.run("letters", id="stored-2", tenant="acme")
+        assert len(await stored.result(timeout_s=LIMIT_S)) == 3
+        with pytest.raises(NotFoundError, match="no stored graph 'nothing'"):
+            await remote.graphs.remove("nothing")
         job = await remote.run_graph(graph, id="letters-1")
         assert (job.created, job.queue) == (True, "jobledger")
         assert not (await remote.run_graph(graph, id="letters-1")).created

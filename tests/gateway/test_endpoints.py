@@ -29,6 +29,7 @@ from tests.gateway.cases import (
     running,
     runs,
     schedules,
+    stored_graphs,
     webhooks,
 )
 from tests.support.gateway import ADMIN, Asker, Doorman, Failing, refusing, send, someone
@@ -71,6 +72,7 @@ CASES: Final[tuple[Case, ...]] = (
     *routes.CASES,
     # They leave runs behind that wait for any worker, which others count.
     *graphs.CASES,
+    *stored_graphs.CASES,
     *batches.CASES,
 )
 #: What an address has in its braces, and what a body holds: enough to come as far as the ledger.
@@ -87,6 +89,7 @@ WORDS: Final = {
 BODIES: Final[dict[str, Any]] = {
     "POST /v1/jobs": {"task": "send"},
     "POST /v1/graphs": {"name": "g", "nodes": [{"name": "a", "task": "send"}]},
+    "PUT /v1/graphs/{name}": {"nodes": [{"name": "a", "task": "send"}]},
     "PUT /v1/batches/{name}": {"task": "send"},
     "POST /v1/batches/{name}/close": {"count": 1},
     "POST /v1/acts": {"act": "cancel", "filter": {}},

@@ -311,6 +311,7 @@ async def test_a_form_without_a_reason_changes_nothing(
         "/limits/set": {"limit": "mail", "slots": "3"},
         "/limits/remove": {"limit": "mail"},
         "/webhooks/shop/pause": {},
+        "/graphs/onboarding/remove": {},
         "/webhooks/in/github/d1/retry": {},
         "/keys/create": {"name": "ann", "role": "viewer"},
         "/keys/0123456789ab/rotate": {},

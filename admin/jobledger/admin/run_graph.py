@@ -69,6 +69,16 @@ def graph_of(job: Job) -> RunGraph:
     )
 
 
+def nodes_of(spec: GraphSpec) -> RunGraph:
+    """Return a stored graph as it is drawn before it runs: nodes by their places, all of them waiting."""
+    places = range(min(len(spec.nodes), NODES_MAX))
+    return RunGraph(
+        nodes=tuple(Node(id=str(place), label=spec.nodes[place].label, status="waiting") for place in places),
+        edges=tuple((str(need), str(place)) for place in places for need in spec.nodes[place].after),
+        hidden=len(spec.nodes) - len(places),
+    )
+
+
 def _before(tails: dict[str, list[str]], branch: str) -> list[str]:
     """Return what the next step of a branch comes after; branches that began in it have ended by then."""
     inner = f"{branch}/" if branch else ""

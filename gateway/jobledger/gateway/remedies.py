@@ -27,6 +27,8 @@ ADDRESSES: Final[dict[str, str]] = {
     "schedules show": "GET /v1/schedules/{}",
     "schedules reset": "POST /v1/schedules/{}/reset",
     "workers list": "GET /v1/workers",
+    "graphs list": "GET /v1/graphs",
+    "graphs show": "GET /v1/graphs/{}",
     "routes list": "GET /v1/routes",
     "routes show": "GET /v1/routes/{}",
     "routes deliveries": "GET /v1/routes/{}/deliveries",

@@ -129,7 +129,7 @@ async def _add(  # noqa: PLR0917 - all that was asked
 
 def _refuse_of_task(app: list[str] | None, chosen: dict[str, Any]) -> None:
     """Refuse what is said of a task's jobs where a graph is run. Raises: UsageError."""
-    if app or any(value not in {None, ()} for value in chosen.values()):
+    if app or any(value is not None and value != () for value in chosen.values()):
         raise UsageError(
             "--graph takes only --input and what says when: its nodes say how their jobs are tried"
         )

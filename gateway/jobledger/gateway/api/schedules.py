@@ -19,9 +19,12 @@ from jobledger.admin.rows import AnswerPosition
 from jobledger.admin.schedules import Ticked, like_unloaded, listed_in, shown_in, tick_due
 from jobledger.gateway.api.asking import Looked, Reasoned, Text, aware
 from jobledger.gateway.api.looking import READ, looking
+from jobledger.gateway.api.stored_graphs import require_of_nodes
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.graphs.verbs import GraphRun
+from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import ScheduleNotFoundError
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.schedules.definition import WINDOW_S_DEFAULT, Catchup, Overlap
@@ -48,7 +51,8 @@ class Schedules(msgspec.Struct, frozen=True, kw_only=True):
 class NewSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a schedule does: exactly one of `cron`, `every_s`, `at` and `on_demand` says when."""
 
-    task: str
+    task: str = ""
+    graph: str = ""  #: instead of a task: a stored graph, whose newest version is run with `input` each time
     input: dict[str, Any] = {}
     cron: str = ""  #: five fields: minute, hour, day of the month, month, day of the week
     every_s: int = 0  #: tick at each whole multiple of this time, counted from 1970
@@ -151,10 +155,7 @@ async def put_schedule(asked: Asked, name: str, *, body: NewSchedule) -> Schedul
     given = [each for each in ("cron", "every_s", "at", "on_demand") if getattr(body, each)]
     if len(given) != 1:
         raise ProblemError("BAD_REQUEST", "say when it ticks: give one of cron, every_s, at and on_demand")
-    asked.principal.require("manage", body.queue, body.task)
-    chosen = {each: getattr(body, each) for each in _ORDER}
-    like, is_known = await like_unloaded(ledger, body.task, chosen, body.input)
-    asked.principal.require("manage", like.ref.queue)
+    like, is_known = await _like(asked, body)
     await _require(asked, name, missing_is_fine=True)
     when: When = {
         "cron": body.cron,
@@ -173,6 +174,23 @@ async def put_schedule(asked: Asked, name: str, *, body: NewSchedule) -> Schedul
     now = msgspec.structs.asdict(schedule_now(name, schedule))
     definition = schedule.definition
     return ScheduleMade(**now, task=definition.task, queue=definition.queue, task_known=is_known)
+
+
+async def _like(asked: Asked, body: NewSchedule) -> tuple[Enqueue, bool]:
+    """Return what would enqueue one of a schedule's jobs, and whether a worker has had its task. Raises: ProblemError."""
+    ledger, principal = asked.gateway.ledger, asked.principal
+    if bool(body.task) == bool(body.graph):
+        raise ProblemError("BAD_REQUEST", "say what it runs: give either task, or graph")
+    chosen = {each: getattr(body, each) for each in _ORDER}
+    if not body.graph:
+        principal.require("manage", body.queue, body.task)
+        like, is_known = await like_unloaded(ledger, body.task, chosen, body.input)
+        principal.require("manage", like.ref.queue)
+        return like, is_known
+    if any(value is not None and value != () for value in chosen.values()):
+        raise ProblemError("BAD_REQUEST", "the nodes of a graph say how their jobs are tried: leave that out")
+    require_of_nodes(principal, "manage", body.graph, await ledger.graphs.get(body.graph))
+    return await ledger.schedules.like(GraphRun(body.graph, body.input)), True
 
 
 async def _require(asked: Asked, name: str, *, missing_is_fine: bool = False) -> Schedule | None:

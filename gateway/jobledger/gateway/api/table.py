@@ -22,6 +22,7 @@ from jobledger.gateway.api import (
     running,
     runs,
     schedules,
+    stored_graphs,
     watches,
     webhooks,
 )
@@ -36,6 +37,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *job_acts.ENDPOINTS,
     *runs.ENDPOINTS,
     *graphs.ENDPOINTS,
+    *stored_graphs.ENDPOINTS,
     *batches.ENDPOINTS,
     *queues.ENDPOINTS,
     *schedules.ENDPOINTS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 import httpx
 import msgspec
@@ -73,6 +73,7 @@ class Ledger:
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
         self._requests = Requests(http)
+        self.graphs = Graphs(self._requests)
 
     async def __aenter__(self) -> Self:
         """Nothing is sent before the first verb."""
@@ -212,6 +213,37 @@ class Ledger:
             except httpx.TransportError as error:
                 silent.goes_on(str(self._http.base_url), error)
             await asyncio.sleep(calls.RECONNECT_S)
+
+
+class Graphs:
+    """The graphs that are stored under their names."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+
+    async def put(self, graph: Graph | Mapping[str, Any], *, reason: str = "") -> int:
+        """Store a graph under its name, unless its newest version says the same; return the version.
+
+        `graph`: one made of tasks in code, or the body of `POST /v1/graphs`. Raises: InvalidInputError,
+            TaskNotFoundError, PermissionRefusedError, LedgerFullError, ServerUnreachableError.
+        """
+        reply = await self._requests.done(together.put_graph_call(graph, reason))
+        return together.version_in(reply.body)
+
+    async def run(
+        self,
+        name: str,
+        input: Mapping[str, Any] | None = None,  # noqa: A002 - as the ledger's
+        **said: Unpack[together.Said],
+    ) -> JobHandle:
+        """Begin a run of a stored graph as one job, whose result has those of the nodes by name. Raises: as `enqueue`."""
+        reply = await self._requests.done(together.run_call(name, input, said))
+        made = msgspec.json.decode(reply.body, type=Enqueued)
+        return JobHandle(self._requests, made.queue, made.id, created=made.created, sequence=made.sequence)
+
+    async def remove(self, name: str, *, reason: str = "") -> None:
+        """Take a stored graph away; its runs go on. Raises: NotFoundError, PermissionRefusedError, ServerUnreachableError."""
+        await self._requests.done(together.remove_graph_call(name, reason))
 
 
 class JobHandle:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -14,6 +14,7 @@ from jobledger.gateway.client.calls import AnyTask, Named
 from jobledger.gateway.client.models import BulkResult, Event, JobSnapshot
 
 if TYPE_CHECKING:
+    from jobledger.gateway.client.together import Said
     from jobledger.ledger.graphs.graph import Graph
 
 
@@ -31,6 +32,7 @@ class Ledger:
         self._begun: AbstractContextManager[BlockingPortal] | None = None
         self._portal: BlockingPortal | None = None
         self._remote: remote.Ledger | None = None
+        self.graphs = Graphs(lambda: self.opened)
 
     def __enter__(self) -> Self:
         """Begin the loop."""
@@ -107,6 +109,33 @@ class Ledger:
             return
         finally:
             portal.call(events.aclose)
+
+
+class Graphs:
+    """The graphs that are stored under their names; see `remote.Graphs`."""
+
+    def __init__(self, opened: Callable[[], tuple[BlockingPortal, remote.Ledger]]) -> None:
+        self._opened = opened
+
+    def put(self, graph: Graph | Mapping[str, Any], *, reason: str = "") -> int:
+        """Store a graph under its name; return the version."""
+        portal, ledger = self._opened()
+        return portal.call(lambda: ledger.graphs.put(graph, reason=reason))
+
+    def run(
+        self,
+        name: str,
+        input: Mapping[str, Any] | None = None,  # noqa: A002 - as the ledger's
+        **said: Unpack[Said],
+    ) -> JobHandle:
+        """Begin a run of a stored graph as one job."""
+        portal, ledger = self._opened()
+        return JobHandle(portal, portal.call(lambda: ledger.graphs.run(name, input, **said)))
+
+    def remove(self, name: str, *, reason: str = "") -> None:
+        """Take a stored graph away; its runs go on."""
+        portal, ledger = self._opened()
+        portal.call(lambda: ledger.graphs.remove(name, reason=reason))
 
 
 class JobHandle:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+import msgspec
 import uuid_utils
 
 from jobledger.gateway.client.calls import AnyTask, Call, Named, json_call, order_of, said_of
@@ -13,10 +14,6 @@ from jobledger.ledger.model.subjects import check_token
 
 if TYPE_CHECKING:
     from jobledger.ledger.graphs.graph import Graph
-    from jobledger.ledger.model.graphs.spec import GraphSpec
-
-_OF_GRAPH: Final = ("name", "limit", "on_failure", "on_dead_letter")
-_OF_NODES = ("queue", "priority", "max_attempts", "timeout_s", "limits")
 
 
 def graph_call(graph: Graph | Mapping[str, Any], job_id: str | None) -> Call:
@@ -24,6 +21,56 @@ def graph_call(graph: Graph | Mapping[str, Any], job_id: str | None) -> Call:
 
     Raises: as `Graph.spec`; InvalidInputError for limits that only a client with a connection of its own can define.
     """
+    body = _body(graph)
+    given = job_id or body.get("id") or str(uuid_utils.uuid7())
+    return json_call("POST", "/v1/graphs", {**body, "id": given})
+
+
+def put_graph_call(graph: Graph | Mapping[str, Any], reason: str) -> Call:
+    """Return the request that stores a graph under its name. Raises: as `graph_call`."""
+    body = _body(graph)
+    name = check_token("graph", body.get("name"))
+    call = json_call("PUT", f"/v1/graphs/{name}", body)
+    return call._replace(params={"reason": reason} if reason else {})
+
+
+def version_in(body: bytes) -> int:
+    """Return the version that a stored graph has, from the answer to `put_graph_call`."""
+    return msgspec.json.decode(body, type=_Changed).info.version
+
+
+class _Info(msgspec.Struct):
+    version: int
+
+
+class _Changed(msgspec.Struct):
+    info: _Info
+
+
+def remove_graph_call(name: str, reason: str) -> Call:
+    """Return the request that takes a stored graph away."""
+    params = {"reason": reason} if reason else {}
+    return Call("DELETE", f"/v1/graphs/{check_token('graph', name)}", params=params)
+
+
+class Said(TypedDict, total=False):
+    """How a run of a stored graph is begun; what is left out is as for any job."""
+
+    id: str  #: the same again begins nothing
+    tenant: str
+    correlation: str
+    metadata: dict[str, str]
+    on_other_input: Literal["error", "keep"]
+
+
+def run_call(name: str, values: Mapping[str, Any] | None, said: Said) -> Call:
+    """Return the request that begins a run of a stored graph. It always has an id, so the request may be sent twice."""
+    given = said.get("id") or str(uuid_utils.uuid7())
+    body = {**said, "input": dict(values or {}), "id": given}
+    return json_call("POST", f"/v1/graphs/{check_token('graph', name)}/run", body)
+
+
+def _body(graph: Graph | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(graph, Mapping):
         body = dict(graph)
     else:
@@ -31,30 +78,10 @@ def graph_call(graph: Graph | Mapping[str, Any], job_id: str | None) -> Call:
             raise InvalidInputError(
                 "limits with definitions in code need a connection to the ledger: begin it from there"
             )
-        body = _told(graph.spec())
-    given = job_id or body.get("id") or str(uuid_utils.uuid7())
-    return json_call("POST", "/v1/graphs", {**body, "id": given})
+        from jobledger.ledger.graphs.named import told  # noqa: PLC0415 - others need nothing of it
 
-
-def _told(spec: GraphSpec) -> dict[str, Any]:
-    labels = [node.label for node in spec.nodes]
-    nodes = [
-        {
-            "name": each.label,
-            "task": each.node.task,
-            "input": each.input,
-            "takes": {_pointer(take.at): labels[take.of] for take in each.node.takes},
-            "after": [labels[place] for place in each.after],
-            "always": each.always,
-            **{name: getattr(each.node, name) for name in _OF_NODES},
-        }
-        for each in spec.nodes
-    ]
-    return {**{name: getattr(spec, name) for name in _OF_GRAPH}, "nodes": nodes}
-
-
-def _pointer(at: Iterable[str | int]) -> str:
-    return "".join(f"/{str(word).replace('~', '~0').replace('/', '~1')}" for word in at)
+        body = msgspec.to_builtins(told(graph.spec()))
+    return body
 
 
 def open_call(name: str, task: AnyTask, named: Named, on_end: AnyTask | None) -> Call:

@@ -33,6 +33,7 @@ HERE: Final = frozenset(
         "tasks",
         "plan",
         "webhooks",
+        "graphs",
     }
 )
 STATIC: Final = _FOLDER / "static"

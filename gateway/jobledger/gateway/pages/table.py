@@ -12,6 +12,7 @@ from jobledger.gateway.pages.forms.fleet import (
     pause_queue,
     resume_queue,
 )
+from jobledger.gateway.pages.forms.graphs import remove_graph, run_graph
 from jobledger.gateway.pages.forms.jobs import act_on_job
 from jobledger.gateway.pages.forms.keys import make_key, revoke, rotate
 from jobledger.gateway.pages.forms.plan import do_plan
@@ -19,7 +20,17 @@ from jobledger.gateway.pages.forms.runs import begin_again
 from jobledger.gateway.pages.forms.tasks import add_job
 from jobledger.gateway.pages.forms.webhooks import act_on_webhook, process_again
 from jobledger.gateway.pages.page import Form, Page
-from jobledger.gateway.pages.views import acts, dead_letters, jobs, keys, overview, plan, rerun, webhooks
+from jobledger.gateway.pages.views import (
+    acts,
+    dead_letters,
+    graphs,
+    jobs,
+    keys,
+    overview,
+    plan,
+    rerun,
+    webhooks,
+)
 from jobledger.gateway.pages.views.job import job_page
 from jobledger.gateway.pages.views.ledger import ledger
 from jobledger.gateway.pages.views.limits import limits
@@ -54,6 +65,7 @@ PAGES: Final = (
     Page(path="/runs", template="runs.html", facts=runs),
     Page(path="/tasks", template="tasks.html", facts=tasks),
     Page(path="/tasks/{task}", template="task.html", facts=task_form),
+    Page(path="/graphs", template="graphs.html", facts=graphs.graphs, query=graphs.Query),
     Page(path="/webhooks", template="webhooks.html", facts=webhooks.webhooks, query=webhooks.Query),
     Page(path="/ledger", template="ledger.html", facts=ledger),
     Page(path="/keys", template="keys.html", facts=keys.keys, query=keys.Query, permission="admin"),
@@ -70,6 +82,8 @@ FORMS: Final = (
     Form(path="/limits/set", permission="manage", act=change_limit),
     Form(path="/limits/remove", permission="manage", act=drop_limit),
     Form(path="/tasks/{task}/enqueue", permission="queue", act=add_job),
+    Form(path="/graphs/{name}/run", permission="queue", act=run_graph),
+    Form(path="/graphs/{name}/remove", permission="manage", act=remove_graph),
     Form(path="/webhooks/in/{route}/{delivery}/retry", permission="manage", act=process_again),
     Form(path="/webhooks/{name}/{verb}", permission="manage", act=act_on_webhook),
     Form(path="/keys/create", permission="admin", act=make_key),

@@ -74,6 +74,7 @@ def told(spec: GraphSpec) -> NamedGraph:
         nodes=tuple(_told(spec, node) for node in spec.nodes),
         limit=spec.limit,
         on_failure=spec.on_failure,
+        on_dead_letter=spec.on_dead_letter,
     )
 
 

@@ -120,9 +120,12 @@ class ScheduleVerbs(Schedules):
                 )
             task, input = await task.as_task(self._client)  # noqa: A001 - as above
         check_options(name, task.unpacked[1])
-        return await self.declare(
-            name, await self._enqueuer.like(task, input or {}), replace=replace, by=by, **when
-        )
+        like = await self._enqueuer.like(task, input or {})
+        return await self.declare(name, like, replace=replace, by=by, **when)
+
+    async def like(self, run: HasTask) -> Enqueue:
+        """Return what would enqueue a graph, or a run of a stored one, for `declare`. Raises: as `add`."""
+        return await self._enqueuer.like(*await run.as_task(self._client))
 
     async def declare(
         self, name: str, like: Enqueue, *, replace: bool = False, by: str = "", **when: Unpack[When]

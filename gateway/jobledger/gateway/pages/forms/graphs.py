@@ -1,0 +1,32 @@
+"""Beginning a run of a stored graph, and taking one away, from its page."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jobledger.gateway.api.stored_graphs import require_of_nodes
+from jobledger.gateway.pages.page import Sent
+from jobledger.gateway.pages.rendering import address
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.json_text import check_text
+
+
+async def run_graph(sent: Sent, name: str) -> str:
+    """Begin a run in the name of who sent the form; return its page. Raises: ProblemError, and as `graphs.run`."""
+    ledger, fields = sent.gateway.ledger, sent.fields
+    require_of_nodes(sent.principal, "queue", name, await ledger.graphs.get(name))
+    text = check_text(fields.text("input").encode() or b"{}", what=f"input of graph {name}")
+    try:
+        values = msgspec.json.decode(text, type=dict[str, object])
+    except msgspec.ValidationError as error:
+        raise InvalidInputError(f"the input of graph {name} must be a JSON object: {error}") from error
+    made = await ledger.graphs.run(name, values, id=fields.one("id") or None, by=sent.principal.name)
+    return address(f"/jobs/{made.ref.queue}/{made.id}")
+
+
+async def remove_graph(sent: Sent, name: str) -> str:
+    """Take a stored graph away. Raises: ProblemError, and as `graphs.remove`."""
+    graphs, reason = sent.gateway.ledger.graphs, sent.fields.reason()
+    require_of_nodes(sent.principal, "manage", name, await graphs.get(name))
+    await graphs.remove(name, reason=reason, by=sent.principal.name)
+    return "/graphs"

@@ -1,0 +1,82 @@
+"""Stored graphs: which there are, and one of them with its nodes, its history and a form that begins a run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from markupsafe import Markup
+
+from jobledger.admin.graphs import GraphInfo, ShownGraph, info_of, show_graph
+from jobledger.admin.run_graph import levels, nodes_of
+from jobledger.gateway.api.stored_graphs import may_view, require_of_nodes
+from jobledger.gateway.pages.charts.graph import Box, graph
+from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.ledger.model.graphs.spec import GraphSpec
+from jobledger.ledger.model.hooks.pointers import words_of
+
+
+class Query(When, frozen=True, kw_only=True):
+    """Which graph is shown with its nodes."""
+
+    graph: Annotated[str, msgspec.Meta(max_length=64)] = ""
+
+
+class OneGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """A graph with its nodes."""
+
+    shown: ShownGraph
+    drawn: Markup
+    example: str  #: an input with the places that it takes values from, as JSON
+
+
+class Graphs(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    shell: Shell
+    graphs: list[GraphInfo]
+    one: OneGraph | None  #: the one that was asked for
+
+
+async def graphs(looked: Looked, *, query: Query) -> Graphs:
+    """Return the stored graphs of which somebody may see every node, as they are now. Raises: GraphNotFoundError."""
+    found = await looked.gateway.ledger.graphs.all()
+    one = await _one(looked, query.graph) if query.graph else None
+    async with looked.gateway.projection.opened() as view:
+        shell = await surround(looked, view, None, fleet=False)
+    seen = [info_of(each) for each in found if may_view(looked.principal, each)]
+    return Graphs(shell=shell, graphs=seen, one=one)
+
+
+async def _one(looked: Looked, name: str) -> OneGraph:
+    ledger = looked.gateway.ledger
+    spec = require_of_nodes(looked.principal, "view", name, await ledger.graphs.get(name))
+    shown = await show_graph(ledger, name)
+    return OneGraph(shown=shown, drawn=_drawn(spec), example=_example(shown.info.takes))
+
+
+def _drawn(spec: GraphSpec) -> Markup:
+    nodes = nodes_of(spec)
+    rows = [
+        [
+            Box(id=node.id, label=node.label, style="", state=spec.nodes[int(node.id)].node.task)
+            for node in row
+        ]
+        for row in levels(nodes)
+    ]
+    return graph(rows, nodes.edges, label=f"Nodes of graph {spec.name}")
+
+
+def _example(takes: tuple[str, ...]) -> str:
+    """Return an input with a place for each value that is taken; people put the values there."""
+    found: dict[str, Any] = {}
+    for words in map(words_of, takes):
+        inside = found
+        for word in words[:-1]:
+            below = inside.get(word)
+            inside[word] = below if isinstance(below, dict) else {}
+            inside = inside[word]
+        if words:
+            inside.setdefault(words[-1], None)
+    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode()
