@@ -128,7 +128,7 @@ async def test_a_unique_job_is_one_whether_it_was_enqueued_by_code_or_by_name(le
 
 async def test_the_same_id_again_is_the_same_job(ledger: MemoryLedger) -> None:
     first = await ledger.enqueue_named("send", b'{"to":"a"}', id="j1", by="dana", trace=TRACE)
-    again = await ledger.enqueue_named("send", b'{"to":"b"}', id="j1", by="erin")
+    again = await ledger.enqueue_named("send", b'{"to":"b"}', id="j1", by="erin", on_other_input="keep")
     assert (first.created, again.created, again.ref, again.sequence) == (
         True,
         False,

@@ -42,7 +42,7 @@ async def rubbish(raw: Client, ledger: Ledger, *ends: str, data: bytes = b"\xff 
 
 
 def _id(values: Mapping[str, Any]) -> str:
-    return "one" if values["number"] == 1 else "two"
+    return "one" if values["number"] == 21 else "two"
 
 
 async def broken(log: Log) -> list[tuple[int, str, str]]:
@@ -56,7 +56,7 @@ async def test_a_job_runs_whose_id_was_taken_by_rubbish(ledger: Ledger, raw: Cli
     assert (job.created, job.sequence) == (True, 3)
     again = await ledger.enqueue(double.options(id="one"), 21)
     assert (again.created, again.sequence) == (False, 3)
-    inputs: list[dict[str, Any]] = [{"number": 1}, {"number": 2}]
+    inputs: list[dict[str, Any]] = [{"number": 21}, {"number": 2}]
     made = await ledger.enqueue_many(double, inputs, ids=_id)
     assert (made.created, made.existing, made.last_sequence) == (1, 1, 4)
     async with working(ledger, double):

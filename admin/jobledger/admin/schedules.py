@@ -12,7 +12,9 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.admin.rows import Rows, View
+from jobledger.ledger.adding.announced import AnnouncedTask
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.enqueueing import with_tenant
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import ScheduleNotFoundError, WrongSequenceError
 from jobledger.ledger.model.events import Order
@@ -206,7 +208,12 @@ async def like_unloaded(
         chosen["queue"] = known.queue
     options = Options(**chosen)
     what = f"input of task {task}"
-    value, reference = await ledger.inputs.put(encode_value(dict(values), what=what), what=what)
+    text = encode_value(dict(values), what=what)
+    if known is not None:
+        announced = AnnouncedTask(known)
+        declared = msgspec.structs.replace(options, tenant_template=announced.defaults.tenant_template)
+        options = with_tenant(announced, declared, text)
+    value, reference = await ledger.inputs.put(text, what=what)
     order = Order(input=value, input_ref=reference, **{name: getattr(options, name) for name in _ORDERED})
     like = Enqueue(ref=JobRef(queue=options.queue, job_id=_LIKE), task=task, order=order)
     return like, known is not None

@@ -16,7 +16,8 @@ from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.subjects import check_users_queue
 from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT, ExceptionTypes, Options, Rules, RunIn
 from jobledger.ledger.schedules.in_code import Schedule
-from jobledger.ledger.tasks import TaskFunction
+from jobledger.ledger.tasks import TaskFunction, check_identity
+from jobledger.ledger.templates import What, check_template
 from jobledger.ledger.unique.rule import Unique
 
 P = ParamSpec("P")
@@ -46,6 +47,8 @@ def task(
     priority: Priority = "normal",
     max_attempts: int = MAX_ATTEMPTS_DEFAULT,
     timeout_s: float | None = None,
+    id: str | None = None,
+    tenant: str | None = None,
     limits: tuple[str | Limit, ...] = (),
     unique: Unique | None = None,
     debounce_s: float | None = None,
@@ -67,6 +70,8 @@ def task(
     priority: Priority = "normal",
     max_attempts: int = MAX_ATTEMPTS_DEFAULT,
     timeout_s: float | None = None,
+    id: str | None = None,  # noqa: A002 - the public name of the option
+    tenant: str | None = None,
     limits: tuple[str | Limit, ...] = (),
     unique: Unique | None = None,
     debounce_s: float | None = None,
@@ -82,6 +87,8 @@ def task(
     """Make a function, async or not, a task: `@task` or `@task(queue=..., max_attempts=..., timeout_s=...)`.
 
     The name a job carries is the function's, unless `name` is given; it must stay the same while jobs of it exist.
+    `id` and `tenant` are templates, such as `id="charge-{tenant_id}-{invoice}"`: whoever enqueues a job gives it the id and
+    the tenant that its input makes. `{name}` is an argument, `{metadata.name}` a word of the metadata, `{tenant}` the tenant.
     What the options mean is said at `Options` and `Rules`; `schedule` makes jobs of it again and again, see `Schedule`.
 
     Raises: TaskDefinitionError for what is no plain function, InvalidTokenError, ConfigurationError.
@@ -93,6 +100,8 @@ def task(
         priority=priority,
         max_attempts=max_attempts,
         timeout_s=timeout_s,
+        id_template=_template("id", id),
+        tenant_template=_template("tenant", tenant),
         limits=names,
         declared=declared,
         declared_queue=declared_queue,
@@ -113,9 +122,18 @@ def task(
         _refuse_unfit(decorated)
         if not (getattr(decorated, "__module__", None) or "").startswith("jobledger."):
             check_users_queue(name_of_queue)
+        # Which of the parameters the worker gives is known when annotations can be read: see `TaskRegistry.add`.
+        check_identity(name or decorated.__name__, options, inspect.signature(decorated).parameters)
         return TaskFunction(decorated, name or decorated.__name__, options, rules, schedule=schedule)
 
     return decorate if function is None else decorate(function)
+
+
+def _template(what: What, given: str | None) -> str:
+    if given is None:
+        return ""
+    check_template(what, given)
+    return given
 
 
 class _Decorator:

@@ -42,6 +42,7 @@ from jobledger.ledger.outcome import moment_of
 from jobledger.ledger.parts import AnyJob, Client, job_name
 from jobledger.ledger.schedules.in_code import AnyTask
 from jobledger.ledger.tasks import Task, TaskWithInput, TaskWithOptions
+from jobledger.ledger.templates import filled
 from jobledger.ledger.tracing import UNTRACED, Tracing
 from jobledger.ledger.unique.enqueueing import UniqueJobs
 from jobledger.ledger.unique.keys import Wish, wish_for
@@ -84,6 +85,7 @@ class Enqueuer:
     async def one_of(self, plain: Kind, options: Options, text: bytes) -> JobHandle[Any]:
         """Add one job with an input that was checked; see `Ledger.enqueue`."""
         client, patience = self._client, self._client.patience
+        options = self._identified(plain, options, text)
         notify = client.hints.inbox
         job_id = self._job_id(plain, options)  # before anything is awaited: ids follow the order of the calls
         order = functools.partial(self._order, plain, options, job_id, text, notify=notify)
@@ -173,12 +175,12 @@ class Enqueuer:
         if options.unique is not None:
             refuse_in_bulk(plain, options.unique, ids)
 
-        is_named = ids is not None or bool(batch)
+        is_named = ids is not None or bool(batch or options.id_template)
         compare = None if options.unique is not None else self.comparing(plain, options, is_named=is_named)
 
         async def order(values: Mapping[str, Any], number: int) -> Ordered:
             text = plain.signature.encode((), values)
-            job_id = self._job_id(plain, options) if ids is None else check_token("job id", ids(values))
+            job_id = None if ids is None else check_token("job id", ids(values))
             command = await self.bulk_order(plain, options, job_id, text)
             return Ordered(of_batch(command, batch, number, batch_max) if batch else command, compare)
 
@@ -230,6 +232,19 @@ class Enqueuer:
     ) -> contextlib.AbstractContextManager[object]:
         return UNTRACED if self._tracing is None else self._tracing.enqueuing(task.name, queue, job_id)
 
+    def _identified(self, task: Kind, options: Options, text: bytes) -> Options:
+        """Return the options with the id that the task declares for this input, where they name none.
+
+        Raises: InvalidInputError.
+        """
+        template = options.id_template
+        if not template or options.id is not None:
+            return options
+        options = with_tenant(task, options, text)
+        inherited = "" if self._children is None else self._children.parent.tenant
+        made = filled("id", template, _keyed(task, options, text, options.tenant or inherited))
+        return msgspec.structs.replace(options, id=made)
+
     def _job_id(self, task: Kind, options: Options) -> str:
         if options.name:
             raise InvalidInputError(
@@ -244,6 +259,7 @@ class Enqueuer:
         return new_job_id() if self._children is None else self._children.next_id(task)
 
     async def _order(self, task: Kind, options: Options, job_id: str, text: bytes, *, notify: str) -> Enqueue:
+        options = with_tenant(task, options, text)
         value, reference = await self._client.inputs.put(text, what=task.signature.what)
         order = Order(
             input=value,
@@ -358,12 +374,35 @@ class Enqueuer:
     def _seal_first(self, command: Enqueue, chain: JobView = EMPTY_CHAIN, by: str = "") -> Linked:
         return link(chain, decide(None, command, self._client.stamp(by)), self._log.names)
 
-    async def bulk_order(self, task: Kind, options: Options, job_id: str, text: bytes) -> Enqueue:
-        """Return what begins one of many jobs. Raises: as `enqueue`."""
+    async def bulk_order(self, task: Kind, options: Options, job_id: str | None, text: bytes) -> Enqueue:
+        """Return what begins one of many jobs; without an id it has the one that its task declares, or a new one.
+
+        Raises: as `enqueue`.
+        """
+        if job_id is None:
+            options = self._identified(task, options, text)
+            job_id = self._job_id(task, options)
         command = await self._order(task, options, job_id, text, notify="")
         if options.unique is not None:
             command = self._wish(task, options, options.unique, command, text).command
         return command
+
+
+def with_tenant(task: Kind, options: Options, text: bytes) -> Options:
+    """Return the options with the tenant that the task declares for this input, where they name none.
+
+    Raises: InvalidInputError.
+    """
+    template = options.tenant_template
+    if not template or options.tenant:
+        return options
+    tenant = filled("tenant", template, _keyed(task, options, text, ""))
+    return msgspec.structs.replace(options, tenant=tenant)
+
+
+def _keyed(task: Kind, options: Options, text: bytes, tenant: str) -> Keyed:
+    order = Order(tenant=tenant, metadata=options.metadata)
+    return Keyed(task.name, options.queue, order, functools.cache(lambda: task.signature.decode(text)))
 
 
 def of_batch(command: Enqueue, batch: str, number: int, batch_max: int | None) -> Enqueue:

@@ -24,6 +24,7 @@ from jobledger.ledger.model.inputs import (
 from jobledger.ledger.model.limits.names import RESERVED
 from jobledger.ledger.model.subjects import check_token, check_users_queue
 from jobledger.ledger.outcome import check_delay
+from jobledger.ledger.templates import check_template
 from jobledger.ledger.unique.rule import Unique, check_debounce
 
 MAX_ATTEMPTS_DEFAULT: Final = 5
@@ -42,13 +43,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority = "normal"
     max_attempts: int = MAX_ATTEMPTS_DEFAULT
     timeout_s: float | None = None  #: of one attempt; None: no limit
-    id: str | None = None  #: None: a new UUIDv7
+    id: str | None = None  #: None: as `id_template` says, else a new UUIDv7
+    id_template: str = (
+        ""  #: what makes the id of the input, such as `charge-{tenant_id}-{invoice}`; "": nothing
+    )
     delay_s: float | None = None  #: seconds after enqueueing before which it does not run
     run_at: datetime | None = None  #: not before this moment; one that is past means at once
     limits: tuple[str, ...] = ()  #: limits the job waits for, `name` or `name:key`; at most 8, kept sorted
     declared: tuple[Limit, ...] = ()  #: more limits, each with the key that the job has for it
     declared_queue: Queue | None = None  #: where `queue` was given as one, with limits of its own
     tenant: str = ""  #: whom the job belongs to; "": whom the job belongs to that makes it, if one does
+    tenant_template: str = (
+        ""  #: what makes the tenant of the input where `tenant` names none, such as `{tenant_id}`
+    )
     correlation: str = ""  #: the first cause it belongs to; "": that of the job that makes it, if one does
     metadata: dict[str, str] = {}  #: pairs of words about the job, at most 16
     unique: Unique | None = None  #: at most one job of its kind; None: as many as are enqueued
@@ -71,10 +78,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         check_token("queue", self.queue)
         if self.id is not None:
             check_token("job id", self.id)
+        if (self.id_template, self.tenant_template, self.on_other_input) != ("", "", "error"):
+            self._check_identity()
         if (self.unique, self.debounce_s, self.max_wait_s) != (None, None, None):
             force_setattr(self, "unique", self._checked_unique())
-        if self.on_other_input not in ("error", "keep"):
-            raise ConfigurationError(f"on_other_input must be error or keep, got {self.on_other_input!r}")
         if self.priority not in PRIORITIES:
             message = f"priority must be high, normal or low, got {self.priority!r}"
             raise ConfigurationError(message)
@@ -129,6 +136,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         queue = self.declared_queue
         return (*self.declared, *(() if queue is None else queue.limits))
 
+    def _check_identity(self) -> None:
+        if self.id_template:
+            check_template("id", self.id_template)
+        if self.tenant_template:
+            check_template("tenant", self.tenant_template)
+        if self.on_other_input not in ("error", "keep"):
+            raise ConfigurationError(f"on_other_input must be error or keep, got {self.on_other_input!r}")
+
     def _check_words(self) -> None:
         if self.tenant != "":
             check_word("tenant", self.tenant)
@@ -152,7 +167,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"unique must be a Unique(...), got {unique!r}")
         is_timed = self.delay_s is not None or self.run_at is not None
         check_debounce(self.debounce_s, self.max_wait_s, unique, is_timed=is_timed)
-        if self.id is not None and unique.is_by_id:
+        if (self.id is not None or self.id_template) and unique.is_by_id:
             raise ConfigurationError(
                 "give id or Unique(for_s=...), not both: the period gives the job its id"
             )

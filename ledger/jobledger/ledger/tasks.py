@@ -9,7 +9,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +33,7 @@ from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import OnOtherInput, Options, Rules
 from jobledger.ledger.schedules.in_code import Schedule
 from jobledger.ledger.signature import TaskSignature
+from jobledger.ledger.templates import check_fields
 from jobledger.ledger.unique.rule import Unique
 
 P = ParamSpec("P")
@@ -300,6 +301,7 @@ class TaskRegistry:
         options = task.defaults
         if options.declared or options.declared_queue is not None:
             check_keys(task.name, task.signature.names, options.declared, options.declared_queue)
+        check_identity(task.name, options, task.signature.names)
         if task.signature.context_parameter is None and task.rules.heartbeat_s is not None:
             message = f"task {task.name} has heartbeat_s but no Context parameter to give signs of life by"
             raise TaskDefinitionError(message)
@@ -373,6 +375,14 @@ class TaskRegistry:
     def __len__(self) -> int:
         """Return how many tasks there are."""
         return len(self._tasks)
+
+
+def check_identity(task: str, options: Options, arguments: Collection[str]) -> None:
+    """Refuse templates of ids and tenants that name what is no argument of the task. Raises: TaskDefinitionError."""
+    if options.id_template:
+        check_fields(task, "id", options.id_template, arguments)
+    if options.tenant_template:
+        check_fields(task, "tenant", options.tenant_template, arguments)
 
 
 def _where(task: Task[Any, Any]) -> str:

@@ -76,6 +76,8 @@ async def enqueue_job(asked: Asked, *, body: NewJob) -> Answer:
     ledger = asked.gateway.ledger
     queue = await _allowed(asked, body.task, body.queue)
     job_id = id_of(asked, body.id)
+    if body.id is None and await _names_jobs(asked, body.task):
+        job_id = None  # the task's own id makes the request safe to repeat, whatever its key
     is_keyed = job_id != body.id
     if is_keyed and job_id is not None:
         await require_free(asked, job_id, queue)
@@ -108,6 +110,12 @@ async def _allowed(asked: Asked, task: str, queue: str | None) -> str:
     place = check_users_queue(found.defaults.queue if queue is None else queue)
     asked.principal.require("queue", place, task)
     return place
+
+
+async def _names_jobs(asked: Asked, task: str) -> bool:
+    """Return whether a task declares the ids of its jobs."""
+    ledger = asked.gateway.ledger
+    return bool((await find_announced(ledger.patience, ledger.announced, task)).defaults.id_template)
 
 
 async def _require_same(asked: Asked, job: Job, task: str, text: bytes) -> None:
@@ -202,6 +210,7 @@ class _Lines:
         self._query = query
         self._line_max = asked.gateway.ledger.config.payload_bytes_max + _LINE_MORE_BYTES
         self._allowed: set[tuple[str, str | None]] = set()
+        self._named: set[str] = set()  #: tasks that declare the ids of their jobs, so that a key names none
         key = asked.idempotency_key
         self._id = keyed_id(asked.principal.name, key) if key else None
         self.number = 0  #: of the line that was read last, from 1
@@ -223,19 +232,21 @@ class _Lines:
                     raise self._wrong(f"this is no job: {error}") from error
                 if job.queue is None and queue is not None:
                     job = msgspec.structs.replace(job, queue=queue)
-            if self._id is not None:
-                if job.id is not None:
-                    raise self._wrong("id and Idempotency-Key both name the job: give one of them")
-                job = msgspec.structs.replace(job, id=f"{self._id}-{self.number}", on_other_input="keep")
+            if self._id is not None and job.id is not None:
+                raise self._wrong("id and Idempotency-Key both name the job: give one of them")
             if (job.task, job.queue) not in self._allowed:
                 await self._check(job)
+            if self._id is not None and job.task not in self._named:
+                job = msgspec.structs.replace(job, id=f"{self._id}-{self.number}", on_other_input="keep")
             yield job
 
     async def _check(self, job: NamedJob) -> None:
         try:
             queue = await _allowed(self._asked, job.task, job.queue)
+            if self._id is not None and await _names_jobs(self._asked, job.task):
+                self._named.add(job.task)
             # A body that differs is refused before any job is made of it.
-            if self._id is not None and self.number == 1:
+            if self._id is not None and self.number == 1 and job.task not in self._named:
                 ref = JobRef(queue=queue, job_id=f"{self._id}-1")
                 await require_free(self._asked, ref.job_id, queue)
                 await self._require_same(ref, job.task, bytes(job.input))
@@ -246,6 +257,8 @@ class _Lines:
 
     async def compare(self, command: Enqueue) -> None:
         """Compare a line with the job that its key made before. Raises: ProblemError (IDEMPOTENCY_KEY_REUSED)."""
+        if command.task in self._named:
+            return
         ledger, number = self._asked.gateway.ledger, int(command.ref.job_id.rpartition("-")[2])
         text = await ledger.inputs.get(command.order.input, command.order.input_ref)
         try:

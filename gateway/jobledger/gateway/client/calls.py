@@ -192,19 +192,23 @@ def not_reached(url: str, error: Exception) -> ServerUnreachableError:
 def order_of(
     task: AnyTask, given: Mapping[str, Any] | None, arguments: Mapping[str, Any], named: Named
 ) -> dict[str, Any]:
-    """Return what is sent to enqueue a job. It always has an id, so the request may be sent twice.
-
-    Raises: InvalidInputError.
-    """
+    """Return what is sent to enqueue a job, without an id that nobody gave it. Raises: InvalidInputError."""
     if given is not None and arguments:
         raise InvalidInputError("give the input as one mapping or as keyword arguments, not as both")
     values = dict(given) if given is not None else dict(arguments)
-    order: dict[str, Any] = {"id": str(uuid_utils.uuid7())}
     if isinstance(task, str):
-        return {**order, "task": task, "input": values, **named}
+        return {"task": task, "input": values, **named}
     plain, _ = task.unpacked
     text = plain.signature.encode((), values)
-    return {**order, **said_of(task), "input": msgspec.Raw(text), **named}
+    return {**said_of(task), "input": msgspec.Raw(text), **named}
+
+
+def enqueue_call(order: Mapping[str, Any]) -> Call:
+    """Return the request that enqueues a job. It may be sent twice: by its id, the task's own or its key it is one job."""
+    call = json_call("POST", "/v1/jobs", order)
+    if "id" in order:
+        return call
+    return call._replace(headers={**call.headers, "idempotency-key": str(uuid_utils.uuid7())})
 
 
 def said_of(task: Task[..., Any] | TaskWithOptions[..., Any]) -> dict[str, Any]:

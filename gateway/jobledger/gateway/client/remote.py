@@ -95,13 +95,13 @@ class Ledger:
         """Add one job; when this returns, the job is in the ledger.
 
         `task`: its name, or the task itself, whose types then check the input here. The input is one mapping, or keyword
-        arguments. A request that breaks is sent again: the job has an id from the beginning, so there is one.
+        arguments. A request that breaks is sent again: it has an `Idempotency-Key`, so there is one job.
 
         Raises: UnknownTaskError, InvalidInputError, PayloadTooLargeError, PermissionRefusedError, LedgerFullError,
             ServerUnreachableError.
         """
         order = calls.order_of(task, values, arguments, options or {})
-        reply = await self._requests.done(calls.json_call("POST", "/v1/jobs", order))
+        reply = await self._requests.done(calls.enqueue_call(order))
         made = msgspec.json.decode(reply.body, type=Enqueued)
         return JobHandle(self._requests, made.queue, made.id, created=made.created, sequence=made.sequence)
 

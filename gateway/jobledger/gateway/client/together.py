@@ -99,5 +99,5 @@ def jobs_of(task: AnyTask, inputs: Iterable[Mapping[str, Any]], named: Named) ->
     """Yield the jobs of a batch without ids: the gateway names them by their places. Raises: InvalidInputError."""
     for values in inputs:
         order = order_of(task, values, {}, named)
-        del order["id"]
+        order.pop("id", None)
         yield order

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -66,8 +66,14 @@ def check_keys(
     if queue is not None:
         asked.append((f"queue {queue.name}", queue.fair))
     for of, source in asked:
-        if source not in (None, _TENANT, *arguments) and not str(source).startswith(_METADATA):
-            raise TaskDefinitionError(_no_argument(of, task, source or "", arguments))
+        if source is not None:
+            check_source(of, task, source, arguments)
+
+
+def check_source(of: str, task: str, source: str, arguments: Collection[str]) -> None:
+    """Refuse a source of a key that no job of a task can have; `of` is what wants it. Raises: TaskDefinitionError."""
+    if source not in (_TENANT, *arguments) and not source.startswith(_METADATA):
+        raise TaskDefinitionError(_no_argument(of, task, source, arguments))
 
 
 def _all_of(limits: Sequence[Limit | str], queue: Queue | None) -> tuple[Limit | str, ...]:

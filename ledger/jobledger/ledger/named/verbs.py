@@ -168,9 +168,9 @@ async def enqueue_named_many(
         if options.unique is not None:
             refuse_in_bulk(found, options.unique, job.id if portion is None else portion.batch)
             _check(found, options)
-        job_id = enqueuer.new_id(job.task) if job.id is None else check_token("job id", job.id)
+        job_id = None if job.id is None else check_token("job id", job.id)
         command = await enqueuer.bulk_order(found, options, job_id, found.signature.text(job.input))
-        is_named = job.id is not None or portion is not None
+        is_named = job.id is not None or portion is not None or bool(options.id_template)
         compare = enqueuer.comparing(found, options, is_named=is_named) if options.unique is None else None
         if portion is not None:
             command = of_batch(command, portion.batch, portion.first + number, portion.jobs_max)

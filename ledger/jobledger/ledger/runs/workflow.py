@@ -119,6 +119,8 @@ def workflow(
     priority: Priority = "normal",
     max_attempts: int = MAX_ATTEMPTS_DEFAULT,
     timeout_s: float | None = None,
+    id: str | None = None,
+    tenant: str | None = None,
     limits: tuple[str | Limit, ...] = (),
     unique: Unique | None = None,
     debounce_s: float | None = None,

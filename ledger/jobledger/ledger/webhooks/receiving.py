@@ -37,7 +37,7 @@ from jobledger.ledger.model.hooks.match import Delivered, build_input, document_
 from jobledger.ledger.model.hooks.route import Route, RouteDefinition, RouteRule, headers_kept
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.log import Log, end_of_chain
-from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.model.times import shown_time
 from jobledger.ledger.webhooks.routes import route_named
 
@@ -186,7 +186,7 @@ class Receiver:
         return now + timedelta(seconds=life_s)
 
     async def _record(self, wish: _Wish, known: View[Delivery]) -> Outcome:
-        places: dict[str, JobView | None] = {}
+        places: dict[JobRef, JobView | None] = {}
         view: View[Delivery] | None = known
 
         async def attempt() -> Outcome:
@@ -230,26 +230,28 @@ class Receiver:
         ]
 
     def _begun(
-        self, wish: _Wish, jobs: Sequence[Enqueue], places: Mapping[str, JobView | None], stamp: Stamp
+        self, wish: _Wish, jobs: Sequence[Enqueue], places: Mapping[JobRef, JobView | None], stamp: Stamp
     ) -> list[Addition]:
-        """Return the first events of the jobs; one that exists, as after an archive run, stays as it is."""
+        """Return the first events of the jobs; one that exists, as of an id that its task declares, stays as it is."""
         additions: list[Addition] = []
+        begun: set[JobRef] = set()
         for job in jobs:
-            place = places.get(job.ref.job_id, EMPTY_CHAIN)
-            if place is not None:
+            place = places.get(job.ref, EMPTY_CHAIN)
+            if place is not None and job.ref not in begun:  # two rules may name one job: the first makes it
+                begun.add(job.ref)
                 own = self._stamp(f"route:{wish.route}")
                 own = msgspec.structs.replace(own, trace=stamp.trace, correlation=wish.delivery)
                 additions.append((place, decide_job(None, job, own)))
         return additions
 
-    async def _places(self, jobs: Sequence[Enqueue]) -> dict[str, JobView | None]:
+    async def _places(self, jobs: Sequence[Enqueue]) -> dict[JobRef, JobView | None]:
         """Return where each job can begin, behind what is no event; None for one that exists."""
 
-        async def place(job: Enqueue) -> tuple[str, JobView | None]:
+        async def place(job: Enqueue) -> tuple[JobRef, JobView | None]:
             events = await self._log.read_chain(self._log.names.chain(job.ref))
-            return job.ref.job_id, None if events else JobView(last_sequence=events.last_sequence)
+            return job.ref, None if events else JobView(last_sequence=events.last_sequence)
 
-        found: dict[str, JobView | None] = {}
+        found: dict[JobRef, JobView | None] = {}
         for start in range(0, len(jobs), _AT_ONCE):
             found.update(await asyncio.gather(*map(place, jobs[start : start + _AT_ONCE])))
         return found

@@ -143,9 +143,12 @@ class RouteVerbs:
         # What makes the job the only one of its kind is the delivery.
         options = msgspec.structs.replace(options, unique=None, debounce_s=None, max_wait_s=None)
         try:
-            return await self._enqueuer.bulk_order(task, options, job_id, text)
+            named = None if options.id_template else job_id
+            return await self._enqueuer.bulk_order(task, options, named, text)
         except InvalidInputError:
-            without = msgspec.structs.replace(options, declared=(), declared_queue=None)
+            without = msgspec.structs.replace(
+                options, declared=(), declared_queue=None, id_template="", tenant_template=""
+            )
             return await self._enqueuer.bulk_order(task, without, job_id, text)
 
     async def _patiently(self, work: Callable[[], Awaitable[R]]) -> R:

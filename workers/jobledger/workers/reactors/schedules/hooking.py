@@ -78,7 +78,9 @@ async def _make(
         assert schedule.task is not None, "it was checked when it was loaded"
         given = (await enqueuer.like(schedule.task, values)).order
         # Limits and turns go by keys, which may be arguments.
-        fields = {field: getattr(given, field) for field in ("input", "input_ref", "limits", "fair")}
+        fields = {
+            field: getattr(given, field) for field in ("input", "input_ref", "limits", "fair", "tenant")
+        }
         definition = replace(definition, order=replace(definition.order, **fields))
     ref = JobRef(queue=context.queue, job_id=job_id)
     order = order_of(definition, tick, limit)

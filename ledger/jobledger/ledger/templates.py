@@ -1,0 +1,64 @@
+"""Templates of the ids and tenants of a task's jobs, such as `charge-{tenant_id}-{invoice}`: checked, and filled in. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Final, Literal
+
+from jobledger.ledger.limits.keys import Keyed, check_source
+from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, InvalidTokenError
+from jobledger.ledger.model.subjects import check_token
+
+What = Literal["id", "tenant"]
+_FIELD: Final = re.compile(r"\{([^{}]+)\}")
+
+
+def check_template(what: What, template: object) -> None:
+    """Refuse, where a task is defined, a template that no input can fill in.
+
+    Raises: ConfigurationError.
+    """
+    if not isinstance(template, str) or not template:
+        raise ConfigurationError(
+            f"{what} of a task must be a text such as 'order-{{number}}', got {template!r}"
+        )
+    rest = _FIELD.sub("", template)
+    if "{" in rest or "}" in rest:
+        raise ConfigurationError(
+            f"{what}={template!r} of a task has a brace without its other one, or nothing between two: name an argument, "
+            "as {number}"
+        )
+    if what == "tenant":
+        return
+    if not _FIELD.search(template):
+        raise ConfigurationError(
+            f"id={template!r} of a task names no argument, so all its jobs would be one: name those that tell them apart, "
+            f"as {template + '-{number}'!r}"
+        )
+    try:
+        check_token("id", rest or "x")
+    except InvalidTokenError as error:
+        raise ConfigurationError(f"id={template!r} of a task can be no id: {error}") from error
+
+
+def check_fields(task: str, what: What, template: str, arguments: Collection[str]) -> None:
+    """Refuse a template that names what is no argument of its task. Raises: TaskDefinitionError."""
+    for source in _FIELD.findall(template):
+        check_source(f"the {what}", task, source, arguments)
+
+
+def filled(what: What, template: str, job: Keyed) -> str:
+    """Return the id or the tenant that a template makes of a job.
+
+    Raises: InvalidInputError where the job lacks a value, or has one that cannot be part of it.
+    """
+    found = _FIELD.sub(lambda field: job.key(f"the {what}", field[1]), template)
+    if what == "id":
+        try:
+            check_token("job id", found)
+        except InvalidTokenError as error:
+            raise InvalidInputError(
+                f"task {job.task} makes its ids by {template!r}, and this input gives none: {error}"
+            ) from error
+    return found
