@@ -13,7 +13,8 @@ from tests.support.working import record_steps
 from jobledger.audit.archive import Archiver, archive_deps
 from jobledger.gateway.parts import Gateway
 from jobledger.ledger import Ledger, task
-from jobledger.ledger.model.events import Noted, Queued, Scheduled
+from jobledger.ledger.model.commands import Fail
+from jobledger.ledger.model.events import ErrorInfo, Noted, Queued, Scheduled
 
 pytestmark = pytest.mark.anyio
 
@@ -95,6 +96,34 @@ async def test_a_run_begins_again_as_it_was_planned(
     await ledger.note(run, "it goes on")
     stale = await http.post(f"{there}/rerun", data={**sent, "input": ""})
     assert (stale.status_code, "plan it again" in stale.text) == (409, True)
+
+
+async def test_a_run_begins_again_with_all_that_completed(http: httpx.AsyncClient, ledger: Ledger) -> None:
+    run, other = [await ledger.enqueue(order, order="red shoes") for _ in range(2)]
+    for each in (run, other):
+        await record_steps(ledger, each, "reserve")
+    there, offer = f"/jobs/orders/{run.id}", "whatever failed, wherever it is"
+    assert offer not in (await http.get(f"/jobs/orders/{other.id}")).text  # it may still go on
+    error = ErrorInfo(kind="exception", type="ValueError", message="no")
+    await ledger.execute(
+        run.ref, Fail(epoch=(await run.snapshot()).claim_epoch, error=error, give_up="rejected")
+    )
+    assert offer in (await http.get(there)).text
+    plan = await http.get(f"{there}/rerun", params={"step": "", "as_it_was": ""})
+    check_page(plan)
+    assert ("Begin again what failed" in plan.text, "only what had not completed" in plan.text) == (
+        True,
+        True,
+    )
+    begun = await http.post(f"{there}/rerun", data={**hidden_fields(plan.text), "reason": "the bank is open"})
+    assert begun.status_code == 303
+    made = await ledger.job(begun.headers["location"].rpartition("/")[2])
+    rerun_of = (await made.snapshot()).order.rerun_of
+    assert rerun_of is not None
+    assert (rerun_of.job, rerun_of.from_step, rerun_of.steps) == (run.id, "", 1)
+    shown = await http.get(begun.headers["location"])
+    check_page(shown)
+    assert "with what had completed" in shown.text
 
 
 async def test_the_page_of_an_archived_job_says_how_it_ended_and_where_it_is(

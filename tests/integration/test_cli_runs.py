@@ -15,7 +15,9 @@ from tests.support.runs import step
 from tests.support.terminal import on_a_terminal, unstyled
 
 from jobledger.ledger import JobState, Ledger
+from jobledger.ledger.children import child_ref
 from jobledger.ledger.model.commands import (
+    CancelJob,
     Claim,
     Complete,
     DeadLetter,
@@ -299,3 +301,31 @@ def test_a_rerun_is_planned_made_once_and_refused_with_the_next_command(cli: Run
         answer = cli.jobs("rerun", "order-77", *words)
         assert (answer.code, error in answer.err) == (code, True), answer.err
     assert cli.jobs("rerun", "nobody", "--from", "a").code == 3
+    for which in ([], ["--failed", "--from", "approved"]):
+        assert "give --failed, or --from STEP" in cli.jobs("rerun", "order-77", *which).err
+    going_on = cli.jobs("rerun", "order-77", "--failed")
+    assert (going_on.code, "run order-77 is paused and may still go on" in going_on.err) == (4, True)
+
+
+async def _cancelled_behind_one_child(ledger: Ledger, job_id: str) -> None:
+    """Let one of four children complete, then cancel their run."""
+    await runs.for_children(ledger, job_id)
+    run = await ledger.job(job_id)
+    child = child_ref(run.ref, (await run.snapshot()).steps["pages"], 0)
+    claimed = await ledger.execute(child, Claim(worker="w", lease_s=15))
+    await ledger.execute(child, Complete(epoch=claimed.claim_epoch))
+    await ledger.execute(run.ref, CancelJob())
+
+
+def test_a_rerun_of_what_failed_is_planned_and_made(cli: Runs) -> None:
+    cli.make(_cancelled_behind_one_child, "etl-1")
+    ask = ("rerun", "etl-1", "--failed")
+    (plan,) = cli.jobs(*ask, "--plan", "--json").lines
+    assert plan["children_copied"] == [{"step": "pages", "children": 1}]
+    assert ([each["step"] for each in plan["copied"]], plan["not_copied"]) == (["charge"], [])
+    assert "1 of 4 copied" in cli.jobs(*ask, "--plan").out
+    made = cli.jobs(*ask, "--id", "again").out
+    assert made == (
+        "job again begins as etl-1 did: it copies 2 steps and the ends of 1 child and executes what had not completed\n"
+    )
+    assert "with what had completed" in cli.jobs("show", "again").out

@@ -240,7 +240,7 @@ WAITS = {
     "child-failed": Wait(
         dead_by_a_child,
         "(ChildFailedError: item 0 of step 'pages' failed); requeued it fails again",
-        "jobledger jobs rerun ID --from pages",
+        "jobledger jobs rerun ID --failed",
     ),
     "diverged": Wait(diverged, "deploy code that fits, then requeue it", "jobledger dlq requeue ID"),
 }

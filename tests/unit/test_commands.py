@@ -19,6 +19,7 @@ from jobledger.ledger.model.commands import (
     Complete,
     CompleteStep,
     ConfirmCancel,
+    CopyEnds,
     DeadLetter,
     Discard,
     Dispatch,
@@ -68,6 +69,7 @@ from jobledger.ledger.model.events import (
     event_type,
 )
 from jobledger.ledger.model.job import Job, JobState, evolve
+from jobledger.ledger.model.runs.orders import CopiedEnds
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.transitions import violation
 
@@ -161,6 +163,12 @@ COMMANDS: dict[str, Command] = {
     "complete_step": CompleteStep(epoch=EPOCH, step="a", kind="step", target="f"),
     "fail_step": FailStep(epoch=EPOCH, step="a", kind="step", target="f", error=BOOM),
     "refuse_signal": RefuseSignal(epoch=EPOCH, step="a", name="paid", signal=1, reason="no int"),
+    "copy_ends": CopyEnds(
+        epoch=EPOCH,
+        step="a",
+        completed=((0, 0),),
+        copied=CopiedEnds(queue="q", job="j", number=1, asked=1, sequences=(2,), sha256=("0",)),
+    ),
     "join": Join(step="a", completed=((0, 0),)),
     "signal": GiveSignal(name="paid"),
     "request_pause": RequestPause(reason="deploy"),
@@ -214,6 +222,7 @@ fence_unknown     ?    -         -    -      -         -          -      -      
 carry             ?    carr      carr carr+queu carr+queu carr    carr   -         -         carr          -
 carry_less        ?    carr      carr carr   carr      carr       carr   carr      carr      carr          carr
 start_step        ?    !         !    !      s_st      !          !      !         !         !             !
+copy_ends         ?    !         !    !      -         !          !      !         !         !             !
 complete_step     ?    !         !    !      s_co      !          !      !         !         !             !
 fail_step         ?    !         !    !      s_fa      !          !      !         !         !             !
 refuse_signal     ?    !         !    !      -         !          !      !         !         !             !

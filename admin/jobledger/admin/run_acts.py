@@ -14,7 +14,7 @@ from jobledger.ledger.model.json_text import check_text
 from jobledger.ledger.model.runs.awaiting import awaited_of
 from jobledger.ledger.model.runs.steps import open_children
 from jobledger.ledger.model.subjects import JobRef, check_token
-from jobledger.ledger.reruns.beginning import Rerun, RerunPlan, plan_rerun
+from jobledger.ledger.reruns.beginning import RerunPlan, RerunRequest, plan_rerun
 from jobledger.ledger.signalling.giving import give_signal
 
 
@@ -110,15 +110,15 @@ async def note(rows: Rows, job_id: str, text: str, queue: str | None = None, *, 
 
 
 async def rerun_planned(
-    rows: Rows, job_id: str, from_step: str, queue: str | None = None, **how: Unpack[Rerun]
+    rows: Rows, job_id: str, queue: str | None = None, **how: Unpack[RerunRequest]
 ) -> RerunPlan:
     """Return what `rerun` would begin now; nothing is written. Raises: as `rerun`."""
-    return await plan_rerun(rows.ledger, (await find_job(rows, job_id, queue)).ref, from_step, **how)
+    return await plan_rerun(rows.ledger, (await find_job(rows, job_id, queue)).ref, **how)
 
 
 async def rerun(
-    rows: Rows, job_id: str, from_step: str, queue: str | None = None, **how: Unpack[Rerun]
+    rows: Rows, job_id: str, queue: str | None = None, **how: Unpack[RerunRequest]
 ) -> JobHandle[Any]:
-    """Begin a run again as a new job that copies the steps before one. Raises: as `find_job` and `Ledger.rerun`."""
+    """Begin a run again as a new job that copies what it did. Raises: as `find_job` and `Ledger.rerun`."""
     ref = (await find_job(rows, job_id, queue)).ref
-    return await rows.ledger.rerun(ref, from_step=from_step, **how)
+    return await rows.ledger.rerun(ref, **how)

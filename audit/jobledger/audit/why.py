@@ -26,6 +26,7 @@ from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.leases import WorkerInfo, task_word
 from jobledger.ledger.nats.pauses import queue_state
 from jobledger.ledger.nats.task_book import TaskEntry, find_task
+from jobledger.ledger.reruns.mending import may_mend
 from jobledger.ledger.timers import deadline_at
 from jobledger.ledger.unique.holders import Holder, find_holder
 
@@ -271,11 +272,14 @@ def _going_back(job: Job) -> str:
 
 def _after_death(job: Job) -> tuple[str, str]:
     """Return what more is to be said of a dead letter, and the command that brings it on."""
-    failed = next((key for key, step in job.steps.items() if step.failed), "")
+    failed = any(step.failed for step in job.steps.values())
     if not failed or job.error is None or job.error.type != "ChildFailedError":
         return "", f"jobledger dlq requeue {job.id}"
-    said = "; requeued it fails again, since how its children ended is recorded: a rerun makes new ones"
-    return said, f"jobledger jobs rerun {job.id} --from {failed}"
+    said = "; requeued it fails again, since how its children ended is recorded"
+    if not may_mend(job):
+        return f"{said}: enqueue a new one", ""
+    said += ": a rerun makes those new that did not complete, and copies the others"
+    return said, f"jobledger jobs rerun {job.id} --failed"
 
 
 def _last_word(facts: Facts) -> str:

@@ -10,7 +10,7 @@ import msgspec
 
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.runs.orders import child_id
+from jobledger.ledger.model.runs.orders import Origin, child_id
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import JobRef
 
@@ -73,8 +73,11 @@ class Children:
 
 
 def child_ref(parent: JobRef, step: Step, item: int) -> JobRef:
-    """Return the name of the child of a run for an item of a step."""
+    """Return the name of the child of a run for an item of a step; of an end that was copied, another run's child."""
     assert step.order is not None, "only a group has children"
+    for origin in step.origins:
+        if any(first <= item <= last for first, last in origin.items):
+            return child_ref(JobRef(queue=origin.queue, job_id=origin.job), asked_there(step, origin), item)
     queue, own_id = step.order.node(item).queue, step.order.node(item).id
     of_queue = parent.queue if step.order.tells_queue and queue != parent.queue else ""
     return JobRef(queue=queue, job_id=own_id or child_id(parent.job_id, step.number, item, of_queue=of_queue))
@@ -87,3 +90,8 @@ def child_id_of(run: JobRef, step: Step, item: int) -> str:
         of_queue = run.queue if copied.tells_queue else ""
         return child_id(copied.run, copied.number, item, of_queue=of_queue)
     return child_ref(run, step, item).job_id
+
+
+def asked_there(step: Step, origin: Origin) -> Step:
+    """Return a step as the run had it whose children's ends were copied, as far as their names follow from it."""
+    return msgspec.structs.replace(step, number=origin.number, sequence=origin.asked, origins=(), copied=None)

@@ -414,16 +414,27 @@ class Ledger:
         return await give_signal(self, ref, signal, value, id=id, by=by, starts=start.task, begin=begin)
 
     async def rerun(
-        self, run: AnyJob, *, from_step: str, queue: str | None = None, **how: Unpack[Rerun]
+        self,
+        run: AnyJob,
+        *,
+        from_step: str | None = None,
+        failed: bool = False,
+        queue: str | None = None,
+        **how: Unpack[Rerun],
     ) -> JobHandle[Any]:
-        """Begin a run again as a new job that copies the steps before `from_step`; the options are in `Rerun`.
+        """Begin a run again as a new job that copies what an earlier one did; the options are in `Rerun`.
+
+        With `from_step` it copies the steps before that one; with `failed=True`, of a run that has failed or was
+        cancelled, every step and child that completed, wherever it is.
 
         Raises: JobNotFoundError, AmbiguousIdError, InvalidInputError for what cannot be begun with, RefusedError for
-            copies of what was undone or archived, UnreachableError, after which the same with an `id` is safe.
+            copies of what was undone or archived, and of what failed where the run may go on; UnreachableError, after
+            which the same with an `id` is safe.
         """
         from jobledger.ledger.reruns.beginning import rerun  # noqa: PLC0415 - others need nothing of it
 
-        return await rerun(self, self._enqueuer, (await self._named(run, queue)).ref, from_step, **how)
+        ref = (await self._named(run, queue)).ref
+        return await rerun(self, self._enqueuer, ref, from_step=from_step, failed=failed, **how)
 
     async def execute(self, ref: JobRef, command: Command, *, by: str = "") -> Job:
         """Decide a command on a job and record what follows; see `handle.execute`."""

@@ -371,10 +371,18 @@ class Ledger:
         return self._caller.call(lambda ledger: ledger.signal(job, signal, value, **options))
 
     def rerun(
-        self, run: AnyJob, *, from_step: str, queue: str | None = None, **how: Unpack[Rerun]
+        self,
+        run: AnyJob,
+        *,
+        from_step: str | None = None,
+        failed: bool = False,
+        queue: str | None = None,
+        **how: Unpack[Rerun],
     ) -> JobHandle[Any]:
-        """Begin a run again as a new job that copies the steps before `from_step`. See `client.Ledger.rerun`."""
-        made = self._caller.call(lambda ledger: ledger.rerun(run, from_step=from_step, queue=queue, **how))
+        """Begin a run again as a new job that copies what an earlier one did. See `client.Ledger.rerun`."""
+        made = self._caller.call(
+            lambda ledger: ledger.rerun(run, from_step=from_step, failed=failed, queue=queue, **how)
+        )
         return JobHandle(self._caller, made)
 
     def pause_queue(

@@ -66,6 +66,8 @@ async def reruns(asker: Asker, path: str) -> None:
     assert answer.headers["location"] == "/v1/jobs/mail/again-1"
     assert not (await asker.post(f"{path}/rerun", again, 200))["created"]
     await asker.post(f"{path}/rerun", {"from": "nothing"}, "JOB_INVALID_INPUT")
+    await asker.post(f"{path}/rerun", {}, "JOB_INVALID_INPUT")
+    await asker.post(f"{path}/rerun", {"failed": True}, "REFUSED")  # it may still go on
     large = {"cents": "a" * (asker.ledger.config.payload_bytes_max + 1)}
     await asker.post(f"{path}/rerun", {"from": "approval", "input": large}, "PAYLOAD_TOO_LARGE")
     await asker.post(f"{path}/rerun", {"from": "approval"}, "JOB_ACCESS_DENIED", who=someone("view"))

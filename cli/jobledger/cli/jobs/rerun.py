@@ -1,9 +1,9 @@
-"""`jobledger jobs rerun`: begin a run again as a new job, which copies the steps that were recorded before one."""
+"""`jobledger jobs rerun`: begin a run again as a new job, which copies the steps before one, or all that completed."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -11,6 +11,7 @@ from jobledger.admin import run_acts
 from jobledger.admin.find import find_job
 from jobledger.cli import bulk, options
 from jobledger.cli.command import ROWS, Cli, command
+from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import JOBS
 from jobledger.cli.jobs.input_text import read_object
 from jobledger.cli.one_job import JobId
@@ -19,13 +20,19 @@ from jobledger.cli.session import load_tasks, operator
 from jobledger.cli.text import colored, shortened
 from jobledger.cli.times import time_of
 from jobledger.ledger import TaskRegistry
-from jobledger.ledger.reruns.beginning import Rerun, RerunPlan
+from jobledger.ledger.model.runs.orders import RerunOf
+from jobledger.ledger.reruns.beginning import RerunPlan, RerunRequest
 
+_PLANNED: Final = (("copied", "copied"), ("not copied", "again"))
 _From = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--from", metavar="STEP", help="Key of the first step that is executed; those before are copied."
     ),
+]
+_Failed = Annotated[
+    bool,
+    typer.Option("--failed", help="Copy every step and child that completed, and execute only the others."),
 ]
 _At = Annotated[
     str | None,
@@ -50,7 +57,8 @@ def rerun(
     cli: Cli,
     *,
     job_id: JobId,
-    from_step: _From,
+    from_step: _From = None,
+    failed: _Failed = False,
     at: _At = None,
     input_text: _Input = None,
     new_id: _Id = None,
@@ -61,21 +69,24 @@ def rerun(
 ) -> Awaitable[None]:
     """Begin a run again as a new job: copy the steps before STEP, execute STEP and all that follow.
 
-    The run itself stays as it is. With --app the task checks a new input.
+    With --failed, of a run that failed or was cancelled: copy all that completed, also in branches and among children,
+    and execute only the rest. The run itself stays as it is. With --app the task checks a new input.
     """
-    how: Rerun = {"id": new_id, "by": operator(), "at": time_of("--at", at), "reason": reason}
+    if failed == (from_step is not None):
+        raise UsageError("give --failed, or --from STEP: one of the two")
+    how: RerunRequest = {"from_step": from_step, "failed": failed}
+    how |= {"id": new_id, "by": operator(), "at": time_of("--at", at), "reason": reason}
     if input_text is not None:
         how["input"] = read_object(input_text, what="input")
     tasks = load_tasks(modules) if input_text is not None and options.split(modules) else None
-    return _rerun(cli, job_id, from_step, queue, how, tasks, plan=plan)
+    return _rerun(cli, job_id, queue, how, tasks, plan=plan)
 
 
-async def _rerun(  # noqa: PLR0917 - what the command was told
+async def _rerun(
     cli: Cli,
     job_id: str,
-    from_step: str,
     queue: str | None,
-    how: Rerun,
+    how: RerunRequest,
     tasks: TaskRegistry | None,
     *,
     plan: bool,
@@ -85,9 +96,9 @@ async def _rerun(  # noqa: PLR0917 - what the command was told
         if tasks is not None:
             how["task"] = tasks.get((await (await find_job(rows, job_id, queue)).snapshot()).task)
         if plan:
-            _show_plan(cli.output, await run_acts.rerun_planned(rows, job_id, from_step, queue, **how))
+            _show_plan(cli.output, await run_acts.rerun_planned(rows, job_id, queue, **how))
             return
-        made = await run_acts.rerun(rows, job_id, from_step, queue, **how)
+        made = await run_acts.rerun(rows, job_id, queue, **how)
         source = (await made.snapshot()).order.rerun_of
     assert source is not None, "a rerun names its source"
     if cli.output.as_json:
@@ -98,28 +109,35 @@ async def _rerun(  # noqa: PLR0917 - what the command was told
     if not made.created:
         cli.output.say(f"job {made.id} is this rerun already: nothing was changed")
         return
-    copies = f"{source.steps:,} step{'' if source.steps == 1 else 's'}"
-    cli.output.say(
-        f"job {made.id} begins as {source.job} did: it copies {copies} and goes on with {from_step}"
-    )
+    goes_on = f"goes on with {source.from_step}" if source.from_step else "executes what had not completed"
+    cli.output.say(f"job {made.id} begins as {source.job} did: it copies {_copies(source)} and {goes_on}")
     cli.output.note(f"`jobledger jobs steps {made.id}` shows what it copied and what it did itself")
+
+
+def _copies(source: RerunOf) -> str:
+    steps = f"{source.steps:,} step{'' if source.steps == 1 else 's'}"
+    if not source.children:
+        return steps
+    return f"{steps} and the ends of {source.children:,} {'child' if source.children == 1 else 'children'}"
 
 
 def _show_plan(output: Output, plan: RerunPlan) -> None:
     source = plan.rerun_of
     if output.as_json:
         copied = [{"step": step.key, "sequence": step.sequence} for step in plan.copied]
-        again = [step.key for step in plan.again]
-        output.object({"plan": True, "rerun_of": source, "copied": copied, "not_copied": again})
+        children = [{"step": each.step.key, "children": each.children} for each in plan.groups]
+        told = {"plan": True, "rerun_of": source, "copied": copied, "children_copied": children}
+        output.object({**told, "not_copied": [step.key for step in plan.again]})
         return
+    steps = [(step, what) for what, some in _PLANNED for step in getattr(plan, some)]
+    steps += [(each.step, f"{each.children:,} of {each.step.count or 0:,} copied") for each in plan.groups]
     rows: list[tuple[Any, ...]] = [
         (step.number, shortened(step.key, 64), step.kind, colored(step.state), step.sequence, what)
-        for what, steps in (("copied", plan.copied), ("not copied", plan.again))
-        for step in steps
+        for step, what in steps
     ]
     output.table(("#>", "step", "kind!", "status!", "sequence>", "in the rerun!"), sorted(rows))
     of = f"{source.job} ({plan.source.state.value.replace('_', ' ')})"
     output.say(
-        f"a rerun of {of} as of stream sequence {source.sequence:,} would copy {source.steps:,} of "
+        f"a rerun of {of} as of stream sequence {source.sequence:,} would copy {_copies(source)}, of "
         f"{len(plan.source.steps):,} steps; nothing was changed"
     )

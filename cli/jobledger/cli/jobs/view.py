@@ -138,7 +138,7 @@ def _source(source: RerunOf | None) -> str | None:
     if source is None:
         return None
     why = f": {source.reason}" if source.reason else ""
-    return f"job {source.job} as of stream sequence {source.sequence:,}, from step {source.from_step}{why}"
+    return f"job {source.job} as of stream sequence {source.sequence:,}, {source.words}{why}"
 
 
 def _checkpoint(job: Job) -> str | None:

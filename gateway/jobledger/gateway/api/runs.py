@@ -24,7 +24,7 @@ from jobledger.ledger.model.commands import STEP_KEY_MAX
 from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.runs.orders import RerunOf
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.reruns.beginning import Rerun
+from jobledger.ledger.reruns.beginning import RerunRequest
 from jobledger.projections.tables.run_tables import TableRow, list_tables
 
 _TREE_NODES: Final = ("ARCHIVED", "PROJECTION_BEHIND", "BUSY", "JOB_NOT_FOUND")
@@ -51,7 +51,8 @@ class Signalled(msgspec.Struct, frozen=True, kw_only=True):
 class NewRerun(Reasoned, frozen=True, kw_only=True, rename={"from_step": "from"}):
     """How a run is begun again."""
 
-    from_step: str  #: key of the first step that is executed; those before are copied
+    from_step: _Key | None = None  #: key of the first step that is executed; those before are copied
+    failed: bool = False  #: instead: copy every step and child that completed, and execute only the others
     at: datetime | None = None  #: take the run as it was at this moment by the server's clock
     input: dict[str, Any] | None = None  #: the whole new input; left out: the run's
     id: str | None = None  #: of the new job; the same id twice makes one
@@ -65,6 +66,13 @@ class StepSaid(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int  #: stream sequence of the event that records it
 
 
+class ChildrenSaid(msgspec.Struct, frozen=True, kw_only=True):
+    """A step whose children begin again but for those that completed."""
+
+    step: str
+    children: int  #: how many completed, and are copied
+
+
 class Rerunning(msgspec.Struct, frozen=True, kw_only=True):
     """A run that begins again, or would."""
 
@@ -73,6 +81,9 @@ class Rerunning(msgspec.Struct, frozen=True, kw_only=True):
     created: bool  #: False: it was only planned, or is there already
     rerun_of: RerunOf | None
     copied: list[StepSaid]  #: of a plan: the steps that would be copied
+    children_copied: list[
+        ChildrenSaid
+    ] = []  #: of a plan: the groups of which the children that completed would be
     again: list[str]  #: of a plan: keys of the recorded steps that would be executed again
 
 
@@ -156,30 +167,34 @@ async def send_signal(
 
 
 async def rerun_job(asked: Asked, queue: str, id: str, *, body: NewRerun) -> Answer:  # noqa: A002
-    """Begin a run again as a new job, which copies the steps before one; the run itself stays as it is.
+    """Begin a run again as a new job, which copies the steps before one, or all that completed; the run stays as it is.
 
     Another input needs the permission `queue` as well.
     """
     permission: Permission = "view" if body.plan else "review"
     held = await read_job(asked, queue, id, permission=permission)
     by, reason = asked.principal.name, body.reason
-    how: Rerun = {"at": aware("at", body.at), "id": body.id, "by": by, "reason": reason}
+    how: RerunRequest = {"from_step": body.from_step, "failed": body.failed}
+    how |= {"at": aware("at", body.at), "id": body.id, "by": by, "reason": reason}
     if body.input is not None:
         asked.principal.require("queue", held.job.queue, held.job.task)
         how["input"] = body.input
     rows = asked.gateway.rows
     if body.plan:
-        plan = await run_acts.rerun_planned(rows, id, body.from_step, queue, **how)
+        plan = await run_acts.rerun_planned(rows, id, queue, **how)
         value = Rerunning(
             id=None,
             queue=held.job.queue,
             created=False,
             rerun_of=plan.rerun_of,
             copied=[StepSaid(step=step.key, sequence=step.sequence) for step in plan.copied],
+            children_copied=[
+                ChildrenSaid(step=each.step.key, children=each.children) for each in plan.groups
+            ],
             again=[step.key for step in plan.again],
         )
         return Answer(value=value, status=200)
-    made = await run_acts.rerun(rows, id, body.from_step, queue, **how)
+    made = await run_acts.rerun(rows, id, queue, **how)
     source = (await made.snapshot()).order.rerun_of
     value = Rerunning(
         id=made.id, queue=made.queue, created=made.created, rerun_of=source, copied=[], again=[]
@@ -241,7 +256,14 @@ ENDPOINTS: Final = (
     _endpoint("GET", f"{_RUN}/graph", show_graph, "Show the steps of a run as a graph", GraphShown, **_READ),
     _endpoint("GET", f"{_RUN}/tree", show_tree, "Show a run and all the jobs below it", Tree, **_TREE),
     _endpoint("POST", f"{_RUN}/signals/{{name}}", send_signal, "Send a run a signal", Signalled, **_SIGNAL),
-    _endpoint("POST", f"{_RUN}/rerun", rerun_job, "Begin a run again from a step", Rerunning, **_RERUN),
+    _endpoint(
+        "POST",
+        f"{_RUN}/rerun",
+        rerun_job,
+        "Begin a run again from a step, or what failed of it",
+        Rerunning,
+        **_RERUN,
+    ),
     _endpoint(
         "GET",
         "/v1/workflows",

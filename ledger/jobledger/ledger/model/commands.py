@@ -22,7 +22,7 @@ from jobledger.ledger.model.events import (
     StepKind,
 )
 from jobledger.ledger.model.inputs import check_finite, check_note, check_whole, checked_order, keep_utc
-from jobledger.ledger.model.runs.orders import Ranges, check_order
+from jobledger.ledger.model.runs.orders import CopiedEnds, Ranges, check_order
 from jobledger.ledger.model.subjects import JobRef, check_token
 
 STEP_KEY_MAX: Final = 500  #: characters of a step's key, and of a signal's id
@@ -263,6 +263,7 @@ class StartStep(msgspec.Struct, frozen=True, kw_only=True):
     order: ChildOrder | None = None
     items: msgspec.Raw = NO_VALUE
     items_ref: PayloadRef | None = None
+    copied: Copied | None = None
 
     def __post_init__(self) -> None:
         """Check key, moment and children.
@@ -312,6 +313,15 @@ class FailStep(msgspec.Struct, frozen=True, kw_only=True):
         """Check key and moment."""
         _check_key(self.step)
         keep_utc(self, "retry_at")
+
+
+class CopyEnds(msgspec.Struct, frozen=True, kw_only=True):
+    """Count ends of another run's children as those of a step that was begun as a copy."""
+
+    epoch: int
+    step: str
+    completed: Ranges
+    copied: CopiedEnds
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
@@ -413,6 +423,7 @@ Command = (
     | Carry
     | StepCommand
     | RefuseSignal
+    | CopyEnds
     | Join
     | GiveSignal
     | RequestPause
@@ -421,4 +432,4 @@ Command = (
 )
 
 Outcome = Complete | Fail | Interrupt | Snooze | Pause | ConfirmCancel
-ClaimHolderCommand = Outcome | Checkpoint | ReportProgress | StepCommand | RefuseSignal
+ClaimHolderCommand = Outcome | Checkpoint | ReportProgress | StepCommand | RefuseSignal | CopyEnds

@@ -20,6 +20,7 @@ from jobledger.ledger.model.commands import (
     Complete,
     CompleteStep,
     ConfirmCancel,
+    CopyEnds,
     DeadLetter,
     Discard,
     Dispatch,
@@ -59,7 +60,15 @@ from jobledger.ledger.model.deciding.facts import (
     require,
 )
 from jobledger.ledger.model.deciding.pausing import cancel, request_pause, resume
-from jobledger.ledger.model.deciding.runs import give_signal, join, pause, paused, refuse_signal, step
+from jobledger.ledger.model.deciding.runs import (
+    copy_ends,
+    give_signal,
+    join,
+    pause,
+    paused,
+    refuse_signal,
+    step,
+)
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
@@ -425,6 +434,8 @@ def _claimed(job: Job, command: ClaimHolderCommand, stamp: Stamp) -> Events:
             return step(job, command, stamp)
         case RefuseSignal():
             return refuse_signal(job, command, stamp)
+        case CopyEnds():
+            return copy_ends(job, command, stamp)
         case Fail():
             return _failed(job, command, stamp)
         case Interrupt():

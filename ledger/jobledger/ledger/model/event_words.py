@@ -100,7 +100,7 @@ def _family(event: Queued | Held | Scheduled) -> Iterator[str]:
         yield f"item {event.member.item:,} of step {event.member.step} of {event.member.job}"
     if event.rerun_of is not None:
         why = f" ({event.rerun_of.reason})" if event.rerun_of.reason else ""
-        yield f"rerun of {event.rerun_of.job} from step {event.rerun_of.from_step}{why}"
+        yield f"rerun of {event.rerun_of.job} {event.rerun_of.words}{why}"
 
 
 def of_scheduled(event: Scheduled) -> str:
@@ -175,6 +175,8 @@ def of_joined(fact: Joined | JoinFact) -> str:
         if ranges
     ]
     parts += [] if fact.count is None else [f"{fact.count:,} in all"]
+    if isinstance(fact, Joined) and fact.copied is not None:
+        parts[0] += f" in run {fact.copied.job} (copied)"
     return f"children of {fact.step}{': ' if parts else ''}{', '.join(parts)}"
 
 

@@ -26,6 +26,8 @@ from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import JobRef, check_token, is_own_queue
 from jobledger.ledger.model.times import time_text
 from jobledger.ledger.parts import Client
+from jobledger.ledger.reruns.groups import CopiedGroup, find_groups
+from jobledger.ledger.reruns.mending import check_failed, check_recorded, check_untaken
 from jobledger.ledger.tasks import Task, TaskWithOptions
 
 #: What a rerun does not take over: it is nobody's child, part of no batch, and holds no key.
@@ -45,51 +47,72 @@ class Rerun(TypedDict, total=False):
     reason: str  #: why; kept in the first event of the new job
 
 
+class RerunRequest(Rerun, total=False):
+    """Which steps are copied, one of the two, and how the run is begun again."""
+
+    from_step: str | None  #: key of the first step that is executed; those before are copied
+    failed: bool  #: copy every step and child that completed, wherever it is, and execute only the others
+
+
 class RerunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a rerun would be."""
 
     source: Job  #: as it was at the moment that is asked for
     rerun_of: RerunOf
     copied: tuple[Step, ...]  #: steps that are copied, in the order in which they were recorded first
+    groups: tuple[CopiedGroup, ...] = ()  #: groups that begin again with the children that had completed
     again: tuple[
         Step, ...
     ]  #: the other recorded steps: the rerun executes them, if its code still asks for them
     input_text: bytes | None  #: JSON text of the new input; None: the source's
 
 
-async def plan_rerun(client: Client, ref: JobRef, from_step: str, **how: Unpack[Rerun]) -> RerunPlan:
+async def plan_rerun(client: Client, ref: JobRef, **how: Unpack[RerunRequest]) -> RerunPlan:
     """Return what `rerun` would begin now; nothing is written. Raises: as `Ledger.rerun`."""
-    events = await _events(client, ref, how.get("at"))
+    from_step, at = _first_step(how), how.get("at")
+    whole = await _whole(client, ref)
+    events = whole if at is None else _as_of(client, ref, whole, at)
     source = fold(events).job
     assert source is not None, "events of a job add up to it"
-    _check_step(source, from_step)
+    if from_step:
+        _check_step(source, from_step)
+    else:
+        now = fold(whole).job
+        assert now is not None, "events of a job add up to it"
+        check_failed(now, source)
     copied = copied_from(source.steps, from_step)
-    _check_untaken(source, from_step, copied)
+    check_untaken(source, from_step, copied)
     _check_held(source, copied, events)
+    groups: Sequence[CopiedGroup] = ()
+    if not from_step:
+        groups = await client.patience.read(lambda: find_groups(client.log, ref, source, events, at=at))
     rerun_of = RerunOf(
         queue=ref.queue,
         job=ref.job_id,
         sequence=events[-1].stream_sequence,
         hash=digest(events[-1].data),
         from_step=from_step,
-        steps=len(copied),
+        steps=len(copied) + len(groups),
+        children=sum(each.children for each in groups),
+        ends_to=max((each.ends_to for each in groups), default=0),
         reason=how.get("reason", ""),
     )
-    keys = {step.key for step in copied}
+    keys = {step.key for step in (*copied, *(each.step for each in groups))}
     return RerunPlan(
         source=source,
         rerun_of=rerun_of,
         copied=tuple(copied),
+        groups=tuple(groups),
         again=tuple(step for step in source.steps.values() if step.key not in keys),
         input_text=_input_text(source, how),
     )
 
 
 async def rerun(
-    client: Client, enqueuer: Enqueuer, ref: JobRef, from_step: str, **how: Unpack[Rerun]
+    client: Client, enqueuer: Enqueuer, ref: JobRef, **how: Unpack[RerunRequest]
 ) -> JobHandle[Any]:
     """Begin a run again; see `Ledger.rerun`."""
-    plan = await plan_rerun(client, ref, from_step, **how)
+    plan = await plan_rerun(client, ref, **how)
     source = plan.source
     order = msgspec.structs.replace(
         source.order, rerun_of=plan.rerun_of, notify=client.hints.inbox, **_NOT_TAKEN
@@ -112,14 +135,31 @@ async def rerun(
     return JobHandle(client, command.ref, created=created, sequence=sequence, reader=reader)
 
 
-async def _events(client: Client, ref: JobRef, at: datetime | None) -> Sequence[StoredEvent]:
-    """Return the events of the source that count. Raises: JobNotFoundError, InvalidInputError for a moment."""
+def _first_step(how: RerunRequest) -> str:
+    """Return the first step that is not copied, "" where whatever completed is. Raises: InvalidInputError."""
+    from_step = how.get("from_step")
+    if how.get("failed", False) == (from_step is not None):
+        raise InvalidInputError(
+            "say either from which step the run begins again, or that what failed does: one of the two"
+        )
+    if from_step is None:
+        return ""
+    if not from_step:
+        raise InvalidInputError("the step from which a run begins again needs a name")
+    return from_step
+
+
+async def _whole(client: Client, ref: JobRef) -> Sequence[StoredEvent]:
+    """Return the events of the source. Raises: JobNotFoundError."""
     chain = client.log.names.chain(ref)
     events = await client.patience.read(lambda: client.log.read_chain(chain))
     if not events:
         raise JobNotFoundError(ref.job_id)
-    if at is None:
-        return events
+    return events
+
+
+def _as_of(client: Client, ref: JobRef, events: Sequence[StoredEvent], at: datetime) -> Sequence[StoredEvent]:
+    """Return the events that were stored by a moment. Raises: InvalidInputError for the moment."""
     if at.tzinfo is None:
         raise InvalidInputError(f"at must have a time zone, got {at!r}")
     if at > client.stamp().at:
@@ -135,10 +175,7 @@ async def _events(client: Client, ref: JobRef, at: datetime | None) -> Sequence[
 
 def _check_step(source: Job, from_step: str) -> None:
     """Refuse a step that no rerun can begin with. Raises: InvalidInputError."""
-    if not source.steps:
-        raise InvalidInputError(
-            f"job {source.id} has recorded no steps, so that there is nothing to copy: enqueue a new one"
-        )
+    check_recorded(source)
     step = source.steps.get(from_step)
     if step is None:
         near = difflib.get_close_matches(from_step, list(source.steps), n=1)
@@ -153,17 +190,7 @@ def _check_step(source: Job, from_step: str) -> None:
     if "/" in from_step:
         raise InvalidInputError(
             f"step {from_step!r} of run {source.id} is in a branch, beside which other branches went on: "
-            "name a step before or after them"
-        )
-
-
-def _check_untaken(source: Job, from_step: str, copied: Sequence[Step]) -> None:
-    """Refuse to copy what the source took back. Raises: RefusedError."""
-    undone = next((step.key for step in source.steps.values() if step.kind == "undo"), None)
-    if copied and undone is not None:
-        raise RefusedError(
-            f"run {source.id} has begun to take back what it did ({undone}): a rerun from {from_step!r} would rely "
-            f"on that; begin with its first step, {copied[0].key!r}, or take the run as it was before that, with `at`"
+            "name a step before or after them, or begin again what failed in all of them"
         )
 
 
@@ -206,6 +233,6 @@ async def _require_same(client: Client, ref: JobRef, asked: RerunOf) -> None:
     )
     if events and not same:
         raise InvalidInputError(
-            f"job {ref.job_id} of queue {ref.queue} exists and is no rerun of {asked.job} from {asked.from_step!r}: "
-            "choose another id"
+            f"job {ref.job_id} of queue {ref.queue} exists and is no rerun of {asked.job} "
+            f"{f'from {asked.from_step!r}' if asked.from_step else 'of what failed'}: choose another id"
         )

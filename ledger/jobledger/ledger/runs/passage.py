@@ -120,6 +120,8 @@ class Passage:
         self._unvisited.pop(key, None)
         if known is not None:
             _require_same(known, kind, target, digest)
+            if _is_copied(known):
+                digest = known.input_sha256
             if known.has_ended:
                 return Asked(key, kind, target, digest, known)
         if kind != "undo":
@@ -225,13 +227,17 @@ def _require_same(known: Step, kind: StepKind, target: str, digest: str) -> None
             known.key, known.sequence, f"as {_called(known.kind, known.target)}", _called(kind, target)
         )
     # What a rerun copied was recorded in another run, perhaps for another input.
-    if digest and known.input_sha256 and digest != known.input_sha256 and known.copied is None:
+    if digest and known.input_sha256 and digest != known.input_sha256 and not _is_copied(known):
         raise DivergedError(
             known.key,
             known.sequence,
             "with another input",
             f"{_called(kind, target)} with input {digest} (recorded {known.input_sha256})",
         )
+
+
+def _is_copied(known: Step) -> bool:
+    return known.copied is not None or bool(known.origins)
 
 
 def _called(kind: StepKind, target: str) -> str:

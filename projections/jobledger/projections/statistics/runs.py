@@ -84,7 +84,7 @@ class RunTally:
             case StepCompleted() | StepFailed():
                 if event.copied is None and (before is None or after.steps is not before.steps):
                     self._step(event)
-            case Joined():
+            case Joined(copied=None):
                 self._join(stored, after, event)
             case Queued(joined=JoinFact() as fact) | Held(joined=JoinFact() as fact):
                 self._join(stored, after, fact)

@@ -181,7 +181,7 @@ class NotedActs:
             edited = event.input is not NO_VALUE or event.input_ref is not None
             self._note(stored, "requeue", event.reason, new_input=edited)
         elif event.rerun_of is not None and not event.prev:
-            self._rerun(stored, event.rerun_of)
+            self._rerun(stored, event, event.rerun_of)
         elif event.cause == "cancelling":  # a run that waits, and has something to undo first
             self._note(stored, "cancel", event.reason)
         elif event.signal is not None:
@@ -199,7 +199,7 @@ class NotedActs:
             if event.event == OPERATOR and before is not None and _waits(before):
                 self._pause(stored, event.reason)
         elif event.rerun_of is not None:
-            self._rerun(stored, event.rerun_of)
+            self._rerun(stored, event, event.rerun_of)
         elif event.reason:  # neither a first event nor a further call of a debounced job has one
             self._note(stored, "reschedule", event.reason)
 
@@ -211,9 +211,11 @@ class NotedActs:
         if not is_identity(stored.event.by):  # programs may send very many, and name nobody
             self._note(stored, "signal", name)
 
-    def _rerun(self, stored: StoredEvent, source: RerunOf) -> None:
+    def _rerun(self, stored: StoredEvent, event: Queued | Held | Scheduled, source: RerunOf) -> None:
+        if event.member is not None:
+            return  # a child of a rerun, which its run made
         why = f": {source.reason}" if source.reason else ""
-        self._note(stored, "rerun", f"of {source.queue}/{source.job} from step {source.from_step}{why}")
+        self._note(stored, "rerun", f"of {source.queue}/{source.job} {source.words}{why}")
 
     def _note(
         self, stored: StoredEvent, act: ActName, reason: str, *, new_input: bool = False, unsure: bool = False

@@ -39,7 +39,9 @@ class _NotNewError(sqlite3.IntegrityError):
 
 
 def _is_rerun(event: JobEvent) -> bool:
-    return isinstance(event, Queued | Scheduled | Held) and event.rerun_of is not None
+    if not isinstance(event, Queued | Scheduled | Held) or event.rerun_of is None:
+        return False
+    return event.member is None  # else a run made it
 
 
 def _sequence(stored: StoredEvent) -> int:

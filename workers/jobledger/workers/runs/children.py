@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.children import child_ref
+from jobledger.ledger.children import asked_there, child_ref
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.chain import JobView, fold
 from jobledger.ledger.model.codec import StoredEvent
@@ -16,11 +16,12 @@ from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import PayloadTooLargeError, UnreachableError
 from jobledger.ledger.model.events import Cancelled, Completed, DeadLettered, Discarded, PayloadRef
 from jobledger.ledger.model.job import Job, JobState, evolve
-from jobledger.ledger.model.runs.orders import items_of
+from jobledger.ledger.model.runs.orders import bits, bits_of, items_of
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.options import Options
 from jobledger.ledger.runs.ending import RunEnd, callback_for
+from jobledger.ledger.runs.errors import RerunSourceError
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.tasks import Task
 from jobledger.workers.reactors.children.opening import Opening
@@ -86,7 +87,8 @@ class ChildJobs:
     async def ends(self, ref: JobRef, job: Job, key: str, items: int | None) -> list[MemberEnd]:
         """Return how children ended, in the order of their items.
 
-        Raises: UnreachableError where one cannot be read yet, PayloadMissingError, PayloadTooLargeError.
+        Raises: UnreachableError where one cannot be read yet, PayloadMissingError, PayloadTooLargeError;
+            RerunSourceError where one that was copied is in an archive by now.
         """
         step = job.steps[key]
         wanted = items_of(step.opened if items is None else items)
@@ -96,10 +98,20 @@ class ChildJobs:
             if not missing:
                 return [found[item] for item in wanted]
             await asyncio.sleep(_LAG_S * look)
-            await self._find(ref, step, missing, found)
+            for run, asked, some in _by_origin(ref, step, bits(missing)):
+                await self._find(run, asked, some, found)
+        await self._check_held(ref, step, [item for item in wanted if item not in found])
         raise UnreachableError(
             f"{len(wanted) - len(found)} ends of children of step {key!r} of run {ref.job_id} cannot be read yet"
         )
+
+    async def _check_held(self, ref: JobRef, step: Step, missing: Sequence[int]) -> None:
+        """Refuse to wait for ends that were copied, and went to an archive since. Raises: RerunSourceError."""
+        log = self._ledger.log
+        for run, asked, some in _by_origin(ref, step, bits(missing)):
+            child = child_ref(run, asked, some[0])
+            if run != ref and not await log.newest_sequence(log.names.chain(child)):
+                raise RerunSourceError(run.job_id, asked.sequence)
 
     async def _find(self, ref: JobRef, step: Step, items: list[int], found: _Found) -> None:
         completed = [item for item in items if not step.failed >> item & 1]
@@ -187,3 +199,15 @@ def _failed_end(job: Job, state: JobState) -> MemberEnd:
     if state is JobState.CANCELLED:
         return MemberEnd(state="cancelled", error=sentence)
     return MemberEnd(state="discarded", error=f"{sentence}: {failed}" if failed else sentence)
+
+
+def _by_origin(ref: JobRef, step: Step, items: int) -> Iterator[tuple[JobRef, Step, list[int]]]:
+    """Yield items of a step by the run whose children they are, with the step as that run had asked for it."""
+    for origin in step.origins:
+        copied = bits_of(origin.items) & items
+        if copied:
+            run = JobRef(queue=origin.queue, job_id=origin.job)
+            yield run, asked_there(step, origin), items_of(copied)
+            items &= ~copied
+    if items:
+        yield ref, step, items_of(items)

@@ -7,23 +7,28 @@ from typing import Any, Final
 
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent, digest
-from jobledger.ledger.model.commands import CompleteStep, FailStep
-from jobledger.ledger.model.errors import UnreachableError
-from jobledger.ledger.model.events import Copied, RerunOf, StepCompleted, StepFailed
-from jobledger.ledger.model.runs.reruns import copied_from
+from jobledger.ledger.model.commands import CompleteStep, CopyEnds, FailStep, StartStep
+from jobledger.ledger.model.errors import RefusedError, UnreachableError
+from jobledger.ledger.model.events import Copied, RerunOf, StepCompleted, StepFailed, StepStarted
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.runs.orders import bits_of
+from jobledger.ledger.model.runs.reruns import copied_from, has_copied
 from jobledger.ledger.model.runs.steps import Step, failed_item
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.reruns.groups import CopiedGroup
 from jobledger.ledger.runs.errors import RerunSourceError
 from jobledger.workers.runs.journal import AttemptJournal
 
 #: What a copy says as its source did; the check of the ledger compares it.
 _SAME: Final = ("step", "kind", "target", "input_sha256", "tries")
+#: What the beginning of a copied group says as its source did.
+_BEGINS: Final = ("step", "kind", "target", "input_sha256", "order", "items", "items_ref")
 #: Steps that have children; a copy of one no longer says which.
 _ASKS_FOR_JOBS: Final = ("call", "map", "graph")
 
 
 async def copy_steps(journal: AttemptJournal) -> None:
-    """Record the ends of the steps that a rerun copies, those that are not recorded yet; nothing for any other run.
+    """Record what a rerun copies, and is not recorded yet: ends of steps and of children; nothing for any other run.
 
     A crash in between leaves some of them; the next attempt goes on.
 
@@ -31,18 +36,54 @@ async def copy_steps(journal: AttemptJournal) -> None:
     LedgerFullError, UnreachableError.
     """
     source = journal.job.order.rerun_of
-    if source is None or len(journal.job.steps) >= source.steps:  # they are its first ones
+    if source is None or has_copied(source, journal.job.steps):
         return
     held = await _events(journal, source)
     run = fold(held.values()).job
     assert run is not None, "events of a job add up to it"
-    for step in copied_from(run.steps, source.from_step):
-        if step.key in journal.job.steps:
-            continue
-        stored = held.get(step.sequence)
-        if stored is None:
-            raise RerunSourceError(source.job, step.sequence)
-        await journal.append(_copy(step, stored, journal.epoch))
+    copied = {step.key for step in copied_from(run.steps, source.from_step)}
+    groups: Mapping[str, CopiedGroup] = {}
+    if not source.from_step:
+        groups = await _groups(journal, source, run, held)
+    for key, step in run.steps.items():
+        if key in groups:
+            await _begin_again(journal, groups[key])
+        elif key in copied and key not in journal.job.steps:
+            stored = held.get(step.sequence)
+            if stored is None:
+                raise RerunSourceError(source.job, step.sequence)
+            await journal.append(_copy(step, stored, journal.epoch))
+
+
+async def _groups(
+    journal: AttemptJournal, source: RerunOf, run: Job, held: Mapping[int, StoredEvent]
+) -> Mapping[str, CopiedGroup]:
+    """Return the groups of the source that begin again with children that completed. Raises: as `copy_steps`."""
+    ref = JobRef(queue=source.queue, job_id=source.job)
+    try:
+        found = await journal.groups_of(ref, run, list(held.values()), ends_to=source.ends_to)
+    except RefusedError as error:
+        raise RerunSourceError(source.job, source.ends_to) from error
+    missing = source.children - sum(each.children for each in found)
+    if missing > 0:
+        if (await journal.first_sequence()) > source.ends_to:
+            raise RerunSourceError(source.job, source.ends_to)
+        raise UnreachableError(f"{missing:,} ends of children of run {source.job} cannot be read yet")
+    return {each.step.key: each for each in found}
+
+
+async def _begin_again(journal: AttemptJournal, group: CopiedGroup) -> None:
+    """Ask for the same children as the source, and count those that had completed there."""
+    key, stored = group.step.key, group.begun
+    if key not in journal.job.steps:
+        event = stored.event
+        assert isinstance(event, StepStarted), "it began the group"
+        fields = {name: getattr(event, name) for name in _BEGINS}
+        copied = Copied(sequence=stored.stream_sequence, sha256=digest(stored.data))
+        await journal.append(StartStep(epoch=journal.epoch, copied=copied, **fields))
+    for items, ends in group.facts():
+        if bits_of(items) & ~journal.job.steps[key].ended:
+            await journal.append(CopyEnds(epoch=journal.epoch, step=key, completed=items, copied=ends))
 
 
 async def _events(journal: AttemptJournal, source: RerunOf) -> Mapping[int, StoredEvent]:

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from jobledger.ledger.graphs.stored import graph_named
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Enqueue, Join, Outcome, Pause
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
@@ -30,6 +31,7 @@ from jobledger.ledger.model.runs.orders import items_of
 from jobledger.ledger.model.runs.steps import admissible
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.options import Options
+from jobledger.ledger.reruns.groups import CopiedGroup, find_groups
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.steps import StepFunction
 from jobledger.ledger.tables.table import TableWork
@@ -195,7 +197,19 @@ class AttemptJournal:
         """Return the events of another job, and the first stream sequence that the ledger holds. Raises: UnreachableError."""
         log = self._ledger.log
         with self._troubled():
-            return await log.read_chain(log.names.chain(ref)), (await log.head()).first_sequence
+            return await log.read_chain(log.names.chain(ref)), await self.first_sequence()
+
+    async def groups_of(
+        self, ref: JobRef, source: Job, events: Sequence[StoredEvent], *, ends_to: int
+    ) -> list[CopiedGroup]:
+        """Return the groups that a rerun begins again; see `find_groups`."""
+        with self._troubled():
+            return await find_groups(self._ledger.log, ref, source, events, ends_to=ends_to)
+
+    async def first_sequence(self) -> int:
+        """Return the first stream sequence that the ledger holds. Raises: UnreachableError."""
+        with self._troubled():
+            return (await self._ledger.log.head()).first_sequence
 
     def poke(self) -> None:
         """See `RunJournal.poke`."""

@@ -8,11 +8,18 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.model.commands import CompleteStep, Join, RefuseSignal, StartStep, StepCommand
+from jobledger.ledger.model.commands import (
+    CompleteStep,
+    CopyEnds,
+    Join,
+    RefuseSignal,
+    StartStep,
+    StepCommand,
+)
 from jobledger.ledger.model.errors import LedgerFullError, UnreachableError
 from jobledger.workers.attempt.channel import AttemptChannel
 
-StepAppend = StepCommand | RefuseSignal | Join
+StepAppend = StepCommand | RefuseSignal | CopyEnds | Join
 
 #: A batch of this size costs the server less than as many appends one by one. Source: measured, as ADR 005.
 _BATCH_MIN: Final = 16

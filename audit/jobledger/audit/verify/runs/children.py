@@ -26,12 +26,13 @@ from jobledger.ledger.model.events import (
     DeadLettered,
     Discarded,
     Held,
+    Joined,
     Member,
     Queued,
     StepStarted,
 )
 from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState
-from jobledger.ledger.model.runs.orders import BATCH_STEP, RUN_BATCH, ChildOrder, bits_of
+from jobledger.ledger.model.runs.orders import BATCH_STEP, RUN_BATCH, ChildOrder, bits_of, items_of
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import JobRef
 
@@ -93,7 +94,9 @@ class RunRules:
         if before is None and member is not None:
             yield from self._begins(member, after)
         fact = fact_in(event)
-        if fact is not None and before is not None:
+        if isinstance(event, Joined) and event.copied is not None:
+            self._copies(event)
+        elif fact is not None and before is not None:
             yield from self._counts(before, after, stored)
         elif isinstance(event, StepStarted) and event.order is not None:
             self._asks(after, event.step, event.order)
@@ -173,6 +176,13 @@ class RunRules:
             yield "join", _too_early(group, early, fact.step, "failed")
         waits = group.ended & ~after.steps[fact.step].ended
         group.waits_since = stored.stored_at if waits else None
+
+    def _copies(self, event: Joined) -> None:
+        """Take in ends that a rerun copied: it makes no children for these items."""
+        group = self._group(f"{event.queue}/{event.job}", event.step)
+        for item in items_of(bits_of(event.completed)):
+            for seen in (group.begun, group.completed):
+                self._families.grow(seen.add(item))
 
     def _ends(self, stored: StoredEvent, job: Job) -> None:
         member = job.order.member

@@ -1,7 +1,7 @@
-"""The rule `copied`: the steps that a rerun copied are, byte for byte, those of the run that it names.
+"""The rule `copied`: what a rerun copied is, byte for byte, what the run that it names did.
 
-The hash of every end of a step goes to the disk, with a second one over what a copy must repeat, so that a copy can be
-held to its source however long ago that was.
+The hash of every end of a step, beginning of a group and completion of a child goes to the disk, with a second one over
+what a copy must repeat, so that a copy can be held to its source however long ago that was.
 """
 
 from __future__ import annotations
@@ -15,10 +15,24 @@ import msgspec
 
 from jobledger.audit.verify.records import Open, Record, unpack
 from jobledger.audit.verify.store import RecordStore, scratch, translated
+from jobledger.ledger.children import asked_there, child_ref
 from jobledger.ledger.model.aggregate import Broken
 from jobledger.ledger.model.codec import StoredEvent
-from jobledger.ledger.model.events import RerunOf, StepCompleted, StepFailed, event_type
+from jobledger.ledger.model.events import (
+    Completed,
+    Joined,
+    Member,
+    RerunOf,
+    StepCompleted,
+    StepFailed,
+    StepStarted,
+    event_type,
+)
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.runs.orders import CopiedEnds, Origin, bits_of, items_of
+from jobledger.ledger.model.runs.reruns import copied_ends, has_copied
+from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.subjects import JobRef
 
 _CACHE_BYTES: Final = 2 << 20
 _AT_ONCE: Final = 4_096
@@ -36,9 +50,13 @@ _SAME: Final = (
     "result_ref",
     "duration_ms",
     "error",
+    "order",
+    "items",
+    "items_ref",
 )
 _encode: Final = msgspec.msgpack.Encoder().encode
 _StepEnd = StepCompleted | StepFailed
+_Copy = StepStarted | _StepEnd
 
 
 class Copies:
@@ -51,7 +69,8 @@ class Copies:
         self._is_selection = is_selection
         self._disk: sqlite3.Connection | None = None
         self._rows: list[tuple[int, bytes, bytes]] = []
-        self.copies = 0  #: ends of steps that were copied
+        self._sources: dict[str, str] = {}  #: of each rerun, the run that it names
+        self.copies = 0  #: ends of steps and of children that were copied
         self.unproven = 0  #: of them, those whose source was not seen
 
     def close(self) -> None:
@@ -67,20 +86,27 @@ class Copies:
         """
         event = stored.event
         if not event.prev and after.order.rerun_of is not None:
-            yield from self._begins(after.order.rerun_of)
-        if not isinstance(event, _StepEnd) or (isinstance(event, StepFailed) and event.retry_at is not None):
+            yield from self._begins(f"{event.queue}/{event.job}", after.order.rerun_of)
+        if isinstance(event, Joined) and event.copied is not None:
+            yield from self._check_children(event, event.copied, before, after)
+        elif isinstance(event, Completed) and event.member is not None:
+            self._keep(stored, _said_child(event.member, event.queue, event.job))
+        if not isinstance(event, _Copy) or not _is_kept(event):
             return
         if before is not None and after.order.rerun_of is not None:
             yield from _in_place(before, event, after.order.rerun_of)
         if event.copied is not None:
             yield from self._check(event, after)
-        own = _said(event, event.queue, event.job)
-        self._rows.append((stored.stream_sequence, hashlib.sha256(stored.data).digest(), own))
+        self._keep(stored, _said(event, event.queue, event.job))
+
+    def _keep(self, stored: StoredEvent, said: bytes) -> None:
+        self._rows.append((stored.stream_sequence, hashlib.sha256(stored.data).digest(), said))
         if len(self._rows) >= _AT_ONCE:
             self._put_aside()
 
-    def _begins(self, source: RerunOf) -> Iterator[Broken]:
+    def _begins(self, name: str, source: RerunOf) -> Iterator[Broken]:
         """Hold what a rerun says of its source to the newest event of that, where that is the one it names."""
+        self._sources[name] = f"{source.queue}/{source.job}"
         record = self._jobs.get(f"{source.queue}/{source.job}")
         if record is None:
             if self._from_sequence == 1 and not self._is_selection:
@@ -99,10 +125,59 @@ class Copies:
         elif newest == source.sequence and digest.hex() != source.hash:
             yield "copied", f"it names another hash of {source.job} at {source.sequence} than the event has"
 
-    def _check(self, event: _StepEnd, after: Job) -> Iterator[Broken]:
+    def _check_children(
+        self, event: Joined, copied: CopiedEnds, before: Job | None, after: Job
+    ) -> Iterator[Broken]:
+        """Hold each end that a rerun copied to the completion of that child, of a run that it descends from."""
+        source, step = after.order.rerun_of, after.steps.get(event.step)
+        what = f"`joined` of {event.step!r}"
+        if source is None or step is None or before is None:
+            yield "copied", f"{what} copies ends of children, and the run is no rerun"
+            return
+        if not self._descends(f"{event.queue}/{event.job}", f"{copied.queue}/{copied.job}"):
+            yield "copied", f"{what} copies ends of children of {copied.job}, of which it is no rerun"
+            return
+        if copied_ends(after.steps) > source.children:
+            yield (
+                "copied",
+                f"{what} copies more than the {source.children:,} ends of children that it says it copies",
+            )
+        run, asked = JobRef(queue=copied.queue, job_id=copied.job), _asked_there(step, copied)
+        ends = zip(items_of(bits_of(event.completed)), copied.sequences, copied.sha256, strict=False)
+        for item, sequence, sha256 in ends:
+            self.copies += 1
+            child = child_ref(run, asked, item)
+            member = Member(queue=run.queue, job=run.job_id, step=event.step, item=item)
+            said = _said_child(member, child.queue, child.job_id)
+            if sequence > source.ends_to:
+                yield (
+                    "copied",
+                    f"{what} copies item {item} from {sequence}, and its rerun ends at {source.ends_to}",
+                )
+            else:
+                yield from self._compare(
+                    f"{what}, item {item},",
+                    sequence,
+                    sha256,
+                    said,
+                    f"is no completion of child {child.job_id}",
+                    nothing="no child has completed",
+                )
+
+    def _descends(self, name: str, origin: str) -> bool:
+        """Return whether a run is a rerun of another one, or of a rerun of it; True where that was not seen."""
+        seen: set[str] = set()
+        while name in self._sources and name not in seen:
+            seen.add(name)
+            name = self._sources[name]
+            if name == origin:
+                return True
+        return name not in self._sources and (self._from_sequence > 1 or self._is_selection)
+
+    def _check(self, event: _Copy, after: Job) -> Iterator[Broken]:
         copied, source = event.copied, after.order.rerun_of
         assert copied is not None, "it is a copy"
-        self.copies += 1
+        self.copies += not isinstance(event, StepStarted)  # ends are counted: those of its children follow
         what = f"`{event_type(event)}` of {event.step!r}"
         if source is None:
             yield "copied", f"{what} is a copy, and the run is no rerun"
@@ -113,16 +188,31 @@ class Copies:
                 f"{what} is copied from {copied.sequence}, and it is a rerun as of {source.sequence}",
             )
             return
-        found = self._find(copied.sequence)
+        said = _said(event, source.queue, source.job)
+        yield from self._compare(
+            what, copied.sequence, copied.sha256, said, f"differs from what run {source.job} recorded"
+        )
+
+    def _compare(
+        self,
+        what: str,
+        sequence: int,
+        sha256: str,
+        said: bytes,
+        differs: str,
+        *,
+        nothing: str = "no step has ended",
+    ) -> Iterator[Broken]:
+        found = self._find(sequence)
         if found is None:
-            if copied.sequence < self._from_sequence or self._is_selection:
+            if sequence < self._from_sequence or self._is_selection:
                 self.unproven += 1
             else:
-                yield "copied", f"{what} is copied from {copied.sequence}, where no step has ended"
-        elif found[0].hex() != copied.sha256:
-            yield "copied", f"{what} names another hash than the event at {copied.sequence} has"
-        elif found[1] != _said(event, source.queue, source.job):
-            yield "copied", f"{what} differs from what run {source.job} recorded at {copied.sequence}"
+                yield "copied", f"{what} is copied from {sequence}, where {nothing}"
+        elif found[0].hex() != sha256:
+            yield "copied", f"{what} names another hash than the event at {sequence} has"
+        elif found[1] != said:
+            yield "copied", f"{what} {differs} at {sequence}"
 
     def _find(self, sequence: int) -> tuple[bytes, bytes] | None:
         self._put_aside()
@@ -145,19 +235,31 @@ class Copies:
         self._rows.clear()
 
 
-def _in_place(before: Job, event: _StepEnd, source: RerunOf) -> Iterator[Broken]:
-    """Hold the first end of a step of a rerun to the number of steps that it says it copies: they are its first ones."""
+def _is_kept(event: _Copy) -> bool:
+    """Return whether an event of a step is one that a rerun may copy: its end, or the beginning of a group."""
+    if isinstance(event, StepStarted):
+        return event.order is not None or event.copied is not None
+    return isinstance(event, StepCompleted) or event.retry_at is None
+
+
+def _in_place(before: Job, event: _Copy, source: RerunOf) -> Iterator[Broken]:
+    """Hold what a rerun records first of a step to the number of steps that it says it copies: they are its first ones."""
     step = before.steps.get(event.step)
-    if step is not None and step.state != "started":
+    if step is not None and (step.state != "started" or step.copied is not None):
+        if step.state == "started" and (event.copied is not None or not has_copied(source, before.steps)):
+            yield (
+                "copied",
+                f"it ended step {event.step!r}, a group with copied ends, before it had copied all of them",
+            )
         return  # the rerun may try a failed step again
     number = len(before.steps) + 1 if step is None else step.number
-    if event.copied is None and number <= source.steps:
+    if event.copied is None and (number <= source.steps or not has_copied(source, before.steps)):
         yield "copied", f"it executed step {event.step!r} before it had copied {source.steps:,} steps"
     if event.copied is not None and number > source.steps:
         yield "copied", f"it copied step {event.step!r}, and says that it copies {source.steps:,} steps"
 
 
-def _said(event: _StepEnd, queue: str, job: str) -> bytes:
+def _said(event: _Copy, queue: str, job: str) -> bytes:
     """Return a hash over what a copy must repeat, and of which run's step it is."""
     values = [_plain(getattr(event, name, None)) for name in _SAME]
     return hashlib.sha256(_encode((queue, job, event_type(event), *values))).digest()
@@ -165,3 +267,14 @@ def _said(event: _StepEnd, queue: str, job: str) -> bytes:
 
 def _plain(value: object) -> object:
     return bytes(value) if isinstance(value, msgspec.Raw) else value
+
+
+def _said_child(member: Member, queue: str, job: str) -> bytes:
+    """Return a hash over whose end a completion is: of which child, for which item of which run's step."""
+    said = ("child", member.queue, member.job, member.step, member.item, queue, job)
+    return hashlib.sha256(_encode(said)).digest()
+
+
+def _asked_there(step: Step, copied: CopiedEnds) -> Step:
+    origin = Origin(queue=copied.queue, job=copied.job, number=copied.number, asked=copied.asked)
+    return asked_there(step, origin)

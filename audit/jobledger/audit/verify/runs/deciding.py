@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 from jobledger.ledger.model.aggregate import Broken
 from jobledger.ledger.model.commands import (
     CompleteStep,
+    CopyEnds,
     FailStep,
     GiveSignal,
     Join,
@@ -146,6 +147,23 @@ def _counted(job: Job, event: Joined | _Ready, fact: Joined | JoinFact) -> Broke
     return _woken(job, event, decided, f"step {step.key!r}")
 
 
+def _joined(job: Job, event: Joined) -> Broken | None:
+    """Hold a `joined` to what is decided on the ends that it counts: its own children's, or copied ones."""
+    if event.copied is None:
+        return _counted(job, event, event)
+    if job.state is not JobState.RUNNING:
+        return "join", f"it copies ends of children while it is {job.state.value}"
+    command = CopyEnds(epoch=job.claim_epoch, step=event.step, completed=event.completed, copied=event.copied)
+    try:
+        decided = runs.copy_ends(job, command, _stamp(event))[0]
+    except LedgerError as error:
+        return "join", _refused(event, error)
+    said = fact_in(decided)
+    if event.failed or event.count is not None or said is None or event.opened != said.opened:
+        return "join", f"it copies ends of step {event.step!r}, and says more of its children than follows"
+    return None
+
+
 def _wrong_items(step: Step, completed: int, failed: int) -> str:
     """Return which of the items that are counted cannot be, and why; "" for none."""
     ended, key = completed | failed, f"of step {step.key!r}"
@@ -275,7 +293,7 @@ _CHECKS: Final[Mapping[type[Event], Callable[[Job, Any], Broken | None]]] = {
     **dict.fromkeys((StepStarted, StepCompleted, StepFailed), _step),
     **dict.fromkeys((Queued, Held), _ready),
     **dict.fromkeys((Completed, Cancelled, DeadLettered, Discarded), _ends),
-    Joined: lambda job, event: _counted(job, event, event),
+    Joined: _joined,
     Signalled: lambda job, event: _told(job, event, event),
     SignalRefused: _refused_signal,
     Paused: _waits,

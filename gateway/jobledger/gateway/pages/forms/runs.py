@@ -10,8 +10,9 @@ from jobledger.admin import run_acts
 from jobledger.gateway.pages.forms.jobs import changed_input, job_of
 from jobledger.gateway.pages.page import Sent
 from jobledger.gateway.pages.rendering import address
+from jobledger.gateway.pages.views.rerun import chosen
 from jobledger.gateway.problems import ProblemError
-from jobledger.ledger.reruns.beginning import Rerun
+from jobledger.ledger.reruns.beginning import RerunRequest
 
 
 async def begin_again(sent: Sent, queue: str, id: str) -> str:  # noqa: A002 - as in the address
@@ -21,13 +22,14 @@ async def begin_again(sent: Sent, queue: str, id: str) -> str:  # noqa: A002 - a
     """
     fields, rows, by = sent.fields, sent.gateway.rows, sent.principal.name
     ref, job = await job_of(sent, queue, id, "review")
-    step, reason, at = fields.one("step"), fields.reason(), fields.moment("as_it_was")
+    reason, at = fields.reason(), fields.moment("as_it_was")
+    how: RerunRequest = {**chosen(fields.one("step")), "at": at}
     changed = changed_input(sent, job)
-    plan = await run_acts.rerun_planned(rows, ref.job_id, step, queue, at=at)
+    plan = await run_acts.rerun_planned(rows, ref.job_id, queue, **how)
     if plan.rerun_of.sequence != fields.whole("sequence"):
         raise ProblemError("PLAN_EXPIRED", "the run has changed since this was planned: plan it again")
     name = msgspec.json.encode([by, queue, id, plan.rerun_of, fields.one("planned"), reason, changed])
     new_id = f"rerun-{hashlib.sha256(name).hexdigest()[:40]}"
-    how: Rerun = {"at": at, "by": by, "reason": reason, "id": new_id, "input": changed}
-    made = await run_acts.rerun(rows, ref.job_id, step, queue, **how)
+    how |= {"by": by, "reason": reason, "id": new_id, "input": changed}
+    made = await run_acts.rerun(rows, ref.job_id, queue, **how)
     return address(f"/jobs/{made.queue}/{made.id}")

@@ -1,4 +1,4 @@
-"""Beginning a run again from a step: what would be copied and what executed, before anything is done."""
+"""Beginning a run again: what would be copied and what executed, before anything is done."""
 
 from __future__ import annotations
 
@@ -19,13 +19,20 @@ from jobledger.ledger.model.events import RerunOf
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import JobRef, check_token, is_own_queue
+from jobledger.ledger.reruns.beginning import RerunRequest
+from jobledger.ledger.reruns.groups import CopiedGroup
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
     """From which step, and of which moment of the run."""
 
-    step: Annotated[str, msgspec.Meta(max_length=STEP_KEY_MAX)] = ""
+    step: Annotated[str, msgspec.Meta(max_length=STEP_KEY_MAX)] = ""  #: "": with all that completed
     as_it_was: Annotated[str, msgspec.Meta(max_length=40)] = ""  #: a past moment; "": as it is
+
+
+def chosen(step: str) -> RerunRequest:
+    """Return which steps a form asks to copy: "" names none, and asks for all that completed."""
+    return {"from_step": step or None, "failed": not step}
 
 
 class RerunPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +43,7 @@ class RerunPage(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     rerun_of: RerunOf
     copied: tuple[Step, ...]
+    groups: tuple[CopiedGroup, ...]
     again: tuple[Step, ...]
     editable: str | None  #: its input as text that a form can hold; None: hidden, gone, or too long
     editable_hash: str
@@ -52,7 +60,8 @@ async def rerun(looked: Looked, queue: str, id: str, *, query: Query) -> RerunPa
     if known is not None:  # before anything is said of its steps
         principal.require_about("review", queue, known.task, JobNotFoundError(id))
     at = moment_of("as_it_was", query.as_it_was) if query.as_it_was else None
-    plan = await run_acts.rerun_planned(gateway.rows, id, query.step, queue, at=at)
+    how: RerunRequest = {**chosen(query.step), "at": at}
+    plan = await run_acts.rerun_planned(gateway.rows, id, queue, **how)
     job = plan.source
     hidden = not principal.may("payloads", job.queue, job.task)
     history = await gateway.ledger.handle_of(ref).history()
@@ -66,6 +75,7 @@ async def rerun(looked: Looked, queue: str, id: str, *, query: Query) -> RerunPa
         job=job,
         rerun_of=plan.rerun_of,
         copied=plan.copied,
+        groups=plan.groups,
         again=plan.again,
         editable=text,
         editable_hash="" if text is None else hashlib.sha256(text.encode()).hexdigest(),

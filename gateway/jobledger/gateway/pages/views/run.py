@@ -20,6 +20,7 @@ from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import NotFoundError
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.awaiting import awaited_of
+from jobledger.ledger.reruns.mending import may_mend
 from jobledger.projections.tables.steps import SignalRow, StepRow
 
 _STEPS_MAX = 300
@@ -44,6 +45,7 @@ class RunPart(msgspec.Struct, frozen=True, kw_only=True):
     awaited: list[SignalForm]  #: the signals that it waits for
     known: list[str]  #: names of the signals that its workflow waits for at any time
     begins: list[str]  #: keys of the newest steps that a rerun can begin with
+    may_mend: bool  #: whether a rerun can begin with all that completed
 
 
 def run_part(
@@ -74,6 +76,7 @@ def run_part(
         begins=[key for key, step in job.steps.items() if step.kind != "undo" and "/" not in key][
             -_STEPS_MAX:
         ],
+        may_mend=may_mend(job),
     )
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from jobledger.ledger.model.commands import (
     CompleteStep,
+    CopyEnds,
     FailStep,
     GiveSignal,
     Join,
@@ -69,6 +70,7 @@ def step(job: Job, command: StepCommand, stamp: Stamp) -> Events:
                     order=command.order,
                     items=command.items,
                     items_ref=command.items_ref,
+                    copied=command.copied,
                 ),
             )
         case CompleteStep():
@@ -227,6 +229,28 @@ def join(job: Job, command: Join, stamp: Stamp) -> Events:
         raise IllegalTransitionError(job.id, f"told of these ends of {command.step!r} already", "be joined")
     fields = msgspec.structs.asdict(fact)
     return (Joined(**envelope(job, stamp), **fields),)
+
+
+def copy_ends(job: Job, command: CopyEnds, stamp: Stamp) -> Events:
+    """Count ends of another run's children, and open as many others as there is room for; only before a child is made."""
+    known = job.steps.get(command.step)
+    if known is None or known.order is None or known.state != "started" or known.copied is None:
+        raise IllegalTransitionError(
+            job.id, f"without a copied group {command.step!r}", "copy ends of children"
+        )
+    order, items, copied = known.order, bits_of(command.completed), command.copied
+    if not items or items >> order.count or items & known.ended:
+        ended = f"told of {known.ended.bit_count():,} ends of {command.step!r}"
+        raise IllegalTransitionError(job.id, ended, "copy these")
+    if not len(copied.sequences) == len(copied.sha256) == items.bit_count():
+        raise IllegalTransitionError(job.id, f"told of {items.bit_count():,} ends", "copy others")
+    opened = known.opened | items
+    fact = JoinFact(
+        step=command.step,
+        completed=ranges_of(items),
+        opened=ranges_of(admit(order, opened, known.ended | items, known.failed) & ~opened),
+    )
+    return (Joined(**envelope(job, stamp), **msgspec.structs.asdict(fact), copied=copied),)
 
 
 def _news(job: Job, known: Step, command: Join) -> JoinFact:

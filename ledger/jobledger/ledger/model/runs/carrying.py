@@ -8,7 +8,16 @@ from typing import Final, Literal
 import msgspec
 
 from jobledger.ledger.model.envelope import NO_VALUE, ErrorInfo, Moment, PayloadRef, Whole
-from jobledger.ledger.model.runs.orders import ChildOrder, Copied, Count, Ranges, StepKind, bits_of, ranges_of
+from jobledger.ledger.model.runs.orders import (
+    ChildOrder,
+    Copied,
+    Count,
+    Origin,
+    Ranges,
+    StepKind,
+    bits_of,
+    ranges_of,
+)
 from jobledger.ledger.model.runs.steps import NO_STEPS, KeptSignal, Step, Steps, bytes_of
 
 
@@ -33,7 +42,8 @@ class CarriedStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     items: msgspec.Raw = NO_VALUE  #: the inputs of its children
     items_ref: PayloadRef | None = None  #: where a large array of them lies
     signal: Whole = 0  #: stream sequence of the event with the signal that it took
-    copied: Copied | None = None  #: where its end was copied from
+    copied: Copied | None = None  #: where its end was copied from, or its beginning
+    origins: tuple[Origin, ...] = ()  #: other runs' children whose ends stand for those of its own
     count: Count | None = None  #: how many children its group has
     opened: Ranges = ()  #: ranges of items that may exist
     ended: Ranges = ()  #: ranges of items whose end was counted

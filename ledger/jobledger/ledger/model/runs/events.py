@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from jobledger.ledger.model.envelope import NO_VALUE, ErrorInfo, Event, Moment, PayloadRef, Whole
-from jobledger.ledger.model.runs.orders import ChildOrder, Copied, Count, Ranges, StepKind
+from jobledger.ledger.model.runs.orders import ChildOrder, Copied, CopiedEnds, Count, Ranges, StepKind
 
 
 class _OfStep(Event, frozen=True, kw_only=True, gc=False):
@@ -28,6 +28,9 @@ class StepStarted(_OfStep, frozen=True, kw_only=True, tag="step_started", gc=Fal
     order: ChildOrder | None = None  #: the children that it asks for
     items: msgspec.Raw = NO_VALUE  #: JSON array of the children's inputs, each an object of keyword arguments
     items_ref: PayloadRef | None = None  #: where a large array lies
+    copied: Copied | None = (
+        None  #: the event of another run that this one repeats; ends of its children follow
+    )
 
 
 class StepCompleted(_OfStep, frozen=True, kw_only=True, tag="step_completed", gc=False):
@@ -58,6 +61,7 @@ class Joined(Event, frozen=True, kw_only=True, tag="joined", gc=False):
     failed: Ranges = ()  #: ranges of items that ended otherwise
     opened: Ranges = ()  #: ranges of items whose jobs may be made from now on
     count: Count | None = None  #: how many items an open group has: said once, by whoever made the last one
+    copied: CopiedEnds | None = None  #: the children of another run whose ends stand for the completed ones
 
 
 class Signalled(Event, frozen=True, kw_only=True, tag="signalled", gc=False):

@@ -66,9 +66,18 @@ class RerunOf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     job: str  #: its id
     sequence: Whole  #: stream sequence of its newest event that counts
     hash: str  #: hex sha256 of that event as stored
-    from_step: str  #: key of the first step that is not copied
-    steps: Whole = 0  #: how many steps are copied
+    from_step: (
+        str  #: key of the first step that is not copied; "": whatever completed is copied, wherever it is
+    )
+    steps: Whole = 0  #: how many steps are copied, or begin with copied ends of children
     reason: str = ""  #: why it begins again, if somebody said so
+    children: Whole = 0  #: how many ends of children are copied, of groups that had not completed
+    ends_to: Whole = 0  #: the highest stream sequence of these ends
+
+    @property
+    def words(self) -> str:
+        """From where it begins again, as a person reads it."""
+        return f"from step {self.from_step}" if self.from_step else "with what had completed"
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -82,6 +91,29 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     tells_queue: bool = (
         False  #: of a group: whether the ids of its children end in `-of-` and the run's queue
     )
+
+
+class CopiedEnds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Where the ends of children were copied from: children that another run had asked for with the same step."""
+
+    queue: str  #: of that run: the one that `rerun_of` names, or one that it was a rerun of
+    job: str  #: its id
+    number: Whole  #: of the step in that run
+    asked: Whole  #: stream sequence of the `step_started` there
+    sequences: tuple[
+        Whole, ...
+    ]  #: stream sequences of the children's `completed`, in the order of their items
+    sha256: tuple[str, ...]  #: hex sha256 of these events as stored
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """The children of another run whose ends stand for those of a step."""
+
+    queue: str  #: of that run
+    job: str  #: its id
+    number: Whole  #: of the step in that run
+    asked: Whole  #: stream sequence of the `step_started` there
+    items: Ranges = ()  #: ranges of the items
 
 
 class Take(msgspec.Struct, frozen=True, kw_only=True, gc=False):

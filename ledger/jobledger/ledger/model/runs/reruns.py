@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+from jobledger.ledger.model.runs.orders import RerunOf, bits_of
 from jobledger.ledger.model.runs.steps import Step, Steps
 
 
 def copied_from(source: Steps, from_step: str) -> list[Step]:
-    """Return the steps that were first recorded before a step and have ended, in the order of their first events."""
+    """Return the steps whose ends are copied, in the order of their first events.
+
+    They are those that were first recorded before `from_step` and have ended; with "" those that completed, wherever they
+    are, but for groups of which a child failed: these begin again with the children that completed.
+    """
+    if not from_step:
+        return [step for step in source.values() if _is_whole(step)]
     number = source[from_step].number
     return [step for step in source.values() if step.number < number and _has_end(step)]
+
+
+def begun_again(source: Steps) -> list[Step]:
+    """Return the groups that a rerun of what failed begins again, with the ends of children that completed."""
+    groups = (step for step in source.values() if step.order is not None and not step.order.is_open)
+    return [step for step in groups if not _is_whole(step)]
+
+
+def has_copied(source: RerunOf, steps: Steps) -> bool:
+    """Return whether a rerun has recorded all that it copies of its source."""
+    return len(steps) >= source.steps and copied_ends(steps) >= source.children
+
+
+def copied_ends(steps: Steps) -> int:
+    """Return how many ends of children a run has copied, of groups that it began again."""
+    return sum(bits_of(origin.items).bit_count() for step in steps.values() for origin in step.origins)
+
+
+def _is_whole(step: Step) -> bool:
+    return step.state == "completed" and step.kind != "undo" and not step.failed
 
 
 def _has_end(step: Step) -> bool:

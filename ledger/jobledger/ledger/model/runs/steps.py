@@ -25,11 +25,14 @@ from jobledger.ledger.model.runs.events import (
 from jobledger.ledger.model.runs.orders import (
     ChildOrder,
     Copied,
+    CopiedEnds,
     JoinFact,
+    Origin,
     SignalFact,
     StepKind,
     bits_of,
     items_of,
+    ranges_of,
 )
 
 #: `started`: nobody knows yet how it ends. `retrying`: a try failed, another follows. The others are its end.
@@ -61,7 +64,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     items: msgspec.Raw = NO_VALUE  #: the inputs of its children
     items_ref: PayloadRef | None = None
     signal: int = 0  #: stream sequence of the event with the signal that it took
-    copied: Copied | None = None
+    copied: Copied | None = None  #: where its end was copied from, or its beginning as long as it has no end
+    origins: tuple[Origin, ...] = ()  #: other runs' children whose ends stand for those of its own
     count: int | None = None  #: how many children its group has; None: not known yet, or it is no group
     #: Sets of items, as the bytes of a number (little-endian) in which bit i stands for item i.
     opened_set: bytes = b""
@@ -217,6 +221,7 @@ def _begun(step: Step, event: StepStarted) -> Step:
         items=event.items,
         items_ref=event.items_ref,
         count=count,
+        copied=event.copied,
         opened_set=bytes_of(admit(order, 0, 0, 0)),
     )
 
@@ -233,14 +238,30 @@ def fold_join(steps: Steps, fact: Joined | JoinFact) -> Steps:
         opened |= ended  # a client makes its children without waiting for the run
         if step.count is None and fact.count is not None:
             opened |= (1 << fact.count) - 1
+    copied = fact.copied if isinstance(fact, Joined) else None
+    origins = step.origins
+    if copied is not None:
+        opened |= ended
+        origins = _with_origin(origins, copied, ended)
     joined = _replace(
         step,
+        origins=origins,
         count=fact.count if step.count is None else step.count,
         opened_set=bytes_of(step.opened | opened),
         ended_set=bytes_of(step.ended | ended),
         failed_set=bytes_of(step.failed | failed),
     )
     return {**steps, fact.step: joined}
+
+
+def _with_origin(origins: tuple[Origin, ...], copied: CopiedEnds, items: int) -> tuple[Origin, ...]:
+    """Return the origins of a step's ends with further items of one."""
+    own = Origin(queue=copied.queue, job=copied.job, number=copied.number, asked=copied.asked)
+    others = tuple(each for each in origins if _replace(each, items=()) != own)
+    for each in origins:
+        if each not in others:
+            items |= bits_of(each.items)
+    return (*others, _replace(own, items=ranges_of(items)))
 
 
 def _told(
@@ -303,8 +324,16 @@ def admissible(step: Step) -> int:
 
 
 def _opened_next(count: int, opened: int, room: int) -> int:
-    next_item = opened.bit_length()
-    return opened | (((1 << max(0, min(room, count - next_item))) - 1) << next_item)
+    if not opened & (opened + 1):  # without gaps, as every group is that begins without copied ends
+        next_item = opened.bit_length()
+        return opened | (((1 << max(0, min(room, count - next_item))) - 1) << next_item)
+    for first, last in ranges_of(~opened & ((1 << count) - 1)):
+        taken = min(room, last - first + 1)
+        opened |= ((1 << taken) - 1) << first
+        room -= taken
+        if not room:
+            break
+    return opened
 
 
 def _ready(order: ChildOrder, opened: int, ended: int, failed: int) -> Iterator[int]:
@@ -349,7 +378,7 @@ def name_in(key: str) -> str:
 
 def failed_item(step: Step) -> int:
     """Return the first item of a group that failed; 0 where none is known to have."""
-    if step.copied is not None:
+    if step.copied is not None and step.has_ended:
         return step.copied.item
     return items_of(step.failed)[0] if step.failed else 0
 

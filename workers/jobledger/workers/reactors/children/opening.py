@@ -24,6 +24,7 @@ from jobledger.ledger.model.runs.orders import Member, Take, items_of
 from jobledger.ledger.model.runs.steps import Step, admissible
 from jobledger.ledger.model.subjects import JobRef, first_leaf
 from jobledger.ledger.parts import Client
+from jobledger.workers.reactors.children.begun_again import rerun_of_child
 from jobledger.workers.reactors.children.reaching import Reaching
 
 #: How many first events of children are on their way at a time.
@@ -160,6 +161,9 @@ class Opening:
         if node.takes:
             text = await self._with_results(ref, step, node.takes, text)
         value, reference = await self._client.inputs.put(text, what="input of a child")
+        rerun_of = None
+        if job.order.rerun_of is not None:
+            rerun_of = await rerun_of_child(self._client, job, step, item)
         return Enqueue(
             ref=child_ref(ref, step, item),
             task=node.task,
@@ -177,6 +181,7 @@ class Opening:
                 version=node.version,
                 on_end=node.on_end,
                 deadline_s=node.deadline_s,
+                rerun_of=rerun_of,
             ),
         )
 

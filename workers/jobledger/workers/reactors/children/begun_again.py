@@ -1,0 +1,59 @@
+"""Children of a rerun that are runs themselves: they begin with what the child that they stand for had completed.
+
+Only where the rerun is one of what failed: then a child that failed half-way is not made from its beginning either.
+"""
+
+from __future__ import annotations
+
+from jobledger.ledger.children import child_ref
+from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.errors import InvalidError, JobNotFoundError, RefusedError, WrongSequenceError
+from jobledger.ledger.model.events import RerunOf
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.runs.steps import Step
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.parts import Client
+from jobledger.ledger.reruns.beginning import plan_rerun
+
+
+async def rerun_of_child(client: Client, run: Job, step: Step, item: int) -> RerunOf | None:
+    """Return what a child of a run copies: what the same child of the run's source had completed; None for nothing.
+
+    Raises: UnreachableError; WrongSequenceError where a replica does not show the source's child yet.
+    """
+    source = run.order.rerun_of
+    while source is not None and not source.from_step:
+        ref = JobRef(queue=source.queue, job_id=source.job)
+        before = (await load(client.log, ref)).job
+        asked = None if before is None else before.steps.get(step.key)
+        if before is None or (asked is not None and not _is_same(asked, step)):
+            return None
+        if asked is not None and asked.opened >> item & 1:
+            child = child_ref(ref, asked, item)
+            if await client.log.newest_sequence(client.log.names.chain(child)):
+                return await _planned(client, child, source.reason)
+        source = before.order.rerun_of  # it ended before it made that child
+    return None
+
+
+def _is_same(asked: Step, step: Step) -> bool:
+    """Return whether two runs asked for the same children."""
+    return asked.order is not None and (asked.kind, asked.target, asked.input_sha256) == (
+        step.kind,
+        step.target,
+        step.input_sha256,
+    )
+
+
+async def _planned(client: Client, child: JobRef, reason: str) -> RerunOf | None:
+    try:
+        plan = await plan_rerun(client, child, failed=True, reason=reason)
+    except WrongSequenceError:
+        raise
+    except (
+        InvalidError,
+        JobNotFoundError,
+        RefusedError,
+    ):  # a job without steps, or nothing of it can be copied
+        return None
+    return plan.rerun_of if plan.rerun_of.steps else None
