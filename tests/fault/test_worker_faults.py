@@ -105,7 +105,7 @@ async def test_a_job_whose_worker_was_killed_completes_elsewhere_within_twenty_s
     assert loop.time() - killed_at < 20.0
     for job in jobs:
         assert await attempts(job) == ["lost", "completed"]
-        assert await types(job) == ["queued", "started", "started", "completed"]
+        assert await types(job) == ["queued", "started", "lost", "started", "completed"]
     assert Counter(job for word, job, *_ in lines(trace) if word == "end") == {job.id: 1 for job in jobs}
 
 
@@ -127,7 +127,7 @@ async def test_a_worker_frozen_beyond_its_lease_cannot_record_its_outcome(
     async with asyncio.timeout(LIMIT_S):
         while "fenced" not in await types(job):
             await asyncio.sleep(0.02)
-    assert await types(job) == ["queued", "started", "started", "completed", "fenced"]
+    assert await types(job) == ["queued", "started", "lost", "started", "completed", "fenced"]
     assert await attempts(job) == ["lost", "completed"]
     assert await job.result(timeout_s=1.0) == "attempt 2"
     history = await job.history()

@@ -32,6 +32,7 @@ from jobledger.ledger.model.commands import (
     Note,
     Pause,
     PutBack,
+    RefuseSignal,
     ReportProgress,
     RequestPause,
     Requeue,
@@ -48,6 +49,7 @@ from jobledger.ledger.model.events import ChildOrder, ErrorInfo, PayloadRef
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.memory import MemoryLog
+from jobledger.ledger.model.runs.steps import next_signal
 from jobledger.ledger.model.subjects import JobRef
 
 BEGIN = datetime(2025, 1, 1, tzinfo=UTC)
@@ -83,6 +85,7 @@ RUN_WEIGHTS = {
     "children": 4,
     "joined": 4,
     "signal": 2,
+    "refuse": 4,
     "ask_to_pause": 2,
     "resume": 4,
     "note": 1,
@@ -160,6 +163,13 @@ def command_of(number: int, step: str, job: Job | None, at: datetime) -> Command
         "children": StartStep(epoch=epoch, step="all", kind="map", target="g", order=CHILDREN),
         "joined": Join(step="all", completed=((0, 0),), failed=((1, 1),)),
         "signal": GiveSignal(name="paid", id=str(len(job.signals) % 3)),
+        "refuse": RefuseSignal(
+            epoch=epoch,
+            step="paid",
+            name="paid",
+            signal=kept.sequence if (kept := next_signal(job.signals, "paid")) else 0,
+            reason="no int",
+        ),
         "ask_to_pause": RequestPause(reason="deploy"),
         "resume": ResumeJob(reason="deployed"),
         "carry": Carry(through=job.last_sequence - number % 2),

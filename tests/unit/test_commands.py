@@ -197,9 +197,9 @@ admit_by_none     ?    -         -    -      -         -          -      -      
 put_back          ?    -         -    -      -         -          -      -         -         -             -
 reschedule        ?    sche      -    -      -         sche       -      -         -         -             -
 claim             ?    -         -    star   -         -          -      -         -         -             -
-take_over         ?    -         -    -      star      -          -      -         -         -             -
+take_over         ?    -         -    -      lost+star      -          -      -         -         -             -
 take_over_stale   ?    -         -    -      !         -          -      -         -         -             -
-rescue            ?    -         -    -      queu      -          -      -         -         -             -
+rescue            ?    -         -    -      lost+queu      -          -      -         -         -             -
 rescue_stale      ?    -         -    -      !         -          -      -         -         -             -
 complete          ?    !         !    !      comp      !          !      !         !         !             !
 complete_unheld   ?    -         -    -      !         -          -      -         -         -             -
@@ -214,7 +214,7 @@ checkpoint        ?    !         !    !      chec      !          !      !      
 progress          ?    !         !    !      prog      !          !      !         !         !             !
 cancel            ?    canc      canc canc   c_re      canc       canc   -         -         -             -
 dead_letter       ?    -         -    dead   !         -          -      -         -         -             -
-dead_letter_running ? -         -    !      dead      -          -      -         -         -             -
+dead_letter_running ? -         -    !      lost+dead      -          -      -         -         -             -
 requeue           ?    -         -    -      -         -          -      -         -         queu          -
 discard           ?    -         -    -      -         -          -      -         -         disc          -
 fence             ?    -         -    -      -         fenc       fenc   fenc      fenc      fenc          fenc
@@ -239,7 +239,7 @@ SHORT = {
     "dead_lettered": "dead", "discarded": "disc", "checkpointed": "chec", "progressed": "prog",
     "cancel_requested": "c_re", "fenced": "fenc", "carried": "carr",
     "step_started": "s_st", "step_completed": "s_co", "step_failed": "s_fa", "joined": "join", "signalled": "sign",
-    "pause_requested": "p_re", "noted": "note",
+    "pause_requested": "p_re", "noted": "note", "lost": "lost",
 }  # fmt: skip
 
 
@@ -288,6 +288,7 @@ REVIVED: tuple[Command, ...] = (
     Requeue(attempts=2),
 )
 MISSING = object()
+LOST = {"type": "lost", "attempt": 1, "worker": "w1", "epoch": EPOCH}
 HELD = Enqueue(
     ref=REF,
     task="send",
@@ -312,19 +313,19 @@ SAYS: list[tuple[tuple[Command, ...], Command, list[dict[str, object]]]] = [
     (ASKED, Interrupt(epoch=2, reason="deploy"), [{"type": "cancelled", "reason": "no"}]),
     (ASKED, Snooze(epoch=2, until=LATER), [{"type": "cancelled", "reason": "no"}]),
     (ASKED, Pause(epoch=2, event="paid"), [{"type": "cancelled", "reason": "no"}]),
-    (ASKED, TakeOver(worker="w2", lease_s=1, lost_epoch=2), [{"type": "cancelled", "reason": "no"}]),
+    (ASKED, TakeOver(worker="w2", lease_s=1, lost_epoch=2), [LOST, {"type": "cancelled", "reason": "no"}]),
     (ASKED, ConfirmCancel(epoch=2), [{"type": "cancelled", "reason": "no"}]),
     (ASKED, ConfirmCancel(epoch=2, reason="done"), [{"type": "cancelled", "reason": "done"}]),
     (ASKED, COMPLETE, [{"type": "completed", "attempt": 1}]),
     (
         LAST,
         TakeOver(worker="w2", lease_s=1, lost_epoch=2),
-        [{"type": "dead_lettered", "reason": "exhausted"}],
+        [LOST, {"type": "dead_lettered", "reason": "exhausted"}],
     ),
-    ((NEW, CLAIM), TakeOver(worker="w2", lease_s=1, lost_epoch=2), [{"type": "started", "attempt": 2}]),
-    (ASKED, Rescue(lost_epoch=2), [{"type": "cancelled", "reason": "no"}]),
-    (LAST, Rescue(lost_epoch=2), [{"type": "dead_lettered", "reason": "exhausted"}]),
-    ((NEW, CLAIM), Rescue(lost_epoch=2), [{"type": "queued", "cause": "redispatched", "attempt": 2}]),
+    ((NEW, CLAIM), TakeOver(worker="w2", lease_s=1, lost_epoch=2), [LOST, {"type": "started", "attempt": 2}]),
+    (ASKED, Rescue(lost_epoch=2), [LOST, {"type": "cancelled", "reason": "no"}]),
+    (LAST, Rescue(lost_epoch=2), [LOST, {"type": "dead_lettered", "reason": "exhausted"}]),
+    ((NEW, CLAIM), Rescue(lost_epoch=2), [LOST, {"type": "queued", "cause": "redispatched", "attempt": 2}]),
     (LAST, Interrupt(epoch=2, reason="d"), [{"reason": "d"}, {"cause": "interrupted", "attempt": 2}]),
     (
         (NEW, CLAIM, FAIL_LATER),
@@ -349,7 +350,7 @@ SAYS: list[tuple[tuple[Command, ...], Command, list[dict[str, object]]]] = [
     (REVIVED, Claim(worker="w2", lease_s=1), [{"type": "started", "attempt": 2}]),
     (
         (*REVIVED, CLAIM),
-        Fail(epoch=6, error=BOOM),
+        Fail(epoch=7, error=BOOM),
         [{"type": "failed"}, {"type": "queued", "cause": "retried"}],
     ),
     (
@@ -389,7 +390,7 @@ def test_events_say_what_happened(
 
 REFUSED: list[tuple[tuple[Command, ...], Command, str]] = [
     (LAST, Complete(epoch=1), "job j1: claim 1 is stale, the current one is 2"),
-    ((NEW, CLAIM, TakeOver(worker="w2", lease_s=1, lost_epoch=2)), COMPLETE, "job j1: claim 2 is stale, the current one is 3"),
+    ((NEW, CLAIM, TakeOver(worker="w2", lease_s=1, lost_epoch=2)), COMPLETE, "job j1: claim 2 is stale, the current one is 4"),
     ((NEW, CLAIM, Rescue(lost_epoch=2)), COMPLETE, "job j1: claim 2 is stale, the current one is 0"),
     ((NEW, CLAIM, COMPLETE), COMPLETE, "job j1: claim 2 is stale, the current one is 0"),
     (ASKED, CancelJob(), "job j1 is already asked to end: it cannot be cancelled again"),

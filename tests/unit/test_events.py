@@ -14,7 +14,7 @@ TAGS = (
     "scheduled", "held", "queued", "started", "completed", "failed", "cancelled", "interrupted", "paused", "snoozed",
     "dead_lettered", "discarded", "checkpointed", "progressed", "cancel_requested", "fenced",
     "carried", "step_started", "step_completed", "step_failed", "joined", "signalled", "signal_refused",
-    "pause_requested", "noted",
+    "pause_requested", "noted", "lost",
 )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from jobledger.ledger.model.events import (
     Interrupted,
     JobEvent,
     Joined,
+    Lost,
     Noted,
     Paused,
     PauseRequested,
@@ -84,12 +85,13 @@ SIGNAL_REFUSED = SignalRefused(
     **ENVELOPE, attempt=1, step="approved", name="approved", signal=3, reason="no int"
 )
 PAUSE_REQUESTED = PauseRequested(**ENVELOPE)
+LOST = Lost(**ENVELOPE, attempt=1, worker="w1", epoch=2)
 NOTED = Noted(**ENVELOPE, text="seen")
 
 ONE_OF_EACH: tuple[JobEvent, ...] = (
     SCHEDULED, HELD, QUEUED, STARTED, COMPLETED, FAILED, CANCELLED, INTERRUPTED, PAUSED, SNOOZED, DEAD, DISCARDED,
     CHECKPOINTED, PROGRESSED, CANCEL_REQUESTED, FENCED, CARRIED, STEP_STARTED, STEP_COMPLETED,
-    STEP_FAILED, JOINED, SIGNALLED, SIGNAL_REFUSED, PAUSE_REQUESTED, NOTED,
+    STEP_FAILED, JOINED, SIGNALLED, SIGNAL_REFUSED, PAUSE_REQUESTED, NOTED, LOST,
 )  # fmt: skip
 
 
@@ -111,6 +113,8 @@ TABLE: list[tuple[tuple[JobEvent, ...], str, tuple[str, ...], int, int, datetime
     ((QUEUED, HELD), "held", (), 0, 1, None, False),
     ((QUEUED, STARTED), "running", ("running",), 2, 2, None, False),
     ((QUEUED, STARTED, STARTED_2), "running", ("lost", "running"), 3, 1, None, False),
+    ((QUEUED, STARTED, LOST), "running", ("running",), 2, 2, None, False),
+    ((QUEUED, STARTED, LOST, STARTED_2), "running", ("lost", "running"), 4, 1, None, False),
     ((QUEUED, STARTED, RESCUED), "queued", ("lost",), 0, 2, None, False),
     ((QUEUED, STARTED, COMPLETED), "completed", ("completed",), 0, 2, None, True),
     ((QUEUED, STARTED, FAILED_LATER), "retry_wait", ("failed",), 0, 2, LATER, False),

@@ -73,7 +73,7 @@ TABLE: list[tuple[tuple[Command, ...], int, bool, str, str]] = [
     # Requeued, it has as many dispatches as a new one.
     ((NEW, ANEW, ANEW, DeadLetter(reason="max_deliver"), Requeue()), 5, False, "Dispatch", "queued"),
     # Started and lost, it has its dispatches again as well.
-    ((NEW, ANEW, ANEW, CLAIM, Rescue(lost_epoch=4)), 5, False, "Dispatch", "queued"),
+    ((NEW, ANEW, ANEW, CLAIM, Rescue(lost_epoch=4)), 6, False, "Dispatch", "queued"),
 ]
 
 
@@ -85,7 +85,7 @@ def test_judge_follows_the_table(
     verdict = judge(job, sequence, holder_lives=lives, deliveries=20)
     assert kind(verdict) == expected
     if verdict is not None and verdict != "wait":
-        assert event_type(decide(job, verdict, STAMP)[0]) == first
+        assert event_type(decide(job, verdict, STAMP)[-1]) == first
 
 
 def test_a_job_that_is_not_there_yet_is_waited_for() -> None:

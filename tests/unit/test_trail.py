@@ -143,10 +143,11 @@ def test_a_takeover_names_the_lost_attempt_and_how_long_its_worker_was_silent() 
     course.do(Fence(epoch=held, attempt=1, worker="w1", outcome="completed"), by="w1", after_s=1)
     assert course.texts[2:] == [
         "progressed: 3 of 10 rows",
+        "lost: attempt 1 on w1, by w2",
         "started: attempt 2 on w2; attempt 1 is lost: worker w1 had recorded nothing for 16.0 s",
         "fenced: completed of w1 came after its claim expired",
     ]
-    assert course.told().lines[3].lost == Lost(attempt=1, worker="w1", silent_s=16.0)
+    assert course.told().lines[4].lost == Lost(attempt=1, worker="w1", silent_s=16.0)
     assert course.told().summary.text() == (
         "running after 22.0 s: waiting 0 ms, running 22.0 s, 2 attempts (1 lost)"
     )
@@ -302,6 +303,7 @@ _FIELDS: dict[str, Any] = {
     "target": "charge",
     "name": "approved",
     "signal": 3,
+    "epoch": 3,
     "text": "seen",
     "job_state": CarriedJob(state="held", created_at=BEGIN, updated_at=BEGIN, last_sequence=3),
 }

@@ -10,7 +10,7 @@ import msgspec
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.model.events import ErrorInfo
 
-HookKind = Literal["start", "success", "failure", "dead_letter", "stall"]
+HookKind = Literal["start", "success", "failure", "dead_letter", "stall", "lost"]
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,11 +20,11 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     queue: str
     task: str
-    attempt: int  #: 0 where the job never ran
-    worker: str
+    attempt: int  #: 0 where the job never ran; of a lost attempt that one
+    worker: str  #: of a lost attempt the one that died
     error: ErrorInfo | None = None  #: of a failure or dead letter
     reason: str = ""  #: of a dead letter or a stall
-    will_retry: bool = False  #: of a failure: another attempt follows
+    will_retry: bool = False  #: of a failure or a lost attempt: another attempt follows
 
 
 Hook = Callable[[Notice], Awaitable[None] | None]
@@ -43,7 +43,11 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
     on_success: Hook | None = None
     on_failure: Hook | None = None
     on_dead_letter: Hook | None = None
-    on_stall: Hook | None = None  #: the attempt blocked its worker's loop, or gave no sign of life
+    on_stall: Hook | None = (
+        None  #: the attempt blocked the loop of its worker, which lives, or gave no sign of life
+    )
+    #: The worker died that ran an attempt: told by the one that goes on with the job, about the attempt and its worker.
+    on_lost: Hook | None = None
 
     def __post_init__(self) -> None:
         """Check that each is a function.

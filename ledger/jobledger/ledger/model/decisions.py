@@ -87,6 +87,7 @@ from jobledger.ledger.model.events import (
     Held,
     Interrupted,
     JobEvent,
+    Lost,
     Noted,
     Order,
     Progressed,
@@ -134,13 +135,14 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
         case Rescue():
             require(job, "be rescued", JobState.RUNNING)
             facts.check_epoch(job, command.lost_epoch)
-            return _end_lost(job, stamp) or (ready(job, stamp, "redispatched"),)
+            return (_lost(job, stamp), *(_end_lost(job, stamp) or (ready(job, stamp, "redispatched"),)))
         case CancelJob():
             return cancel(job, command, stamp)
         case DeadLetter():
             require(job, "be given up", JobState.QUEUED, JobState.RUNNING)
             facts.check_epoch(job, command.epoch)  # a claim made meanwhile deserves its own verdict
-            return (dead_lettered(job, stamp, command.reason, command.error),)
+            lost = (_lost(job, stamp),) if job.state is _RUNNING else ()
+            return (*lost, dead_lettered(job, stamp, command.reason, command.error))
         case Requeue():
             return _requeue(job, command, stamp)
         case Discard():
@@ -324,7 +326,14 @@ def _start(job: Job, stamp: Stamp, worker: str, lease_s: float) -> Started:
 def _take_over(job: Job, command: TakeOver, stamp: Stamp) -> Events:
     require(job, "be taken over", JobState.RUNNING)
     facts.check_epoch(job, command.lost_epoch)
-    return _end_lost(job, stamp) or (_start(job, stamp, command.worker, command.lease_s),)
+    after = _end_lost(job, stamp) or (_start(job, stamp, command.worker, command.lease_s),)
+    return (_lost(job, stamp), *after)
+
+
+def _lost(job: Job, stamp: Stamp) -> Lost:
+    """Say that the attempt that runs is lost, for those who wait for that; what follows is appended as one with it."""
+    running = job.attempts[-1]
+    return Lost(**envelope(job, stamp), attempt=running.number, worker=running.worker, epoch=running.epoch)
 
 
 def _end_lost(job: Job, stamp: Stamp) -> Events:

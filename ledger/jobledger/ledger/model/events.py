@@ -77,6 +77,7 @@ __all__ = [
     "JobEvent",
     "JoinFact",
     "Joined",
+    "Lost",
     "Member",
     "Noted",
     "Order",
@@ -344,6 +345,14 @@ class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled", gc=False):
     calls_back: bool = False  #: whether a job is enqueued that is told of it
 
 
+class Lost(Event, frozen=True, kw_only=True, tag="lost", gc=False):
+    """The worker died that ran the newest attempt; what becomes of the job is the next event, appended as one with this."""
+
+    attempt: Whole  #: which attempt, from 1
+    worker: str  #: who ran it, as its `started` says
+    epoch: Whole  #: stream sequence of its `started`
+
+
 class Interrupted(Event, frozen=True, kw_only=True, tag="interrupted", gc=False):
     """The worker gave a running job back unfinished, as in a deploy; the attempt does not count."""
 
@@ -479,6 +488,7 @@ JobEvent = (
     | SignalRefused
     | PauseRequested
     | Noted
+    | Lost
 )
 
 EVENT_CLASSES: tuple[type[JobEvent], ...] = JobEvent.__args__

@@ -30,6 +30,7 @@ from jobledger.ledger.model.events import (
     Interrupted,
     JobEvent,
     Joined,
+    Lost,
     Member,
     Noted,
     Order,
@@ -236,6 +237,8 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
             return _replace(
                 _note(job, event, stream_sequence), cancel_requested=True, cancel_reason=event.reason
             )
+        case Lost():  # the event behind it ends the attempt
+            return _note(job, event, stream_sequence)
         case Noted():  # since when it is as it is stays as it was
             return _replace(job, last_sequence=stream_sequence)
         case Fenced():

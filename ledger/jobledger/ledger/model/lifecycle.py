@@ -54,6 +54,7 @@ from jobledger.ledger.model.events import (
     Interrupted,
     JobEvent,
     Joined,
+    Lost,
     Member,
     Noted,
     Order,
@@ -307,6 +308,9 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             after=_RUNNING, claimed=True, counted=False, words=of_refused_signal
         ),
         PauseRequested: Row[PauseRequested](after=_RUNNING, counted=False, words=of_reason),
+        Lost: Row[Lost](
+            after=_RUNNING, counted=False, words=lambda event: f"attempt {event.attempt} on {event.worker}"
+        ),
         Noted: Row[Noted](after=_ANY, counted=False, words=lambda event: event.text),
     }
 )

@@ -26,6 +26,7 @@ from jobledger.ledger.model.events import (
     Held,
     Interrupted,
     JobEvent,
+    Lost,
     Paused,
     PauseRequested,
     Progressed,
@@ -248,6 +249,16 @@ def _fences_a_stale_claim(job: Job | None, event: JobEvent) -> str | None:
     return None
 
 
+def _was_running(job: Job | None, event: JobEvent) -> str | None:
+    running = None if job is None else job.running_attempt
+    if not isinstance(event, Lost) or running is None:
+        return None  # the table tells
+    if (event.attempt, event.worker, event.epoch) != (running.number, running.worker, running.epoch):
+        said = f"attempt {event.attempt} of {event.worker} (claim {event.epoch})"
+        return f"`lost` for {said}, running is {running.number} of {running.worker} (claim {running.epoch})"
+    return None
+
+
 _OF_EVERY_EVENT: Final[tuple[_Rule, ...]] = (_type_fits_state, _names_agree)
 _OF_TYPE: Final[Mapping[type[JobEvent], tuple[_Rule, ...]]] = {
     **dict.fromkeys(
@@ -262,6 +273,7 @@ _OF_TYPE: Final[Mapping[type[JobEvent], tuple[_Rule, ...]]] = {
     Discarded: (_ends_where_it_is_heard,),
     **dict.fromkeys((CancelRequested, PauseRequested), (_asks_once,)),
     Fenced: (_fences_a_stale_claim,),
+    Lost: (_was_running,),
     Carried: (_follows_something,),
 }
 #: By type, because most rules have nothing to say about most events, and an audit asks them about every one.

@@ -279,6 +279,8 @@ class Attempts:
         if self._recorder.is_wordy:
             logs.tell_start(job)
         if job.task in self._hooks.hooked:
+            if len(job.attempts) > 1 and job.attempts[-2].state == "lost":
+                self._hooks.tell_lost(job, job.attempts[-2], goes_on=True)
             self._hooks.tell("start", job, worker=attempt.identity)
         try:
             outcome = await self._execution.run(attempt)

@@ -13,6 +13,7 @@ import anyio.to_thread
 from jobledger.ledger.hooks import Hook, HookKind, Hooks, Notice
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.jobs.attempts import Attempt
 from jobledger.ledger.tasks import TaskRegistry
 
 logger = logging.getLogger("jobledger.workers.attempt.hooks")
@@ -43,8 +44,9 @@ class HookRunner:
         error: ErrorInfo | None = None,
         reason: str = "",
         will_retry: bool = False,
+        attempt: int | None = None,
     ) -> None:
-        """Start the hooks for one notice, if there are any; returns at once."""
+        """Start the hooks for one notice, if there are any; returns at once. `attempt`: the newest one where not given."""
         if job.task not in self.hooked:
             return
         task_hooks = self._tasks.get(job.task).rules.hooks
@@ -57,7 +59,7 @@ class HookRunner:
             job_id=job.id,
             queue=job.queue,
             task=job.task,
-            attempt=job.attempts_count,
+            attempt=job.attempts_count if attempt is None else attempt,
             worker=worker,
             error=error,
             reason=reason,
@@ -69,6 +71,10 @@ class HookRunner:
     def tell_dead_letter(self, job: Job, *, worker: str) -> None:
         """Start the hooks for a job that was given up."""
         self.tell("dead_letter", job, worker=worker, error=job.error, reason=job.dead_reason or "")
+
+    def tell_lost(self, job: Job, lost: Attempt, *, goes_on: bool) -> None:
+        """Start the hooks for an attempt whose worker died; `goes_on`: another attempt has begun."""
+        self.tell("lost", job, worker=lost.worker, attempt=lost.number, will_retry=goes_on)
 
     def _start(self, hook: Hook, notice: Notice) -> None:
         if len(self._running) >= _WAITING_MAX:

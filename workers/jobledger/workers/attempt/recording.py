@@ -132,6 +132,8 @@ class Recorder:
         """Tell of a job that nobody could run any more when it was claimed."""
         if job.state is JobState.DEAD_LETTERED:
             logs.tell_dead_letter(job, identity)
+        if job.attempts and job.attempts[-1].state == "lost":
+            self._hooks.tell_lost(job, job.attempts[-1], goes_on=False)
         self.announce(job, identity)
 
     def announce(self, job: Job, identity: str) -> None:
