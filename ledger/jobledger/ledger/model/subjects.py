@@ -88,6 +88,19 @@ def leaves_of(event: str) -> tuple[str, ...]:
     return _LEAVES.get(event, (event,))
 
 
+def fits(subject: str, pattern: str) -> bool:
+    """Return whether a filter of the server's, with `*` and a last `>`, lets a subject through."""
+    words, wanted = subject.split("."), pattern.split(".")
+    if wanted[-1] == ">":
+        wanted.pop()
+        words, rest = words[: len(wanted)], len(words) - len(wanted)
+        if rest < 1:
+            return False
+    return len(words) == len(wanted) and all(
+        want in ("*", word) for word, want in zip(words, wanted, strict=True)
+    )
+
+
 def completed_leaf(event: Completed) -> str:
     """Return the last words of the subject of the end of a job that completed."""
     leaf = "completed" if event.member is None else f"completed.child.{event.member.job}"

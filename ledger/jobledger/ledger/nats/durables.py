@@ -64,8 +64,10 @@ async def ensure_consumer(
 
     Returns it as it was found or made: in all else its settings may be another's, so who relies on one looks there.
 
-    `make` makes one that is missing. Its `max_deliver` is brought in line, and it is given filters that it lacks of several: an earlier version made
-    consumers without them, to refuse them would ask for deleting their positions. What a lower limit drops unsaid the
+    `make` makes one that is missing, and may let it begin later (`lanes`). Its `max_deliver` is brought in line, and it is
+    given filters that it lacks of several: an earlier version made consumers without them, to refuse them would ask for
+    deleting their positions. Filters that it has beyond those stay: a later version, of which a process may run beside
+    this one, needs them, and reactors leave to it what they did not ask for. What a lower limit drops unsaid the
     reconciler finds; what a further filter would have let through before, nobody appended. With `own_ack_wait` its ack
     wait is brought in line too: it is no setting of a user's.
 
@@ -75,9 +77,11 @@ async def ensure_consumer(
     if info is None:
         info = await (make or make_consumer)(inbox, stream, name, config)
     settings = _widened(info.config, config)
+    expected = {**config, **_beyond(info.config, config)}
     wanted = ("filter_subject", "filter_subjects", "ack_policy", "deliver_policy")
     required = tuple(setting for setting in wanted if setting in config)
-    check_settings(StreamSpec(name=f"{stream} consumer {name}", config=config, required=required), settings)
+    spec = StreamSpec(name=f"{stream} consumer {name}", config=expected, required=required)
+    check_settings(spec, settings)
     changed = {**settings, "max_deliver": config.get("max_deliver", -1)}
     if own_ack_wait:
         changed["ack_wait"] = config["ack_wait"]
@@ -92,6 +96,16 @@ def _widened(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
     if has and has < set(wanted.get("filter_subjects") or ()):
         return {**found, "filter_subjects": wanted["filter_subjects"]}
     return dict(found)
+
+
+def _beyond(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return what a consumer has beyond what is wanted and may keep: further filters, and a beginning of its own."""
+    kept: dict[str, Any] = {}
+    if set(found.get("filter_subjects") or ()) > set(wanted.get("filter_subjects") or ()) > set():
+        kept["filter_subjects"] = found["filter_subjects"]
+    if wanted.get("deliver_policy") == "all" and found.get("deliver_policy") == "by_start_sequence":
+        kept["deliver_policy"] = found["deliver_policy"]
+    return kept
 
 
 async def make_consumer(inbox: Inbox, stream: str, name: str, config: dict[str, Any]) -> ConsumerInfo:

@@ -19,6 +19,7 @@ from jobledger.ledger.nats import api
 from jobledger.ledger.nats.durables import Maker, make_consumer
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.infos import ConsumerInfo
+from jobledger.ledger.nats.lanes import begin_at_living
 
 #: What the server is told of a pause without an end: it knows none, and forgets one that is over.
 _NO_END: Final = "2200-01-01T00:00:00Z"
@@ -93,12 +94,16 @@ def queue_of_work(consumer: str) -> str:
 
 
 def work_maker(log: Log, queue: str) -> Maker:
-    """Return what makes the consumers of a queue's work: as `make_consumer`, and paused if the queue is."""
+    """Return what makes the consumers of a queue's work: as `make_consumer`, and paused if the queue is.
+
+    It begins where a job still needs a worker.
+    """
 
     async def make(inbox: Inbox, stream: str, name: str, config: dict[str, Any]) -> ConsumerInfo:
+        begun = await begin_at_living(log, config)
         state = await queue_state(log, queue)
         until = _until(state)
-        made = await make_consumer(inbox, stream, name, {**config, "pause_until": until} if until else config)
+        made = await make_consumer(inbox, stream, name, {**begun, "pause_until": until} if until else begun)
         if await queue_state(log, queue) != state:  # it was changed before there was this consumer to tell
             await bring_in_line(inbox, log, queue)
         return made

@@ -22,6 +22,7 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
     WrongSequenceError,
 )
+from jobledger.ledger.model.subjects import fits
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.consumer import ACK, ConsumerLoop, HeldDeliveries, Source, growing_s, nak, tell
 from jobledger.ledger.nats.durables import ensure_consumer, reactor_consumer
@@ -37,6 +38,9 @@ ACK_WAIT_S: Final = 2.0
 _LOOK_EVERY_S: Final = 10.0
 _FULL_DELAY_S: Final = 1.0
 _UNREADABLE_DELAY_S: Final = 30.0
+#: How often, and how long after each other, a message that only a later version asked for is left to others.
+_FOREIGN_DELIVERIES_MAX: Final = 12
+_FOREIGN_DELAY_S: Final = 10.0
 
 
 class Reactor(Protocol):
@@ -78,6 +82,7 @@ class ConsumerReactor(abc.ABC):
         self._loop = ledger.connection.loop
         self._ack_wait_s = ack_wait_s
         self._tasks: set[asyncio.Task[None]] = set()
+        self._own: tuple[str, ...] = ()  # the filters, where the consumer lets more through
         self._held = HeldDeliveries[str](ledger.connection, ack_wait_s)  # by ack subject
         self._taking = ConsumerLoop(
             ledger.connection,
@@ -132,10 +137,25 @@ class ConsumerReactor(abc.ABC):
             await self._give_back()
 
     async def _ensure(self, source: Source) -> None:
-        config = self.settings(source)
-        await ensure_consumer(self.ledger.inbox, source.stream, source.consumer, config, own_ack_wait=True)
+        settings = self.settings(source)
+        found = await ensure_consumer(
+            self.ledger.inbox, source.stream, source.consumer, settings, own_ack_wait=True
+        )
+        has_more = len(source.filters) > 1 and set(found.filters) > set(source.filters)
+        self._own = source.filters if has_more else ()
+
+    def _leave(self, delivery: Delivery) -> bool:
+        """Leave a message to the processes of a later version that asked for it; where none takes it, nobody needs it."""
+        subject = delivery.subject.decode()
+        if any(fits(subject, own) for own in self._own):
+            return False
+        is_last = delivery.delivered >= _FOREIGN_DELIVERIES_MAX
+        tell(self.ledger.connection, delivery, ACK if is_last else nak(_FOREIGN_DELAY_S))
+        return True
 
     def _on_delivery(self, delivery: Delivery) -> None:
+        if self._own and self._leave(delivery):
+            return
         problem: LedgerError | None = None
         kept: Delivery | None = delivery
         try:
