@@ -32,9 +32,9 @@ from jobledger.ledger import (
     connect,
 )
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
+from jobledger.ledger.model.subjects import CHILDREN_CONSUMER
 from jobledger.ledger.nats.durables import ensure_consumer, reactor_consumer
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.workers.reactors.children.reactor import CONSUMER
 
 pytestmark = [pytest.mark.anyio, pytest.mark.fault, pytest.mark.timeout(420)]
 
@@ -67,7 +67,7 @@ async def consumers(ledger: Ledger) -> None:
     for queue in QUEUES:
         await make_consumers(ledger, queue, ack_wait_s=2.0)
     config = reactor_consumer(ledger.names.ends_of_children, ack_wait_s=2.0)
-    await ensure_consumer(ledger.inbox, ledger.names.ledger_stream, CONSUMER, config)
+    await ensure_consumer(ledger.inbox, ledger.names.ledger_stream, CHILDREN_CONSUMER, config)
 
 
 def a_graph(chance: random.Random, count: int) -> tuple[Graph, list[int]]:
@@ -271,7 +271,9 @@ async def _until_settled(ledger: Ledger) -> None:
     quiet = 0
     async with asyncio.timeout(120):
         while quiet < 5:
-            info = await api(ledger.inbox, f"CONSUMER.INFO.{ledger.names.ledger_stream}.{CONSUMER}", {})
+            info = await api(
+                ledger.inbox, f"CHILDREN_CONSUMER.INFO.{ledger.names.ledger_stream}.{CHILDREN_CONSUMER}", {}
+            )
             quiet = 0 if info["num_pending"] or info["num_ack_pending"] else quiet + 1
             await asyncio.sleep(0.5)
 

@@ -25,7 +25,8 @@ from jobledger.audit.verify import leftovers, verify
 from jobledger.ledger import Backoff, Context, JobHandle, JobState, Ledger, Snooze, task
 from jobledger.ledger.model.commands import Claim
 from jobledger.ledger.model.events import Carried, Queued, Started
-from jobledger.ledger.nats.durables import ensure_consumer, reactor_consumer
+from jobledger.ledger.model.subjects import CHILDREN_CONSUMER
+from jobledger.ledger.nats.durables import ensure_consumer, find_consumer, reactor_consumer
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.timer_upkeep import rebuild_timers
 from jobledger.ledger.timers import Timers
@@ -60,10 +61,10 @@ async def idle(kind: str) -> str:
     return kind
 
 
-async def archive(ledger: Ledger, folder: Path) -> Done:
+async def archive(ledger: Ledger, folder: Path, *, force: bool = False) -> Done:
     """Archive everything there is."""
     deps = archive_deps(ledger, by="alice", on_progress=lambda _step, _done, _total: None)
-    return await Archiver(ledger.log, folder, deps).run(datetime.now(UTC))
+    return await Archiver(ledger.log, folder, deps).run(datetime.now(UTC), force=force)
 
 
 async def check(ledger: Ledger, folder: Path) -> None:
@@ -251,6 +252,45 @@ async def test_a_consumer_of_timers_gets_the_filter_that_it_lacks_and_keeps_its_
         assert info["created"] == created
 
 
+async def test_waits_are_timed_though_a_later_version_asked_for_more(connected: Connect) -> None:
+    RAN.clear()
+    async with connected() as ledger, connected() as other:
+        names = ledger.names
+        timers_id = await Timers(ledger.connection, ledger.inbox, names, ledger.config).ensure()
+        name, stream = names.timers_consumer(timers_id), names.ledger_stream
+        later = (*names.timed_waits, names.all_of_type("noted"))
+        await ensure_consumer(ledger.inbox, stream, name, reactor_consumer(later, ack_wait_s=30.0))
+        async with working(other, idle):
+            job = await ledger.enqueue(idle.options(delay_s=1.2), "timed")
+            noted = await ledger.enqueue(idle, "noted")
+            await ended(noted)
+            await ledger.note(noted, "seen", by="alice")
+            assert (await ended(job)).state is JobState.COMPLETED
+        info = await api(ledger.inbox, f"CONSUMER.INFO.{stream}.{name}", {})
+        assert set(info["config"]["filter_subjects"]) == set(later), "whoever needs more still has it"
+        assert info["num_ack_pending"] == 1, "the note waits for somebody who asked for it"
+
+
+async def test_a_lane_whose_consumer_was_deleted_begins_where_a_job_needs_a_worker(
+    connected: Connect,
+) -> None:
+    RAN.clear()
+    async with connected() as ledger, connected() as other:
+        stream, name = ledger.names.ledger_stream, ledger.names.consumer(idle.defaults.queue, "normal")
+        async with working(other, idle):
+            for job in [await ledger.enqueue(idle, f"k{number}") for number in range(20)]:
+                await ended(job)
+        new = await ledger.enqueue(idle, "new")
+        await api(ledger.inbox, f"CONSUMER.DELETE.{stream}.{name}", {})
+        info: dict[str, Any] = {}
+        for _ in range(2):  # the second worker finds what the first one made
+            async with working(other, idle):
+                await ended(new)
+                info = await api(ledger.inbox, f"CONSUMER.INFO.{stream}.{name}", {})
+        assert info["config"]["opt_start_seq"] == (await new.snapshot()).dispatch_sequence
+        assert info["delivered"]["consumer_seq"] == 1
+
+
 async def test_a_subscriber_that_is_behind_is_named_and_one_that_is_not_is_no_hindrance(
     connected: Connect, tmp_path: Path
 ) -> None:
@@ -269,6 +309,33 @@ async def test_a_subscriber_that_is_behind_is_named_and_one_that_is_not_is_no_hi
                 break
         assert (await archive(ledger, tmp_path)).events == 3
         await check(ledger, tmp_path)
+
+
+async def test_an_archive_run_waits_for_the_workers_that_tell_runs_of_their_children(
+    connected: Connect, tmp_path: Path
+) -> None:
+    async with connected() as ledger, connected() as other:
+        async with working(other, idle):
+            await ended(await ledger.enqueue(idle, "a"))
+        cancelled = await ledger.enqueue(idle, "b")
+        await cancelled.cancel()
+        for force in (False, True):
+            with pytest.raises(ArchiveRefusedError, match="start a worker") as refused:
+                await archive(ledger, tmp_path, force=force)
+            assert "delete" not in str(refused.value)
+        async with working(other, idle):
+            await _dealt_with(ledger, CHILDREN_CONSUMER)
+        assert (await archive(ledger, tmp_path)).jobs_archived == 2
+        await check(ledger, tmp_path)
+
+
+async def _dealt_with(ledger: Ledger, consumer: str) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            info = await find_consumer(ledger.inbox, ledger.names.ledger_stream, consumer)
+            if info is not None and not info.unsettled:
+                return
+            await asyncio.sleep(0.02)
 
 
 _KILLED = """

@@ -9,9 +9,9 @@ import anyio
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import UnreachableError
 from jobledger.ledger.model.events import PRIORITIES
+from jobledger.ledger.model.subjects import CHILDREN_CONSUMER
 from jobledger.ledger.nats.durables import find_consumer
 from jobledger.ledger.nats.timer_stream import DUE_CONSUMER
-from jobledger.workers.reactors.children.reactor import CONSUMER as CHILDREN
 from jobledger.workers.worker import Worker
 
 _LOOK_AGAIN_FIRST_S: Final = 0.02
@@ -53,7 +53,7 @@ async def _unsettled(ledger: Ledger, worker: Worker) -> bool:
         for priority in PRIORITIES
     ]
     if worker.flow is not None:  # it hosts reactors
-        consumers += [(names.ledger_stream, CHILDREN), (names.timers_stream, DUE_CONSUMER)]
+        consumers += [(names.ledger_stream, CHILDREN_CONSUMER), (names.timers_stream, DUE_CONSUMER)]
     for stream, consumer in consumers:
         info = await find_consumer(ledger.inbox, stream, consumer)
         if info is not None and info.unsettled and not info.paused:

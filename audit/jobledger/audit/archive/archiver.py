@@ -116,7 +116,7 @@ class Archiver:
     async def run(self, before: datetime, *, force: bool = False) -> Done:
         """Move what was stored before a time of the server, after finishing what an earlier run left half done.
 
-        `force`: also where a subscriber would miss events, or the ledger is not sound.
+        `force`: also where a subscriber would miss events, or the ledger is not sound; not where runs would.
 
         Raises: ArchiveRefusedError, ArchiveIncompleteError, ExportExistsError, InvalidInputError, CorruptLedgerError,
             UnreachableError, LedgerFullError, OSError. Whatever it is, nothing is lost: run it again.
@@ -170,8 +170,14 @@ class Archiver:
         return max(found, key=lambda export: export.manifest.last_sequence, default=None)
 
     async def _check_subscribers(self, through: int, *, force: bool) -> None:
-        behind = [] if force else await self._deps.unread(through)
-        if behind:
+        behind = await self._deps.unread(through)
+        for each in behind:
+            if each.is_ours:
+                raise ArchiveRefusedError(
+                    f"nobody has looked whether a run has children that ended at stream sequence {each.sequence} or after it, "
+                    "or that end with it: start a worker, which does so in a moment, and run this again"
+                )
+        if behind and not force:
             named = [f"{each.consumer} (from stream sequence {each.sequence} on)" for each in behind]
             raise ArchiveRefusedError(
                 f"subscribers have not dealt with events that would go away: {first_few(named, 5)}; "

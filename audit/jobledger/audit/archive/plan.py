@@ -24,7 +24,13 @@ from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import REMARKS, lean
 from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.log import Head, Log, end_of_chain, events_among
-from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, JobRef, Names, aggregate_of
+from jobledger.ledger.model.subjects import (
+    CHILDREN_CONSUMER,
+    TIMERS_CONSUMER_PREFIX,
+    JobRef,
+    Names,
+    aggregate_of,
+)
 from jobledger.ledger.model.unique import UNIQUE, KeyRef, Taken, key_of
 from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.nats.inbox import Inbox
@@ -42,6 +48,11 @@ class Unread(msgspec.Struct, frozen=True, kw_only=True):
     consumer: str
     settled_through: int  #: all events up to this stream sequence are dealt with
     sequence: int  #: the first one of those it wants that is not, and would go away
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether workers read it, for runs that would never hear of their children otherwise."""
+        return self.consumer == CHILDREN_CONSUMER
 
 
 class ArchivePlan(msgspec.Struct, frozen=True, kw_only=True):

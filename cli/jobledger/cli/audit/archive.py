@@ -176,9 +176,10 @@ def _tell_plan(output: Output, plan: ArchivePlan, before: datetime) -> None:
             ]
         )
     for each in plan.unread:
-        output.say(
-            f"subscriber {each.consumer} has not acknowledged stream sequence {each.sequence:,}: the run would be refused"
+        who = (
+            "no worker has dealt with" if each.is_ours else f"subscriber {each.consumer} has not acknowledged"
         )
+        output.say(f"{who} stream sequence {each.sequence:,}: the run would be refused")
     _tell_bound(output, plan.held_back_by)
     output.say("nothing was changed")
 

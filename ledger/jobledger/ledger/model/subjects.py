@@ -32,6 +32,7 @@ DELIVERIES_QUEUE: Final = "webhooks-out"
 _OWN_QUEUES: Final = ("jobledger", DELIVERIES_QUEUE)
 
 TIMERS_CONSUMER_PREFIX: Final = "timers_"
+CHILDREN_CONSUMER: Final = "children"
 SUBSCRIPTION_CONSUMER_PREFIX: Final = "events_"
 
 #: The last words of the subjects of types that have more than the type itself, as filters; none overlaps another.

@@ -18,7 +18,7 @@ from jobledger.ledger.model.chain import EMPTY_CHAIN, link, load
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import WrongSequenceError
-from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.subjects import CHILDREN_CONSUMER, JobRef
 from jobledger.ledger.nats.consumer import Source
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.runs.ending import RunEnd, callback_for
@@ -28,7 +28,6 @@ from jobledger.workers.reactors.children.opening import Opening
 from jobledger.workers.reactors.children.reaching import Reaching
 from jobledger.workers.reactors.reactor import ConsumerReactor, Later
 
-CONSUMER = "children"
 _IN_FLIGHT_MAX = 1_024
 
 
@@ -36,14 +35,14 @@ class ChildrenReactor(ConsumerReactor):
     """Counts the ends of children, opens the next ones, wakes their runs, and ends what ended runs leave open."""
 
     def __init__(self, ledger: Ledger, opening: Opening | None = None) -> None:
-        super().__init__(ledger, CONSUMER, in_flight_max=_IN_FLIGHT_MAX)
+        super().__init__(ledger, CHILDREN_CONSUMER, in_flight_max=_IN_FLIGHT_MAX)
         self.joining = Joining(ledger, opening or Opening(ledger))
         self._reaching = Reaching(ledger)
 
     async def find(self) -> Source:
         """Return where ends of children and of runs are handed out."""
         names = self.ledger.names
-        return Source(stream=names.ledger_stream, consumer=CONSUMER, filters=names.ends_of_children)
+        return Source(stream=names.ledger_stream, consumer=CHILDREN_CONSUMER, filters=names.ends_of_children)
 
     def keep(self, delivery: Delivery) -> Delivery | None:
         """Keep whose child ended, or whose run; nothing of ordinary jobs."""
