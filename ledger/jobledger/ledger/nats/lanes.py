@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.log import BATCH_MESSAGES_MAX, Log
 from jobledger.ledger.model.subjects import JobRef, leaves_of
@@ -26,20 +27,34 @@ _CHAINS_AT_ONCE: Final = 64
 async def begin_at_living(log: Log, config: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a consumer of work that begins at the first dispatch that still counts in its lane.
 
-    Those that were given, where that is the first one of all: so a new queue has the settings it always had.
+    Those that were given, where that is the first one of all: so a new queue has the settings it always had. Also for
+    who may not read the ledger: what is asked of the consumer itself tells then which right is missing.
 
     Raises: CorruptLedgerError, UnreachableError.
     """
+    if await log.last(config["filter_subject"]) is None:
+        return config
+    with contextlib.suppress(PermissionRefusedError):
+        begin = await _begin(log, config["filter_subject"])
+        return (
+            config
+            if begin is None
+            else {**config, "deliver_policy": "by_start_sequence", "opt_start_seq": begin}
+        )
+    return config
+
+
+async def _begin(log: Log, lane: str) -> int | None:
+    """Return the stream sequence of the first dispatch that counts, of the next event for none; None if none is before it."""
     begin, has_skipped = (await log.head()).last_sequence + 1, False
-    async with contextlib.aclosing(log.read(subject=config["filter_subject"])) as batches:
+    async with contextlib.aclosing(log.read(subject=lane)) as batches:
         async for batch in batches:
             living = await _first_living(log, batch)
             has_skipped = has_skipped or living != batch[0].stream_sequence
             if living:
                 begin = living
                 break
-    start = {"deliver_policy": "by_start_sequence", "opt_start_seq": begin}
-    return {**config, **start} if has_skipped else config
+    return begin if has_skipped else None
 
 
 async def _first_living(log: Log, dispatches: Sequence[StoredEvent]) -> int:
