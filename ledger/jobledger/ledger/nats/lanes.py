@@ -6,22 +6,15 @@ out all of them has its workers refuse each job that is over, which takes the se
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any
 
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.model.job import JobState
-from jobledger.ledger.model.log import BATCH_MESSAGES_MAX, Log
+from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef, leaves_of
-
-_ENDINGS: Final = tuple(
-    f".{leaf}" for kind in ("completed", "cancelled") for leaf in leaves_of(kind) if "*" not in leaf
-)
-_CHAINS_AT_ONCE: Final = 64
 
 
 async def begin_at_living(log: Log, config: dict[str, Any]) -> dict[str, Any]:
@@ -46,53 +39,33 @@ async def begin_at_living(log: Log, config: dict[str, Any]) -> dict[str, Any]:
 
 async def _begin(log: Log, lane: str) -> int | None:
     """Return the stream sequence of the first dispatch that counts, of the next event for none; None if none is before it."""
-    begin, has_skipped = (await log.head()).last_sequence + 1, False
+    begin, ends = (await log.head()).last_sequence + 1, dict[str, int]()
     async with contextlib.aclosing(log.read(subject=lane)) as batches:
         async for batch in batches:
-            living = await _first_living(log, batch)
-            has_skipped = has_skipped or living != batch[0].stream_sequence
-            if living:
-                begin = living
-                break
-    return begin if has_skipped else None
+            if not ends and await _counts(log, batch[0]):
+                return None
+            ends = ends or await _ends(log, lane)
+            for each in batch:
+                is_over = ends.get(each.event.job, 0) > each.stream_sequence
+                if not is_over and await _counts(log, each):
+                    return each.stream_sequence
+    return begin if ends else None
 
 
-async def _first_living(log: Log, dispatches: Sequence[StoredEvent]) -> int:
-    """Return the stream sequence of the first dispatch that a worker may still claim or hold, 0 for none."""
-    chains = {each.stream_sequence: each.subject.rpartition(".queued.")[0] for each in dispatches}
-    ended = await ended_among(log, set(chains.values()))
-    rest = [each for each in dispatches if chains[each.stream_sequence] not in ended]
-    for part in _parts(rest, _CHAINS_AT_ONCE):
-        counts = await asyncio.gather(*(_counts(log, each) for each in part))
-        for each, does_count in zip(part, counts, strict=True):
-            if does_count:
-                return each.stream_sequence
-    return 0
+async def _ends(log: Log, lane: str) -> dict[str, int]:
+    """Return where the jobs of a lane's queue completed or were cancelled, by job: that they did is read, not assumed."""
+    found = {"": 0}
+    jobs = lane.rpartition(".queued.")[0]
+    for leaf in (*leaves_of("completed"), *leaves_of("cancelled")):
+        async with contextlib.aclosing(log.read(subject=f"{jobs}.{leaf}")) as batches:
+            async for batch in batches:
+                found.update((each.event.job, each.stream_sequence) for each in batch)
+    return found
 
 
 async def _counts(log: Log, dispatch: StoredEvent) -> bool:
     """Return whether it is the newest dispatch of a job that waits for a worker or has one."""
     job = (await load(log, JobRef(queue=dispatch.event.queue, job_id=dispatch.event.job))).job
-    is_newest = job is None or job.dispatch_sequence == dispatch.stream_sequence
-    return is_newest and (job is None or job.state in (JobState.QUEUED, JobState.RUNNING))
-
-
-async def ended_among(log: Log, chains: Iterable[str]) -> set[str]:
-    """Return those chains of jobs, as subjects without their last words, that surely have a final event.
-
-    Most are completed, so one look tells. A child that completed is not among them.
-    """
-    found, rest = set[str](), list(chains)
-    for ending in _ENDINGS:
-        for part in _parts(rest, BATCH_MESSAGES_MAX):
-            there = await log.present([chain + ending for chain in part])
-            found |= {subject.removesuffix(ending) for subject in there}
-        rest = [chain for chain in rest if chain not in found]
-    return found
-
-
-_T = TypeVar("_T")
-
-
-def _parts(several: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
-    return (several[begin : begin + size] for begin in range(0, len(several), size))
+    if job is None or job.dispatch_sequence != dispatch.stream_sequence:
+        return job is None
+    return job.state in (JobState.QUEUED, JobState.RUNNING)

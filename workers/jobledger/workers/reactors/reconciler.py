@@ -30,11 +30,10 @@ from jobledger.ledger.model.errors import (
     MalformedEventError,
     UnreachableError,
 )
-from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.subjects import JobRef, leaves_of
 from jobledger.ledger.nats.consumer import ACK, Batches, Source, keep_serving, nak, tell
 from jobledger.ledger.nats.durables import ensure_consumer, list_consumers, reactor_consumer
 from jobledger.ledger.nats.infos import ConsumerInfo
-from jobledger.ledger.nats.lanes import ended_among
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.workers.reactors.pauses import Pauses
 from jobledger.workers.reactors.stranded import OnDeadLetter, StrandedJobs
@@ -42,6 +41,9 @@ from jobledger.workers.reactors.stranded import OnDeadLetter, StrandedJobs
 logger = logging.getLogger("jobledger.workers.reactors.reconciler")
 
 BATCH: Final = 1_000
+_ENDINGS: Final = tuple(
+    f".{leaf}" for kind in ("completed", "cancelled") for leaf in leaves_of(kind) if "*" not in leaf
+)
 _CHAINS_AT_ONCE: Final = 16
 _ACK_WAIT_S: Final = 60.0
 _FETCH_S: Final = 5.0
@@ -215,19 +217,26 @@ class Reconciler:
         return not (young or beyond)
 
     async def _examine(self, lane: Lane, old: Sequence[Delivery], ages: dict[int, float]) -> None:
-        rest = await self._ack_ended(old)
+        rest = old
+        for ending in _ENDINGS:  # most are completed, and asking costs more than anything else here
+            rest = await self._ack_ended(rest, ending)
         await asyncio.gather(
             *(self._examine_one(lane.work, each, ages[each.stream_sequence]) for each in rest)
         )
 
-    async def _ack_ended(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
-        """Ack the dispatches of jobs that surely have a final event; return the others."""
-        chains = [each.subject.decode().rpartition(".queued.")[0] for each in deliveries]
-        ended = await ended_among(self._ledger.log, set(chains))
-        for each, chain in zip(deliveries, chains, strict=True):
-            if chain in ended:
+    async def _ack_ended(self, deliveries: Sequence[Delivery], ending: str) -> list[Delivery]:
+        """Ack the dispatches of jobs that have a final event of this type; return the others."""
+        if not deliveries:
+            return []
+        subjects = [each.subject.decode().rpartition(".queued.")[0] + ending for each in deliveries]
+        ended = await self._ledger.log.present(list(set(subjects)))
+        rest: list[Delivery] = []
+        for each, subject in zip(deliveries, subjects, strict=True):
+            if subject in ended:
                 self._ack(each)
-        return [each for each, chain in zip(deliveries, chains, strict=True) if chain not in ended]
+            else:
+                rest.append(each)
+        return rest
 
     async def _examine_one(self, work: Position, delivery: Delivery, age_s: float) -> None:
         sequence = delivery.stream_sequence
