@@ -9,7 +9,9 @@ import pytest
 from tests.support.command_line import CommandLine
 
 from jobledger.ledger import Ledger, task
+from jobledger.ledger.adding.announced import entry_of
 from jobledger.ledger.model.hooks.watch import Judge
+from jobledger.ledger.nats.task_book import write_tasks
 from jobledger.ledger.webhooks.acting import change_watch, find_watch, find_webhook
 from jobledger.ledger.webhooks.secrets import Secrets
 
@@ -98,6 +100,29 @@ def test_what_cannot_be_is_refused_with_a_sentence(
     answer = cli.run("webhooks", *words, *cli.where)
     assert (answer.code, said in answer.err.replace("\n", " ")) == (2, True), answer
     assert "hunter2" not in answer.err
+
+
+def test_a_webhook_that_enqueues_takes_the_queue_of_its_task(cli: CommandLine) -> None:
+    @task(queue="billing")
+    async def invoice() -> None: ...
+
+    async def announce(ledger: Ledger) -> None:
+        entry = entry_of(invoice, worker="w-1", at=ledger.clock.now())
+        await write_tasks(ledger.inbox, ledger.names, [entry], replicas=1)
+
+    cli.with_ledger(announce)
+    for name, more, queue in (
+        ("known", (), "billing"),
+        ("chosen", ("--in-queue", "own"), "own"),
+    ):
+        given = ("--enqueue", "invoice", *more, "--event", "completed", "--task", "pack")
+        assert cli.run("webhooks", "set", name, *given, *cli.where).code == 0
+        shown = cli.run("webhooks", "show", name, "--json", *cli.where).lines[0]
+        assert shown["info"]["definition"]["target"] == {"task": "invoice", "queue": queue}
+    given = ("--enqueue", "nobodys", "--event", "completed", "--task", "pack")
+    assert cli.run("webhooks", "set", "unknown", *given, *cli.where).code == 0
+    shown = cli.run("webhooks", "show", "unknown", "--json", *cli.where).lines[0]
+    assert shown["info"]["definition"]["target"]["queue"] == "default"
 
 
 def test_redelivery_is_planned_first(cli: CommandLine) -> None:

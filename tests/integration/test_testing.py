@@ -20,12 +20,16 @@ from jobledger.ledger import (
     Cancel,
     Context,
     JobFailedError,
+    JobHandle,
     JobState,
     Ledger,
     Limit,
     Queue,
     Retry,
+    Schedule,
+    Skip,
     Snooze,
+    Tick,
     task,
 )
 from jobledger.ledger.model.errors import (
@@ -433,3 +437,42 @@ async def test_schedules_tick_in_memory_as_the_test_moves_the_time(monkeypatch: 
     monkeypatch.setattr(memory, "MOMENTS_MAX", 5)
     with pytest.raises(ConfigurationError, match="advance by less"):
         await ledger.advance(timedelta(hours=1))
+
+
+async def test_schedules_in_code_tick_when_time_is_moved() -> None:
+    told: list[str] = []
+
+    async def before(tick: Tick) -> dict[str, Any] | Skip:
+        return Skip("a holiday") if tick.at.day == 2 else {"day": f"{tick.at:%m-%d}"}
+
+    def after(tick: Tick, job: JobHandle[Any]) -> None:
+        told.append(job.id)
+
+    @task(queue="mail", schedule=Schedule(cron="0 6 * * *"))
+    async def remind() -> str:
+        return "reminded"
+
+    @task(queue="mail")
+    async def report(day: str = "") -> str:
+        return day
+
+    nightly = Schedule("nightly", task=report, cron="0 2 * * *", before=before, after=after)
+    ledger = MemoryLedger(remind, nightly, clock=MovableClock(datetime(2026, 1, 1, tzinfo=UTC)))
+    jobs = await ledger.advance(timedelta(days=3))
+    assert [job.id for job in jobs if job.task == "remind"] == [
+        f"remind-2026010{day}T060000Z" for day in (1, 2, 3)
+    ]
+    made = [job.id for job in jobs if job.task == "report"]
+    assert made == told == [f"nightly-2026010{day}T020000Z" for day in (1, 3)]
+    assert await (await ledger.job(made[1])).result(timeout_s=LIMIT_S) == "01-03"
+    assert (await verify(ledger.log)).sound
+
+
+async def test_a_task_that_is_enqueued_brings_its_schedule() -> None:
+    @task(queue="mail", schedule=Schedule(every_s=3600))
+    async def hourly() -> None: ...
+
+    ledger = MemoryLedger()
+    await ledger.enqueue(hourly)
+    assert len(await ledger.run_pending()) == 1
+    assert len(await ledger.advance(2 * 3600)) == 2

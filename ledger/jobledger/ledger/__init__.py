@@ -163,6 +163,14 @@ else:  # the same as a table
             "tasks": ("Task", "TaskRegistry"),
             "unique.rule": ("Unique",),
         },
+        elsewhere={
+            "MemoryLedger": "jobledger.testing",
+            "MovableClock": "jobledger.testing",
+            "Worker": "jobledger.workers",
+            "WorkerConfig": "jobledger.workers",
+            "assert_enqueued": "jobledger.testing",
+            "run_in_memory": "jobledger.testing",
+        },
     )
 
 __all__ = [

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -177,8 +177,26 @@ class Task(Generic[P, R_co]):
         return TaskSignature(self.function, self.name)
 
 
+#: What other job systems let a task do.
+_OF_OTHERS: Final = frozenset(
+    {"apply_async", "defer", "defer_async", "delay", "enqueue", "kiq", "send", "send_with_options"}
+)
+
+
 class TaskFunction(Task[P, R_co], Generic[P, R_co, Q, C_co]):
     """A task as `@task` makes it: it can still be called. `Q` and `C_co` are the function's own, with its Context."""
+
+    if not TYPE_CHECKING:  # to a type checker a task has no other attributes
+
+        def __getattr__(self, name: str) -> object:
+            """Say what to write to whoever comes from another job system."""
+            if name in _OF_OTHERS:
+                task = self.__dict__.get("name", "task")
+                raise AttributeError(
+                    f"task {task} has no {name}(): write `await ledger.enqueue({task}, ...)`, with `ledger` from "
+                    "`jobledger.ledger.connect`, or from `jobledger.ledger.sync.connect` in code that blocks"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> C_co:
         """Run the function here and now, without a job; a Context parameter must then be given."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jobledger.testing.asserting import assert_enqueued
     from jobledger.testing.clock import MovableClock
     from jobledger.testing.memory import MemoryLedger
+    from jobledger.testing.plugin import AssertEnqueued, MemoryWorker, ServerWorker
     from jobledger.testing.runs import RunReport, after, run_in_memory
 else:  # the same as a table
     __getattr__, __dir__ = on_demand(
@@ -20,8 +21,19 @@ else:  # the same as a table
             "asserting": ("assert_enqueued",),
             "clock": ("MovableClock",),
             "memory": ("MemoryLedger",),
+            "plugin": ("AssertEnqueued", "MemoryWorker", "ServerWorker"),
             "runs": ("RunReport", "after", "run_in_memory"),
         },
     )
 
-__all__ = ["MemoryLedger", "MovableClock", "RunReport", "after", "assert_enqueued", "run_in_memory"]
+__all__ = [
+    "AssertEnqueued",
+    "MemoryLedger",
+    "MemoryWorker",
+    "MovableClock",
+    "RunReport",
+    "ServerWorker",
+    "after",
+    "assert_enqueued",
+    "run_in_memory",
+]

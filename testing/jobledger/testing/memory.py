@@ -32,14 +32,16 @@ from jobledger.ledger.nats.lock_hints import NatsLockHints
 from jobledger.ledger.nats.pauses import queue_state
 from jobledger.ledger.nats.task_book import TaskEntry
 from jobledger.ledger.patience import Patience
-from jobledger.ledger.schedules.in_code import AnyTask
+from jobledger.ledger.schedules.in_code import AnyTask, Schedule
 from jobledger.ledger.schedules.verbs import ScheduleVerbs
 from jobledger.ledger.subscriptions.options import SubscriptionConfig, configured
-from jobledger.ledger.tasks import Task, TaskWithOptions
+from jobledger.ledger.tasks import Task, TaskRegistry, TaskWithOptions
 from jobledger.testing.clock import MovableClock
 from jobledger.testing.crashing import MortalLog
 from jobledger.testing.parts import Loopback, MemoryBodies, MemoryLeases, MemoryValues
 from jobledger.testing.running import Pending
+from jobledger.workers.reactors.schedules.declaring import Declaring
+from jobledger.workers.reactors.schedules.hooking import with_hooks
 
 P = ParamSpec("P")
 
@@ -59,9 +61,9 @@ class MemoryLedger(Ledger):
     clock: MovableClock
 
     def __init__(
-        self, *tasks: Task[..., Any], clock: MovableClock | None = None, tracing: bool = False
+        self, *tasks: Task[..., Any] | Schedule, clock: MovableClock | None = None, tracing: bool = False
     ) -> None:
-        """`tasks`: those that jobs may need and that are never enqueued through this object; others are remembered."""
+        """`tasks`: as of `add`; those that are enqueued through this object are remembered anyway."""
         config = LedgerConfig(tracing=tracing)
         clock = clock or MovableClock()
         connection, leases = cast("Connection", Loopback()), cast("JetStreamLeases", MemoryLeases())
@@ -79,10 +81,39 @@ class MemoryLedger(Ledger):
         )
         self.patience = Patience(None, config.request_timeout_s)
         self.bodies = MemoryBodies()
-        self.tasks: dict[str, Task[..., Any]] = {task.name: task for task in tasks}
+        self.tasks: dict[str, Task[..., Any]] = {}
+        self._schedules: dict[str, Schedule] = {}  #: as code declares them
+        self._declared: set[str] = set()
+        self.add(*tasks)
         self._enqueuer = _Remembering(self, self.tasks, config=config, clock=clock, tracing=self.tracing)
         self.schedules = ScheduleVerbs(self, self._enqueuer)
         self.locks = Locks(log, leases, NatsLockHints(connection, log.names), clock, self.stamp)
+
+    def add(self, *found: Task[..., Any] | Schedule) -> None:
+        """Give it tasks that jobs may need, and schedules; that of a task (`@task(schedule=...)`) comes with it.
+
+        Raises: ConfigurationError for two schedules of one name; InvalidInputError, TaskDefinitionError.
+        """
+        registry = TaskRegistry()
+        for each in found:
+            if isinstance(each, Schedule):
+                registry.add_schedule(each)
+                if each.task is not None:  # else it was refused
+                    registry.add(each.task.unpacked[0])
+            else:
+                registry.add(each)
+        self._schedules |= registry.schedules
+        self.tasks |= {task.name: task for task in with_hooks(registry)} if len(registry) else {}
+
+    async def _declare(self) -> None:
+        """Declare the schedules that are known here and that the ledger was not told of, as a worker does at its start."""
+        for task in list(self.tasks.values()):
+            if task.schedule is not None and task.schedule.name not in self._schedules:
+                self.add(task)
+        new = [each for name, each in self._schedules.items() if name not in self._declared]
+        if new:
+            await Declaring(self, new, [each.queue for each in new]).declare(new)
+            self._declared |= {each.name for each in new}
 
     def _work_for(self, children: Children) -> None:
         super()._work_for(children)
@@ -113,15 +144,17 @@ class MemoryLedger(Ledger):
         Raises: UnknownTaskError for a job whose task was neither given nor enqueued here; ConfigurationError when there
             is no end after `jobs_max` of them.
         """
+        await self._declare()
         return await Pending(self, self.memory, self.tasks).run(jobs_max)
 
     async def advance(self, by: timedelta | float) -> list[Job]:
         """Move the time forward by a span or by seconds, and run what is due on the way, all of it at its moment.
 
-        The clock stops wherever a job is due, a schedule ticks, or a rate allows the next start of a job that waits for it.
+        Schedules of tasks that are known here tick, those in code, too. The clock stops wherever a job is due, one ticks, or a rate allows the next start of a job that waits for it.
 
         Raises: as `run_pending`; ConfigurationError after 10,000 such moments.
         """
+        await self._declare()
         end = self.clock.now() + (by if isinstance(by, timedelta) else timedelta(seconds=by))
         pending = Pending(self, self.memory, self.tasks)
         ran = await pending.run(JOBS_MAX)

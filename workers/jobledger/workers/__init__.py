@@ -9,6 +9,12 @@ if TYPE_CHECKING:
     from jobledger.workers.config import WorkerConfig
     from jobledger.workers.worker import Worker
 else:  # the same as a table
-    __getattr__, __dir__ = on_demand(__name__, {"config": ("WorkerConfig",), "worker": ("Worker",)})
+    __getattr__, __dir__ = on_demand(
+        __name__,
+        {"config": ("WorkerConfig",), "worker": ("Worker",)},
+        elsewhere=dict.fromkeys(
+            ("Context", "Ledger", "TaskRegistry", "connect", "task", "workflow"), "jobledger.ledger"
+        ),
+    )
 
 __all__ = ["JobFilter", "Worker", "WorkerConfig"]

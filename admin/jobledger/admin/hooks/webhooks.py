@@ -37,7 +37,7 @@ from jobledger.ledger.model.hooks.webhook import (
     Webhook,
     WebhookCommand,
 )
-from jobledger.ledger.model.subjects import DELIVERIES_QUEUE, JobRef
+from jobledger.ledger.model.subjects import DELIVERIES_QUEUE, JobRef, check_token
 from jobledger.ledger.webhooks.acting import (
     change_webhook,
     events_of,
@@ -95,6 +95,7 @@ async def put_webhook(
 
     Raises: InvalidInputError, InvalidTokenError, LedgerFullError, ServerUnreachableError.
     """
+    definition = msgspec.structs.replace(definition, target=await _with_queue(ledger, definition.target))
 
     def wish(before: Webhook | None) -> WebhookCommand:
         wanted = definition
@@ -117,6 +118,8 @@ async def set_webhook(
 
     Raises: InvalidInputError, InvalidTokenError, LedgerFullError, ServerUnreachableError.
     """
+    if "target" in changes:
+        changes = {**changes, "target": await _with_queue(ledger, changes["target"])}
 
     def wish(before: Webhook | None) -> WebhookCommand:
         base = WebhookDefinition(target=WebhookTarget()) if before is None else before.definition
@@ -129,6 +132,14 @@ async def set_webhook(
         return SetWebhook(definition=msgspec.structs.replace(base, **changes), reason=reason)
 
     return info_of(await update_webhook(ledger, name, wish, by=by))
+
+
+async def _with_queue(ledger: Ledger, target: WebhookTarget) -> WebhookTarget:
+    """Return where events go, with the queue that a worker announced for the task where no other is named."""
+    if not target.task or target.queue:
+        return target
+    known = await ledger.find_task(check_token("task name", target.task))
+    return target if known is None else msgspec.structs.replace(target, queue=known.queue)
 
 
 async def pause_webhook(ledger: Ledger, name: str, *, reason: str = "", by: str) -> WebhookInfo:

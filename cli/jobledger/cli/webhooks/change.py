@@ -31,7 +31,7 @@ _Enqueue = Annotated[
 ]
 _InQueue = Annotated[
     str | None,
-    typer.Option("--in-queue", metavar="QUEUE", help="The queue of those jobs. (default: default)"),
+    typer.Option("--in-queue", metavar="QUEUE", help="The queue of those jobs. (default: the task's)"),
 ]
 _Event = Annotated[
     list[str] | None,

@@ -12,16 +12,22 @@ from importlib import import_module
 
 
 def on_demand(
-    package: str, homes: Mapping[str, Sequence[str]]
+    package: str, homes: Mapping[str, Sequence[str]], elsewhere: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package.
 
     `homes`: each module, below the package, with the names that others import from the package. No name may be that of
     a module directly in the package: Python would replace it by the module once that is imported.
+    `elsewhere`: names that are looked for here and that another package has: who asks for one gets an ImportError that
+    says which.
     """
     module_of = {name: module for module, names in homes.items() for name in names}
 
     def find(name: str) -> object:
+        if elsewhere is not None and name in elsewhere:
+            # Of an AttributeError Python would tell nothing in `from ... import`.
+            line = f"from {elsewhere[name]} import {name}"
+            raise ImportError(f"{package} has no {name}: write `{line}`", name=package)
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(f"{package}.{module_of[name]}"), name)
