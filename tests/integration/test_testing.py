@@ -39,7 +39,7 @@ from jobledger.ledger.model.errors import (
     LockTimeoutError,
     ServerUnreachableError,
 )
-from jobledger.testing import MemoryLedger, MovableClock, memory
+from jobledger.testing import BlockingMemoryLedger, MemoryLedger, MovableClock, memory
 from jobledger.testing import assert_enqueued as assert_in
 from jobledger.testing.plugin import ServerWorker
 
@@ -476,3 +476,19 @@ async def test_a_task_that_is_enqueued_brings_its_schedule() -> None:
     await ledger.enqueue(hourly)
     assert len(await ledger.run_pending()) == 1
     assert len(await ledger.advance(2 * 3600)) == 2
+
+
+def test_blocking_code_has_a_ledger_in_memory(blocking_ledger: BlockingMemoryLedger) -> None:
+    @task(queue="mail", schedule=Schedule(cron="0 6 * * *"))
+    def double(number: int = 1) -> int:
+        return 2 * number
+
+    blocking_ledger.clock.move_to(datetime(2099, 1, 1, tzinfo=UTC))
+    job = blocking_ledger.enqueue(double, 21)
+    assert [each.id for each in blocking_ledger.run_pending()] == [job.id]
+    assert job.result(timeout_s=LIMIT_S) == 42
+    blocking_ledger.add(double)
+    assert [each.id for each in blocking_ledger.advance(timedelta(days=2))] == [
+        "double-20990101T060000Z",
+        "double-20990102T060000Z",
+    ]

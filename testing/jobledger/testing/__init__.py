@@ -10,6 +10,7 @@ from jobledger.ledger.loading.on_demand import on_demand
 
 if TYPE_CHECKING:
     from jobledger.testing.asserting import assert_enqueued
+    from jobledger.testing.blocking import BlockingMemoryLedger
     from jobledger.testing.clock import MovableClock
     from jobledger.testing.memory import MemoryLedger
     from jobledger.testing.plugin import AssertEnqueued, MemoryWorker, ServerWorker
@@ -19,6 +20,7 @@ else:  # the same as a table
         __name__,
         {
             "asserting": ("assert_enqueued",),
+            "blocking": ("BlockingMemoryLedger",),
             "clock": ("MovableClock",),
             "memory": ("MemoryLedger",),
             "plugin": ("AssertEnqueued", "MemoryWorker", "ServerWorker"),
@@ -28,6 +30,7 @@ else:  # the same as a table
 
 __all__ = [
     "AssertEnqueued",
+    "BlockingMemoryLedger",
     "MemoryLedger",
     "MemoryWorker",
     "MovableClock",

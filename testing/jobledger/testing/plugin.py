@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jobledger.ledger import Ledger, Task
     from jobledger.ledger.handle import JobHandle
     from jobledger.ledger.model.job import Job
+    from jobledger.testing.blocking import BlockingMemoryLedger
     from jobledger.testing.memory import MemoryLedger
 
 AssertEnqueued = Callable[..., Awaitable["list[JobHandle[Any]]"]]
@@ -75,6 +76,15 @@ def ledger() -> MemoryLedger:
     from jobledger.testing.memory import MemoryLedger  # noqa: PLC0415 - see the module
 
     return MemoryLedger()
+
+
+@pytest.fixture
+def blocking_ledger() -> Iterator[BlockingMemoryLedger]:
+    """A ledger in memory for tests that block, new for each test, with `run_pending`, `advance` and `clock`."""
+    from jobledger.testing.blocking import BlockingMemoryLedger  # noqa: PLC0415 - see the module
+
+    with BlockingMemoryLedger() as ledger:
+        yield ledger
 
 
 @pytest.fixture
