@@ -288,7 +288,7 @@ REVIVED: tuple[Command, ...] = (
     Requeue(attempts=2),
 )
 MISSING = object()
-LOST = {"type": "lost", "attempt": 1, "worker": "w1", "epoch": EPOCH}
+LOST: dict[str, object] = {"type": "lost", "attempt": 1, "worker": "w1", "epoch": EPOCH}
 HELD = Enqueue(
     ref=REF,
     task="send",
