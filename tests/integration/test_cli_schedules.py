@@ -306,15 +306,15 @@ def test_ticks_that_made_no_job_are_counted_and_shown_and_the_list_fits_a_termin
 
 
 def test_doctor_names_schedules_that_are_late(schedules: Schedules, tmp_path: Path) -> None:
-    def doctor() -> dict[str, Any]:
+    def doctor() -> list[dict[str, Any]]:
         answer = schedules.run(
             "doctor", *schedules.where, "--json", "--projection", str(tmp_path / "rows.db")
         )
-        return next(each for each in answer.lines[0]["checks"] if each["check"] == "schedules")
+        return [each for each in answer.lines[0]["diagnoses"] if each["kind"] == "schedule_late"]
 
     schedules("add", *NIGHTLY)
     schedules("list")
-    assert (doctor()["status"], doctor()["found"]) == ("ok", "1 tick, none is late")
+    assert doctor() == []
 
     async def declare_long_ago(ledger: Ledger) -> None:
         like = Enqueue(ref=JobRef(queue="q", job_id="x"), task="report")
@@ -325,15 +325,15 @@ def test_doctor_names_schedules_that_are_late(schedules: Schedules, tmp_path: Pa
 
     schedules.does(declare_long_ago)
     schedules("list")
-    found = doctor()
-    assert (found["status"], found["found"].startswith("old: late by up to ")) == ("warn", True)
+    (found,) = doctor()
+    assert (found["object"], found["found"].startswith("its tick is late by ")) == ("schedule old", True)
     assert [each["name"] for each in schedules.told("list") if each["is_late"]] == ["old"]
 
     async def remove(ledger: Ledger) -> None:
         await ledger.schedules.remove("old")
 
     schedules.does(remove)  # the projection does not know of it yet
-    assert doctor()["status"] == "ok"
+    assert doctor() == []
 
 
 def test_prune_removes_what_no_running_workers_code_has(schedules: Schedules) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.command_line import CommandLine
@@ -42,14 +41,22 @@ def test_doctor_says_how_many_more_there_are_and_what_shows_them(
     last = cli.run("limits", "list", "--json", *rows, *cli.where).lines[-1]
     assert (last["name"], last["defined"], last["held"]) == ("limit6", False, 1)
 
-    checks: list[dict[str, Any]] = cli.run("doctor", "--json", *rows, *cli.where).lines[0]["checks"]
-    told = {(each["check"], each["found"]): each["advice"] for each in checks}
-    assert "`jobledger queues list`" in told["pauses", "and 2 more"]
+    (found,) = cli.run("doctor", "--json", *rows, *cli.where).lines
+    told = {(each["check"], each["found"]): each["advice"] for each in found["checks"]}
     assert "(and 13 more)" in next(found for _, found in told if found.startswith("consumer work_q00"))
     assert ("queues", "and 2 more, less busy: `jobledger queues list` shows all") in told
-    (late,) = (found for check, found in told if check == "schedules")
-    assert "s4 and 2 more: late by" in late
-    assert "`jobledger schedules list`" in told["schedules", late]
-    (limits,) = (found for check, found in told if check == "limits")
-    assert limits.endswith("limit4 (1 held) and 2 more")
-    assert "`jobledger limits list`" in told["limits", limits]
+    hurts = [(each["kind"], each["object"], each["found"], each["count"]) for each in found["diagnoses"]]
+    assert [each[:3] for each in hurts if each[0] == "queue_paused"][-1] == (
+        "queue_paused",
+        "queues",
+        "and 2 more",
+    )
+    assert sum(each[3] for each in hurts if each[0] == "queue_paused") == 14
+    assert "`jobledger queues list` shows all" in {each["advice"] for each in found["diagnoses"]}
+    late = [each for each in hurts if each[0] == "schedule_late"]
+    assert [each[1] for each in late] == [f"schedule s{number}" for number in range(7)]
+    assert all(each[2].startswith("its tick is late by") for each in late)
+    assert [each[1:3] for each in hurts if each[0] == "limit_undefined"][4] == (
+        "limit limit4",
+        "nobody defined it, and 1 job is held by it",
+    )

@@ -13,11 +13,10 @@ import msgspec
 from jobledger.admin import checks
 from jobledger.admin.amounts import duration
 from jobledger.admin.checks import Check
+from jobledger.admin.diagnoses import Diagnosis, diagnose
 from jobledger.admin.limit_checks import check_limits
 from jobledger.admin.projection import projection_status
 from jobledger.admin.rows import Rows
-from jobledger.admin.schedules import find_late
-from jobledger.audit.trail_words import first_few
 from jobledger.audit.watch import Audited, audited
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import LedgerConfig
@@ -54,8 +53,6 @@ FormerLedger = Callable[[Path | None], str | None]
 LAG_WARN_EVENTS: Final = 100_000
 #: A sealer seals each minute unless told otherwise.
 SEAL_WARN_S: Final = 3_600.0
-_PAUSES_SHOWN_MAX: Final = 12
-_SCHEDULES_SHOWN_MAX: Final = 5
 _BACK_UP: Final = "bring the store back from a back-up; `jobledger audit verify` says what else is wrong"
 
 _LOOK_INTO: Final = (
@@ -79,12 +76,17 @@ class Health(NamedTuple):
     """What was found."""
 
     checks: list[Check]  #: in the order in which they were made
+    diagnoses: list[
+        Diagnosis
+    ]  #: what hurts, what stands still in front; none where nothing could be looked at
     stopped: LedgerError | None  #: why there was nothing to look at: no server, or no ledger
 
     @property
     def is_good(self) -> bool:
         """Whether nothing failed; a warning is no failure."""
-        return all(check.status != "fail" for check in self.checks)
+        return all(check.status != "fail" for check in self.checks) and all(
+            each.level != "fail" for each in self.diagnoses
+        )
 
 
 async def examine(asked: Asked, rows: RowsOf) -> Health:
@@ -96,10 +98,11 @@ async def examine(asked: Asked, rows: RowsOf) -> Health:
     """
     Names(asked.environment)  # a wrong name is refused before anything is asked
     found: list[Check] = []
+    diagnoses: list[Diagnosis] = []
     stopped = None
     try:
         if await _look_at_server(found, asked):
-            await _look_at_ledger(found, asked, rows)
+            await _look_at_ledger(found, diagnoses, asked, rows)
     except ConfigurationError:
         raise
     except (LedgerError, ProjectionError) as error:
@@ -108,7 +111,7 @@ async def examine(asked: Asked, rows: RowsOf) -> Health:
         # The sentence says what to do, after the colon.
         found.append(Check(check="ledger" if found else "server", status="fail", found=str(error)))
     disk = checks.check_disk(asked.directory)
-    return Health(found if disk is None else [*found, disk], stopped)
+    return Health(found if disk is None else [*found, disk], diagnoses, stopped)
 
 
 async def _look_at_server(found: list[Check], asked: Asked) -> bool:
@@ -157,8 +160,8 @@ async def _require(inbox: Inbox, names: Names, asked: Asked) -> None:
         raise error if former is None else error.with_more(former) from None
 
 
-async def _look_at_ledger(found: list[Check], asked: Asked, rows: RowsOf) -> None:
-    """Check what is read through the ledger: workers and projection."""
+async def _look_at_ledger(found: list[Check], diagnoses: list[Diagnosis], asked: Asked, rows: RowsOf) -> None:
+    """Check what is read through the ledger: workers, projection, and what hurts."""
     given: dict[str, Any] = {
         "environment": asked.environment,
         "name": "jobledger-doctor",
@@ -183,11 +186,26 @@ async def _look_at_ledger(found: list[Check], asked: Asked, rows: RowsOf) -> Non
             advice = "`jobledger jobs list` makes one; `jobledger audit verify` needs none"
             found.append(Check(check="unreadable", status="warn", found=said, advice=advice))
         else:
-            found.append(await _check_schedules(ledger, path))
             found += await check_limits(ledger, path)
         former = asked.former_ledger(path)
         if former is not None:
             found.append(Check(check="former ledger", status="warn", found=former))
+        unread = await _unread(ledger, path)
+        if unread is None:
+            return
+        if unread > LAG_WARN_EVENTS:
+            said = f"what hurts is not known: {unread:,} events are to be read first"
+            advice = "`jobledger jobs list` reads them"
+            found.append(Check(check="diagnoses", status="warn", found=said, advice=advice))
+            return
+        async with rows(ledger).opened() as view:
+            diagnoses += await diagnose(ledger, view)
+
+
+async def _unread(ledger: Ledger, path: Path) -> int | None:
+    """Return how many events the projection has not read; None where it is not of this ledger."""
+    status, problem = await projection_status(ledger, path)
+    return None if problem is not None else status.lag_events
 
 
 async def _check_workers(ledger: Ledger) -> Check:
@@ -207,13 +225,9 @@ async def _check_workers(ledger: Ledger) -> Check:
 
 
 async def _check_pauses(ledger: Ledger) -> list[Check]:
-    """Look which queues are paused, a line each, and whether their consumers are. Raises: UnreachableError."""
+    """Look whether the consumers of queues are paused as these are. Raises: UnreachableError."""
     now, states = ledger.clock.now(), await queue_states(ledger.log)
-    paused = {queue: state for queue, state in sorted(states.items()) if state.is_paused(now)}
-    found = [_pause(queue, state) for queue, state in list(paused.items())[:_PAUSES_SHOWN_MAX]]
-    if len(paused) > len(found):
-        said, advice = f"and {len(paused) - len(found):,} more", "`jobledger queues list` shows all queues"
-        found.append(Check(check="pauses", status="warn", found=said, advice=advice))
+    found: list[Check] = []
     listed = await list_consumers(ledger.inbox, ledger.names.ledger_stream) if states else []
     wrong = [
         info.name
@@ -226,11 +240,6 @@ async def _check_pauses(ledger: Ledger) -> list[Check]:
         advice = "a running worker brings it in line within a minute; if it does not, its log says why"
         found.append(Check(check="pauses", status="warn", found=said, advice=advice))
     return found
-
-
-def _pause(queue: str, state: QueueState) -> Check:
-    advice = f"`jobledger queues resume {queue}` ends that"
-    return Check(check=f"queue {queue}", status="warn", found=state.words(), advice=advice)
 
 
 async def _check_beginning(ledger: Ledger) -> Check:
@@ -260,20 +269,6 @@ def _check_unreadable(path: Path) -> Check:
     what = "message that is no event" if aside.unacknowledged == 1 else "messages that are no events"
     found = f"{aside.unacknowledged:,} {what} up to stream sequence {through:,}, not yet acknowledged"
     return Check(check="unreadable", status="warn", found=found, advice=_LOOK_INTO)
-
-
-async def _check_schedules(ledger: Ledger, path: Path) -> Check:
-    """Look whether a tick is late. Raises: ProjectionError, UnreachableError."""
-    late = await find_late(ledger, path)
-    if late.since is None:
-        return Check(check="schedules", status="ok", found=f"{late.known:,} tick, none is late")
-    waits = duration((ledger.clock.now() - late.since).total_seconds())
-    found = f"{first_few(late.names, _SCHEDULES_SHOWN_MAX)}: late by up to {waits}"
-    advice = (
-        "schedules tick while a worker runs: start one; `jobledger timers status` says whether timers are set, "
-        "`jobledger schedules list` shows all schedules"
-    )
-    return Check(check="schedules", status="warn", found=found, advice=advice)
 
 
 async def _check_audit(ledger: Ledger) -> list[Check]:

@@ -40,13 +40,6 @@ class LimitNow(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[LimitState, ...] = ()  #: of a name without a key: its keys in use, those with most jobs first
 
 
-class Undefined(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit that jobs name and nobody defined."""
-
-    limit: str
-    jobs: int
-
-
 @contextlib.asynccontextmanager
 async def present(ledger: Ledger) -> AsyncGenerator[Granter, None]:
     """Give who waits and who holds slots for the length of a block; see `workers.reactors.flow.looking`."""
@@ -123,13 +116,3 @@ def waiting(granter: Granter) -> Counter[str]:
         jobs = sum(entry.line is not None for entry in line.heads) + line.spilled
         counts.update({key: jobs for key in line.keys if key})
     return counts
-
-
-def undefined(granter: Granter) -> list[Undefined]:
-    """Return the limits that jobs wait for and nobody defined, those with most jobs first."""
-    counts = waiting(granter)
-    return [
-        Undefined(limit=key, jobs=jobs)
-        for key, jobs in sorted(counts.items(), key=lambda each: (-each[1], each[0]))
-        if granter.picker.key(key).terms is None
-    ]

@@ -1,4 +1,4 @@
-"""What `doctor` says of limits: names that nobody defined, jobs that nobody grants, jobs that nobody starts."""
+"""What `doctor` says of limits beside its diagnoses: jobs that nobody grants, jobs that nobody starts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from jobledger.admin.checks import Check
-from jobledger.admin.held import present, undefined
-from jobledger.audit.trail_words import first_few
-from jobledger.audit.why_held import to_define
+from jobledger.admin.held import present
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.limits.flow import FLOW, MAIN
 from jobledger.ledger.model.log import end_of_chain
@@ -22,7 +20,6 @@ GRANT_WITHIN_S: Final = 3.0
 #: How long a job may wait for its worker after it was admitted; later it is put back.
 START_WITHIN_S: Final = 60.0
 _LOOK_S: Final = 0.1
-_NAMES_SHOWN: Final = 5
 _UNSTARTED: Final = "SELECT count(*) FROM jobs WHERE status = 'queued' AND limits <> '' AND since_us < ?"
 
 
@@ -37,13 +34,8 @@ async def check_limits(ledger: Ledger, path: Path) -> list[Check]:
         return []
     found: list[Check] = []
     async with present(ledger) as granter:
-        waiting, missing = len(granter.lines), undefined(granter)
+        waiting = len(granter.lines)
         could = len(granter.decide(ledger.clock.now()).grants)
-    if missing:
-        named = first_few([f"{each.limit} ({each.jobs:,} held)" for each in missing], _NAMES_SHOWN)
-        advice = f"`jobledger limits set {to_define(missing[0].limit)} --slots N` defines one, `jobledger limits list` shows all"
-        said = f"jobs are held by limits that nobody defined: {named}"
-        found.append(Check(check="limits", status="warn", found=said, advice=advice))
     if could and not await _is_granted(ledger):
         said = (
             f"{could:,} of {waiting:,} held jobs could start, and nobody grants them for {GRANT_WITHIN_S:g} s"

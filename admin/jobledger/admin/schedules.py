@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-import anyio.to_thread
 import msgspec
 
 from jobledger.admin.rows import Rows, View
@@ -24,7 +22,6 @@ from jobledger.ledger.model.subjects import JobRef, check_token, check_users_que
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.nats.task_book import find_task
 from jobledger.ledger.options import Options
-from jobledger.projections import Store
 from jobledger.projections.tables.schedules import (
     LastFailure,
     ScheduleRow,
@@ -35,7 +32,6 @@ from jobledger.projections.tables.schedules import (
 
 #: Whether the schedule is in the code of a running worker; `unknown` where none runs, or one does not say.
 InCode = Literal["yes", "no", "unknown"]
-_LOOKED_AT_MAX: Final = 100
 _TICKS_AT_ONCE: Final = 500
 #: Options that are fields of the order, too.
 _ORDERED: Final = ("priority", "max_attempts", "timeout_s", "tenant", "limits", "metadata", "correlation")
@@ -153,40 +149,6 @@ def _in_code(row: ScheduleRow, workers: Collection[WorkerInfo]) -> InCode:
     if any(row.name in (each or {}) for each in living):
         return "yes"
     return "unknown" if None in living else "no"
-
-
-class Late(NamedTuple):
-    """The schedules whose tick was due more than a minute ago and has not come."""
-
-    names: list[str]  #: the one that waits longest first
-    since: datetime | None  #: when that one was due
-    known: int  #: how many schedules there are that tick
-
-
-async def find_late(ledger: Ledger, path: Path) -> Late:
-    """Return which schedules are late: found in a projection's file, then looked at in the ledger, since that may lag.
-
-    Of very many the first hundred are looked at; if one of these is late, so are the others.
-
-    Raises: ProjectionError, UnreachableError.
-    """
-    now = ledger.clock.now()
-    candidates, known = await anyio.to_thread.run_sync(_candidates, path, now)
-    found: list[tuple[datetime, str]] = []
-    for name in candidates[:_LOOKED_AT_MAX]:
-        schedule = (await ledger.schedules.read(name)).schedule
-        if schedule is not None and schedule.next_at is not None and schedule.next_at < now - LATE:
-            found.append((schedule.next_at, name))
-    found.sort()
-    names = [name for _, name in found] + (candidates[_LOOKED_AT_MAX:] if found else [])
-    return Late(names, found[0][0] if found else None, known)
-
-
-def _candidates(path: Path, now: datetime) -> tuple[list[str], int]:
-    with Store.open(path) as store:
-        late = late_schedules(store.select, now - LATE)
-        ticking = sum(row.next_run_at is not None for row in read_schedules(store.select))
-    return [name for name, _ in late], ticking
 
 
 async def like_unloaded(

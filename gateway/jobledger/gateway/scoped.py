@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from jobledger.admin.diagnoses import Diagnosis
 from jobledger.admin.objects.fleet import LimitListed, LimitMissing, QueueShown
 from jobledger.admin.rows import Rows
 from jobledger.admin.runs import Tree, TreeStep
@@ -76,3 +77,15 @@ def limits_for(
     if principal.is_everywhere:
         return listed
     return [replace(each, taken=None, keys=None, most=None, in_code=()) for each in listed[0]], []
+
+
+def diagnoses_for(principal: Principal, found: Iterable[Diagnosis]) -> list[Diagnosis]:
+    """Return what hurts of the queues that somebody may see; what is of no single queue is for who sees all of them.
+
+    Who is bound to tasks sees none: it is told of a queue with all its tasks.
+    """
+    if principal.is_everywhere:
+        return list(found)
+    if not principal.is_of_all_tasks:
+        return []
+    return [each for each in found if each.queue and principal.may("view", each.queue)]

@@ -37,6 +37,10 @@ async def the_ledger(asker: Asker) -> None:
         True,
     )
     assert shown["projection"]["projection"] == ""
+    hurts = await asker.get("/v1/diagnoses")
+    assert ["queue_without_worker", "queue mail"] in [
+        [each["kind"], each["object"]] for each in hurts["items"]
+    ]
 
 
 async def checked(asker: Asker) -> None:

@@ -12,6 +12,8 @@ import typer
 from rich.text import Text
 
 from jobledger.admin.amounts import size
+from jobledger.admin.checks import Check
+from jobledger.admin.diagnoses import words_of
 from jobledger.admin.errors import NoDataFolderError
 from jobledger.admin.health import Asked, Health, examine
 from jobledger.admin.projection_files import PROJECTIONS, READ_MODELS
@@ -22,7 +24,7 @@ from jobledger.cli.errors import DONE, FAILED, UsageError, exit_code
 from jobledger.cli.groups import TOP
 from jobledger.cli.output import Output
 from jobledger.cli.session import data_folder
-from jobledger.cli.text import plain
+from jobledger.cli.text import moment, plain
 from jobledger.projections import ProjectionError
 from jobledger.projections.unused import UNUSED_DAYS, Unused, find_unused, remove
 
@@ -53,7 +55,7 @@ async def doctor(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", metavar="", help="With --clean: remove them.")] = False,
 ) -> int:
-    """Check server, streams, consumers, projection, clock, disk and durability; exits with 0 if nothing failed."""
+    """Check server, streams, projection, clock and disk, and tell what hurts; exits with 0 if nothing failed."""
     if clean or yes:
         return _clean(cli.output, clean=clean, yes=yes)
     target = cli.target
@@ -137,10 +139,25 @@ def _port(url: str) -> int:
 
 def _report(output: Output, found: Health) -> None:
     if output.as_json:
-        output.object({"ok": found.is_good, "checks": found.checks})
+        output.object({"ok": found.is_good, "checks": found.checks, "diagnoses": found.diagnoses})
         return
-    width = max(len(check.check) for check in found.checks)
-    for check in found.checks:
+    now = datetime.now(UTC)
+    hurting = [
+        Check(
+            check=each.object,
+            status=each.level,
+            found=words_of(each, lambda at: moment(at, now)),
+            advice=each.advice,
+        )
+        for each in found.diagnoses
+    ]
+    _tell(output, found.checks)
+    _tell(output, hurting)
+
+
+def _tell(output: Output, checks: list[Check]) -> None:
+    width = max((len(check.check) for check in checks), default=0)
+    for check in checks:
         head = Text.assemble(
             (f"{check.status:<5}", _STYLES[check.status]), (f"{check.check:<{width}}  ", "bold")
         )

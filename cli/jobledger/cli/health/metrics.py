@@ -60,12 +60,13 @@ async def metrics(
 
 async def _serve(cli: Cli, exposure: Exposure, label_values_max: int, lag_s_max: float) -> None:
     # Imported here: who only lists the commands does not load what it takes.
+    from jobledger.admin.diagnoses import counted  # noqa: PLC0415
     from jobledger.projections.metrics.exporter import Exporter, ExporterConfig  # noqa: PLC0415
 
     config, output = ExporterConfig(label_values_max=label_values_max, lag_s_max=lag_s_max), cli.output
     async with cli.ledger() as ledger:
         path = await cli.rows(ledger).path()
-        exporter = Exporter(ledger, path, config)
+        exporter = Exporter(ledger, path, config, diagnose=counted)
         with exposure.server(exporter, exporter.health) as server:
             async with anyio.create_task_group() as group:
                 await group.start(watch_signals, group.cancel_scope.cancel)

@@ -140,10 +140,11 @@ async def _projecting(
     # Imported here: who shows no metrics does not load what it takes.
     from prometheus_client import CollectorRegistry  # noqa: PLC0415
 
+    from jobledger.admin.diagnoses import counted  # noqa: PLC0415
     from jobledger.projections.metrics.exporter import Exporter  # noqa: PLC0415
     from jobledger.workers.metrics import measured  # noqa: PLC0415
 
-    exporter, shown = Exporter(ledger, path), CollectorRegistry()
+    exporter, shown = Exporter(ledger, path, diagnose=counted), CollectorRegistry()
     shown.register(exporter)
     healths = [exporter.health]
     async with contextlib.AsyncExitStack() as stack:

@@ -7,9 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
+from jobledger.admin.diagnoses import Diagnosis, diagnose
 from jobledger.admin.objects.fleet import SubscriptionShown, subscription_shown
 from jobledger.admin.objects.locks import LockShown, list_locks
 from jobledger.admin.projection import ProjectionStatus, projection_status
+from jobledger.admin.rows import AnswerPosition
 from jobledger.admin.workers import list_workers
 from jobledger.audit.watch import Audited, audited
 from jobledger.gateway.acts.verifying import begin_check
@@ -18,7 +20,8 @@ from jobledger.gateway.api.asking import Limit
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError, without_files
-from jobledger.gateway.scoped import workers_for
+from jobledger.gateway.remedies import over_http
+from jobledger.gateway.scoped import diagnoses_for, workers_for
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.nats.task_book import TaskEntry, find_task, read_tasks
@@ -59,6 +62,13 @@ class Locks(msgspec.Struct, frozen=True, kw_only=True):
     """The locks that are held, those that were taken last first."""
 
     items: list[LockShown]
+
+
+class Diagnoses(msgspec.Struct, frozen=True, kw_only=True):
+    """What hurts, what stands still in front."""
+
+    items: list[Diagnosis]
+    position: AnswerPosition  #: of the rows that tell most of it
 
 
 class Subscriptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +137,14 @@ async def show_locks(asked: Asked, *, query: LocksQuery) -> Locks:
     return Locks(items=await list_locks(asked.gateway.ledger, limit=query.limit))
 
 
+async def list_diagnoses(asked: Asked) -> Diagnoses:
+    """Tell what hurts at this moment: each with what it is about, since when, and what to do."""
+    async with asked.gateway.projection.opened() as view:
+        found = diagnoses_for(asked.principal, await diagnose(asked.gateway.ledger, view))
+        items = [msgspec.structs.replace(each, advice=over_http(each.advice, each.queue)) for each in found]
+        return Diagnoses(items=items, position=view.position())
+
+
 async def list_subscriptions(asked: Asked) -> Subscriptions:
     """List the durable subscriptions: what they read, and how far they are behind."""
     asked.principal.require_everywhere("view")
@@ -191,6 +209,14 @@ ENDPOINTS: Final = (
         TaskShown,
         "fleet",
         problems=("TASK_NOT_FOUND",),
+    ),
+    _endpoint(
+        "/v1/diagnoses",
+        list_diagnoses,
+        "Tell what hurts",
+        Diagnoses,
+        "fleet",
+        problems=("PROJECTION_BEHIND", "BUSY", "LEDGER_DAMAGED"),
     ),
     _endpoint("/v1/locks", show_locks, "List the locks that are held", Locks, "fleet", query=LocksQuery),
     _endpoint(

@@ -12,6 +12,7 @@ from typing import Final
 import anyio
 from prometheus_client import CollectorRegistry
 
+from jobledger.admin.diagnoses import counted
 from jobledger.gateway.app import app
 from jobledger.gateway.events.feed import Feed
 from jobledger.gateway.hooks.watches import Watching
@@ -91,8 +92,8 @@ class Process:
             appends=self._appends,
         )
         self._server = Server(self._answering, settings)
-        config = ExporterConfig(lag_s_max=LAG_S_MAX)
-        registry.register(Exporter(ledger, projection, config, followed=self._why_not_followed))
+        config, why = ExporterConfig(lag_s_max=LAG_S_MAX), self._why_not_followed
+        registry.register(Exporter(ledger, projection, config, followed=why, diagnose=counted))
         registry.register(
             GatewayCollector(
                 self.counted,

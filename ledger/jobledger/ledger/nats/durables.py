@@ -143,6 +143,19 @@ async def delete_consumer(inbox: Inbox, stream: str, name: str) -> bool:
     return True
 
 
+async def first_undelivered(inbox: Inbox, stream: str, info: ConsumerInfo) -> int:
+    """Return the stream sequence of the first message that a consumer was to hand out and has not; 0 for none.
+
+    Raises: LedgerError, UnreachableError.
+    """
+    after = info.delivered.stream_sequence + 1
+    found = [
+        await api.get_message(inbox, stream, {"seq": after, "next_by_subj": subject})
+        for subject in info.filters or (">",)
+    ]
+    return min((message.stream_sequence for message in found if message is not None), default=0)
+
+
 async def list_consumers(inbox: Inbox, stream: str) -> list[ConsumerInfo]:
     """Return every consumer of a stream, in no order.
 

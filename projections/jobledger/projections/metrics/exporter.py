@@ -11,7 +11,7 @@ import concurrent.futures
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
@@ -19,7 +19,7 @@ import msgspec
 from prometheus_client.core import Metric
 
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.metrics.exposition import info, value
+from jobledger.ledger.metrics.exposition import info, value, values
 from jobledger.ledger.model.errors import ConfigurationError, LedgerError, NotFoundError
 from jobledger.ledger.model.version import version
 from jobledger.ledger.nats.connection import ConnectionLostError
@@ -52,6 +52,7 @@ _RESTART_S_MAX: Final = 30.0
 _GRACE_S: Final = 1.0  #: on top of the limit of the questions themselves
 _CATCH_UP_ROUNDS_MAX: Final = 20
 _BUSY_S: Final = 2.0
+_DIAGNOSED_S: Final = 10.0  #: for how long what hurts is told as it was
 _VALUES_MAX: Final = 10_000
 
 T = TypeVar("T")
@@ -81,6 +82,7 @@ class _Asked(msgspec.Struct, frozen=True):
     at: float
     facts: ServerFacts | None
     reason: str = ""
+    diagnoses: Mapping[str, int] = {}  #: how many things hurt, by kind; none where that cannot be told
 
 
 class Exporter:
@@ -93,8 +95,15 @@ class Exporter:
         config: ExporterConfig | None = None,
         *,
         followed: Callable[[], str] | None = None,
+        diagnose: Callable[[Ledger, Path], Awaitable[Mapping[str, int]]] | None = None,
     ) -> None:
-        """`followed`: where another process follows the ledger into the file, says why it does not; "" while it does."""
+        """Begin with nothing read.
+
+        `followed`: where another process follows the ledger into the file, says why it does not; "" while it does.
+        `diagnose`: counts what hurts, by kind, by the rows in the file.
+        """
+        self._diagnose = diagnose
+        self._told_counts: tuple[float, Mapping[str, int]] = (float("-inf"), {})
         self._ledger = ledger
         self._followed = followed
         self._path = path
@@ -162,6 +171,25 @@ class Exporter:
             logger.warning("%s", position.missing)
         self._is_whole = True
 
+    async def _questions(self) -> tuple[ServerFacts, Mapping[str, int]]:
+        began = time.monotonic()
+        facts = await self._facts()
+        return facts, await self._diagnoses(began)
+
+    async def _diagnoses(self, began: float) -> Mapping[str, int]:
+        """Return what hurts, from some seconds ago where that was asked just now; nothing where it takes too long."""
+        told_at, counts = self._told_counts
+        if self._diagnose is None or not self._is_whole or began - told_at < _DIAGNOSED_S:
+            return counts
+        try:
+            async with asyncio.timeout(max(0.0, FACTS_S - (time.monotonic() - began))):
+                counts = await self._diagnose(self._ledger, self._path)
+        except (ProjectionError, LedgerError, ConnectionLostError, TimeoutError) as error:
+            logger.debug("what hurts cannot be told: %s", error)
+            counts = {}
+        self._told_counts = (began, counts)
+        return counts
+
     async def _facts(self) -> ServerFacts:
         known = self._projector.position if self._projector is not None else None
         reached = self._position if known is None else known.stream_sequence
@@ -190,7 +218,7 @@ class Exporter:
         yield value(names.FOLLOWING, float(not self._stopped))
         yield value(names.SILENCE, 0.0 if asked.facts is not None else time.monotonic() - self._answered_at)
         if isinstance(figures, Figures):
-            yield from self._told(figures, asked.facts)
+            yield from self._told(figures, asked.facts, asked.diagnoses)
         yield value(names.COLLECT, time.monotonic() - began)
 
     def _look_elsewhere(self) -> None:
@@ -203,13 +231,16 @@ class Exporter:
             behind = asked.facts.head_sequence - place.stream_sequence
             self._is_whole = self._is_whole or behind < ProjectorConfig().batch_events_max
 
-    def _told(self, figures: Figures, facts: ServerFacts | None) -> Iterator[Metric]:
+    def _told(
+        self, figures: Figures, facts: ServerFacts | None, diagnoses: Mapping[str, int]
+    ) -> Iterator[Metric]:
         yield from place_metrics(figures.position)
         if facts is not None:
             is_ahead = figures.position.stream_sequence > facts.head_sequence
             yield value(names.AGREES, float(self._agrees and not is_ahead))
             yield from ledger_metrics(facts, None if is_ahead else figures.position.stream_sequence)
             yield from audit_metrics(facts, self._ledger.clock.now())
+            yield values(names.DIAGNOSES, (((kind,), number) for kind, number in diagnoses.items()))
         if not self._is_whole or figures.position.stream_sequence < self._told_up_to:
             return  # a file that is being rebuilt, and not yet as far as what was told before
         self._told_up_to = figures.position.stream_sequence
@@ -232,14 +263,14 @@ class Exporter:
             self._asking.release()
 
     def _answer(self) -> _Asked:
-        at, question = time.monotonic(), self._facts()
+        at, question = time.monotonic(), self._questions()
         try:
             future = asyncio.run_coroutine_threadsafe(question, self._ledger.connection.loop)
         except RuntimeError:  # the loop is closed
             question.close()
             return _Asked(at, None, "the exporter is stopping")
         try:
-            facts = future.result(FACTS_S + _GRACE_S)
+            facts, diagnoses = future.result(FACTS_S + _GRACE_S)
         except NotFoundError as error:  # there is no ledger any more
             return _Asked(at, None, str(error))
         except LedgerError as error:
@@ -250,7 +281,7 @@ class Exporter:
             future.cancel()
             return _Asked(at, None, "the exporter is busy")
         self._answered_at = time.monotonic()
-        return _Asked(at, facts)
+        return _Asked(at, facts, diagnoses=diagnoses)
 
     def _read(self, what: Callable[[Store], T]) -> T | str:
         """Read the file that is there now, which a rebuild may just have put there; return a reason if it cannot be."""

@@ -106,6 +106,13 @@ TIMERS_STREAM: Final = Measure(
 )
 WORKERS: Final = Measure("jobledger_workers", "gauge", "Worker processes whose lease lives.")
 
+DIAGNOSES: Final = Measure(
+    "jobledger_diagnoses",
+    "gauge",
+    "Things that hurt at this moment, by kind; absent where they cannot be told.",
+    ("kind",),
+)
+
 JOBS: Final = Measure("jobledger_queue_jobs", "gauge", "Jobs by the state they are in.", (*_LANE, "state"))
 QUEUE_PAUSED: Final = Measure(
     "jobledger_queue_paused", "gauge", "1 while somebody has paused the queue, else 0.", ("queue",)
@@ -348,6 +355,7 @@ EXPORTER_METRICS: Final = (
     TIMERS_PENDING,
     TIMERS_STREAM,
     WORKERS,
+    DIAGNOSES,
     JOBS,
     QUEUE_PAUSED,
     OLDEST_WAITING,

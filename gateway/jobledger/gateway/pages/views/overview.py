@@ -12,6 +12,7 @@ import anyio.to_thread
 import msgspec
 from markupsafe import Markup
 
+from jobledger.admin.diagnoses import Diagnosis, diagnose
 from jobledger.admin.hooks.watches import WatchInfo, list_watches
 from jobledger.admin.queues import paused_now, together
 from jobledger.admin.rows import View
@@ -31,7 +32,7 @@ from jobledger.gateway.pages.views.queue_lines import (
     uncounted,
 )
 from jobledger.gateway.pages.words import count, took
-from jobledger.gateway.scoped import terms_for, workers_for
+from jobledger.gateway.scoped import diagnoses_for, terms_for, workers_for
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections import DeadLetterFilter, DeadLetterGroup, Histogram, QueueRow
@@ -95,6 +96,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[WorkerInfo]
     workers_more: int
     firing: list[WatchInfo]  #: watches whose figure is beyond its bound
+    diagnoses: list[Diagnosis]  #: what hurts, of the present alone
 
 
 class _History(NamedTuple):
@@ -121,9 +123,20 @@ async def overview(looked: Looked, *, query: Query) -> Overview:
     async with looked.gateway.projection.opened(past) as view:
         shell = await surround(looked, view, past)
         costly = await _costly(looked, view, shell, query.span)
+        hurts = [] if past is not None else await _diagnoses(looked, view)
         living = [each for each in workers_for(looked.principal, workers) if each.kind == "worker"]
         seen = await anyio.to_thread.run_sync(_seen, looked, view, shell, costly, living)
-    return msgspec.structs.replace(seen, span=query.span, firing=firing)
+    return msgspec.structs.replace(seen, span=query.span, firing=firing, diagnoses=hurts)
+
+
+async def _diagnoses(looked: Looked, view: View) -> list[Diagnosis]:
+    """Return what hurts, as `GET /v1/diagnoses` has it, for whoever looks."""
+
+    async def found() -> list[Diagnosis]:
+        return await diagnose(looked.gateway.ledger, view)
+
+    known = await looked.kept.get("diagnoses", found, fresh_s=_CAUSES_FRESH_S)
+    return diagnoses_for(looked.principal, known)
 
 
 async def _costly(looked: Looked, view: View, shell: Shell, span: Span) -> _Costly:
@@ -244,6 +257,7 @@ def _page(
         acts=[each for each in store.acts(_ACTS_MAX) if looked.principal.may("view", each.queue, each.task)],
         workers=list(workers[:_WORKERS_MAX]),
         firing=[],
+        diagnoses=[],
         workers_more=max(0, len(workers) - _WORKERS_MAX),
     )
 

@@ -1,0 +1,482 @@
+"""What hurts at this moment, as one list: what it is about, since when, and what to type.
+
+`doctor`, `GET /v1/diagnoses`, the metric `jobledger_diagnoses` and the overview show this list. Facts are read once: from
+the rows, from the leases, and from what the server knows of its streams and consumers; each part then judges them alone.
+What is slow, or what only concerns the machine of the server, is a check of `doctor` (`health`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, get_args
+
+import anyio.to_thread
+import msgspec
+
+from jobledger.admin.amounts import duration, size
+from jobledger.admin.hooks.webhooks import WebhookInfo, list_webhooks
+from jobledger.admin.objects.fleet import LimitListed, limits_listed
+from jobledger.admin.rows import View, lag_of
+from jobledger.admin.waiting_circle import Stuck, stuck_runs
+from jobledger.audit.trail_words import count
+from jobledger.audit.why_held import to_define
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.errors import InvalidError
+from jobledger.ledger.model.limits.definition import terms_words
+from jobledger.ledger.model.limits.names import RESERVED, joined
+from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
+from jobledger.ledger.model.schedules.definition import LATE
+from jobledger.ledger.model.subjects import SUBSCRIPTION_CONSUMER_PREFIX, check_users_queue
+from jobledger.ledger.model.times import as_utc
+from jobledger.ledger.nats.durables import first_undelivered, list_consumers
+from jobledger.ledger.nats.infos import StreamInfo
+from jobledger.ledger.nats.leases import WorkerInfo
+from jobledger.ledger.nats.pauses import queue_states
+from jobledger.ledger.nats.streams import find_stream
+from jobledger.projections import DeadLetterFilter, DeadLetterGroup, QueueRow, Store, moment_of
+from jobledger.projections.statistics.held import HeldRow, read_held
+from jobledger.projections.tables.schedules import ScheduleRow, late_schedules, read_schedules
+from jobledger.projections.tables.slots import slots_taken
+
+Kind = Literal[
+    "queue_without_worker",
+    "queue_paused",
+    "limit_undefined",
+    "limit_closed",
+    "limit_differs",
+    "runs_wait_for_each_other",
+    "schedule_late",
+    "schedule_differs",
+    "store_fills",
+    "reactor_late",
+    "dead_letters",
+    "webhook_fails",
+]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+#: `fail`: jobs stand still, or soon will. `warn`: a person should know it.
+Level = Literal["warn", "fail"]
+
+#: How many of one kind are named; the rest is a number.
+SHOWN_MAX: Final = 12
+#: A reactor that has not been handed an event for so long is late.
+REACTOR_LATE: Final = timedelta(seconds=10)
+_FULL_WARN: Final = 0.8
+_FULL_FAIL: Final = 0.95
+#: Below this part of its room no ledger is asked when it will be full.
+_FORECAST_FROM: Final = 0.1
+_FORECAST_WARN: Final = timedelta(days=7)
+_FORECAST_OVER: Final = timedelta(hours=24)
+_FORECAST_OVER_MIN: Final = timedelta(minutes=10)
+_WORK: Final = "work_"
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that hurts."""
+
+    kind: Kind
+    level: Level
+    object: str  #: what it is about, in words: `queue mail`
+    found: str  #: what is wrong, in a sentence
+    since: datetime | None  #: since when, as far as that is known
+    advice: str  #: what to type, or to do
+    queue: str = (
+        ""  #: the queue that it is about; "": of no single one, so who is bound to queues is not told
+    )
+    count: int = 1  #: how many of its kind it stands for
+
+
+class Facts(NamedTuple):
+    """What the parts of a diagnosis judge."""
+
+    now: datetime
+    workers: list[WorkerInfo]  #: those that live
+    paused: dict[str, QueueState]  #: queues that are paused now
+    webhooks: list[WebhookInfo]
+    ledger: StreamInfo | None
+    fills_in: (
+        timedelta | None
+    )  #: how long until the ledger is full, as it grew in the last day; None: not known
+    late: list[
+        tuple[str, datetime, int]
+    ]  #: reactors that are late, since when, and how many events wait for them
+    rows: Rows
+
+
+class Rows(NamedTuple):
+    """What the projection tells."""
+
+    queues: list[QueueRow]
+    limits: list[LimitListed]
+    held: list[HeldRow]
+    held_by: Counter[str]  #: how many jobs are held, by each limit or key that they name
+    schedules: list[ScheduleRow]
+    late: list[str]  #: schedules whose tick is late
+    dead: list[DeadLetterGroup]
+    stuck: list[Stuck]
+
+
+async def diagnose(ledger: Ledger, view: View) -> list[Diagnosis]:
+    """Return what hurts, what stands still in front; `view`: rows of the present.
+
+    Raises: ProjectionError, CorruptLedgerError, UnreachableError.
+    """
+    facts = await _facts(ledger, view)
+    found: list[Diagnosis] = []
+    for part, shows_all in _PARTS:
+        found += _capped(list(part(facts)), shows_all)
+    return sorted(found, key=lambda each: each.level != "fail")
+
+
+async def counted(ledger: Ledger, path: Path) -> dict[str, int]:
+    """Return how many things hurt by kind, as the rows in a projection's file have it. Raises: as `diagnose`."""
+    with Store.open(path) as store:
+        position = store.position()
+        lag = await lag_of(ledger, position.stream_sequence)
+        found = await diagnose(ledger, View(store, ledger.clock.now(), position.begins_at, lag))
+    return {str(kind): number for kind, number in by_kind(found).items()}
+
+
+async def _facts(ledger: Ledger, view: View) -> Facts:
+    now = ledger.clock.now()
+    workers = [each for each in await ledger.leases.all() if not each.stopped and each.kind == "worker"]
+    states = await queue_states(ledger.log)
+    stream = await find_stream(ledger.inbox, ledger.names.ledger_stream)
+    return Facts(
+        now=now,
+        workers=workers,
+        paused={queue: state for queue, state in sorted(states.items()) if state.is_paused(now)},
+        webhooks=await list_webhooks(ledger),
+        ledger=stream,
+        fills_in=None if stream is None else await _fills_in(ledger, stream, now),
+        late=await _late_reactors(ledger, now),
+        rows=await anyio.to_thread.run_sync(_rows, view, workers),
+    )
+
+
+def _rows(view: View, workers: list[WorkerInfo]) -> Rows:
+    select = view.store.select
+    with view.store.one_moment():
+        held_by: Counter[str] = Counter()
+        for limits, jobs in select("SELECT limits, count(*) FROM jobs WHERE status = 'held' GROUP BY limits"):
+            held_by.update(dict.fromkeys(str(limits).split(), int(jobs)))
+        return Rows(
+            queues=view.store.queues(),
+            limits=limits_listed(view.store, workers)[0],
+            held=read_held(select, slots_taken(select)),
+            held_by=held_by,
+            schedules=[each for each in read_schedules(select) if each.status != "removed"],
+            late=[name for name, _ in late_schedules(select, view.now - LATE)],
+            dead=view.store.dead_letter_groups(SHOWN_MAX, chosen=DeadLetterFilter()),
+            stuck=stuck_runs(select),
+        )
+
+
+async def _fills_in(ledger: Ledger, stream: StreamInfo, now: datetime) -> timedelta | None:
+    """Return how long the ledger's room lasts if it goes on growing as in the last day; None where that is not known.
+
+    Raises: UnreachableError.
+    """
+    room, state = int(stream.config.get("max_bytes", -1)), stream.state
+    if room <= 0 or state.bytes < _FORECAST_FROM * room or not state.messages:
+        return None
+    first = await ledger.log.get(state.first_sequence)
+    begin = now - _FORECAST_OVER if first is None else max(now - _FORECAST_OVER, as_utc(first.stored_at))
+    if now - begin < _FORECAST_OVER_MIN:
+        return None
+    then = (await moment_of(ledger.log, at=begin, clock=ledger.clock)).stream_sequence
+    grown = (state.last_sequence - then) * state.bytes / state.messages
+    return (now - begin) * ((room - state.bytes) / grown) if grown > 0 else None
+
+
+async def _late_reactors(ledger: Ledger, now: datetime) -> list[tuple[str, datetime, int]]:
+    """Return the reactors for which an event waits for long. Raises: UnreachableError."""
+    found: list[tuple[str, datetime, int]] = []
+    stream = ledger.names.ledger_stream
+    for info in await list_consumers(ledger.inbox, stream):
+        if info.name.startswith((_WORK, SUBSCRIPTION_CONSUMER_PREFIX)) or not info.is_durable:
+            continue
+        first = await first_undelivered(ledger.inbox, stream, info) if info.pending else 0
+        message = await ledger.log.get(first) if first else None
+        if message is not None and now - as_utc(message.stored_at) > REACTOR_LATE:
+            found.append((info.name, as_utc(message.stored_at), info.pending))
+    return found
+
+
+# The parts: what each finds, by the facts alone.
+
+
+def _queues(facts: Facts) -> Iterator[Diagnosis]:
+    served = {queue for worker in facts.workers for queue in worker.queues}
+    if any(worker.reactors for worker in facts.workers):
+        served.add(BUILT_IN_QUEUE)
+    waiting: Counter[str] = Counter()
+    oldest: dict[str, str] = {}
+    for row in facts.rows.queues:
+        waiting[row.queue] += row.counts["queued"] + row.counts["held"]
+        if row.oldest_waiting is not None:
+            oldest[row.queue] = min(row.oldest_waiting, oldest.get(row.queue, row.oldest_waiting))
+    for queue, jobs in sorted(waiting.items()):
+        if jobs and queue not in served and queue not in facts.paused:
+            since = oldest.get(queue)
+            yield Diagnosis(
+                kind="queue_without_worker",
+                level="fail",
+                object=f"queue {queue}",
+                found=f"{count(jobs, 'job')} {'waits' if jobs == 1 else 'wait'}, and no worker serves the queue",
+                since=None if since is None else as_utc(datetime.fromisoformat(since)),
+                advice=f"`{_server_of(queue)}` serves it",
+                queue=queue,
+            )
+
+
+def _server_of(queue: str) -> str:
+    """Return the command that takes jobs of a queue."""
+    try:
+        check_users_queue(queue)
+    except InvalidError:
+        return "jobledger worker --app MODULE" if queue == BUILT_IN_QUEUE else "jobledger gateway"
+    return f"jobledger worker --app MODULE --queue {queue}"
+
+
+def _pauses(facts: Facts) -> Iterator[Diagnosis]:
+    for queue, state in facts.paused.items():
+        yield Diagnosis(
+            kind="queue_paused",
+            level="warn",
+            object=f"queue {queue}",
+            found=state.words(),
+            since=state.since,
+            advice=f"`jobledger queues resume {queue}` ends that",
+            queue=queue,
+        )
+
+
+def _limits(facts: Facts) -> Iterator[Diagnosis]:
+    for each in facts.rows.held:
+        if not each.defined and each.jobs:
+            named = to_define(each.limit)
+            yield Diagnosis(
+                kind="limit_undefined",
+                level="fail",
+                object=f"limit {each.limit}",
+                found=f"nobody defined it, and {count(each.jobs, 'job')} {'is' if each.jobs == 1 else 'are'} held by it",
+                since=None if each.oldest is None else as_utc(datetime.fromisoformat(each.oldest)),
+                advice=f"`jobledger limits set {named} --slots N` defines it",
+            )
+
+
+def _closed(facts: Facts) -> Iterator[Diagnosis]:
+    keys = {joined(row.name, row.key) for row in facts.rows.limits}
+    for row in facts.rows.limits:
+        if row.slots != 0:
+            continue
+        limit = joined(row.name, row.key)
+        held = facts.rows.held_by[limit]
+        if not row.key:
+            named = (key for key in facts.rows.held_by if key.startswith(f"{limit}:") and key not in keys)
+            held += sum(facts.rows.held_by[key] for key in named)
+        who = "the code says so" if row.source == "code" else f"{row.set_by} set that"
+        why = f": {row.reason}" if row.reason else ""
+        yield Diagnosis(
+            kind="limit_closed",
+            level="warn",
+            object=f"limit {limit}",
+            found=f"it has 0 slots, so none of its jobs starts ({held:,} held); {who}{why}",
+            since=as_utc(datetime.fromisoformat(row.set_at)),
+            advice=f"`jobledger limits set {limit} --slots N`, or `jobledger limits remove {limit}`",
+        )
+
+
+def _differing_limits(facts: Facts) -> Iterator[Diagnosis]:
+    for row in facts.rows.limits:
+        if row.in_code and not (row.name in RESERVED and not row.key):
+            limit, first = joined(row.name, row.key), row.in_code[0]
+            more = f" and {len(row.in_code) - 1:,} more" if len(row.in_code) > 1 else ""
+            who = f"{row.set_by} set it" if row.source == "operator" else f"the code of {row.set_by} has it"
+            advice = "the next enqueue of that code changes it"
+            if row.source == "operator":
+                advice = f"`jobledger limits remove {limit}` gives it back to the code"
+            yield Diagnosis(
+                kind="limit_differs",
+                level="warn",
+                object=f"limit {limit}",
+                found=f"the code of {first.worker}{more} has {terms_words(first.terms)}; {who} otherwise",
+                since=as_utc(datetime.fromisoformat(row.set_at)),
+                advice=advice,
+            )
+
+
+def _stuck(facts: Facts) -> Iterator[Diagnosis]:
+    for each in facts.rows.stuck:
+        yield Diagnosis(
+            kind="runs_wait_for_each_other",
+            level="fail",
+            object=f"run {each.queue}/{each.job}",
+            found=(
+                f"it keeps a slot of {each.holds} and waits for {each.child}, which waits for {each.limit}: "
+                "all who hold that wait in the same way, so none of them ever goes on"
+            ),
+            since=as_utc(datetime.fromisoformat(each.since)),
+            advice=f"`jobledger limits set {each.limit} --slots N` with more slots, or `jobledger jobs cancel {each.job}`",
+            queue=each.queue,
+        )
+
+
+def _late_schedules(facts: Facts) -> Iterator[Diagnosis]:
+    rows = {row.name: row for row in facts.rows.schedules}
+    for name in facts.rows.late:
+        row = rows.get(name)
+        if row is not None and row.next_run_at is not None:
+            due = as_utc(datetime.fromisoformat(row.next_run_at))
+            yield Diagnosis(
+                kind="schedule_late",
+                level="fail",
+                object=f"schedule {name}",
+                found=f"its tick is late by {duration((facts.now - due).total_seconds())}",
+                since=due,
+                advice="schedules tick while a worker runs: start one; `jobledger timers status` tells of timers",
+                queue=row.queue,
+            )
+
+
+def _differing_schedules(facts: Facts) -> Iterator[Diagnosis]:
+    for row in facts.rows.schedules:
+        said = [(each.worker, (each.schedules or {}).get(row.name)) for each in facts.workers]
+        others = [worker for worker, word in said if word is not None and word != row.code_version]
+        if others:
+            who = "the code of another version" if row.source == "code" else (row.declared_by or "a person")
+            declared = row.declared_at or row.updated_at
+            yield Diagnosis(
+                kind="schedule_differs",
+                level="warn",
+                object=f"schedule {row.name}",
+                found=f"the code of {others[0]} has it otherwise than {who} declared it",
+                since=as_utc(datetime.fromisoformat(declared)),
+                advice=f"`jobledger schedules reset {row.name}` lets the code's declaration count",
+                queue=row.queue,
+            )
+
+
+def _store(facts: Facts) -> Iterator[Diagnosis]:
+    stream, left = facts.ledger, facts.fills_in
+    room = -1 if stream is None else int(stream.config.get("max_bytes", -1))
+    if stream is None or room <= 0:
+        return
+    part = stream.state.bytes / room
+    is_soon = left is not None and left < _FORECAST_WARN
+    if part <= _FULL_WARN and not is_soon:
+        return
+    lasts = "" if left is None else f"; as it grew lately, it is full in {duration(left.total_seconds())}"
+    yield Diagnosis(
+        kind="store_fills",
+        level="fail" if part > _FULL_FAIL else "warn",
+        object="the ledger",
+        found=f"{size(stream.state.bytes)} of {size(room)} are used{lasts}: a full ledger refuses events",
+        since=None,
+        advice="`jobledger audit archive` moves old events away; or raise max_bytes of the stream",
+    )
+
+
+def _reactors(facts: Facts) -> Iterator[Diagnosis]:
+    held = sum(row.counts["held"] for row in facts.rows.queues)
+    advice = "is a worker running that hosts reactors? Its log says why they stand still"
+    if held and not any(worker.reactors for worker in facts.workers):
+        yield Diagnosis(
+            kind="reactor_late",
+            level="fail",
+            object="reactor limits",
+            found=f"{count(held, 'job')} {'is' if held == 1 else 'are'} held, and no worker hosts the reactors that admit them",
+            since=None,
+            advice="`jobledger worker --app MODULE` hosts them",
+        )
+    for name, since, pending in facts.late:
+        yield Diagnosis(
+            kind="reactor_late",
+            level="fail",
+            object=f"reactor {name}",
+            found=f"{count(pending, 'event')} wait for it, the first for {duration((facts.now - since).total_seconds())}",
+            since=since,
+            advice=advice,
+        )
+
+
+def _dead_letters(facts: Facts) -> Iterator[Diagnosis]:
+    for group in facts.rows.dead:
+        jobs = count(group.count, "dead letter")
+        error = f" {group.error[:100]}" if group.error else ""
+        yield Diagnosis(
+            kind="dead_letters",
+            level="warn",
+            object=f"task {group.task}",
+            found=f"{jobs} of one cause: {group.error_type or group.reason}{error}",
+            since=as_utc(datetime.fromisoformat(group.oldest)),
+            advice=f"`jobledger dlq show {group.job_id}` tells more, `jobledger dlq requeue` tries again",
+            queue=group.queue,
+            count=group.count,
+        )
+
+
+def _webhooks(facts: Facts) -> Iterator[Diagnosis]:
+    for each in facts.webhooks:
+        if each.failing_since is not None:
+            yield Diagnosis(
+                kind="webhook_fails",
+                level="warn",
+                object=f"webhook {each.webhook}",
+                found=f"nothing arrives at {each.to}"
+                + (f"; it is paused: {each.reason}" if each.status == "paused" else ""),
+                since=each.failing_since,
+                advice=f"`jobledger webhooks show {each.webhook}` tells why",
+            )
+
+
+#: Each part, and the command that shows what is left out of a long list.
+_PARTS: Final[tuple[tuple[Callable[[Facts], Iterable[Diagnosis]], str], ...]] = (
+    (_queues, "queues list"),
+    (_pauses, "queues list"),
+    (_limits, "limits list"),
+    (_closed, "limits list"),
+    (_differing_limits, "limits list"),
+    (_stuck, "jobs list --state held"),
+    (_late_schedules, "schedules list"),
+    (_differing_schedules, "schedules list"),
+    (_store, "doctor"),
+    (_reactors, "doctor"),
+    (_dead_letters, "dlq list"),
+    (_webhooks, "webhooks list"),
+)
+
+
+def _capped(found: list[Diagnosis], shows_all: str) -> list[Diagnosis]:
+    """Return the first of one part, and one for all that are left."""
+    if len(found) <= SHOWN_MAX:
+        return found
+    first, left = found[0], len(found) - SHOWN_MAX
+    rest = Diagnosis(
+        kind=first.kind,
+        level=first.level,
+        object=f"{first.object.partition(' ')[0]}s",
+        found=f"and {left:,} more",
+        since=None,
+        advice=f"`jobledger {shows_all}` shows all",
+        count=left,
+    )
+    return [*found[:SHOWN_MAX], rest]
+
+
+def words_of(each: Diagnosis, moment: Callable[[datetime], str]) -> str:
+    """Return what was found, with the time since when; `moment` tells a time."""
+    is_told = each.since is None or "since" in each.found
+    return each.found if is_told or each.since is None else f"{each.found} (since {moment(each.since)})"
+
+
+def by_kind(found: Iterable[Diagnosis]) -> Mapping[Kind, int]:
+    """Return how many there are of each kind, also of those that nothing was found of."""
+    counts: Counter[Kind] = Counter(dict.fromkeys(KINDS, 0))
+    for each in found:
+        counts[each.kind] += each.count
+    return counts

@@ -1,0 +1,133 @@
+"""Runs that keep a slot of a limit and wait for a child that waits for a slot which only such runs hold: none ever goes on.
+
+A child is on the slot of the runs above it, so a run alone does not wait for itself; two runs that keep a key each and
+call what names the other's still can. Read from the rows of one moment. Source: ADR 042.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from jobledger.ledger.model.limits.holders import JobKey
+
+Select = Callable[..., Sequence[Sequence[Any]]]
+
+#: Where more runs keep slots while they wait, only the first are looked at.
+_RUNS_MAX: Final = 500
+_PARKED: Final = "status = 'paused' AND awaiting = 'children'"
+_KEEPERS: Final = (
+    "SELECT DISTINCT j.queue, j.id, j.updated_at FROM slots s JOIN jobs j ON j.queue = s.queue AND j.id = s.job_id "  # noqa: S608
+    f"WHERE s.kept = 1 AND {_PARKED} ORDER BY j.updated_at LIMIT {_RUNS_MAX}"
+)
+_OPEN: Final = (
+    f"SELECT queue, id, status, limits, {_PARKED} FROM jobs WHERE parent_id = ? AND parent_queue = ? "  # noqa: S608
+    "AND status NOT IN ('completed', 'cancelled', 'dead_lettered', 'discarded') LIMIT 1000"
+)
+_HOLDERS: Final = "SELECT queue, job_id FROM slots WHERE limit_key = ?"
+_OWN: Final = "SELECT limit_key FROM slots WHERE queue = ? AND job_id = ? AND kept = 1 ORDER BY limit_key"
+_SLOTS: Final = (
+    "SELECT slots FROM limits WHERE name = ? AND limit_key IN (?, '') ORDER BY limit_key DESC LIMIT 1"
+)
+
+
+class Stuck(NamedTuple):
+    """A run that never goes on by itself."""
+
+    queue: str
+    job: str
+    since: str  #: when it began to wait, ISO-8601 text
+    holds: str  #: a limit of which it keeps a slot
+    child: str  #: `<queue>/<job id>` of a child that waits
+    limit: str  #: the limit that this one waits for
+
+
+class _Child(NamedTuple):
+    key: JobKey
+    limits: tuple[str, ...]  #: those that it waits for; () for one that is not held
+    is_parked: bool  #: it is a run that waits for its own children
+
+
+def stuck_runs(select: Select) -> list[Stuck]:
+    """Return the runs that wait for each other, the one that has waited longest in front."""
+    circle = _Circle(select)
+    keepers = {(str(queue), str(job)): str(since) for queue, job, since in select(_KEEPERS)}
+    if not keepers:
+        return []
+    stuck = circle.stuck(set(keepers))
+    found: list[Stuck] = []
+    for key, since in keepers.items():
+        if key in stuck:
+            held = circle.held_below(key, stuck)
+            if held is not None:
+                (own,) = select(_OWN, key)[:1]
+                found.append(Stuck(*key, since, str(own[0]), "/".join(held[0]), held[1]))
+    return found
+
+
+class _Circle:
+    """What is read of the jobs below the runs, each once."""
+
+    def __init__(self, select: Select) -> None:
+        self._select = select
+        self._children: dict[JobKey, list[_Child]] = {}
+        self._full: dict[str, frozenset[JobKey] | None] = {}
+
+    def stuck(self, runs: set[JobKey]) -> set[JobKey]:
+        """Return those of the runs, and of the runs below them, that can never go on: the largest such set."""
+        todo, found = list(runs), set(runs)
+        while todo:
+            below = [each.key for each in self._open(todo.pop()) if each.is_parked and each.key not in found]
+            found.update(below)
+            todo += below
+        while True:
+            left = {run for run in found if self._is_stuck(run, found)}
+            if left == found:
+                return found
+            found = left
+
+    def held_below(self, run: JobKey, stuck: set[JobKey]) -> tuple[JobKey, str] | None:
+        """Return a job below a run that is held, and the limit that only stuck runs hold."""
+        for child in self._open(run):
+            limit = self._hopeless(child, stuck)
+            if limit:
+                return child.key, limit
+            below = self.held_below(child.key, stuck) if child.is_parked else None
+            if below is not None:
+                return below
+        return None
+
+    def _is_stuck(self, run: JobKey, stuck: set[JobKey]) -> bool:
+        """Return whether each open child of a run waits for stuck runs, or is one."""
+        children = self._open(run)
+        return bool(children) and all(each.key in stuck or self._hopeless(each, stuck) for each in children)
+
+    def _hopeless(self, child: _Child, stuck: set[JobKey]) -> str:
+        for limit in child.limits:
+            holders = self._holders_of_full(limit)
+            if holders is not None and holders <= stuck:
+                return limit
+        return ""
+
+    def _holders_of_full(self, limit: str) -> frozenset[JobKey] | None:
+        """Return who holds a limit that has no slot left; None for one that has."""
+        if limit not in self._full:
+            name, _, key = limit.partition(":")
+            slots = self._select(_SLOTS, (name, key))
+            holders = frozenset((str(queue), str(job)) for queue, job in self._select(_HOLDERS, (limit,)))
+            is_full = bool(slots) and slots[0][0] is not None and 0 < int(slots[0][0]) <= len(holders)
+            self._full[limit] = holders if is_full else None
+        return self._full[limit]
+
+    def _open(self, run: JobKey) -> list[_Child]:
+        if run not in self._children:
+            rows = self._select(_OPEN, (run[1], run[0]))
+            self._children[run] = [
+                _Child(
+                    (str(queue), str(job)),
+                    tuple(str(limits).split()) if status == "held" else (),
+                    bool(is_parked),
+                )
+                for queue, job, status, limits, is_parked in rows
+            ]
+        return self._children[run]
