@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -190,6 +191,7 @@ def test_steps_the_tree_and_the_list_are_readable_at_80_columns(
     assert tree[0].startswith("order-77  order v2  paused")
     assert [line[:20].rstrip() for line in tree[1:]] == ["├ ✓ charge", "├ … wait approved", "└ · 1 undo"]
     assert "2 tries   1.2 s" in tree[1]
+    assert re.search(r"wait approved +for \d", tree[2]), "how long it has waited"
     tree = unstyled(cli.jobs("show", "sync-9", "--tree").out)
     assert "2 of 40 ended, 11 open, 1 not completed" in tree[2].replace("  ", " ")
     assert [line.split()[1] for line in tree[3:5]] == ["✗", "▶"]

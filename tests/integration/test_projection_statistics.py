@@ -102,6 +102,8 @@ class SlowCount:
 
     def _counters(self, name: str, event: Any, before: Job | None, after: Job) -> list[str]:
         found = [name] if name in (*OUTCOMES, "started", "dead_lettered", "discarded", "fenced") else []
+        if name == "paused" and before is not None and before.state != "running":
+            found = []
         if before is None and name != "carried":
             found.append("enqueued")
         is_ready = name in ("queued", "held")

@@ -156,6 +156,8 @@ async def test_the_rows_of_a_run_tell_all_its_steps_signals_and_children(tmp_pat
         "2026-01-02T08:00:02.000000Z",
     )
     assert (found["charge"].result_bytes, found["charge"].attempt) == (len('"ch_77"'), 1)
+    # From the step's beginning to its end, as is shown of all that waits; their events carry no duration.
+    assert [found[key].duration_ms for key in ("charge", "approved", "pages")] == [1_500.0, 6_000.0, 18_000.0]
     assert (found["approved"].attempt, found["approved"].until) == (2, "2026-01-02T09:00:00.000000Z")
     pages = found["pages"]
     assert (pages.items, pages.items_completed, pages.items_failed, pages.items_open) == (3, 2, 1, 0)
@@ -238,13 +240,13 @@ async def test_steps_joins_and_waits_of_runs_are_counted_once_however_events_are
         folded = read_running(store, 2)
     completed, failed, retried = 0, 1, 2
     charge, report = running.steps["orders", "charge"], running.steps["orders", "report"]
-    assert (charge[completed], charge[-2], charge[-1]) == (1, 1, 1_500_000)
-    assert (report[failed], report[retried], report[-2]) == (1, 1, 0)
-    assert (running.steps["orders", "approved"][completed], running.steps["orders", "approved"][-2]) == (1, 0)
+    assert (charge[completed], *charge[-3:]) == (1, 1, 1_500_000, '[1500000,1500000,{"1610510":1}]')
+    assert (report[failed], report[retried], report[-3]) == (1, 1, 0)
+    assert (running.steps["orders", "approved"][completed], running.steps["orders", "approved"][-3]) == (1, 0)
     joins, children_completed, children_failed, diverged = running.runs["orders",][:4]
     assert (joins, children_completed, children_failed, diverged) == (3, 2, 1, 0)
     # The first child ended four seconds before it was counted, the others two and one.
-    assert running.runs["orders",][-2:] == (3, 7_000_000)
+    assert running.runs["orders",][-3:-1] == (3, 7_000_000)
     assert running.waiting == dict.fromkeys(AWAITED, 0)
     assert (len(folded.steps), folded.steps_folded) == (3, 2)
     metrics = {metric.name: metric for metric in running_metrics(running)}

@@ -7,13 +7,14 @@ import logging
 import re
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 from rich.text import Text
 from tests.support.stories import Story
 from tests.support.tables import each_row
 from tests.support.terminal import on_a_terminal, unstyled
 
-from jobledger.admin.amounts import duration, size
+from jobledger.admin.amounts import attempts_words, duration, size
 from jobledger.cli.events.lines import event_line, show_event
 from jobledger.cli.jobs.view import show_attempts, show_trail
 from jobledger.cli.logs import set_up_logs
@@ -217,3 +218,14 @@ def test_a_screen_has_one_format_of_times_and_the_date_above_another_day(
     assert [re.fullmatch(r"\.\d{3}Z?", rest) is not None for rest in times] == [True] * len(times), shown
     days = [line for line in shown.splitlines() if re.fullmatch(r"\d{4}-\d\d-\d\d", line)]
     assert days == [f"{story.now:%Y-%m-%d}"]
+
+
+def test_attempts_that_were_given_back_raise_no_limit() -> None:
+    story = Story()
+    story.enqueue("j-1")
+    story.run("j-1")
+    job = fold([each for each in story.messages if isinstance(each, StoredEvent)]).job
+    assert job is not None
+    paused = msgspec.structs.replace(job, attempts_dropped=1, attempts_given_back=1)
+    assert attempts_words(job) == f"1 of {job.order.max_attempts}"
+    assert attempts_words(paused) == f"1 of {job.order.max_attempts}, 1 more given back"

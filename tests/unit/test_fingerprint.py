@@ -38,6 +38,25 @@ TRACEBACK = """Traceback (most recent call last):
         ("a facade decade", "a facade decade"),
         ("  two   spaces \n and a second line", "two spaces"),
         ("it's broken", "it's broken"),
+        ("can't find user 'ann', and it's late", "can't find user #, and it's late"),
+        ("bad bytes b'\\x00\\xff' in b\"a\"", "bad bytes # in #"),
+        ("no user \u201cann\u201d in \u00abusers\u00bb", "no user # in #"),
+        ("mailbox ann.o+x@mail7.example.com is full", "mailbox # is full"),
+        ("550 <bob@example.org>: rejected", "# <#>: rejected"),
+        ("cannot resolve db-1.eu-west.example.com", "cannot resolve #"),
+        ("db-1.internal:5432 refused", "# refused"),
+        (
+            "GET https://user:pw@api3.example.com:8443/v1/charge/91 said 503",
+            "GET https://#/v#/charge/# said #",
+        ),
+        ("GET http://localhost/v1/refund said 503", "GET http://#/v#/refund said #"),
+        ("no route to fe80::1ff:2 or 10.0.0.7:5432", "no route to # or #"),
+        ("order ord_8fK2pQ of cus-fk2pq9z is unknown", "order ord_# of cus-# is unknown"),
+        ("ULID 01J9ZK3V8Q7MABCDEFGHJKMNPQ is unknown", "ULID # is unknown"),
+        ("worker7 of node-17 lost disk3", "worker# of node# lost disk#"),
+        ("off by 1.5e-05 after 12s", "off by # after #s"),
+        ("no field app.tasks.send in tasks.py", "no field app.tasks.send in tasks.py"),
+        ("std::move of a.b.c()", "std::move of a.b.c()"),
         ("", ""),
     ],
 )
@@ -75,7 +94,10 @@ def test_other_causes_have_others() -> None:
     assert len(found) == 8
 
 
-@each_row("unit", ["'", '"', "0x", "a1", "1.", "`x", "deadbeef", "-"])
+@each_row(
+    "unit",
+    ["'", '"', "0x", "a1", "1.", "`x", "deadbeef", "-", "a.", "a1a", "x@", "com.", "::", "a:", "://", "b'"],
+)
 def test_no_message_takes_long(unit: str) -> None:
     began_at = time.thread_time()
     fingerprint("send", error(unit * 2_000, traceback=f'  File "{unit * 4_000}", line 1, in x\n' * 2))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from jobledger.ledger.model.job import Job
+
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86400
@@ -19,6 +21,12 @@ def duration(seconds: float) -> str:
     if seconds < _HOUR_S:
         return f"{seconds / _MINUTE_S:.0f} min"
     return f"{seconds / _HOUR_S:.0f} h" if seconds < 2 * _DAY_S else f"{seconds / _DAY_S:.0f} d"
+
+
+def attempts_words(job: Job) -> str:
+    """Return how many of its attempts a job has used up: `2 of 5`, `1 of 5, 1 more given back`."""
+    words = f"{job.attempts_spent} of {job.order.max_attempts}"
+    return f"{words}, {job.attempts_given_back:,} more given back" if job.attempts_given_back else words
 
 
 def size(count: float) -> str:

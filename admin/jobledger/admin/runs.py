@@ -84,6 +84,8 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     awaiting: str | None
     since: str  #: time of its newest event
+    started_at: str | None  #: of its first attempt; None: none has begun
+    completed_at: str | None  #: when its present final state was entered; None: it has not ended
     item: int | None  #: of a child: its number among those of its step
     label: str = ""  #: what its graph calls it; "": it is no node of a graph, or of one that was begun by an older version
     late: bool  #: of a child that was counted as not completed, and completed when a person gave it another attempt
@@ -131,6 +133,8 @@ class _Planter:
             status=row.status,
             awaiting=row.awaiting,
             since=row.updated_at,
+            started_at=row.started_at,
+            completed_at=row.completed_at,
             item=item,
             label="" if order is None or item is None else order.node(item).label,
             late=row.status == "completed" and item is not None and bool(failed >> item & 1),

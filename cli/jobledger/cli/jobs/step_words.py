@@ -74,7 +74,7 @@ def _children_words(step: StepRow, *, is_closed: bool) -> str:
 
 
 def took(step: StepRow) -> str:
-    """Return how long its last execution took, where that says something: waits and children have times of their own."""
-    if step.duration_ms is None or not (step.duration_ms or step.kind in ("step", "once", "table", "undo")):
+    """Return how long a step took, where that says something: what is only recorded takes no time."""
+    if step.duration_ms is None or not (step.duration_ms or step.kind not in ("value", "patch")):
         return ""
     return duration(step.duration_ms / 1000)

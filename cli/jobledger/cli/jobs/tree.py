@@ -45,25 +45,39 @@ def show_tree(output: Output, tree: Tree, now: datetime) -> None:
 
 
 def _state(tree: Tree, now: datetime) -> Text:
-    since = duration(max(0.0, (now - datetime.fromisoformat(tree.since)).total_seconds()))
-    return colored(tree.status).append(f" {since}", style="dim")
+    if tree.completed_at is not None:
+        return colored(tree.status).append(f" {_took(tree)}".rstrip(), style="dim")
+    return colored(tree.status).append(f" {_between(tree.since, now)}", style="dim")
+
+
+def _took(tree: Tree) -> str:
+    """Return how long a job took, waits between its attempts and all; "" where it has not ended, or never began."""
+    if tree.started_at is None or tree.completed_at is None:
+        return ""
+    return _between(tree.started_at, datetime.fromisoformat(tree.completed_at))
+
+
+def _between(begin: str, end: datetime) -> str:
+    return duration(max(0.0, (end - datetime.fromisoformat(begin)).total_seconds()))
 
 
 def _steps(tree: Tree, before: str, now: datetime) -> Iterator[_Line]:
     """Yield the lines below a job; `before` are the branches of what surrounds it."""
     for number, step in enumerate(tree.steps, start=1):
         is_last = number == len(tree.steps) and not tree.undos
-        yield _step(step, f"{before}{'└' if is_last else '├'} ", is_closed=tree.status in CLOSED_STATES)
+        yield _step(step, f"{before}{'└' if is_last else '├'} ", now, is_closed=tree.status in CLOSED_STATES)
         yield from _children(step, f"{before}{' ' if is_last else '│'} ", now)
     if tree.undos:
         registered = "1 undo" if tree.undos == 1 else f"{tree.undos:,} undos"
         yield _Line(f"{before}└ ", "·", registered, ("registered, should the run fail or be cancelled",))
 
 
-def _step(each: TreeStep, branches: str, *, is_closed: bool) -> _Line:
+def _step(each: TreeStep, branches: str, now: datetime, *, is_closed: bool) -> _Line:
     step = each.step
     tries = f"{step.tries} tries" if step.tries > 1 else ""
-    details = (tries, took(step), *step_details(step, is_closed=is_closed))
+    is_open = step.status == "started" and not is_closed and step.started_at is not None
+    spent = f"for {_between(step.started_at or '', now)}" if is_open else took(step)
+    details = (tries, spent, *step_details(step, is_closed=is_closed))
     return _Line(branches, mark(step.status), _cut(step_name(step)), tuple(filter(None, details)))
 
 
@@ -76,6 +90,7 @@ def _children(step: TreeStep, before: str, now: datetime) -> Iterator[_Line]:
             child.status.replace("_", " ") if child.status != "completed" else "",
             "completed after the join" if child.late else "",
             f"waits for {child.awaiting.replace(' ', ', ')}" if child.awaiting else "",
+            _took(child),
             child.error or "",
         )
         branches = f"{before}{'└' if is_last else '├'} "

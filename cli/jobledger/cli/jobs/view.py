@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from rich.text import Text
 
-from jobledger.admin.amounts import duration
+from jobledger.admin.amounts import attempts_words, duration
 from jobledger.admin.views import Absent, JobDetails
 from jobledger.audit.clocks import clocks_of
 from jobledger.audit.verify.links import ChainCheck
@@ -69,7 +69,7 @@ def show_job(
             ("due", moment(job.due_at, now) if job.due_at is not None and not job.is_final else None),
             ("deadline", moment(details.deadline_at, now) if details.deadline_at is not None else None),
             ("ended", moment(job.finished_at, now) if job.finished_at is not None else None),
-            ("attempts", f"{job.attempts_count} of {job.order.max_attempts + job.attempts_given_back}"),
+            ("attempts", attempts_words(job)),
             ("timeout", duration(job.order.timeout_s) if job.order.timeout_s is not None else None),
         ]
     )

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from jobledger.admin.amounts import size
+from jobledger.admin.amounts import attempts_words, size
 from jobledger.audit.trail_words import span
 from jobledger.gateway.pages import words
 from jobledger.gateway.pages.shell import Shell
@@ -43,6 +43,7 @@ def _filters() -> dict[str, Any]:
     return {
         "n": words.count,
         "took": words.took,
+        "attempts": attempts_words,
         "span": span,
         "size": size,
         "percent": words.percent,

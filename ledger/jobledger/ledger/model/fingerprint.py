@@ -1,4 +1,4 @@
-"""Which failures are the same one: a short name for an error, whatever its numbers, ids and quoted values. Pure.
+"""Which failures are the same one: a short name for an error, whatever its numbers, ids, hosts and quoted values. Pure.
 
 Made of the task, the error's kind and type, its message without what differs from job to job, and the innermost
 frame of the user's code by file and function, not by line. Changing any of it changes every fingerprint, so a
@@ -18,15 +18,26 @@ from jobledger.ledger.model.job import Job
 FINGERPRINT_LENGTH: Final = 12
 _MESSAGE_LENGTH_MAX: Final = 500
 
-#: Each alternative begins with a character that fixes it and has no nested repetition, so the time is linear.
+#: What a name of a host ends with. Not every such ending there is: `tasks.py` and `app.tasks.send` are no hosts.
+_TOP_LEVEL: Final = (
+    "com|net|org|io|dev|app|cloud|ai|co|info|biz|edu|gov|internal|local|lan|corp|home|test|example|invalid|"
+    "at|au|be|br|ca|ch|cn|cz|de|dk|es|eu|fi|fr|hu|ie|in|it|jp|kr|mx|nl|no|nz|pl|pt|ro|ru|se|sg|sk|tr|tw|ua|uk|us|za"
+)
+#: Each alternative begins where no word goes on, or with a character that fixes it, and no part of a repetition can be
+#: read in two ways, so the time is linear.
 _VARYING: Final = re.compile(
-    r"'[^'\n]{0,300}'"
-    r'|"[^"\n]{0,300}"'
-    r"|`[^`\n]{0,300}`"
+    r"(?<!\w)[bru]?'[^'\n]{0,300}'"  # not the apostrophe of "can't"
+    r'|(?<!\w)[bru]?"[^"\n]{0,300}"'
+    r"|`[^`\n]{0,300}`|\u201c[^\u201d\n]{0,300}\u201d|\u2018[^\u2019\n]{0,300}\u2019|\u00ab[^\u00bb\n]{0,300}\u00bb"
+    r"|(?<![\w.+%-])[\w.+%-]{1,64}@[\w.-]{1,255}"  # an e-mail address
+    r"|(?<=://)[^\s/?#'\"<>,;)]{1,300}"  # user, host and port of a URL; its path says what was asked for
+    rf"|(?<![\w.@/-])(?:[a-z0-9-]{{1,63}}\.){{1,8}}(?:{_TOP_LEVEL})\b(?![.\w(-])(?::\d{{1,5}})?"
+    r"|(?<![\w:])(?=[0-9a-f:]{0,39}::)(?=[a-f:]{0,39}\d)[0-9a-f:]{2,39}"  # an IPv6 address
     r"|\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"
     r"|\b0x[0-9a-f]+\b"
     r"|\b(?=[0-9a-f]{0,63}[0-9])[0-9a-f]{8,64}\b"  # a hash, or the part of one that is shown
-    r"|[-+]?\d[\d.,:_]*",
+    r"|(?<![a-z\d])(?:[a-z]+\d+[a-z]|\d+[a-z]+\d)[a-z\d]*"  # an id: letters and digits take turns
+    r"|[-+]?\d[\d.,:_]*(?:e[-+]?\d+)?",
     flags=re.IGNORECASE,
 )
 _FRAME: Final = re.compile(
@@ -54,7 +65,7 @@ def _parts(error: ErrorInfo) -> list[str]:
 
 
 def normalised(message: str) -> str:
-    """Return the first line of a message without numbers, ids and quoted values: what stays the same."""
+    """Return the first line of a message without numbers, ids, addresses, hosts and quoted values: what stays the same."""
     line = message.strip().partition("\n")[0][:_MESSAGE_LENGTH_MAX]
     return " ".join(_VARYING.sub("#", line).split())
 

@@ -143,6 +143,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
         return self.attempts_dropped + len(self.attempts)
 
     @property
+    def attempts_spent(self) -> int:
+        """How many of its `max_attempts` are used up: those that were given back, as at a pause, do not count."""
+        return self.attempts_count - self.attempts_given_back
+
+    @property
     def attempts_left(self) -> int:
         """How many more attempts may start once the running one, if there is one, has failed; never negative."""
         counted = self.attempts_dropped + len(self.attempts) - self.attempts_given_back

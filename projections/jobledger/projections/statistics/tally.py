@@ -22,6 +22,7 @@ from jobledger.ledger.model.events import (
     Fenced,
     Held,
     JobEvent,
+    Paused,
     Queued,
     Started,
 )
@@ -41,7 +42,7 @@ COUNTERS: Final = (
     "lost",  # attempts whose worker died
     "interrupted",
     "snoozed",
-    "paused",
+    "paused",  # attempts that a pause ended, not jobs that a person paused while they waited
     "cancelled",  # jobs that ended by request
     "dead_lettered",
     "requeued",  # dead letters that a person dispatched again
@@ -284,6 +285,8 @@ class Tally:
     def _ended(self, event: JobEvent, before: Seen | None, after: Job, now_us: int) -> None:
         """An attempt's outcome, a job's final state, or both."""
         kind = type(event)
+        if kind is Paused and before is not None and before.job.state is not _RUNNING:
+            return  # a person paused a waiting job: no attempt ended
         place, worker_place = _ENDS[kind]
         cell = self._cell(after, now_us)
         cell.counts[place] += 1

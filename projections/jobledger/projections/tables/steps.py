@@ -24,6 +24,9 @@ from jobledger.projections.tables.run_tables import NotedTables, made_table
 
 _Key = tuple[str, str]  # (job id, queue), as in the primary key of jobs
 
+#: Kinds of steps that no process executes: their events carry no duration.
+_WAITING: Final = frozenset({"sleep", "wait", "call", "map", "graph"})
+
 STEPS: Final = Table(
     name="steps",
     columns={
@@ -42,7 +45,9 @@ STEPS: Final = Table(
             "when it began: its first event, less the duration that this tells; NULL where that is archived"
         ),
         "finished_at": timestamp("when its end was recorded; NULL before, and where that is archived"),
-        "duration_ms": real("milliseconds of its last execution; NULL before its end"),
+        "duration_ms": real(
+            "milliseconds of its last execution, 0 where none was needed; NULL before its end"
+        ),
         "error_type": text("the class name of the newest exception; NULL without any"),
         "error": text("its message; NULL without any"),
         "result_bytes": integer("size of its result as JSON; NULL without any"),
@@ -122,7 +127,9 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int | None
     started_at: str | None
     finished_at: str | None
-    duration_ms: float | None
+    duration_ms: (
+        float | None
+    )  #: of its last execution; of a wait, or of children, from its beginning to its end
     error_type: str | None
     error: str | None
     result_bytes: int | None
@@ -253,7 +260,12 @@ def remove_steps(connection: sqlite3.Connection, key: _Key) -> None:
 
 def step_of(row: Sequence[Any]) -> StepRow:
     """Return a row of the table under the names of its columns."""
-    return StepRow(**dict(zip(STEPS.columns, row, strict=True)))
+    found = StepRow(**dict(zip(STEPS.columns, row, strict=True)))
+    begun, ended = found.started_at, found.finished_at
+    if found.kind not in _WAITING or found.copied_from is not None or begun is None or ended is None:
+        return found
+    took = datetime.fromisoformat(ended) - datetime.fromisoformat(begun)
+    return msgspec.structs.replace(found, duration_ms=max(0.0, took / timedelta(milliseconds=1)))
 
 
 def signal_of(row: Sequence[Any]) -> SignalRow:
