@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Final
 
 import pytest
+from tests.support.proxy import Proxy
 from tests.support.working import LIMIT_S, attempts, becomes, ended, until, working
 
 from jobledger.audit.verify import verify
@@ -22,6 +25,8 @@ from jobledger.ledger import (
     Run,
     RunEnd,
     Task,
+    TaskRegistry,
+    connect,
     step,
     task,
     workflow,
@@ -31,6 +36,8 @@ from jobledger.ledger.model.errors import UnreachableError
 from jobledger.ledger.model.job import evolve
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.runs.members import MemberEnd
+from jobledger.ledger.server import EmbeddedServer
+from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.runs import journal
 from jobledger.workers.runs.children import ChildJobs
 
@@ -317,6 +324,84 @@ async def at_once(_: str, store: Callable[[], Awaitable[Any]], **__: Any) -> Any
 @workflow(queue="runs", max_attempts=1)
 async def calls_once(run: Run) -> int:
     return await run.call(page, 1)
+
+
+# Whoever dies meanwhile.
+
+
+class Mortal:
+    """A worker that is cut off from the server in the middle of whatever it does, and never says goodbye."""
+
+    def __init__(self, server: EmbeddedServer, environment: str) -> None:
+        self._server = server
+        self._environment = environment
+
+    async def live(self, until: asyncio.Event) -> None:
+        """Work until an event, and then be gone."""
+        settings: dict[str, Any] = {"environment": self._environment, "lease_s": 2.0}
+        async with Proxy(self._server.port) as proxy, connect(proxy.url, **settings) as ledger:
+            config = WorkerConfig(ack_wait_s=1.0, grace_s=0.1, concurrency=8)
+            running = asyncio.create_task(Worker(ledger, TaskRegistry(TASKS), config).run())
+            await until.wait()
+            proxy.stop()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def dying(
+    server: EmbeddedServer, environment: str, chance: random.Random
+) -> AsyncGenerator[None, None]:
+    """Let a worker live and die again and again, for the length of the block."""
+    is_over, kill = asyncio.Event(), asyncio.Event()
+
+    async def lives() -> None:
+        while not is_over.is_set():
+            kill.clear()
+            life = asyncio.create_task(Mortal(server, environment).live(kill))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(is_over.wait(), chance.uniform(0.2, 1.5))
+            kill.set()
+            await life
+
+    living = asyncio.create_task(lives())
+    try:
+        yield
+    finally:
+        is_over.set()
+        await living
+
+
+async def mend_until(ledger: Ledger, is_enough: Callable[[], bool], chance: random.Random) -> None:
+    """Requeue dead children in any order; also those whose only attempt was lost with its worker."""
+    while not is_enough():
+        for child in await dead(ledger, 0):
+            await asyncio.sleep(chance.uniform(0.0, 0.1))
+            await child.retry()
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_the_requeue_of_dead_children_goes_on_with_their_runs_whoever_dies_meanwhile(
+    nats_server: EmbeddedServer, environment: str, ledger: Ledger, seed: int
+) -> None:
+    chance = random.Random(seed)
+    shapes = [*WORKFLOWS, "graph"]
+    BROKEN.update(chance.sample(range(COUNT), chance.randint(1, COUNT)))
+    async with working(ledger, *TASKS, ack_wait_s=1.0), asyncio.timeout(80):
+        async with dying(nats_server, environment, chance):
+            runs = [await begin(ledger, shape, f"r-{shape}") for shape in shapes]
+            await dead(ledger, len(BROKEN) * len(shapes))
+            BROKEN.clear()
+            await mend_until(ledger, lambda: chance.random() < 0.2, chance)
+        mending = asyncio.create_task(mend_until(ledger, lambda: False, chance))
+        results = [await run.result(timeout_s=60) for run in runs]
+        mending.cancel()
+    assert [each["total"] if isinstance(each, dict) else each for each in results] == [SUM] * len(shapes)
+    made = Counter(job.task for job in (await jobs(ledger)).values())
+    assert made[page.name] == COUNT * len(shapes)
+    await require_sound(ledger)
 
 
 # Runs of one id.

@@ -72,6 +72,12 @@ class Proxy:
         async with asyncio.timeout(_LIMIT_S):
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def stop(self) -> None:
+        """Break every connection, and take no further one."""
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+
     @property
     def port(self) -> int:
         assert self._server is not None

@@ -85,6 +85,8 @@ class Walk:
                 child = self.jobs.get(child_id(RUN.job_id, step.number, item))
                 if child is None:
                     yield f"{sequence}: item {item} of {fact.step} is counted and has no job"
+                elif not _has_ended(step, child, completed=ended == "completed"):
+                    yield f"{sequence}: item {item} of {fact.step} is counted as {ended}, and is {child.state.value}"
 
     def _first(self, child: Job, sequence: int) -> Iterator[str]:
         member = child.member
@@ -113,6 +115,15 @@ class Walk:
             for job in self.jobs.values()
             if job.member is not None and job.member.step == step.key
         )
+
+
+def _has_ended(step: Step, child: Job, *, completed: bool) -> bool:
+    """Return whether a child may be counted; one that was a dead letter may have been, where that is an end."""
+    assert step.order is not None
+    if completed:
+        return child.state is JobState.COMPLETED
+    for_good = child.state in (JobState.CANCELLED, JobState.DISCARDED)
+    return for_good or step.order.on_dead_letter == "fail"
 
 
 def _at_the_end(stage: Stage) -> Iterator[str]:

@@ -32,6 +32,16 @@ def count_an_end_again() -> Planted:
     return mock.patch.object(runs, "_news", news)
 
 
+def count_every_dead_letter() -> Planted:
+    real = runs._news
+
+    def news(job: Job, known: Any, command: Join) -> JoinFact:
+        order = msgspec.structs.replace(known.order, on_dead_letter="fail")
+        return real(job, msgspec.structs.replace(known, order=order), command)
+
+    return mock.patch.object(runs, "_news", news)
+
+
 def wake_at_every_end() -> Planted:
     real = runs.join
 
@@ -90,6 +100,7 @@ def carry_a_run_without_its_steps() -> Planted:
 #: Those that chance finds soon; `enqueue_without_a_look_back` has a test of its own.
 MUTATIONS: tuple[Callable[[], Planted], ...] = (
     count_an_end_again,
+    count_every_dead_letter,
     wake_at_every_end,
     open_one_child_too_many,
     ack_before_acting,

@@ -19,6 +19,7 @@ from jobledger.ledger.model.commands import (
     Command,
     Complete,
     ConfirmCancel,
+    Discard,
     Dispatch,
     Fail,
     GiveSignal,
@@ -47,7 +48,7 @@ from jobledger.workers.reactors.children.reaching import Reaching
 from jobledger.workers.reactors.children.reactor import ChildrenReactor
 
 #: What people may prefer; see `wish`.
-CANCEL, PAUSE = 0.5, 0.6
+CANCEL, PAUSE, MEND = 0.5, 0.6, 0.97
 _REFUSED = (IllegalTransitionError, JobNotFoundError, StaleClaimError, WrongSequenceError)
 
 
@@ -72,7 +73,7 @@ async def work(stage: Stage, program: Program, client: Client, ref: JobRef) -> N
             outcome = ConfirmCancel(epoch=job.claim_epoch)
         elif seen.pause_requested:
             outcome = Pause(epoch=job.claim_epoch, event=OPERATOR)
-        elif job.member is not None and job.member.item in program.failing:
+        elif job.member is not None and job.member.item in program.failing and not stage.is_mended(ref):
             outcome = Fail(epoch=job.claim_epoch, error=ERROR, give_up="rejected")
         await transact(log, ref, outcome, stamp, known=view)
 
@@ -169,14 +170,19 @@ def wish(stage: Stage, client: Client, favourite: float | None) -> Coroutine[Any
         return ask(client, RUN, GiveSignal(name=name, id=random.choice(("", "1", "2"))))
     if what < 0.84:
         return _wish_of_run(client, what)
+    if what >= 0.96:
+        return mend(stage, client, random.choice(stage.dead or children))
     child = random.choice(children)
     if what < 0.88:
         return ask(client, child, CancelJob())
     if what < 0.92:
         return ask(client, child, RequestPause(reason="a person"))
-    if what < 0.96:
-        return resume_child(stage, client, child)
-    return ask(client, child, Requeue())
+    return resume_child(stage, client, child)
+
+
+def mend(stage: Stage, client: Client, child: JobRef) -> Coroutine[Any, Any, None]:
+    """Return what a person does with a dead child, mostly a requeue, as a coroutine."""
+    return ask(client, child, Requeue() if stage.random.random() < 0.8 else Discard())
 
 
 def _wish_of_run(client: Client, what: float) -> Coroutine[Any, Any, None]:

@@ -28,7 +28,9 @@ class Program(msgspec.Struct, frozen=True):
 
     stages: tuple[tuple[Spec, ...], ...]
     undos: int  #: registered from the beginning
-    failing: frozenset[int]  #: items of groups whose jobs become dead letters
+    failing: frozenset[
+        int
+    ]  #: items of groups whose jobs become dead letters, until a person has requeued them
     catches: bool  #: whether the code goes on where a group failed
 
 
@@ -38,7 +40,7 @@ def make_program(random: Random) -> Program:
     for number in range(random.choice((1, 1, 2, 2, 3))):
         beside = random.random() < 0.3
         stages.append(tuple(_spec(random, f"{number}.{part}") for part in range(2 if beside else 1)))
-    failing = frozenset(item for item in range(7) if random.random() < random.choice((0.0, 0.0, 0.2)))
+    failing = frozenset(item for item in range(7) if random.random() < random.choice((0.0, 0.0, 0.2, 0.5)))
     return Program(tuple(stages), random.choice((0, 0, 1)), failing, random.random() < 0.5)
 
 
@@ -64,6 +66,7 @@ def _order(random: Random, kind: Kind) -> ChildOrder:
         limit=random.choice((0, 1, 2, 3)),
         max_attempts=1_000_000,
         on_failure=random.choice(("stop", "collect")),
+        on_dead_letter=random.choice(("wait", "fail")),
         on_parent_end=random.choice(("cancel", "cancel", "cancel", "cancel", "abandon")),
         after=after,
         always=(count - 1,) if after and random.random() < 0.3 else (),

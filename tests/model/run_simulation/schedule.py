@@ -11,11 +11,13 @@ from tests.model.run_simulation.checks import check, unreached
 from tests.model.run_simulation.holder import Holder
 from tests.model.run_simulation.others import (
     CANCEL,
+    MEND,
     PAUSE,
     SimReactor,
     archive,
     ask,
     fire,
+    mend,
     resume,
     resume_child,
     wish,
@@ -60,7 +62,7 @@ class Schedule:
         self.program = make_program(random)
         self.turns = random.choice((60, 150, 400))
         self.meddling = random.choice((0.0, 0.05, 0.15))
-        self.favourite = random.choice((None, None, CANCEL, PAUSE))
+        self.favourite = random.choice((None, None, CANCEL, PAUSE, MEND))
         self.archives = random.random() < 0.15
         self.diverges = random.random() < 0.1
         self.holders: list[Process] = []
@@ -242,6 +244,9 @@ class Schedule:
         for ref, job in list(stage.children.items()):
             if job.paused_by_operator:
                 self._do("person", _about(ref, lambda client, ref: resume_child(stage, client, ref)))
+        if not run.is_final:
+            for dead in stage.dead:
+                self._do("person", _about(dead, lambda client, ref: mend(stage, client, ref)))
         if len(stage.stored) > before:
             return True
         return self._give_signals(run)

@@ -19,7 +19,7 @@ from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.events import PayloadRef, Queued
-from jobledger.ledger.model.job import Job, evolve
+from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.log import ChainEvents, Entry, Head, JobReading
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import JobRef, Names, filter_pattern
@@ -94,6 +94,15 @@ class Stage:
     @property
     def children(self) -> dict[JobRef, Job]:
         return {ref: job for ref, job in self.jobs.items() if job.member is not None}
+
+    @property
+    def dead(self) -> list[JobRef]:
+        """The children that are dead letters."""
+        return [ref for ref, job in self.children.items() if job.state is JobState.DEAD_LETTERED]
+
+    def is_mended(self, ref: JobRef) -> bool:
+        """Whether a child that failed does so no more: mostly, once a person requeued it."""
+        return ref in self.requeued and self.random.random() < 0.7
 
     # Processes.
 
