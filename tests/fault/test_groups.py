@@ -272,7 +272,7 @@ async def _until_settled(ledger: Ledger) -> None:
     async with asyncio.timeout(120):
         while quiet < 5:
             info = await api(
-                ledger.inbox, f"CHILDREN_CONSUMER.INFO.{ledger.names.ledger_stream}.{CHILDREN_CONSUMER}", {}
+                ledger.inbox, f"CONSUMER.INFO.{ledger.names.ledger_stream}.{CHILDREN_CONSUMER}", {}
             )
             quiet = 0 if info["num_pending"] or info["num_ack_pending"] else quiet + 1
             await asyncio.sleep(0.5)
