@@ -33,6 +33,7 @@ from jobledger.ledger.model.errors import (
     ResultTimeoutError,
     ServerUnreachableError,
 )
+from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
 from jobledger.ledger.nats.task_book import write_tasks
 
 pytestmark = pytest.mark.anyio
@@ -160,12 +161,20 @@ async def test_graphs_and_batches_are_those_of_the_ledger(ledger: Ledger, gatewa
             run = remote.graphs.run("by_name", id="stored-1")
             assert (version, run.result(timeout_s=LIMIT_S)) == (1, named.result(timeout_s=LIMIT_S))
             remote.graphs.remove("by_name")
+            with pytest.raises(NotFoundError):
+                remote.emit("nothing", {})
             return named.result(timeout_s=LIMIT_S), again
 
     async with working(ledger, send, report), listening(gateway) as url, connect(url) as remote:
         assert [await remote.graphs.put(graph) for _ in range(2)] == [1, 1]
         stored = await remote.graphs.run("letters", id="stored-2", tenant="acme")
         assert len(await stored.result(timeout_s=LIMIT_S)) == 3
+        rule = RouteRule(name="told", task="send", queue="mail", input={"to": "/to"})
+        await ledger.routes.set("orders", RouteDefinition(scheme="internal", rules=(rule,)))
+        emitted = await remote.emit("orders", {"to": "eva"}, id="e1")
+        (made,) = (await remote.emit("orders", {"to": "eva"}, id="e1")).jobs
+        assert (emitted.repeated, emitted.jobs) == (False, (made,))
+        assert await (await remote.job(made.job)).result(timeout_s=LIMIT_S) == "sent to eva"
         with pytest.raises(NotFoundError, match="no stored graph 'nothing'"):
             await remote.graphs.remove("nothing")
         job = await remote.run_graph(graph, id="letters-1")

@@ -100,6 +100,7 @@ BODIES: Final[dict[str, Any]] = {
     "POST /v1/keys": {"name": "ci", "role": "viewer"},
     "PUT /v1/routes/{route}": routes.GITHUB,
     "POST /v1/routes/{route}/test": {"delivery": "d1"},
+    "POST /v1/routes/{route}/emit": {"data": {}},
     "POST /v1/limits/simulate": {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T01:00:00Z", "limits": {}},
     "PUT /v1/schedules/{name}": schedules.NIGHTLY,
     "PUT /v1/webhooks/{name}": webhooks.SHOP,

@@ -113,6 +113,7 @@ WORDS = {
     "routes deliveries": "shop",
     "routes test": "shop --body FOLDER/app.py",
     "routes retry": "shop d",
+    "routes emit": "shop --data {}",
     "webhooks list": "",
     "webhooks show": "w",
     "webhooks remove": "w",

@@ -33,7 +33,9 @@ from jobledger.ledger.model.hooks.delivery import (
 from jobledger.ledger.model.hooks.delivery import decide as decide_delivery
 from jobledger.ledger.model.hooks.delivery import evolve as evolve_delivery
 from jobledger.ledger.model.hooks.errors import DeliveryNotFoundError, RouteNotFoundError
+from jobledger.ledger.model.hooks.match import Delivered
 from jobledger.ledger.model.hooks.route import (
+    INNER_TASKS,
     ROUTE,
     RULES_MAX,
     RemoveRoute,
@@ -47,6 +49,7 @@ from jobledger.ledger.model.hooks.route import (
     decide,
     evolve,
     headers_kept,
+    order_for,
 )
 from jobledger.ledger.model.hooks.schemes import Scheme
 from jobledger.ledger.model.subjects import Names, is_token
@@ -125,7 +128,20 @@ def rule(**changes: Any) -> RouteDefinition:
         (msgspec.structs.replace(GITHUB, keep_bodies_days=367), "keep_bodies_days must be"),
         (msgspec.structs.replace(GITHUB, rules=(PUSH, PUSH)), "two rules are called push"),
         (rule(name="a b"), "rule 'a b' is not valid"),
-        (rule(task=""), "rule push: task '' is not valid"),
+        (rule(task=""), "rule push: say what it runs: give either task or graph"),
+        (rule(graph="g"), "rule push: say what it runs: give either task or graph"),
+        (rule(task="", graph="g", queue="q"), "rule push: the nodes of a graph say how their jobs are tried"),
+        *((rule(task=name), "is one of the ledger's own") for name in sorted(INNER_TASKS)),
+        (rule(id="a b"), "rule push: job id 'a b' is not valid"),
+        (rule(tenant={"at": "x"}), "rule push: tenant: 'x' is no JSON pointer"),
+        (rule(tenant={"header": "Cookie"}), "holds a secret"),
+        (rule(run_at="tomorrow"), "rule push: run_at: 'tomorrow' is no time"),
+        (rule(run_at="2026-01-31T08:00:00"), "has no time zone"),
+        (rule(run_at="/at", delay_s=1.0), "give delay_s or run_at, not both"),
+        (rule(metadata={"a=b": "/x"}), "must be without '='"),
+        (rule(metadata={str(n): "/x" for n in range(17)}), "metadata has 17 pairs"),
+        (rule(limits={"a.b": "/x"}), "'a.b' is not valid"),
+        (rule(limits={str(n): "/x" for n in range(9)}), "limits has 9 names"),
         (rule(queue="a.b"), "rule push: queue 'a.b' is not valid"),
         (rule(timeout_s=0.0), "rule push: timeout_s must be above 0"),
         (rule(timeout_s=float("nan")), "rule push: timeout_s is nan"),
@@ -271,6 +287,48 @@ def test_a_check_finds_a_retry_of_other_bytes_and_a_route_that_could_not_be_set(
     assert "was not there" in broken(ROUTE, None, removed)[0]
 
 
+ORDERED = RouteRule(
+    name="paid",
+    task="t",
+    id="/order",
+    tenant={"at": "/account"},
+    run_at={"header": "X-Start"},
+    metadata={"region": "/region", "kind": {"value": "web"}},
+    limits={"crm": "/account", "all": ""},
+)
+
+
+@each_row(
+    "body, headers, expected",
+    [
+        (
+            {"order": 77, "account": "acme", "region": "eu"},
+            {"x-start": "2026-01-31T08:00:00+01:00"},
+            {
+                "id": "77",
+                "tenant": "acme",
+                "run_at": datetime(2026, 1, 31, 7, tzinfo=UTC),
+                "metadata": {"region": "eu", "kind": "web"},
+                "limits": ("crm:acme", "all"),
+            },
+        ),
+        ({}, {}, {"metadata": {"kind": "web"}, "limits": ("crm", "all")}),
+        (
+            {"order": "a b", "account": "a b", "region": ["eu"]},
+            {"x-start": "soon"},
+            {"metadata": {"kind": "web"}, "limits": ("crm", "all")},
+        ),
+        ({"order": True, "account": None}, {}, {"metadata": {"kind": "web"}, "limits": ("crm", "all")}),
+    ],
+)
+def test_what_a_delivery_says_of_an_order_is_taken_where_it_fits(
+    body: Any, headers: dict[str, str], expected: dict[str, Any]
+) -> None:
+    check_definition(RouteDefinition(scheme="internal", rules=(ORDERED,)))
+    assert order_for(ORDERED, Delivered(headers, body)) == expected
+    assert "x-start" in headers_kept(RouteDefinition(scheme="internal", rules=(ORDERED,)))
+
+
 def test_events_are_told_in_a_few_words() -> None:
     told = [
         OF[line.aggregate].words(OF[line.aggregate].decode(stored(OF[line.aggregate], line.data)))
@@ -282,9 +340,11 @@ def test_events_are_told_in_a_few_words() -> None:
         "own, 13 bytes, no rule holds",
         "emitted, 13 bytes, no rule holds",
         "github, 13 bytes, 1 job: the rule was wrong",
+        "github, 13 bytes, 1 job",
         "github, 1 rule",
         "own, 2 rules: another secret",
         "own, 0 rules",
         "",
         "moved away",
+        "internal, 2 rules",
     ]

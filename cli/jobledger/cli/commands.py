@@ -161,6 +161,7 @@ COMMANDS: Final = Group(
                 "deliveries": "routes.show",
                 "test": "routes.acts",
                 "retry": "routes.acts",
+                "emit": "routes.acts",
             },
         ),
         "keys": Group(

@@ -173,4 +173,19 @@ async def trying_and_retrying(asker: Asker) -> None:
     await asker.sees("POST", "/in/github", "NOT_FOUND", **pushed("d5"))
 
 
-CASES: Final = (defining, receiving, refusing, greeting_slack, looking, trying_and_retrying)
+async def emitting(asker: Asker) -> None:
+    rule = {"name": "told", "task": "send", "queue": "mail", "input": {"to": "/to"}, "id": "/order"}
+    await asker.sees("PUT", "/v1/routes/orders", 200, json={"scheme": "internal", "rules": [rule]})
+    path, body = "/v1/routes/orders/emit", {"data": {"to": "ann", "order": "emitted-1"}, "id": "e1"}
+    made = await asker.post(path, body)
+    assert (made["jobs"][0]["job"], made["repeated"]) == ("emitted-1", False)
+    again = await asker.post(path, body)
+    assert (again["jobs"], again["repeated"]) == (made["jobs"], True)
+    await asker.post("/v1/routes/nothing/emit", body, "NOT_FOUND")
+    await asker.post(path, {"data": 1, "id": ""}, "JOB_INVALID_INPUT")
+    await asker.post(path, body, "JOB_ACCESS_DENIED", who=someone("queue", queues=("mail",)))
+    lost = {"scheme": "internal", "rules": [{"name": "x", "graph": "nothing"}]}
+    await asker.sees("PUT", "/v1/routes/lost", "NOT_FOUND", json=lost)
+
+
+CASES: Final = (defining, receiving, refusing, greeting_slack, looking, trying_and_retrying, emitting)

@@ -76,9 +76,21 @@ class RuleTried(msgspec.Struct, frozen=True, kw_only=True):
     """A rule that would make a job of a delivery."""
 
     rule: str
-    task: str
+    task: str  #: "": a graph
     queue: str  #: "": the task's own
     input: dict[str, Any]
+    graph: str = ""  #: the stored graph that would be run; "": a task
+    order: dict[str, Any] = {}  #: what the delivery says of the job's order, such as its id and tenant
+
+
+class EmittedDelivery(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of data that was emitted to a route."""
+
+    route: str
+    delivery: str
+    jobs: tuple[MatchedJob, ...]  #: of a repeat those that were made the first time
+    repeated: bool  #: whether the route had a delivery of that id already
+    sequence: int  #: stream sequence of the event that says so; 0 of a repeat
 
 
 class ProcessedDelivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +145,7 @@ async def tasks_unheard_of(ledger: Ledger, definition: RouteDefinition) -> list[
 
     Looks at the first hundred. Raises: UnreachableError.
     """
-    names = dict.fromkeys(rule.task for rule in definition.rules if not rule.queue)
+    names = dict.fromkeys(rule.task for rule in definition.rules if rule.task and not rule.queue)
     return [name for name in list(names)[:_TASKS_LOOKED_AT] if await ledger.find_task(name) is None]
 
 
@@ -228,9 +240,30 @@ async def try_route(ledger: Ledger, route: str, arrival: Arrival) -> list[RuleTr
     Raises: RouteNotFoundError, InvalidTokenError, UnreachableError.
     """
     return [
-        RuleTried(rule=match.rule.name, task=match.rule.task, queue=match.rule.queue, input=match.input)
+        RuleTried(
+            rule=match.rule.name,
+            task=match.rule.task,
+            queue=match.rule.queue,
+            input=match.input,
+            graph=match.rule.graph,
+            order=match.said,
+        )
         for match in await ledger.routes.test(route, arrival)
     ]
+
+
+async def emit_delivery(
+    ledger: Ledger, route: str, data: Any, *, delivery_id: str | None = None, by: str
+) -> EmittedDelivery:
+    """Hand data to a route as a delivery. Raises: as `Ledger.emit`."""
+    done = await ledger.emit(route, data, by=by, id=delivery_id)
+    return EmittedDelivery(
+        route=done.route,
+        delivery=done.delivery,
+        jobs=done.matched,
+        repeated=done.repeated,
+        sequence=done.sequence,
+    )
 
 
 async def retry_delivery(

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from jobledger.admin.hooks.routes import RuleTried, retry_delivery, try_route
+from jobledger.admin.hooks.routes import RuleTried, emit_delivery, retry_delivery, try_route
 from jobledger.cli.bulk import Why
 from jobledger.cli.command import Cli, command
 from jobledger.cli.errors import UsageError
@@ -18,6 +18,7 @@ from jobledger.cli.pairs import pairs
 from jobledger.cli.routes.change import Name
 from jobledger.cli.session import operator
 from jobledger.cli.text import shortened
+from jobledger.ledger.model.json_text import check_text
 from jobledger.ledger.opening import open_file
 from jobledger.ledger.webhooks.receiving import Arrival
 
@@ -30,6 +31,11 @@ _Delivery = Annotated[
 ]
 _Body = Annotated[
     str | None, typer.Option("--body", metavar="FILE", help="A file with a body; - reads it from stdin.")
+]
+_Data = Annotated[str | None, typer.Option("--data", metavar="JSON", help="The data, any JSON.")]
+_EmittedId = Annotated[
+    str | None,
+    typer.Option("--id", metavar="ID", help="Its id: emitted again, it makes nothing. (default: a new one)"),
 ]
 _Header = Annotated[
     list[str] | None,
@@ -67,7 +73,7 @@ async def try_(
 
 def _cells(each: RuleTried) -> tuple[str, str, str, str]:
     text = msgspec.json.encode(each.input).decode()
-    return each.rule, each.task, each.queue or "its own", shortened(text, _INPUT_MAX)
+    return each.rule, each.task or f"graph {each.graph}", each.queue or "its own", shortened(text, _INPUT_MAX)
 
 
 @command(ROUTES, "retry")
@@ -84,6 +90,28 @@ async def retry(cli: Cli, *, name: Name, delivery: _Id, reason: Why = "") -> Non
         output.table(("rule", "job"), [(job.rule, f"{job.queue}/{job.job}") for job in done.jobs])
         count = len(done.jobs)
         output.say(f"delivery {done.delivery} made {count:,} more job{'' if count == 1 else 's'}")
+
+
+@command(ROUTES, "emit")
+async def emit(
+    cli: Cli, *, name: Name, data: _Data = None, body: _Body = None, delivery: _EmittedId = None
+) -> None:
+    """Hand data to a route as a delivery: it is recorded with the jobs that the rules make, or nothing is."""
+    if (data is None) == (body is None):
+        raise UsageError("say what to emit: --data JSON, or --body FILE")
+    text = (data or "").encode("utf-8", "surrogateescape") if body is None else _read(body)
+    value = msgspec.json.decode(check_text(text, what="JSON of --data" if body is None else f"file {body}"))
+    async with cli.ledger() as ledger:
+        done = await emit_delivery(ledger, name, value, delivery_id=delivery, by=operator())
+    output = cli.output
+    if output.as_json:
+        output.object(done)
+        return
+    if done.jobs:
+        output.table(("rule", "job"), [(job.rule, f"{job.queue}/{job.job}") for job in done.jobs])
+    verb = "was there already, with" if done.repeated else "made"
+    count = len(done.jobs)
+    output.say(f"delivery {done.delivery} {verb} {count:,} job{'' if count == 1 else 's'}")
 
 
 def _read(body: str) -> bytes:

@@ -50,6 +50,9 @@ _Secret = Annotated[
 _Task = Annotated[
     str | None, typer.Option("--task", metavar="TASK", help="Make a job of this task: the route's one rule.")
 ]
+_Graph = Annotated[
+    str | None, typer.Option("--graph", metavar="NAME", help="Instead of --task: run this stored graph.")
+]
 _When = Annotated[
     str | None,
     typer.Option("--when", metavar="JSON", help="The condition of that rule; default: every delivery."),
@@ -89,6 +92,7 @@ async def set_(
     scheme: _Scheme = None,
     secret: _Secret = None,
     task: _Task = None,
+    graph: _Graph = None,
     when: _When = None,
     input_text: _Input = None,
     queue: _Queue = None,
@@ -99,7 +103,7 @@ async def set_(
     plan: bulk.Plan = False,
 ) -> None:
     """Say what a route does: all of it by --file, or by options, where what is not named stays as it is."""
-    rule = _rule(task, when, input_text, queue)
+    rule = _rule(task, graph, when, input_text, queue)
     chosen: dict[str, Any] = {
         "scheme": scheme,
         "secrets": None if secret is None else tuple(secret),
@@ -138,15 +142,18 @@ async def remove(cli: Cli, *, name: Name, reason: bulk.Why = "", plan: bulk.Plan
 
 
 def _rule(
-    task: str | None, when: str | None, input_text: str | None, queue: str | None
+    task: str | None, graph: str | None, when: str | None, input_text: str | None, queue: str | None
 ) -> dict[str, Any] | None:
-    if task is None:
+    if task is None and graph is None:
         if (when, input_text, queue) != (None, None, None):
-            raise UsageError("--when, --input and --queue are about the rule of --task: name the task")
+            raise UsageError(
+                "--when, --input and --queue are about the rule of --task or --graph: name the task or the graph"
+            )
         return None
     return {
-        "name": task,
-        "task": task,
+        "name": task or graph,
+        "task": task or "",
+        "graph": graph or "",
         "when": {} if when is None else read_object(when, what="condition", option="--when"),
         "input": {"*": "/"} if input_text is None else read_object(input_text, what="input"),
         "queue": queue or "",
@@ -170,7 +177,7 @@ def _tell(cli: Cli, done: ChangedRoute, *, plan: bool) -> None:
         output.say(f"route {done.route} {'would be' if plan else 'is'} removed")
     else:
         verb = "would be" if plan else "is"
-        rules = ", ".join(f"{rule.name} -> {rule.task}" for rule in definition.rules) or "no rule"
+        rules = ", ".join(f"{rule.name} -> {rule.target}" for rule in definition.rules) or "no rule"
         state = "as it was" if not done.changed else definition.scheme_name
         output.say(f"route {done.route} {verb} {state}: {rules}")
         if definition.signature is not None and done.changed and not plan:

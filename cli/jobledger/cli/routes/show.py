@@ -101,7 +101,7 @@ def _tell_route(output: Output, found: ShownRoute, now: datetime) -> None:
             ]
         )
         rows = [
-            (rule.name, rule.task, rule.queue or "its own", _json(rule.when) if rule.when else "always")
+            (rule.name, rule.target, rule.queue or "its own", _json(rule.when) if rule.when else "always")
             for rule in definition.rules
         ]
         if rows:

@@ -10,11 +10,13 @@ import msgspec
 
 from jobledger.admin.hooks.routes import (
     ChangedRoute,
+    EmittedDelivery,
     ProcessedDelivery,
     RuleTried,
     ShownDelivery,
     ShownRoute,
     definition_of,
+    emit_delivery,
     remove_route,
     retry_delivery,
     set_route,
@@ -169,6 +171,23 @@ async def show_one_delivery(asked: Asked, route: str, delivery: str) -> Answer:
     return Answer(value=found, etag=str(found.history[-1].stream_sequence))
 
 
+class Emitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is handed to a route."""
+
+    data: Any  #: any JSON; rules see it as the body of a request without headers
+    id: str | None = None  #: of the delivery: the same again makes nothing, and is answered as the first time
+
+
+async def emit_to_route(asked: Asked, route: str, *, body: Emitted) -> EmittedDelivery:
+    """Hand data to a route as a delivery: it is recorded with every job that the rules make, or nothing is.
+
+    Who asks must be allowed to add jobs anywhere: the rules say which ones are made.
+    """
+    asked.principal.require_everywhere("queue")
+    by = asked.principal.name
+    return await emit_delivery(asked.gateway.ledger, route, body.data, delivery_id=body.id, by=by)
+
+
 async def retry_one_delivery(asked: Asked, route: str, delivery: str, *, body: Reasoned) -> ProcessedDelivery:
     """Process a delivery once more, by the rules as they are now; its jobs have ids of their own."""
     asked.principal.require_everywhere("manage")
@@ -206,7 +225,7 @@ ENDPOINTS: Final = (
         ChangedRoute,
         query=ChangingRoute,
         body=RouteDefinition,
-        problems=("JOB_INVALID_INPUT", *_WRITES),
+        problems=("JOB_INVALID_INPUT", "NOT_FOUND", *_WRITES),
     ),
     _endpoint(
         "DELETE",
@@ -225,6 +244,16 @@ ENDPOINTS: Final = (
         RouteTried,
         body=RouteTrial,
         problems=("NOT_FOUND", "PAYLOAD_GONE"),
+    ),
+    _endpoint(
+        "POST",
+        f"{_ROUTE}/emit",
+        emit_to_route,
+        "Hand data to a route",
+        EmittedDelivery,
+        permission="queue",
+        body=Emitted,
+        problems=("NOT_FOUND", "JOB_INVALID_INPUT", *_WRITES),
     ),
     _endpoint(
         "GET",

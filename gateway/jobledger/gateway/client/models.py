@@ -20,6 +20,24 @@ class Enqueued(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str = ""
 
 
+class MadeJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that a rule of a route made."""
+
+    rule: str
+    queue: str
+    job: str  #: its id
+
+
+class Emitted(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of data that was emitted to a route."""
+
+    route: str
+    delivery: str
+    jobs: tuple[MadeJob, ...]  #: of a repeat those that were made the first time
+    repeated: bool  #: whether the route had a delivery of that id already
+    sequence: int  #: stream sequence of the event that says so; 0 of a repeat
+
+
 class BulkResult(msgspec.Struct, frozen=True, kw_only=True):
     """What `enqueue_many` did."""
 

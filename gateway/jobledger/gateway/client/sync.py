@@ -11,7 +11,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from jobledger.gateway.client import remote
 from jobledger.gateway.client.calls import AnyTask, Named
-from jobledger.gateway.client.models import BulkResult, Event, JobSnapshot
+from jobledger.gateway.client.models import BulkResult, Emitted, Event, JobSnapshot
 
 if TYPE_CHECKING:
     from jobledger.gateway.client.together import Said
@@ -92,6 +92,11 @@ class Ledger:
         """Begin a graph as one job; see `remote.Ledger.run_graph`."""
         portal, ledger = self.opened
         return JobHandle(portal, portal.call(lambda: ledger.run_graph(graph, id=id)))
+
+    def emit(self, route: str, data: Any, *, id: str | None = None) -> Emitted:  # noqa: A002 - as the ledger's
+        """Hand data to a route as a delivery; see `remote.Ledger.emit`."""
+        portal, ledger = self.opened
+        return portal.call(lambda: ledger.emit(route, data, id=id))
 
     def job(self, job: str, *, queue: str | None = None) -> JobHandle:
         """Return the job of an id; see `remote.Ledger.job`."""

@@ -84,6 +84,12 @@ def _body(graph: Graph | Mapping[str, Any]) -> dict[str, Any]:
     return body
 
 
+def emit_call(route: str, data: Any, delivery_id: str | None) -> Call:
+    """Return the request that hands data to a route. It always has an id, so the request may be sent twice."""
+    body = {"data": data, "id": delivery_id or str(uuid_utils.uuid7())}
+    return json_call("POST", f"/v1/routes/{check_token('route', route)}/emit", body)
+
+
 def open_call(name: str, task: AnyTask, named: Named, on_end: AnyTask | None) -> Call:
     """Return the request that opens a batch. Raises: InvalidInputError."""
     if "id" in named:

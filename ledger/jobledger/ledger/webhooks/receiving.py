@@ -34,7 +34,7 @@ from jobledger.ledger.model.hooks.delivery import (
 )
 from jobledger.ledger.model.hooks.errors import DeliveryNotFoundError
 from jobledger.ledger.model.hooks.match import Delivered, build_input, document_of, holds
-from jobledger.ledger.model.hooks.route import Route, RouteDefinition, RouteRule, headers_kept
+from jobledger.ledger.model.hooks.route import Route, RouteDefinition, RouteRule, headers_kept, order_for
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.log import Log, end_of_chain
 from jobledger.ledger.model.subjects import JobRef, check_token
@@ -46,8 +46,8 @@ _HEADER_MAX: Final = 1_000
 _AT_ONCE: Final = 64
 _BODY_TYPE: Final = "content-type"
 
-#: Makes the order of a job: rule, job id, JSON text of the input -> what begins it. Nothing is appended.
-MakeOrder = Callable[[RouteRule, str, bytes], Awaitable[Enqueue]]
+#: Makes the order of a job: what holds, job id, JSON text of the input -> what begins it. Nothing is appended.
+MakeOrder = Callable[["Match", str, bytes], Awaitable[Enqueue]]
 
 
 class BodyStore(Protocol):
@@ -87,6 +87,7 @@ class Match(NamedTuple):
 
     rule: RouteRule
     input: dict[str, Any]
+    said: dict[str, Any]  #: what the delivery says of the job's order: options by their names
 
 
 def matches(definition: RouteDefinition, arrival: Arrival) -> list[Match]:
@@ -95,7 +96,7 @@ def matches(definition: RouteDefinition, arrival: Arrival) -> list[Match]:
         arrival.headers, document_of(arrival.body, arrival.headers.get(_BODY_TYPE, "application/json"))
     )
     return [
-        Match(rule, build_input(rule.input, delivered))
+        Match(rule, build_input(rule.input, delivered), order_for(rule, delivered))
         for rule in definition.rules
         if holds(rule.when, delivered)
     ]
@@ -192,12 +193,18 @@ class Receiver:
         async def attempt() -> Outcome:
             nonlocal view
             before, view = view or await self._look(wish.route, wish.delivery), None
-            jobs = await self._jobs(wish, next_number(before.state))
+            number = next_number(before.state)
+            jobs = await self._jobs(wish, number)
             stamp = self._stamp(wish.by)
             if wish.trace:
                 stamp = msgspec.structs.replace(stamp, trace=wish.trace)
             matched = [
-                MatchedJob(rule=match.rule.name, queue=job.ref.queue, job=job.ref.job_id)
+                MatchedJob(
+                    rule=match.rule.name,
+                    queue=job.ref.queue,
+                    job=job.ref.job_id,
+                    given=job.ref.job_id != job_id(wish.route, wish.delivery, match.rule.name, number),
+                )
                 for match, job in zip(wish.found, jobs, strict=True)
             ]
             event = decide(wish.route, wish.delivery, before.state, wish.command(matched), stamp)
@@ -222,9 +229,12 @@ class Receiver:
     async def _jobs(self, wish: _Wish, number: int) -> list[Enqueue]:
         return [
             await self._order(
-                match.rule,
-                job_id(wish.route, wish.delivery, match.rule.name, number),
-                encode_value(match.input, what=f"input of rule {match.rule.name}"),
+                match,
+                match.said.get("id") or job_id(wish.route, wish.delivery, match.rule.name, number),
+                encode_value(
+                    {"graph": match.rule.graph, "input": match.input} if match.rule.graph else match.input,
+                    what=f"input of rule {match.rule.name}",
+                ),
             )
             for match in wish.found
         ]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from jobledger.ledger.enqueueing import Enqueuer
+from jobledger.ledger.graphs.graph_run import run_stored_graph
+from jobledger.ledger.graphs.stored import graph_named
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.errors import InvalidError, InvalidInputError
+from jobledger.ledger.model.hooks.match import Delivered, is_constant, source_value
 from jobledger.ledger.model.hooks.route import (
     ROUTE,
     RemoveRoute,
@@ -21,7 +25,7 @@ from jobledger.ledger.model.hooks.route import (
 )
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.named_chain import Changed, change, look
-from jobledger.ledger.named.book import AnnouncedTasks
+from jobledger.ledger.named.book import AnnouncedTasks, find_announced
 from jobledger.ledger.parts import Client
 from jobledger.ledger.webhooks.receiving import Arrival, BodyStore, Match, Outcome, Receiver, matches
 from jobledger.ledger.webhooks.routes import route_named
@@ -46,9 +50,38 @@ class RouteVerbs:
     ) -> Changed[Route]:
         """Have a route do something, whatever it did before. `plan`: append nothing.
 
-        Raises: InvalidInputError, InvalidTokenError, LedgerFullError, UnreachableError.
+        What workers announced of a rule's task is asked for: an input that it could never take is refused.
+
+        Raises: InvalidInputError, InvalidTokenError, GraphNotFoundError, LedgerFullError, UnreachableError.
         """
-        return await self._change(name, SetRoute(definition=definition, reason=reason), by, plan=plan)
+        command = SetRoute(definition=definition, reason=reason)
+        for rule in definition.rules:
+            await self._require_fit(rule)
+        return await self._change(name, command, by, plan=plan)
+
+    async def _require_fit(self, rule: RouteRule) -> None:
+        """Refuse a rule for a graph that is not stored, and an input that its task cannot take.
+
+        Raises: InvalidInputError, GraphNotFoundError, UnreachableError.
+        """
+        if rule.graph:
+            await self._patiently(lambda: graph_named(self._client.log, rule.graph))
+            return
+        task = await find_announced(self._client.patience, self._announced, rule.task, unknown_ok=True)
+        given = {name: source for name, source in rule.input.items() if name != "*"}
+        late = {name for name, source in given.items() if not is_constant(source)}
+        known = {
+            name: None if name in late else source_value(source, Delivered())
+            for name, source in given.items()
+        }
+        if "*" in rule.input:  # the body may have any of the others
+            late |= set(task.signature.names) - known.keys()
+            known.update(dict.fromkeys(late - known.keys()))
+        try:
+            task.signature.check_known(known, late)
+            task.defaults.changed({}, queue=None, limits=tuple(rule.limits))
+        except InvalidInputError as error:
+            raise InvalidInputError(f"rule {rule.name}: {error}") from None
 
     async def remove(
         self, name: str, *, reason: str = "", by: str = "", plan: bool = False
@@ -126,24 +159,36 @@ class RouteVerbs:
         arrival = Arrival(body=body, given=self._enqueuer.new_id(name) if id is None else id)
         return await self.receive(route, arrival, by=by)
 
-    async def _order(self, rule: RouteRule, job_id: str, text: bytes) -> Enqueue:
+    async def _order(self, match: Match, job_id: str, text: bytes) -> Enqueue:
         """Return what begins a rule's job: as the task was announced, but for what the rule says itself.
 
         A task that nobody announced yet gets its job all the same, and an input that does not fit is found by the worker:
         the delivery is recorded either way, and no provider sends it again because of that.
         """
+        rule = match.rule
+        order = {name: value for name, value in match.said.items() if name not in {"id", "limits"}}
+        if rule.graph:
+            own = run_stored_graph.defaults.changed(
+                {**order, "delay_s": rule.delay_s or None}, queue=None, limits=()
+            )
+            return await self._enqueuer.bulk_order(run_stored_graph, own, job_id, text)
         task = await self._announced.get(rule.task, unknown_ok=True)
         said: Mapping[str, Any] = {
+            **order,
             "priority": rule.priority,
             "max_attempts": rule.max_attempts or None,
             "timeout_s": rule.timeout_s,
             "delay_s": rule.delay_s or None,
         }
         options = task.defaults.changed(said, queue=rule.queue or None, limits=())
+        with contextlib.suppress(
+            InvalidError
+        ):  # the task has others since the rule was set, too many with these
+            options = options.changed({}, queue=None, limits=match.said.get("limits", ()))
         # What makes the job the only one of its kind is the delivery.
         options = msgspec.structs.replace(options, unique=None, debounce_s=None, max_wait_s=None)
         try:
-            named = None if options.id_template else job_id
+            named = None if options.id_template and "id" not in match.said else job_id
             return await self._enqueuer.bulk_order(task, options, named, text)
         except InvalidInputError:
             without = msgspec.structs.replace(

@@ -24,12 +24,13 @@ from jobledger.ledger.model.subjects import is_token
 _GIVEN_MAX: Final = 200
 
 
-class MatchedJob(msgspec.Struct, frozen=True, kw_only=True):
+class MatchedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A job that a rule made of a delivery."""
 
     rule: str  #: the rule's name
     queue: str  #: the job's queue
     job: str  #: its id
+    given: bool = False  #: whether the body or the task says its id; such a job may have been there before
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
@@ -194,7 +195,7 @@ def _check(before: Delivery | None, event: DeliveryEvent, _stream_sequence: int)
     if isinstance(event, Retried) and before is not None and event.sha256 != before.sha256:
         yield "transition", "`retried` is about other bytes than the delivery had"
     for each in event.matched:
-        if each.job != job_id(event.route, event.delivery, each.rule, event.number):
+        if not each.given and each.job != job_id(event.route, event.delivery, each.rule, event.number):
             yield "transition", f"job {each.job!a} has not the id that follows from rule {each.rule!a}"
             break
 

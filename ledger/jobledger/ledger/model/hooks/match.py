@@ -200,7 +200,7 @@ def check_input(wanted: object, *, secret_headers: frozenset[str] = SECRET_HEADE
 
     A recipe is an object that has for each parameter a pointer (a text that begins with `/`), a constant, or one of
     `{"at": pointer}`, `{"header": name}` and `{"value": any JSON}`. The parameter `*` stands for all members of the
-    object at its pointer, where `/` is the whole body.
+    object at its pointer. The pointer `/` is the whole body, wherever it stands.
 
     Raises: InvalidInputError, naming the parameter.
     """
@@ -211,16 +211,22 @@ def check_input(wanted: object, *, secret_headers: frozenset[str] = SECRET_HEADE
         raise InvalidInputError(f"input has {len(recipe)} parameters: give at most {PARAMETERS_MAX}")
     for name, source in recipe.items():
         try:
-            _check_source(name, source, secret_headers)
+            if name == "*":
+                _check_object(source)
+            check_source(source, secret_headers)
         except InvalidInputError as error:
             raise InvalidInputError(f"input, parameter {ascii(name)[:_SHOWN_MAX]}: {error}") from None
 
 
-def _check_source(name: str, source: object, secret_headers: frozenset[str]) -> None:
+def _check_object(source: object) -> None:
+    if not isinstance(source, str) or not source.startswith("/"):
+        raise InvalidInputError('give the pointer to an object; "/" hands over the whole body')
+
+
+def check_source(source: object, secret_headers: frozenset[str] = SECRET_HEADERS) -> None:
+    """Refuse what says wrongly where a value comes from: see `check_input`. Raises: InvalidInputError."""
     if isinstance(source, str) and source.startswith("/"):
         check_pointer(source)
-    elif name == "*":
-        raise InvalidInputError('give the pointer to an object; "/" hands over the whole body')
     elif isinstance(source, dict):
         words = cast("dict[str, object]", source)
         if len(words) != 1 or not words.keys() <= {"at", "header", "value"}:
@@ -236,18 +242,26 @@ def build_input(recipe: Mapping[str, Any], delivered: Delivered) -> dict[str, An
     built: dict[str, Any] = {}
     everything = recipe.get("*")
     if everything is not None:
-        found = value_at(delivered.document, "" if everything == "/" else everything)
+        found = value_at(delivered.document, everything)
         built.update(cast("dict[str, Any]", found) if isinstance(found, dict) else {})
     for name, source in recipe.items():
         if name != "*":
-            value = _value(source, delivered)
+            value = source_value(source, delivered)
             built.pop(name, None)
             if value is not NOTHING:
                 built[name] = value
     return built
 
 
-def _value(source: Any, delivered: Delivered) -> Any:
+def is_constant(source: Any) -> bool:
+    """Return whether a source gives the same value for every delivery."""
+    if isinstance(source, dict):
+        return "value" in source
+    return not (isinstance(source, str) and source.startswith("/"))
+
+
+def source_value(source: Any, delivered: Delivered) -> Any:
+    """Return what a source gives for a delivery; `NOTHING` where that lacks it."""
     if isinstance(source, str) and source.startswith("/"):
         return value_at(delivered.document, source)
     if not isinstance(source, dict):
@@ -260,11 +274,11 @@ def _value(source: Any, delivered: Delivered) -> Any:
     return delivered.headers.get(words["header"].lower(), NOTHING)
 
 
-def headers_named(when: Mapping[str, Any], recipe: Mapping[str, Any]) -> set[str]:
-    """Return the names, in lower case, of the headers that a rule looks at."""
+def headers_named(when: Mapping[str, Any], among: Iterable[Any]) -> set[str]:
+    """Return the names, in lower case, of the headers that a rule looks at in its condition and its sources."""
     found: set[str] = set()
     _collect(when, found, 1)
-    sources = [cast("dict[str, Any]", each) for each in recipe.values() if isinstance(each, dict)]
+    sources = [cast("dict[str, Any]", each) for each in among if isinstance(each, dict)]
     return found | {each["header"].lower() for each in sources if "header" in each}
 
 

@@ -1,4 +1,8 @@
-"""JSON pointers (RFC 6901): a place in a JSON document, and what stands there. Pure."""
+"""JSON pointers (RFC 6901): a place in a JSON document, and what stands there. Pure.
+
+One thing is said otherwise than in the RFC: `/` is the whole document, as `""` is. That is what people write; a member
+with an empty name at the top of a document has no pointer here.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,9}", flags=re.ASCII)
 
 
 def check_pointer(pointer: object) -> str:
-    """Return `pointer` if it is one: "" for the whole document, or words that each begin with `/`.
+    """Return `pointer` if it is one: "" or `/` for the whole document, or words that each begin with `/`.
 
     Raises: InvalidInputError.
     """
@@ -46,6 +50,8 @@ def value_at(document: Any, pointer: str) -> Any:
 
 def words_of(pointer: str) -> list[str]:
     """Return the keys and indexes of a pointer, as text and without escapes; [] for the whole document."""
+    if pointer == "/":
+        return []
     return [word.replace("~1", "/").replace("~0", "~") for word in pointer.split("/")[1:]]
 
 

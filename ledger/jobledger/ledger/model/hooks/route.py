@@ -6,31 +6,46 @@ them. Each of its events says the whole state. What comes in is no fact about th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
 from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
 from jobledger.ledger.model.commands import Stamp
-from jobledger.ledger.model.envelope import Envelope, Moment, Priority, Whole
+from jobledger.ledger.model.envelope import TIME_MAX, TIME_MIN, Envelope, Moment, Priority, Whole
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError
 from jobledger.ledger.model.hooks.errors import RouteNotFoundError
 from jobledger.ledger.model.hooks.match import (
     SECRET_HEADERS,
+    Delivered,
     check_condition,
     check_input,
+    check_source,
     headers_named,
+    is_constant,
+    source_value,
 )
 from jobledger.ledger.model.hooks.references import check_reference
 from jobledger.ledger.model.hooks.schemes import PRESETS, Scheme, check_scheme
-from jobledger.ledger.model.inputs import check_finite, check_whole
+from jobledger.ledger.model.inputs import (
+    check_finite,
+    check_whole,
+    check_word,
+    checked_limits,
+    checked_metadata,
+)
 from jobledger.ledger.model.json_text import encode_value
+from jobledger.ledger.model.limits.names import joined
 from jobledger.ledger.model.subjects import check_token, check_users_queue
 
 #: The jobs that one delivery may make: with `received` they are one batch, of which the server takes 1,000.
 RULES_MAX: Final = 900
 SECRETS_MAX: Final = 8
+#: Tasks of the ledger's own, whose jobs nobody makes by their names.
+INNER_TASKS: Final = frozenset({"run_graph", "run_stored_graph", "run_batch", "deliver", "bulk_act"})
 #: What a route is that nobody can send requests to: what comes in was emitted by a program with a client.
 INTERNAL: Final = "internal"
 _DEFINITION_BYTES_MAX: Final = 256 << 10
@@ -41,10 +56,14 @@ _DELAY_S_MAX: Final = 366 * 24 * 3600.0
 
 
 class RouteRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which deliveries of a route make a job, and which one."""
+    """Which deliveries of a route make a job, and which one: of a task, or a run of a stored graph.
+
+    What is called a source is a pointer into the body, a constant, or one of `{"at": pointer}`, `{"header": name}` and
+    `{"value": any JSON}`. What the delivery lacks, and a value that cannot be what it is for, is left out.
+    """
 
     name: str  #: unlike those of the route's other rules; it is part of the job's id
-    task: str  #: what the job runs
+    task: str = ""  #: what the job runs; "": a graph
     when: dict[str, Any] = {}  #: the condition; none: every delivery
     input: dict[str, Any] = {}  #: the job's parameters: pointers into the body, or constants
     queue: str = ""  #: where the job goes; "": the task's own queue
@@ -52,6 +71,23 @@ class RouteRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_attempts: Whole = 0  #: 0: as the task has it
     timeout_s: float | None = None  #: of one attempt; none: as the task has it
     delay_s: float = 0.0  #: how long the job waits before it is queued
+    graph: str = ""  #: the stored graph that is run with the input, in its newest version; "": a task
+    id: Any = None  #: source of the job's id: one that exists stays as it is; none: one of its own
+    tenant: Any = None  #: source of whom the job belongs to
+    run_at: Any = None  #: source of the moment, with a time zone, before which it does not run
+    metadata: dict[str, Any] = {}  #: sources of words about the job, by their keys
+    limits: dict[str, Any] = {}  #: limits beside those of the task: sources of their keys; "": without a key
+
+    @property
+    def sources(self) -> list[Any]:
+        """All that may look at a delivery beside the condition."""
+        own = (each for each in (self.id, self.tenant, self.run_at) if each is not None)
+        return [*self.input.values(), *own, *self.metadata.values(), *self.limits.values()]
+
+    @property
+    def target(self) -> str:
+        """What it runs, for a person."""
+        return self.task or f"graph {self.graph}"
 
 
 class RouteDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -83,7 +119,7 @@ def headers_kept(definition: RouteDefinition) -> set[str]:
     """Return the names, in lower case, of the headers that become part of `received`: those that rules look at."""
     found = {"content-type"}
     for rule in definition.rules:
-        found |= headers_named(rule.when, rule.input)
+        found |= headers_named(rule.when, rule.sources)
     return found - _secret_headers(definition)
 
 
@@ -224,7 +260,14 @@ def _check_scheme(definition: RouteDefinition) -> None:
 
 
 def _check_rule(rule: RouteRule, secret_headers: frozenset[str]) -> None:
-    check_token("task", rule.task)
+    if bool(rule.task) == bool(rule.graph):
+        raise InvalidInputError("say what it runs: give either task or graph")
+    if rule.graph:
+        _check_of_graph(rule)
+    elif check_token("task", rule.task) in INNER_TASKS:
+        raise InvalidInputError(
+            f"task {rule.task} is one of the ledger's own: name a task of yours, or a graph"
+        )
     if rule.queue:
         check_users_queue(rule.queue)
     check_whole("max_attempts", rule.max_attempts)
@@ -236,6 +279,99 @@ def _check_rule(rule: RouteRule, secret_headers: frozenset[str]) -> None:
         raise InvalidInputError(f"delay_s must be from 0 to {_DELAY_S_MAX:,.0f}")
     check_condition(rule.when, secret_headers=secret_headers)
     check_input(rule.input, secret_headers=secret_headers)
+    _check_order(rule, secret_headers)
+
+
+def _check_of_graph(rule: RouteRule) -> None:
+    check_token("graph", rule.graph)
+    if rule.queue or rule.priority or rule.max_attempts or rule.timeout_s is not None or rule.limits:
+        raise InvalidInputError(
+            "the nodes of a graph say how their jobs are tried: leave queue, priority, max_attempts, timeout_s and limits out"
+        )
+
+
+def _check_order(rule: RouteRule, secret_headers: frozenset[str]) -> None:
+    """Refuse sources that are none, and constants that cannot be what they are for. Raises: InvalidInputError."""
+    if rule.delay_s and rule.run_at is not None:
+        raise InvalidInputError("give delay_s or run_at, not both")
+    for field, source, fits in _order_sources(rule):
+        try:
+            check_source(source, secret_headers)
+            if is_constant(source):
+                fits(_text(source_value(source, Delivered())))
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{field}: {error}") from None
+    checked_metadata(dict.fromkeys(rule.metadata, ""))
+    checked_limits(list(rule.limits))
+
+
+def _order_sources(rule: RouteRule) -> Iterator[tuple[str, Any, Callable[[str], Any]]]:
+    """Yield what says where a part of a job's order comes from: its field, the source, and what makes it of a text or refuses it."""
+    for field, fits in _FITS.items():
+        if (source := getattr(rule, field)) is not None:
+            yield field, source, fits
+    for key, source in rule.metadata.items():
+        yield f"metadata, {key}", source, functools.partial(_word_of, key)
+    for name, source in rule.limits.items():
+        yield f"limits, {name}", source, functools.partial(_limit_of, name)
+
+
+def order_for(rule: RouteRule, delivered: Delivered) -> dict[str, Any]:
+    """Return what a delivery says of the order of a rule's job: the options of these names that it has, and that fit."""
+    found: dict[str, Any] = {}
+    for field, source, fits in _order_sources(rule):
+        of, _, key = field.partition(", ")
+        try:
+            value = fits(_text(source_value(source, delivered)))
+        except InvalidError:
+            value = (
+                key if of == "limits" else None
+            )  # a job whose key is not told waits for the limit without one
+        if value is None:
+            continue
+        if of == "metadata":
+            found.setdefault(of, {})[key] = value
+        elif of == "limits":
+            found[of] = (*found.get(of, ()), value)
+        else:
+            found[of] = value
+    return found
+
+
+def _text(value: object) -> str:
+    """Return a value as a text: whole numbers are written out, as ids and times of providers often are numbers."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise InvalidInputError("it is no text and no whole number")
+    return value
+
+
+def _moment(text: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInputError(f"{ascii(text)[:60]} is no time: write it as 2026-01-31T08:00:00Z") from None
+    if found.utcoffset() is None or not TIME_MIN <= found <= TIME_MAX:
+        raise InvalidInputError(
+            f"{ascii(text)[:60]} has no time zone, or lies outside of the years 1970 to 9999"
+        )
+    return found.astimezone(UTC)
+
+
+def _word_of(key: str, text: str) -> str:
+    return checked_metadata({key: text})[key]
+
+
+def _limit_of(name: str, key: str) -> str:
+    return checked_limits([joined(name, key) if key else name])[0]
+
+
+_FITS: Final[dict[str, Callable[[str], Any]]] = {
+    "id": functools.partial(check_token, "job id"),
+    "tenant": functools.partial(check_word, "tenant"),
+    "run_at": _moment,
+}
 
 
 def _words(event: RouteEvent) -> str:
