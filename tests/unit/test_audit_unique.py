@@ -10,7 +10,7 @@ from tests.support.stories import BOOM, Story, check, found
 from tests.support.tables import each_row
 
 from jobledger.audit.verify import CheckOptions
-from jobledger.ledger.model.commands import Fail, Requeue
+from jobledger.ledger.model.commands import CancelJob, Fail, Requeue
 from jobledger.ledger.model.unique import Taken, Until
 
 KEY = "2c26b46b68ffc68ff99b453c1d30413413422d70"
@@ -86,6 +86,12 @@ def _one_waits_while_another_runs(story: Keys) -> None:
     story.make("a", "started")
     story.claim("a")
     story.make("b", "started")
+
+
+def _replaced_before_it_expired(story: Keys) -> None:
+    story.make("a", for_s=60)
+    story.do("a", CancelJob(reason="superseded by job b"))
+    story.make("b", for_s=60)
 
 
 def _after_it_expired(story: Keys) -> None:

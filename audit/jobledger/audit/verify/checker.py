@@ -213,7 +213,7 @@ class Checker:
         elif isinstance(event, Granted) and self._knows_past:
             self._feed_granted(event, message.stream_sequence)
         elif isinstance(event, Taken) and self._knows_past:
-            found += self._unique.taken(before, event)
+            found += self._unique.taken(before, event, message.stream_sequence)
         aggregate = AGGREGATES[aggregate_of(message.subject)]
         about = aggregate.label(aggregate.key_in(message.subject))
         for rule, sentence in found:

@@ -13,7 +13,7 @@ from jobledger.audit.verify.records import Record, unpack
 from jobledger.audit.verify.store import RecordStore
 from jobledger.ledger.model.aggregate import Broken
 from jobledger.ledger.model.events import Held, JobEvent, Queued, Scheduled
-from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.subjects import JobRef, aggregate_of
 from jobledger.ledger.model.unique import UNIQUE, Taken, UniqueKey, is_held, key_of
 
@@ -34,14 +34,16 @@ class UniqueRule:
         state: UniqueKey | None = self._keys.state_of(UNIQUE.key_in(subject))
         return state
 
-    def taken(self, before: UniqueKey | None, event: Taken) -> Iterator[Broken]:
-        """Yield what is wrong with a key that is taken; `before`: the key as it was."""
+    def taken(self, before: UniqueKey | None, event: Taken, sequence: int) -> Iterator[Broken]:
+        """Yield what is wrong with a key that is taken at a stream sequence; `before`: the key as it was."""
         if before is None or before.owner == JobRef(queue=event.queue, job_id=event.job):
             return
         owner = self._job(before.owner)
         until = None if event.expires_at is not None else event.until
         if owner is None and not self._from_start:
             return
+        if owner is not None and owner.state is JobState.CANCELLED and owner.last_sequence == sequence - 1:
+            return  # replaced: its end is in the same append, whatever time it held the key for
         if owner is not None and until == "due" and owner.attempts:
             return  # it waits for another attempt, and the key was free when it was due for the first time
         if is_held(before, owner, event.at, until):
