@@ -20,6 +20,7 @@ import hypothesis
 import pytest
 from tests.support.limits import limited
 from tests.support.ports import kept_port
+from tests.support.soundness import Soundness
 
 from jobledger.ledger.server import EmbeddedServer
 
@@ -113,6 +114,27 @@ async def server_factory(
 
 async def _stop_soon(server: EmbeddedServer) -> None:
     await server.stop(grace_s=1.0)
+
+
+@pytest.fixture(scope="module")
+def soundness(nats_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Soundness]:
+    """Verify each ledger that tests made on the module's server, and some again behind an archive run.
+
+    A test that leaves one that is not sound says why: `@pytest.mark.unsound_ledger("what it plants")`.
+    """
+    made = Soundness(nats_server.url)
+    yield made
+    if nats_server.alive:
+        problems = made.problems(tmp_path_factory.mktemp("archives"))
+        assert not problems, "\n".join(problems)
+
+
+@pytest.fixture
+def sound_ledgers(request: pytest.FixtureRequest) -> None:
+    """Have the ledgers that the test makes on its module's server verified."""
+    if "nats_server" in request.fixturenames:
+        soundness: Soundness = request.getfixturevalue("soundness")
+        soundness.begins(request.node)
 
 
 @pytest.fixture(autouse=True)

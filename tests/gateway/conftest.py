@@ -17,6 +17,11 @@ from jobledger.ledger import Ledger, connect
 from jobledger.ledger.server import EmbeddedServer
 
 
+@pytest.fixture(autouse=True)
+def leaves_sound_ledgers(sound_ledgers: None) -> None:
+    """Every test's ledgers are verified at its end."""
+
+
 @pytest.fixture
 async def ledger(nats_server: EmbeddedServer) -> AsyncIterator[Ledger]:
     """One client of an environment that nobody else has."""

@@ -40,6 +40,11 @@ ROOT = Path(__file__).parents[2]
 SOURCES = os.pathsep.join(str(ROOT / portion) for portion in ("ledger", "projections", "workers", "cli"))
 
 
+@pytest.fixture(autouse=True)
+def leaves_sound_ledgers(sound_ledgers: None) -> None:
+    """Every test's ledgers are verified at its end."""
+
+
 class Process:
     """A command; its stdout is read line by line, each wait has a limit."""
 

@@ -76,6 +76,7 @@ async def test_what_workers_made_is_sound_and_nothing_is_left(ledger: Ledger) ->
     assert (again.sound, again.digest) == (True, report.digest)
 
 
+@pytest.mark.unsound_ledger("events that nobody decided are planted")
 async def test_an_illegal_event_that_the_server_accepted_is_found(ledger: Ledger, raw: Client) -> None:
     _, (queue, job_id), *_ = await drained(ledger, 4)
     before = await verify(ledger.log)
@@ -87,6 +88,7 @@ async def test_an_illegal_event_that_the_server_accepted_is_found(ledger: Ledger
     assert "second outcome of attempt 1" in report.violations[0].sentence
 
 
+@pytest.mark.unsound_ledger("events that nobody decided are planted")
 async def test_a_timer_that_somebody_fired_early_is_found(ledger: Ledger, raw: Client) -> None:
     now = datetime.now(UTC)
     delayed = await ledger.enqueue(double.options(run_at=now + timedelta(hours=1), id="later"), 1)
@@ -98,6 +100,7 @@ async def test_a_timer_that_somebody_fired_early_is_found(ledger: Ledger, raw: C
     assert found(report) == [(sequence, "timer")]
 
 
+@pytest.mark.unsound_ledger("events that nobody decided are planted")
 async def test_what_is_no_event_is_found_and_the_rest_is_checked(ledger: Ledger, raw: Client) -> None:
     await ledger.enqueue(double, 1)
     root = ledger.names.ledger_root

@@ -235,6 +235,7 @@ def test_parts_of_an_archive_are_told_from_the_whole(cli: Cli) -> None:
     assert "name the exports before it as well" in cli("jobs", "show", "charge-1", "--archive", newer).err
 
 
+@pytest.mark.unsound_ledger("it is purged by hand")
 def test_what_is_lost_is_not_called_archived(whole: Cli) -> None:
     async def lose(ledger: Ledger) -> None:
         await ledger.log.purge(3)

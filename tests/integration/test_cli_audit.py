@@ -63,6 +63,7 @@ def test_what_workers_made_is_proven_with_head_and_hash(
     assert all(line == line.rstrip() and len(line) <= WIDTH for line in lines), lines
 
 
+@pytest.mark.unsound_ledger("a second outcome is planted")
 def test_a_planted_event_is_named_and_the_exit_code_is_4(audit: AuditCommand, tmp_path: Path) -> None:
     kept = tmp_path / "report.json"
     job, _ = audit.work(1, 2)
@@ -84,6 +85,7 @@ def test_a_planted_event_is_named_and_the_exit_code_is_4(audit: AuditCommand, tm
     assert (error["code"], error["type"]) == (4, "LedgerNotSoundError")
 
 
+@pytest.mark.unsound_ledger("a second outcome is planted")
 def test_an_unsound_ledger_is_reported_to_a_new_file_too(audit: AuditCommand, tmp_path: Path) -> None:
     (job,) = audit.work(1)
     audit.forge(job)

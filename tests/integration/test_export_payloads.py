@@ -37,7 +37,7 @@ from jobledger.ledger.nats.payloads import Stores
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.shared_ledger]
 
 
 @task(queue="large", max_attempts=2)

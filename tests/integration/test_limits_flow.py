@@ -315,6 +315,7 @@ async def test_a_reactor_whose_clock_is_wrong_looks_at_rates_four_times_a_second
     assert set(slept) == {0.25}
 
 
+@pytest.mark.unsound_ledger("messages that are no events are published")
 async def test_messages_that_are_no_events_keep_nobody_from_granting(
     ledger: Ledger, connected: Connect, raw: Client
 ) -> None:

@@ -152,6 +152,7 @@ async def test_a_real_history_is_sound_and_every_event_is_printed(follow: Follow
     assert answer.out[-1] == f"sound: {head.last_sequence} events in 5 chains"
 
 
+@pytest.mark.unsound_ledger("an event is forged")
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -198,6 +199,7 @@ async def test_what_is_no_event_is_no_link_and_sound_once_it_is_accepted(
     assert sum(" unreadable " in line for line in answer.out) == 4
 
 
+@pytest.mark.unsound_ledger("events are taken out of the stream")
 @pytest.mark.parametrize(("event", "missing"), [("started", 2), ("released", 14)])
 async def test_a_missing_event_is_found(follow: Follow, ledger: Ledger, event: str, missing: int) -> None:
     await history(ledger)
@@ -224,6 +226,7 @@ async def test_it_follows_what_is_stored_while_it_runs(program: list[str], ledge
         await child.wait()
 
 
+@pytest.mark.unsound_ledger("an archive run is only pretended")
 async def test_an_id_that_is_used_again_after_its_archive_is_no_forgery(
     program: list[str], ledger: Ledger, tmp_path: Path
 ) -> None:

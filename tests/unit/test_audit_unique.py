@@ -108,7 +108,13 @@ BROKEN: tuple[tuple[Callable[[Keys], None], str], ...] = (
     (_requeued_beside_another, "it comes alive while job email/b holds its key"),
     (_taken_before_it_expired, "job email/a held it, completed then"),
 )
-SOUND = (_one_after_the_other, _requeued_with_its_key, _one_waits_while_another_runs, _after_it_expired)
+SOUND = (
+    _one_after_the_other,
+    _requeued_with_its_key,
+    _one_waits_while_another_runs,
+    _after_it_expired,
+    _replaced_before_it_expired,
+)
 
 
 @each_row("write, sentence", BROKEN)

@@ -1,0 +1,144 @@
+"""What every test leaves behind on its module's server: each ledger is sound, and is again behind an archive run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import zlib
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import anyio
+import msgspec
+import pytest
+from tests.support.limits import LIMIT_S
+
+from jobledger.audit.archive import Archiver, archive_deps, open_archive
+from jobledger.audit.archive.plan import Unread
+from jobledger.audit.errors import ArchiveIncompleteError, ArchiveRefusedError
+from jobledger.audit.verify import CheckOptions, verify
+from jobledger.ledger import Ledger
+from jobledger.ledger.config import LedgerConfig
+from jobledger.ledger.connecting.connect import assemble
+from jobledger.ledger.model.clock import SystemClock
+from jobledger.ledger.model.errors import LedgerFullError
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.nats import api
+from jobledger.ledger.nats.connection import open_connection
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.publisher import Publisher
+
+#: Ledgers of more events are checked, and not archived: few tests have such, and they would cost most of the time.
+_ARCHIVED_EVENTS_MAX: Final = 300
+#: One of so many tests has its ledgers archived, chosen by its name.
+_ARCHIVED_ONE_OF: Final = 4
+#: A test may leave a job that is due, and nobody to run it.
+_LEFT_ALONE: Final = CheckOptions(overdue_grace_s=100 * 366 * 24 * 3600.0)
+_STREAM: Final = "LEDGER"
+_STREAMS_MAX: Final = 10_000
+
+LedgerOf = Callable[[str], AbstractAsyncContextManager[Ledger]]
+
+
+class _Test(NamedTuple):
+    """A test of the module."""
+
+    began_at: datetime
+    name: str
+    leaves_unsound: bool
+    shares: bool  #: it goes on with a ledger of others, or others with its own
+
+
+class Soundness:
+    """The ledgers of one server, looked at when its module's last test has ended: one connection serves all."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._tests: list[_Test] = []
+
+    def begins(self, test: pytest.Item) -> None:
+        """Take note of a test: which ledgers it made is told by the time of their first event."""
+        marks = [test.get_closest_marker(name) is not None for name in ("unsound_ledger", "shared_ledger")]
+        self._tests.append(_Test(datetime.now(UTC), test.nodeid, *marks))
+
+    def problems(self, folder: Path) -> list[str]:
+        """Return what is wrong with the server's ledgers; `folder` is for archives."""
+        return anyio.run(functools.partial(self._problems, folder))
+
+    async def _problems(self, folder: Path) -> list[str]:
+        async with _opened(self._url) as (inbox, ledger_of):
+            names = await api.stream_names(inbox, names_max=_STREAMS_MAX)
+            found: list[str] = []
+            for stream in sorted(each for each in names if each.endswith(_STREAM)):
+                async with ledger_of(stream.removesuffix(_STREAM).removesuffix("_").lower()) as ledger:
+                    found += await self._problems_of(ledger, folder / stream)
+            return found
+
+    async def _problems_of(self, ledger: Ledger, folder: Path) -> list[str]:
+        head = await ledger.log.head()
+        first = await ledger.log.get(head.first_sequence)
+        test = None if first is None else self._maker(first.stored_at)
+        if test is None or test.leaves_unsound:
+            return []
+        count = head.last_sequence - head.first_sequence + 1
+        found = await _unsound("as the test left it", ledger.log)
+        is_chosen = count <= _ARCHIVED_EVENTS_MAX and zlib.crc32(test.name.encode()) % _ARCHIVED_ONE_OF == 0
+        if is_chosen and not found and not test.shares:
+            found = await _problems_behind_archive(ledger, folder)
+        return [f"{test.name}: {each}" for each in found]
+
+    def _maker(self, moment: datetime) -> _Test | None:
+        """Return the test that ran at a moment."""
+        return next((test for test in reversed(self._tests) if test.began_at <= moment), None)
+
+
+async def _problems_behind_archive(ledger: Ledger, folder: Path) -> list[str]:
+    deps = archive_deps(ledger, by="pytest", on_progress=lambda _step, _done, _total: None)
+    deps = msgspec.structs.replace(deps, unread=_nobody)
+    try:
+        done = await Archiver(ledger.log, folder, deps).run(datetime.now(UTC))
+    except (ArchiveRefusedError, ArchiveIncompleteError, LedgerFullError):
+        return []  # with a sentence: what has to be done first, or that the test has an archive of its own
+    if not done.exports:
+        return []
+    joined = await open_archive(ledger.log, folder)
+    return [*await _unsound("behind an archive run", ledger.log), *await _unsound("with its archive", joined)]
+
+
+@contextlib.asynccontextmanager
+async def _opened(url: str) -> AsyncGenerator[tuple[Inbox, LedgerOf]]:
+    """Connect once for all ledgers of a server; none is made or looked at before it is asked for."""
+    config = LedgerConfig(url=url)
+    connection = await open_connection(url, name="soundness", timeout_s=LIMIT_S)
+    inbox = Inbox(connection)
+    await inbox.open()
+    publisher = Publisher(connection, inbox)
+
+    @contextlib.asynccontextmanager
+    async def ledger_of(environment: str) -> AsyncGenerator[Ledger]:
+        own = msgspec.structs.replace(config, environment=environment)
+        ledger = await assemble(connection, inbox, publisher, Names(environment), own, SystemClock())
+        try:
+            yield ledger
+        finally:
+            await ledger.locks.close()
+
+    try:
+        yield inbox, ledger_of
+    finally:
+        connection.is_retired = True
+        publisher.close()
+        await connection.close()
+
+
+async def _nobody(_through: int) -> list[Unread]:
+    return []
+
+
+async def _unsound(when: str, log: Log) -> list[str]:
+    report = await verify(log, options=_LEFT_ALONE)
+    return [] if report.sound else [f"the ledger {log.names.ledger_stream}, {when}: {report.text()}"]
