@@ -17,6 +17,7 @@ from tests.support.working import LIMIT_S, bury, ended, working
 
 from jobledger.admin.diagnoses import KINDS, counted, diagnose
 from jobledger.admin.limits import set_limit
+from jobledger.admin.rows import Rows
 from jobledger.gateway.parts import Gateway
 from jobledger.ledger import JobState, Ledger, Limit, Run, Signal, task, workflow
 from jobledger.ledger.server import EmbeddedServer
@@ -87,6 +88,7 @@ async def test_doctor_http_metrics_and_the_overview_show_the_same_list(  # noqa:
     shown = re.findall(r'<b class="(?:bad|warn)">([^<]+)</b> ([^<]+)<div', page)
     assert shown == [(each["object"], each["found"]) for each in items]
 
+    await Rows(ledger, path).catch_up()
     counts = await counted(ledger, path)
     assert {kind: number for kind, number in counts.items() if number} == {each["kind"]: 1 for each in items}
     assert set(counts) == set(KINDS)

@@ -290,7 +290,7 @@ def test_a_projection_says_that_the_ledger_it_knows_is_gone(cli: Cli) -> None:
     cli.enqueue()
     for words in ("audit verify", "doctor", "jobs list"):
         answer = cli(words)
-        assert answer.code == 0
+        assert answer.code == (words == "doctor")  # a job waits, and no worker serves its queue
         assert "that ledger is gone" in " ".join((answer.out + answer.err).split())
     assert "gone" not in cli("jobs list").err, "once is enough for a list"
 

@@ -116,7 +116,7 @@ class Stage:
     def command(self, role: str, *words: str) -> None:
         with self._recorder.playing(role):
             code = run((*words, "--url", self._url))
-        assert code == 0, words
+        assert code == (words == ("doctor",)), words  # it fails since jobs wait in a queue without a worker
 
     async def produce(self) -> None:
         """Enqueue in every way, wait, look, cancel, hold a lock."""

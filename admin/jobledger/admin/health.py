@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -198,8 +199,10 @@ async def _look_at_ledger(found: list[Check], diagnoses: list[Diagnosis], asked:
             advice = "`jobledger jobs list` reads them"
             found.append(Check(check="diagnoses", status="warn", found=said, advice=advice))
             return
-        async with rows(ledger).opened() as view:
-            diagnoses += await diagnose(ledger, view)
+        with tempfile.TemporaryDirectory() as scratch:
+            own = rows(ledger) if path.exists() else Rows(ledger, Path(scratch) / "rows.db")
+            async with own.opened() as view:
+                diagnoses += await diagnose(ledger, view)
 
 
 async def _unread(ledger: Ledger, path: Path) -> int | None:

@@ -186,7 +186,7 @@ class Exporter:
                 counts = await self._diagnose(self._ledger, self._path)
         except (ProjectionError, LedgerError, ConnectionLostError, TimeoutError) as error:
             logger.debug("what hurts cannot be told: %s", error)
-            counts = {}
+            counts = dict[str, int]()
         self._told_counts = (began, counts)
         return counts
 
