@@ -124,6 +124,22 @@ def test_a_task_that_is_told_of_the_end_has_no_options_that_its_run_decides() ->
         workflow(on_fail=tell.options(delay_s=5))
 
 
+@workflow(queue="runs", on_success=tell)
+async def returns_much(_run: Run) -> str:
+    return "x" * 100_000
+
+
+async def test_a_large_result_of_a_run_is_told_by_its_reference(ledger: Ledger) -> None:
+    async with working(ledger, returns_much, tell):
+        job = await ledger.enqueue(returns_much)
+        assert len(await job.result(timeout_s=LIMIT_S)) == 100_000
+        await until(lambda: bool(TOLD))
+    (end,) = TOLD
+    assert end.result is None
+    assert end.result_ref is not None
+    assert end.result_ref == (await job.snapshot()).result_ref
+
+
 @pytest.mark.parametrize(
     ("how", "state", "error"),
     [
@@ -142,7 +158,10 @@ async def test_somebody_is_told_once_how_a_run_ended(
             await job.cancel(reason="changed my mind")
         assert (await ended(job)).state.value == state
         await until(lambda: bool(TOLD))
-    assert [RunEnd(id="r", queue="runs", task="calls_back", state=state, error=error)] == TOLD  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    result = "done" if how == "finish" else None
+    end = RunEnd(id="r", queue="runs", task="calls_back", state=state, error=error, result=result)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    assert end == TOLD[0]
+    assert len(TOLD) == 1
     assert {"count 1": 1, **({} if how == "finish" else {"undo 1": 1})} == CALLS
     told = await (await ledger.job("r-end-of-runs")).history()
     assert told[0].stream_sequence == (await job.history())[-1].stream_sequence + 1

@@ -127,7 +127,11 @@ def test_blocking_code_has_the_same_verbs(nats_server: EmbeddedServer) -> None:
         }
         return {name: list(inspect.signature(each).parameters) for name, each in found.items()}
 
-    expected = {name: parameters for name, parameters in verbs(ScheduleVerbs).items() if name != "declare"}
+    expected = {
+        name: parameters
+        for name, parameters in verbs(ScheduleVerbs).items()
+        if name not in {"declare", "like"}
+    }
     assert verbs(BlockingSchedules) == expected
     with blocking.connect(
         nats_server.url, environment="t_sync_schedules", ledger_bytes_max=1 << 24

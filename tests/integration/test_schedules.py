@@ -114,7 +114,7 @@ async def test_schedules_that_tick_together_are_looked_at_by_one_request(
     assert lost.job in await begun_jobs(ledger)
 
 
-async def test_what_a_dead_worker_held_comes_to_another_one_after_three_seconds(ledger: Ledger) -> None:
+async def test_what_a_dead_worker_held_comes_to_another_one_after_a_second(ledger: Ledger) -> None:
     async with reacting(ledger):
         await declare(ledger)
         await until(lambda: _has_ticked(ledger, 1))
@@ -124,7 +124,7 @@ async def test_what_a_dead_worker_held_comes_to_another_one_after_three_seconds(
     for stream, name in consumers:
         info = await find_consumer(ledger.inbox, stream, name)
         assert info is not None
-        assert info.config["ack_wait"] == 3_000_000_000
+        assert info.config["ack_wait"] == 1_000_000_000
 
 
 async def _cut_off(ledger: Ledger, name: str = "nightly") -> Ticked:

@@ -79,7 +79,11 @@ async def running_in_the_gateway(asker: Asker) -> None:
     await asker.post(path, {}, "NO_APP")
     asker.gateway.tasks = TaskRegistry([send])
     try:
-        assert (await asker.post(path, {}))["status"] == "completed"
+        ran = await asker.post(path, {})
+        assert (ran["status"], ran["result"]) == ("completed", "sent to cy, 1")
+        other = await asker.job(to="di")
+        unseen = await asker.post(f"/v1/jobs/mail/{other.id}/run", {}, who=someone("run", "view"))
+        assert (unseen["status"], "result" in unseen) == ("completed", False)
         for code in ("ILLEGAL_TRANSITION",):
             await asker.post(path, {}, code)
         await asker.post("/v1/jobs/mail/none/run", {}, "JOB_NOT_FOUND")

@@ -52,7 +52,13 @@ async def acting(asker: Asker) -> None:
     await asker.post(f"{path}/pause", {}, "REFUSED")
     assert not (await asker.post(f"{path}/resume", {}))["paused"]
     await asker.post(f"{path}/resume", {}, "REFUSED")
-    job = await asker.post(f"{path}/trigger", {"reason": "now"})
+    traced = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    answer = await asker.sees("POST", f"{path}/trigger", 202, json={"reason": "now"}, headers=traced)
+    job = answer.json()
+    assert answer.headers["location"] == f"/v1/jobs/{job['queue']}/{job['id']}"
+    assert job["trace"] == traced["traceparent"]
+    shown = await asker.get(f"/v1/jobs/{job['queue']}/{job['id']}")
+    assert shown["trace"] == job["trace"], (shown["trace"], job)
     assert (await asker.get(f"/v1/jobs/{job['queue']}/{job['id']}/input")) == {"to": "eve"}
     now = asker.ledger.clock.now()
     days = {"from": time_text(now - timedelta(days=3)), "to": time_text(now)}

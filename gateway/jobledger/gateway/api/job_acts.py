@@ -18,7 +18,7 @@ from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.dead_letters import Changes
 from jobledger.ledger.model.events import Priority
-from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.outcome import DELAY_S_LIMIT
 
@@ -143,17 +143,32 @@ async def resume_job(asked: Asked, queue: str, id: str, *, body: Reasoned) -> An
     return await act(asked, queue, id, "cancel", do)
 
 
+class JobRan(JobNow, frozen=True, kw_only=True):
+    """A job after an attempt that ran in the gateway."""
+
+    #: What its task returned, of one that completed; left out for who may not see payloads, and where it is large.
+    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
 async def run_job(asked: Asked, queue: str, id: str, *, body: Reasoned) -> Answer:  # noqa: A002
     """Run one attempt of a waiting job in the gateway itself, past its queue; only with `--app`."""
     del body
     tasks, rows, by = asked.gateway.tasks, asked.gateway.rows, asked.principal.name
+    ended: list[Job] = []
 
     async def do(_ledger: Ledger, ref: JobRef) -> Job:
         if tasks is None:
             raise no_app()
-        return (await acts.run(rows, tasks, ref.job_id, ref.queue, by=by)).job
+        ended.append((await acts.run(rows, tasks, ref.job_id, ref.queue, by=by)).job)
+        return ended[0]
 
-    return await act(asked, queue, id, "run", do)
+    answer = await act(asked, queue, id, "run", do)
+    (job,) = ended
+    shown = job.state is JobState.COMPLETED and job.result_ref is None
+    may_see = asked.principal.may("payloads", job.queue, job.task)
+    fields = {name: getattr(answer.value, name) for name in JobNow.__struct_fields__}
+    value = JobRan(**fields, result=job.result if shown and may_see else msgspec.UNSET)
+    return msgspec.structs.replace(answer, value=value)
 
 
 def no_app() -> ProblemError:
@@ -164,7 +179,12 @@ def no_app() -> ProblemError:
 
 
 def _act(verb: str, handler: Any, permission: Permission, summary: str, **more: Any) -> Endpoint:
-    given: dict[str, Any] = {"body": Reasoned, "problems": (*PROBLEMS, *_PROBLEMS), **more}
+    given: dict[str, Any] = {
+        "body": Reasoned,
+        "problems": (*PROBLEMS, *_PROBLEMS),
+        "returns": JobNow,
+        **more,
+    }
     return Endpoint(
         method="POST",
         path=f"/v1/jobs/{{queue}}/{{id}}/{verb}",
@@ -172,7 +192,6 @@ def _act(verb: str, handler: Any, permission: Permission, summary: str, **more: 
         handler=handler,
         summary=summary,
         tag="jobs",
-        returns=JobNow,
         heeds=("If-Match",),
         **given,
     )
@@ -222,6 +241,7 @@ ENDPOINTS: Final = (
         run_job,
         "run",
         "Run one attempt of a waiting job in the gateway",
+        returns=JobRan,
         problems=(*PROBLEMS, *_PROBLEMS, "NO_APP"),
     ),
 )

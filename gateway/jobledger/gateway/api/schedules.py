@@ -21,7 +21,7 @@ from jobledger.gateway.api.asking import Looked, Reasoned, Text, aware
 from jobledger.gateway.api.looking import READ, looking
 from jobledger.gateway.api.stored_graphs import require_of_nodes
 from jobledger.gateway.http.asked import Asked
-from jobledger.gateway.http.endpoint import Endpoint
+from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.graphs.verbs import GraphRun
 from jobledger.ledger.model.commands import Enqueue
@@ -101,6 +101,7 @@ class JobMade(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     queue: str
+    trace: str | msgspec.UnsetType = msgspec.UNSET  #: W3C traceparent of the request that asked for it
 
 
 class JobsNamed(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,11 +235,13 @@ async def reset_schedule(asked: Asked, name: str) -> ScheduleNow:
     return schedule_now(name, await asked.gateway.ledger.schedules.reset(name, by=asked.principal.name))
 
 
-async def trigger_schedule(asked: Asked, name: str, *, body: Reasoned) -> JobMade:
+async def trigger_schedule(asked: Asked, name: str, *, body: Reasoned) -> Answer:
     """Make a job of the schedule now, beside its ticks, also while it is paused; each call makes one."""
     await _require(asked, name)
     schedules, by = asked.gateway.ledger.schedules, asked.principal.name
-    return _named(await schedules.trigger(name, reason=body.reason, by=by))
+    job = await schedules.trigger(name, reason=body.reason, by=by, trace=asked.trace)
+    value = JobMade(id=job.job_id, queue=job.queue, trace=asked.trace or msgspec.UNSET)
+    return Answer(value=value, status=202, headers={"location": f"/v1/jobs/{job.queue}/{job.job_id}"})
 
 
 async def backfill_schedule(asked: Asked, name: str, *, body: Range) -> JobsNamed:
@@ -317,7 +320,15 @@ ENDPOINTS: Final = (
     _endpoint("POST", f"{_ONE}/pause", pause_schedule, "Stop the ticks", ScheduleNow, **_PAUSE),
     _endpoint("POST", f"{_ONE}/resume", resume_schedule, "Let it tick again", ScheduleNow, **_PAUSE),
     _endpoint("POST", f"{_ONE}/reset", reset_schedule, "Let the code's declaration count again", ScheduleNow),
-    _endpoint("POST", f"{_ONE}/trigger", trigger_schedule, "Make a job of it now", JobMade, body=Reasoned),
+    _endpoint(
+        "POST",
+        f"{_ONE}/trigger",
+        trigger_schedule,
+        "Make a job of it now",
+        JobMade,
+        body=Reasoned,
+        status=202,
+    ),
     _endpoint(
         "POST", f"{_ONE}/backfill", backfill_schedule, "Make the jobs of past ticks", JobsNamed, **_BACKFILL
     ),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.events import Cancelled, DeadLettered, ErrorInfo, Order
+from jobledger.ledger.model.events import Cancelled, DeadLettered, ErrorInfo, Order, PayloadRef
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import Callback, of_run, short_id
 from jobledger.ledger.model.subjects import JobRef
@@ -22,6 +22,10 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     state: Literal["completed", "dead_lettered", "cancelled"]
     error: str = ""  #: of a dead letter, as a sentence; the reason of one that was cancelled
+    result: Any = (
+        None  #: what a run that completed returned; None where that is too large to be carried along
+    )
+    result_ref: PayloadRef | None = None  #: where a large result lies: the result of job `id` in `queue`
 
 
 def end_id(run: JobRef, callback: Callback) -> str:

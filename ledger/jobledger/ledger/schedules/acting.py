@@ -81,8 +81,10 @@ class Schedules:
             return Known(View(last_sequence=newest.last_sequence))
         return known_from(newest.event, newest.last_sequence)
 
-    async def act(self, name: str, command: ScheduleCommand, *, by: str = "") -> Known:
+    async def act(self, name: str, command: ScheduleCommand, *, by: str = "", trace: str = "") -> Known:
         """Do what a command asks of a schedule: its newest event's jobs first, then the event, then that one's jobs.
+
+        `trace`: the W3C traceparent that it belongs to; "": that of the span under way.
 
         Returns the schedule after it; where all was as the command asks, as it was.
 
@@ -91,7 +93,10 @@ class Schedules:
 
         async def attempt() -> Known:
             known = await self.healed(await self.read(name))
-            event = decide(name, known.schedule, command, self._client.stamp(by))
+            stamp = self._client.stamp(by)
+            if trace:
+                stamp = msgspec.structs.replace(stamp, trace=trace)
+            event = decide(name, known.schedule, command, stamp)
             if event is None:
                 return known
             if isinstance(event, Declared):  # before it can tick

@@ -74,9 +74,9 @@ class BlockingSchedules:
         """Let the code's declaration count again. See `ScheduleVerbs.reset`."""
         return self._call(lambda all_of: all_of.reset(name, by=by))
 
-    def trigger(self, name: str, *, reason: str = "", by: str = "") -> JobRef:
+    def trigger(self, name: str, *, reason: str = "", by: str = "", trace: str = "") -> JobRef:
         """Make a job now. See `ScheduleVerbs.trigger`."""
-        return self._call(lambda all_of: all_of.trigger(name, reason=reason, by=by))
+        return self._call(lambda all_of: all_of.trigger(name, reason=reason, by=by, trace=trace))
 
     def backfill(
         self, name: str, from_at: datetime, to_at: datetime, *, reason: str = "", by: str = ""

@@ -163,9 +163,12 @@ class ScheduleVerbs(Schedules):
         """Let the code's declaration count again, instead of an operator's or a newer version's."""
         return await self._done(name, Reset(), by)
 
-    async def trigger(self, name: str, *, reason: str = "", by: str = "") -> JobRef:
-        """Make a job now, beside the ticks and whatever runs; return which. Each call makes another one."""
-        (job,) = (await self._act(name, Trigger(reason=reason), by)).jobs()
+    async def trigger(self, name: str, *, reason: str = "", by: str = "", trace: str = "") -> JobRef:
+        """Make a job now, beside the ticks and whatever runs; return which. Each call makes another one.
+
+        `trace`: the W3C traceparent that the job belongs to; "": that of the span under way.
+        """
+        (job,) = (await self._act(name, Trigger(reason=reason), by, trace)).jobs()
         return job.ref
 
     async def backfill(
@@ -188,9 +191,9 @@ class ScheduleVerbs(Schedules):
         assert schedule is not None, "a command that was accepted leaves a schedule"
         return schedule
 
-    async def _act(self, name: str, command: ScheduleCommand, by: str) -> Known:
+    async def _act(self, name: str, command: ScheduleCommand, by: str, trace: str = "") -> Known:
         check_token("schedule name", name)
-        return await self._patiently(lambda: self.act(name, command, by=by))
+        return await self._patiently(lambda: self.act(name, command, by=by, trace=trace))
 
     async def _patiently(self, work: Callable[[], Awaitable[R]]) -> R:
         return await self._client.patience.read(work)

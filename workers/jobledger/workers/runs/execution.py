@@ -342,6 +342,9 @@ class _Play:
             told = {"state": "cancelled", "error": getattr(outcome, "reason", "") or job.cancel_reason}
         elif isinstance(outcome, Fail):
             told = {"state": "dead_lettered", "error": sentence_of(outcome.error)}
+        elif isinstance(outcome, Complete):
+            large = outcome.result_ref is not None
+            told |= {"result": None if large else outcome.result, "result_ref": outcome.result_ref}
         return RunEnd(id=job.id, queue=job.queue, task=job.task, **told)
 
     async def _take_back(self, undo: Undo) -> None:

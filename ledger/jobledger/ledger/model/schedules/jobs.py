@@ -87,15 +87,16 @@ def _of_tick(event: ScheduleEvent, tick: datetime, limit: str = "") -> Enqueue:
 
 def _job(event: ScheduleEvent, moment: datetime, tick: str, limit: str = "") -> Enqueue:
     definition, job_id = event.definition, _job_id(tick)
+    trace = "" if isinstance(event, Ticked) else event.trace  # that of whoever asked for the job
     if not definition.hooks:
         ref = JobRef(queue=definition.queue, job_id=job_id)
-        return Enqueue(ref=ref, task=definition.task, order=order_of(definition, tick, limit))
+        return Enqueue(ref=ref, task=definition.task, order=replace(order_of(definition, tick, limit), trace=trace))
     told = {"at": moment.astimezone(UTC), "job_id": job_id, "tick": tick, "limit": limit}
     order = replace(
         definition.order, input=msgspec.Raw(msgspec.json.encode(told)), input_ref=None, limits=(), tick=""
     )
     ref = JobRef(queue=definition.queue, job_id=hooks_job_id(job_id))
-    return Enqueue(ref=ref, task=hooks_task(event.schedule), order=order)
+    return Enqueue(ref=ref, task=hooks_task(event.schedule), order=replace(order, trace=trace))
 
 
 def _job_id(name: str) -> str:
