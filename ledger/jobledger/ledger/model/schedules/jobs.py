@@ -90,13 +90,13 @@ def _job(event: ScheduleEvent, moment: datetime, tick: str, limit: str = "") -> 
     trace = "" if isinstance(event, Ticked) else event.trace  # that of whoever asked for the job
     if not definition.hooks:
         ref = JobRef(queue=definition.queue, job_id=job_id)
-        return Enqueue(ref=ref, task=definition.task, order=replace(order_of(definition, tick, limit), trace=trace))
+        order = replace(order_of(definition, tick, limit), trace=trace)
+        return Enqueue(ref=ref, task=definition.task, order=order)
     told = {"at": moment.astimezone(UTC), "job_id": job_id, "tick": tick, "limit": limit}
-    order = replace(
-        definition.order, input=msgspec.Raw(msgspec.json.encode(told)), input_ref=None, limits=(), tick=""
-    )
+    text = msgspec.Raw(msgspec.json.encode(told))
+    order = replace(definition.order, input=text, input_ref=None, limits=(), tick="", trace=trace)
     ref = JobRef(queue=definition.queue, job_id=hooks_job_id(job_id))
-    return Enqueue(ref=ref, task=hooks_task(event.schedule), order=replace(order, trace=trace))
+    return Enqueue(ref=ref, task=hooks_task(event.schedule), order=order)
 
 
 def _job_id(name: str) -> str:
