@@ -22,6 +22,8 @@ from jobledger.ledger.schema.events import event_schema
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
 
+pytestmark = pytest.mark.unsound_ledger("an aggregate is made up, which only the test knows")
+
 
 @pytest.fixture
 def cli(

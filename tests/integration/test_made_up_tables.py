@@ -27,7 +27,10 @@ from jobledger.projections import (
 )
 from jobledger.projections.tables.registry import TABLES
 
-pytestmark = pytest.mark.anyio
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.unsound_ledger("an aggregate is made up, which only the test knows"),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -46,6 +46,7 @@ def timers_of(ledger: Ledger) -> Timers:
     return Timers(ledger.connection, ledger.inbox, ledger.names, ledger.config)
 
 
+@pytest.mark.unsound_ledger("a job is dispatched before it is due")
 async def test_an_older_timer_does_not_end_a_newer_wait(ledger: Ledger) -> None:
     async with reacting(ledger):
         job = await ledger.enqueue(add.options(delay_s=30), 1)
@@ -124,6 +125,7 @@ async def fails() -> None:
     raise ValueError("no")
 
 
+@pytest.mark.unsound_ledger("a message that is no event is published")
 async def test_what_asks_for_no_timer_is_done_with_and_what_is_no_event_too(ledger: Ledger) -> None:
     root = ledger.names.ledger_root
     await ledger.connection.publish(f"{root}.job.q.broken.failed", b"not an event")
@@ -182,6 +184,7 @@ async def test_live_workers_make_a_deleted_stream_anew_from_the_ledger(connected
         assert late[-1] < 1.0 + slack.worst_s
 
 
+@pytest.mark.unsound_ledger("a job is dispatched before it is due")
 async def test_the_command_sets_the_timers_of_what_still_waits(ledger: Ledger) -> None:
     due_at = datetime.now(UTC) + timedelta(seconds=5.0)  # long enough for all that comes before they fire
     soon = add.options(run_at=due_at)

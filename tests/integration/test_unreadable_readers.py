@@ -20,6 +20,8 @@ from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections import Store
 
+pytestmark = pytest.mark.unsound_ledger("messages that are no events are published")
+
 RUBBISH = {
     "job.acked.one.completed": b"\xff\xfe no text",
     "job.acked.one.queued.normal": b"{}",
