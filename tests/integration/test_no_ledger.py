@@ -97,7 +97,6 @@ WORDS = {
     "timers rebuild": "",
     "stats": "",
     "workers list": "",
-    "gateway": "--port 0",
     "keys list": "",
     "keys show": "ci",
     "keys rotate": "ci",
@@ -135,7 +134,9 @@ WORDS = {
 #: Those that make a ledger, by words or by themselves.
 CREATING = {
     "up",
+    "init",
     "worker",
+    "gateway",
     "enqueue",
     "keys create",
     "graphs put",

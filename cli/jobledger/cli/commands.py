@@ -28,6 +28,7 @@ COMMANDS: Final = Group(
     groups.TOP,
     {
         "up": "processes.up",
+        "init": "init",
         "server": "processes.server",
         "worker": "processes.worker",
         "gateway": "processes.gateway",

@@ -1,4 +1,4 @@
-"""A worker says once what its tasks are, in the bucket TASKS, and which limits its code has otherwise than the ledger."""
+"""A process with tasks says once what they are, in the bucket TASKS, and which limits its code has otherwise than the ledger."""
 
 from __future__ import annotations
 
@@ -22,8 +22,12 @@ from jobledger.ledger.tasks import TaskRegistry
 logger = logging.getLogger("jobledger.workers")
 
 
-async def announce_tasks(ledger: Ledger, tasks: TaskRegistry, worker: str) -> None:
+async def announce_tasks(
+    ledger: Ledger, tasks: TaskRegistry, worker: str, *, done: asyncio.Event | None = None
+) -> None:
     """Write an entry for each task, then wait until cancelled. What the server refuses is logged, and no work ends by it.
+
+    `worker`: the identity of the worker or gateway that has the tasks; `done` is set once they are written or refused.
 
     Raises: UnreachableError, JetStreamDisabledError, after which it is worth another try.
     """
@@ -40,7 +44,9 @@ async def announce_tasks(ledger: Ledger, tasks: TaskRegistry, worker: str) -> No
     except (UnreachableError, JetStreamDisabledError):
         raise
     except LedgerError as error:
-        logger.warning("the tasks of this worker are not announced, its work goes on: %s", error)
+        logger.warning("the tasks of this process are not announced, its work goes on: %s", error)
+    if done is not None:
+        done.set()
     await _tell_limits(ledger, tasks)
     await asyncio.Event().wait()
 

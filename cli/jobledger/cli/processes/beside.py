@@ -34,7 +34,8 @@ class Beside:
         """`listening`: where it answers. It stays ours: the child that begins again has the same port."""
         self.url = ""  #: where it answers
         self._listening = listening
-        self._environment = environment_of_child(target)
+        # The worker of this process declares the schedules, unless it was told not to.
+        self._environment = environment_of_child(target) | {"JOBLEDGER_NO_SCHEDULES": "1"}
         # -P, as under the installed command: a file of the current folder must not stand in for a library of ours.
         self._command = [
             *(sys.executable, "-P", "-m", "jobledger.cli", "--log-format", log_format(), "gateway", "--json"),

@@ -16,7 +16,7 @@ import typer
 from anyio.abc import TaskGroup
 
 from jobledger.cli import options
-from jobledger.cli.command import ROWS, Cli, command
+from jobledger.cli.command import CREATES, ROWS, Cli, command
 from jobledger.cli.errors import DONE
 from jobledger.cli.exposure import LOOPBACK
 from jobledger.cli.groups import TOP
@@ -59,6 +59,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     access: AccessSettings
     tasks: TaskRegistry | None
+    schedules: bool
     project: bool
     hosting: Hosting | None
     key_file: Path | None
@@ -66,7 +67,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     until_eof: bool
 
 
-@command(TOP, "gateway", takes=ROWS)
+@command(TOP, "gateway", takes=(*ROWS, CREATES))
 def gateway(
     cli: Cli,
     *,
@@ -93,6 +94,7 @@ def gateway(
     key_file: own.KeyFile = None,
     no_deliveries: own.NoDeliveries = False,
     no_projector: own.NoProjector = False,
+    no_schedules: process.NoSchedules = False,
     until_eof: process.UntilEof = False,
     supervised: Annotated[str | None, typer.Option("--supervised", metavar="NAME:FD", hidden=True)] = None,
     listening: Annotated[int | None, typer.Option("--listening", metavar="FD", min=0, hidden=True)] = None,
@@ -118,15 +120,14 @@ def gateway(
         ),
         settings=_settings(host, port, listening, grace, (https_cert, https_key)),
         tasks=load_tasks(app) if options.split(app) else None,
+        schedules=not no_schedules,
         project=not no_projector,
         hosting=None if no_deliveries else _hosting(allow_target, key_file),
         key_file=key_file,
         parent=None if supervised is None else Parent(supervised),
         until_eof=until_eof,
     )
-    if processes is not None and plan.parent is None:
-        return _supervise(cli, plan.settings, processes, until_eof=until_eof)
-    return _gateway(cli, plan)
+    return _gateway(cli, plan) if processes is None or plan.parent else _supervise(cli, plan, processes)
 
 
 def _begin() -> None:
@@ -186,6 +187,7 @@ async def _gateway(cli: Cli, plan: _Plan) -> None:
                     access,
                     settings,
                     tasks=plan.tasks,
+                    schedules=plan.schedules,
                     project=plan.project,
                     secrets=Secrets(os.environ, plan.key_file),
                     hosting=plan.hosting,
@@ -246,10 +248,11 @@ def _say_ready(output: Output, bound: socket.socket, path: Path, plan: _Plan) ->
             output.say(f"the gateway is ready at {url}; stop it with Ctrl-C", style="bold green")
 
 
-async def _supervise(cli: Cli, settings: Settings, processes: int, *, until_eof: bool) -> int:
+async def _supervise(cli: Cli, plan: _Plan, processes: int) -> int:
     """Keep several processes on one port; the first of them follows the ledger for all."""
     from jobledger.gateway.process.listening import listen, url_of  # noqa: PLC0415
 
+    settings = plan.settings
     code = DONE  # when a signal comes before the supervisor runs
     async with stoppable() as stopping, anyio.create_task_group() as group:
         # Bound and never listened on: it keeps the port while no process has it, and tells which one 0 took.
@@ -269,7 +272,7 @@ async def _supervise(cli: Cli, settings: Settings, processes: int, *, until_eof:
                 supervisor.stop()
 
             stopping.act = supervisor.stop
-            if until_eof:
+            if plan.until_eof:
                 group.start_soon(when_stdin_ends, at_once)
             url = url_of(bound, https=settings.https_cert is not None)
             with cli.output.telling():

@@ -21,6 +21,7 @@ from jobledger.gateway.parts import Access, Gateway
 from jobledger.gateway.process.children import Following, Hosting, Working, setup_of
 from jobledger.gateway.process.counting import Counted, GatewayCollector
 from jobledger.gateway.process.health import LAG_S_MAX, ProcessHealth
+from jobledger.gateway.process.loaded_code import LoadedCode
 from jobledger.gateway.process.past import PastViews
 from jobledger.gateway.process.reading import FollowedProjection, FollowedRows
 from jobledger.gateway.process.requests import Requests
@@ -34,7 +35,7 @@ from jobledger.workers.services import outlive
 
 #: Room in a body beside a value that has the largest size.
 _BODY_BYTES_EXTRA: Final = 64 << 10
-#: How long the first request waits for the projection's file.
+#: How long the first request waits for the projection's file and for the announcement of tasks.
 _FIRST_S: Final = 10.0
 
 Service = tuple[str, Callable[[], Awaitable[None]]]
@@ -51,13 +52,15 @@ class Process:
         settings: Settings,
         *,
         tasks: TaskRegistry | None = None,
+        schedules: bool = True,
         project: bool = True,
         secrets: Secrets | None = None,
         hosting: Hosting | None = None,
     ) -> None:
         """Without `project` somebody else follows the ledger into the file; `tasks`, `secrets`: see `Gateway`.
 
-        `hosting`: have a worker for the gateway's own tasks, make deliveries of webhooks, and judge watches.
+        `schedules`: declare those of the tasks' modules. `hosting`: have a worker for the gateway's own tasks, make
+        deliveries of webhooks, and judge watches.
 
         Raises: ConfigurationError.
         """
@@ -66,6 +69,7 @@ class Process:
         self._ledger = ledger
         self._following = Following(setup_of(ledger, projection, "projector")) if project else None
         self._working = None if hosting is None else Working(setup_of(ledger, projection, "worker"), hosting)
+        self._code = None if tasks is None else LoadedCode(ledger, tasks, schedules=schedules)
         self._past = PastViews(setup_of(ledger, projection, "past"))
         rows = FollowedRows(ledger, projection, self._past)
         self._projection = FollowedProjection(rows, projection)
@@ -94,14 +98,15 @@ class Process:
         self._server = Server(self._answering, settings)
         config, why = ExporterConfig(lag_s_max=LAG_S_MAX), self._why_not_followed
         registry.register(Exporter(ledger, projection, config, followed=why, diagnose=counted))
-        registry.register(
-            GatewayCollector(
-                self.counted,
-                self._lag.late_s,
-                streams=lambda: self.gateway.feed.open_streams,
-                connections=lambda: self._server.connections,
-                appends=self._appends,
-            )
+        registry.register(self._collector())
+
+    def _collector(self) -> GatewayCollector:
+        return GatewayCollector(
+            self.counted,
+            self._lag.late_s,
+            streams=lambda: self.gateway.feed.open_streams,
+            connections=lambda: self._server.connections,
+            appends=self._appends,
         )
 
     def stop(self) -> None:
@@ -117,14 +122,23 @@ class Process:
                 group.start_soon(self._lag.run)
                 for name, service in self._services():
                     group.start_soon(self._keep, name, service)
-                with contextlib.suppress(TimeoutError):
-                    if self._following is not None:
-                        await asyncio.wait_for(self._following.begun.wait(), _FIRST_S)
+                if self._code is not None:
+                    group.start_soon(self._code.keep)
+                await self._begun()
                 await self._server.run(bound, on_ready)
                 self._projection.close()
                 group.cancel_scope.cancel()
         finally:
             self._answering.log.close()
+
+    async def _begun(self) -> None:
+        """Wait for what the first request may need, but not for long: it is answered all the same."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_S):
+                if self._code is not None:
+                    await self._code.announced.wait()
+                if self._following is not None:
+                    await self._following.begun.wait()
 
     def _services(self) -> list[Service]:
         """Return what runs beside the requests, and begins again whenever it ends."""

@@ -54,6 +54,18 @@ class Declaring:
                 await asyncio.sleep(LOOK_EVERY_S * random.uniform(0.8, 1.2))  # noqa: S311 - not all at once
         await asyncio.Event().wait()
 
+    async def declare_once(self) -> None:
+        """Declare each schedule until the ledger says what the code says, then only wait until cancelled.
+
+        For a process without a lease, of which nobody sees that it lives: two of them whose code differs would replace
+        each other's declarations for ever. Raises: as `run`.
+        """
+        waiting = await self.declare(self._schedules)
+        while waiting:
+            await asyncio.sleep(LOOK_EVERY_S * random.uniform(0.8, 1.2))  # noqa: S311 - not all at once
+            waiting = await self.declare(waiting)
+        await asyncio.Event().wait()
+
     async def declare(self, schedules: Sequence[Schedule]) -> list[Schedule]:
         """Declare schedules; return those that the ledger knows otherwise, for now.
 

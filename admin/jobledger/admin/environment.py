@@ -1,0 +1,41 @@
+"""An environment on a server: its ledger and buckets, made before anybody needs them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jobledger.ledger import Ledger
+from jobledger.ledger.nats.addresses import shown
+from jobledger.ledger.nats.books.key_uses import ensure_uses
+from jobledger.ledger.nats.streams import find_stream
+from jobledger.ledger.nats.task_book import write_tasks
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """An environment whose ledger and buckets are there."""
+
+    url: str  #: without a password
+    environment: str  #: "" for the one without a name
+    ledger_bytes_max: int  #: of the ledger as it is
+    last_sequence: int  #: of its events; 0 before the first
+
+
+async def prepare(ledger: Ledger) -> Prepared:
+    """Make the buckets that processes make later, where they are missing; `connect` made the ledger and the others.
+
+    Not those that reserve much room and many environments never need, for tables of runs and bodies of webhooks.
+
+    Raises: StreamMismatchError, JetStreamDisabledError, LedgerFullError (no room), PermissionRefusedError,
+        UnreachableError.
+    """
+    config, names = ledger.config, ledger.names
+    await write_tasks(ledger.inbox, names, [], replicas=config.replicas)
+    await ensure_uses(ledger.inbox, names, config.replicas)
+    stream = await find_stream(ledger.inbox, names.ledger_stream)
+    assert stream is not None, "connect made it"
+    return Prepared(
+        url=shown(config.url),
+        environment=names.environment,
+        ledger_bytes_max=stream.config["max_bytes"],
+        last_sequence=stream.state.last_sequence,
+    )

@@ -1,0 +1,40 @@
+"""The user's code that a gateway has loaded (`--app`): its tasks are announced and its schedules declared, as by a worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from jobledger.ledger import Ledger, TaskRegistry
+from jobledger.ledger.model.identity import new_identity
+from jobledger.workers.announcing import announce_tasks
+from jobledger.workers.reactors.schedules.declaring import Declaring
+from jobledger.workers.reactors.schedules.hooking import with_hooks
+from jobledger.workers.services import outlive
+
+
+class LoadedCode:
+    """What the ledger is told of the code: without a worker, too, tasks can be enqueued by name and schedules tick."""
+
+    def __init__(self, ledger: Ledger, tasks: TaskRegistry, *, schedules: bool) -> None:
+        """Tell nothing yet; without `schedules` none is declared. Raises: ConfigurationError where there is no task."""
+        self.announced = asyncio.Event()  #: the tasks are written, or the server refused them
+        self._ledger = ledger
+        self._tasks = with_hooks(tasks)
+        self._identity = new_identity()
+        found = list(tasks.schedules.values()) if schedules else []
+        # All of them: what no worker serves runs in requests of `/v1/run`, whichever queue these name.
+        self._declaring = Declaring(ledger, found, [each.queue for each in found])
+
+    async def keep(self) -> None:
+        """Tell the ledger, and again after whatever went wrong, until cancelled."""
+        await asyncio.gather(
+            self._outlive("the announcement", self._announce),
+            self._outlive("the schedules", self._declaring.declare_once),
+        )
+
+    async def _announce(self) -> None:
+        await announce_tasks(self._ledger, self._tasks, self._identity, done=self.announced)
+
+    async def _outlive(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        await outlive(self._ledger.connection, name, run)
