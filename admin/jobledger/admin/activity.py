@@ -6,7 +6,7 @@ from datetime import datetime
 
 import msgspec
 
-from jobledger.admin.queues import paused_now, together
+from jobledger.admin.queues import fleet_queues, paused_now, together
 from jobledger.admin.rows import Rows
 from jobledger.admin.workers import list_workers
 from jobledger.ledger.model.queues.pause import QueueState
@@ -58,7 +58,7 @@ class Watch:
         position = await rows.catch_up()
         now = clock.monotonic()
         with Store.open(await rows.path()) as store, store.one_moment():
-            found, paused = together(store.queues()), paused_now(store, clock.now())
+            found, paused = together(fleet_queues(store)), paused_now(store, clock.now())
             counts = _counts(store)
         passed_s, before = now - self._seen_at, self._counts
         rate = (position.stream_sequence - self._sequence) / passed_s if before is not None else None

@@ -11,6 +11,7 @@ import anyio
 from jobledger.admin.rows import Rows
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.subjects import INNER_QUEUES
 from jobledger.projections import QueueRow, Store
 from jobledger.projections.tables.queues import read_pauses
 
@@ -38,10 +39,19 @@ def paused_now(store: Store, now: datetime) -> dict[str, QueueState]:
     return {queue: state for queue, state in read_pauses(store.select).items() if state.is_paused(now)}
 
 
+def fleet_queues(store: Store, *, shown: tuple[str, ...] = ()) -> list[QueueRow]:
+    """Return the rows of all queues without those of the ledger's own, but for those that are to be `shown`."""
+    return [row for row in store.queues() if row.queue in shown or row.queue not in INNER_QUEUES]
+
+
 def listed(store: Store, queue: str | None, now: datetime) -> tuple[list[QueueRow], Mapping[str, QueueState]]:
-    """Return the rows of the queues that ever had a job or are paused, or of one; and those that are paused."""
+    """Return the rows of the queues that ever had a job or are paused, or of one; and those that are paused.
+
+    Queues of the ledger's own are left out unless one is named, or paused.
+    """
     with store.one_moment():
-        rows, paused = store.queues(queue), paused_now(store, now)
+        paused = paused_now(store, now)
+        rows = store.queues(queue) if queue is not None else fleet_queues(store, shown=tuple(paused))
     known = {row.queue for row in rows}
     none = dict.fromkeys((state.value for state in JobState), 0)
     empty = [

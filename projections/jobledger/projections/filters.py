@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from jobledger.ledger.model.inputs import checked_limits
+from jobledger.ledger.model.subjects import INNER_QUEUES
 from jobledger.projections.errors import ProjectionConfigError
 from jobledger.projections.json_terms import can_be_named, field_condition
 
@@ -72,7 +73,7 @@ NOTHING_SAID: Final = SaidFilter()
 
 
 class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which dead letters; None is no condition. Times are ISO-8601 text in UTC and mean when they became dead."""
+    """Which dead letters; None is no condition, but see `of_fleet`. Times are ISO-8601 text in UTC and mean when they became dead."""
 
     queue: str | None = None
     task: str | None = None
@@ -97,7 +98,8 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
             where, values = joined(said)
             of_jobs = f"(job_id, queue) IN (SELECT id, queue FROM jobs WHERE {where})"  # noqa: S608 - our own columns
             terms.append(Term("", of_jobs, tuple(values)))
-        return [*terms, *visible(self.visible_queues, self.visible_tasks)]
+        named = (self.queue, self.task, self.fingerprint, self.said.created_by)
+        return [*terms, *of_fleet(*named), *visible(self.visible_queues, self.visible_tasks)]
 
     def where(self) -> tuple[str, list[object]]:
         """Return the condition in SQL, and its values."""
@@ -106,6 +108,8 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which jobs; None, and what is empty, is no condition. Times are ISO-8601 text in UTC: when jobs were enqueued.
+
+    Jobs of the ledger's own queues are left out unless the queue, the task or the jobs are named: see `of_fleet`.
 
     Raises: ProjectionConfigError for a text or an input field that cannot be looked for.
     """
@@ -179,7 +183,9 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     def _seen(self) -> list[Term]:
         members = [] if self.members else [Term("members", "parent_id IS NULL")]
-        return [*members, *visible(self.visible_queues, self.visible_tasks)]
+        named = (self.queue, self.task, self.trace_id, self.batch, self.id_prefix, self.fingerprint)
+        fleet = of_fleet(*named, self.said.created_by)
+        return [*members, *fleet, *visible(self.visible_queues, self.visible_tasks)]
 
     def where(self) -> tuple[str, list[object]]:
         """Return the condition in SQL, and its values."""
@@ -192,6 +198,13 @@ OF_FINGERPRINT: Final = "SELECT job_id, queue FROM dead_letters WHERE fingerprin
 def joined(terms: Sequence[Term]) -> tuple[str, list[object]]:
     """Return the condition that all of them hold, and its values."""
     return " AND ".join(each.sql for each in terms) or "1", [value for each in terms for value in each.values]
+
+
+def of_fleet(*named: str | None) -> list[Term]:
+    """Return the condition that leaves out `INNER_QUEUES`; none where something is `named` that says what is wanted."""
+    if any(each is not None for each in named):
+        return []
+    return [Term("fleet", f"queue NOT IN ({', '.join('?' * len(INNER_QUEUES))})", INNER_QUEUES)]
 
 
 def visible(queues: tuple[str, ...], tasks: tuple[str, ...]) -> list[Term]:

@@ -9,7 +9,7 @@ from typing import Final
 from jobledger.admin.rows import View
 from jobledger.ledger.model.hooks.watch import Figure, WatchDefinition
 from jobledger.ledger.model.job import JobState
-from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
+from jobledger.ledger.model.subjects import INNER_QUEUES
 from jobledger.ledger.model.times import as_utc
 from jobledger.projections import JobFilter
 from jobledger.projections.statistics.answers import Histogram, QueueRow, Statistics
@@ -25,7 +25,7 @@ _P99: Final = 0.99
 def figure_of(view: View, definition: WatchDefinition) -> float | None:
     """Return what a watch looks at, as the rows have it; None where it cannot be told.
 
-    Deliveries of webhooks count for nothing: what fires is delivered, and must not fire for that. Reads files: not for
+    Queues of the ledger's own count for nothing: what fires is delivered, and must not fire for that. Reads files: not for
     an event loop.
 
     Raises: ProjectionError.
@@ -43,7 +43,7 @@ def figure_of(view: View, definition: WatchDefinition) -> float | None:
 
 def _queues(view: View, definition: WatchDefinition) -> list[QueueRow]:
     rows = view.store.queues(definition.queue or None)
-    return [row for row in rows if row.queue != DELIVERIES_QUEUE]
+    return [row for row in rows if row.queue not in INNER_QUEUES]
 
 
 def _count(view: View, definition: WatchDefinition, state: JobState) -> int:
@@ -61,7 +61,7 @@ def _oldest_wait_s(rows: Sequence[QueueRow], now: datetime) -> float:
 def _of_window(view: View, definition: WatchDefinition) -> float | None:
     since = view.now - timedelta(seconds=definition.window_s)
     buckets = view.store.buckets(since, queue=definition.queue or None, task=definition.task or None)
-    rows: list[Statistics] = [row for row in buckets if row.queue != DELIVERIES_QUEUE]
+    rows: list[Statistics] = [row for row in buckets if row.queue not in INNER_QUEUES]
     if definition.figure == "wait_p99_s":
         return Histogram.merged(row.wait for row in rows).quantile_s(_P99)
     good = sum(row.completed for row in rows)

@@ -9,7 +9,7 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.admin.rows import AnswerPosition, View
-from jobledger.projections.filters import Term, visible
+from jobledger.projections.filters import Term, of_fleet, visible
 from jobledger.projections.statistics.history import Happened, happened
 from jobledger.projections.statistics.rates import Rates, rates
 
@@ -41,12 +41,13 @@ async def stats(
 ) -> SpanRates:
     """Return what happened in the minutes from the one of `since` to the one before `until`.
 
-    `visible_queues`, `visible_tasks`: as in `JobFilter`. Reads in a thread.
+    Queues of the ledger's own are left out where neither queue nor task is named. `visible_queues`, `visible_tasks`: as in `JobFilter`. Reads in a thread.
 
     Raises: ProjectionConfigError for a step that is no multiple of a minute; ProjectionError.
     """
     given = {"queue": queue, "task": task}
     terms = [Term(name, f"{name} = ?", (value,)) for name, value in given.items() if value is not None]
+    terms += of_fleet(queue, task)
     terms += visible(tuple(visible_queues), tuple(visible_tasks))
 
     def read() -> SpanRates:

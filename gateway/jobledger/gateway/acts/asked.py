@@ -20,9 +20,10 @@ from jobledger.admin.bulk import (
 from jobledger.gateway.access.permissions import Permission
 from jobledger.ledger.dead_letters import Requeuing
 from jobledger.ledger.model.events import Priority
+from jobledger.ledger.model.subjects import ACTS_QUEUE
 
 #: The queue of the jobs that do acts; users cannot add jobs to it.
-QUEUE: Final = "jobledger-acts"
+QUEUE: Final = ACTS_QUEUE
 TASK: Final = "bulk_act"
 #: Jobs of one act: their names fit into one input.
 JOBS_MAX: Final = 50_000

@@ -10,6 +10,7 @@ import msgspec
 from markupsafe import Markup
 
 from jobledger.admin.past import AsOf
+from jobledger.admin.queues import fleet_queues
 from jobledger.admin.rows import AnswerPosition, View
 from jobledger.gateway.access.permissions import Permission
 from jobledger.gateway.pages.charts.bars import Happened, strip
@@ -103,7 +104,7 @@ async def _begin(looked: Looked, today: datetime) -> datetime:
 def _dead(looked: Looked, view: View) -> int:
     principal = looked.principal
     if principal.is_of_all_tasks:
-        rows = view.store.queues()
+        rows = fleet_queues(view.store)
         return sum(row.counts["dead_lettered"] for row in rows if principal.may("view", row.queue))
     chosen = DeadLetterFilter(visible_queues=principal.queues, visible_tasks=principal.tasks)
     return view.store.dead_letter_count(chosen)

@@ -29,6 +29,11 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", flags=re.ASCII)
 
 #: The queue of deliveries of webhooks. No event of it is ever delivered.
 DELIVERIES_QUEUE: Final = "webhooks-out"
+#: The queue of what a gateway does to many jobs at once.
+ACTS_QUEUE: Final = "jobledger-acts"
+#: Queues of jobs that nobody enqueued: figures and lists of the fleet leave them out, unless somebody names them. Those
+#: of `jobledger` are graphs and batches, which people began.
+INNER_QUEUES: Final = (DELIVERIES_QUEUE, ACTS_QUEUE)
 _OWN_QUEUES: Final = ("jobledger", DELIVERIES_QUEUE)
 
 TIMERS_CONSUMER_PREFIX: Final = "timers_"

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.subjects import INNER_QUEUES
 from jobledger.projections.filters import OF_FINGERPRINT, JobFilter, Term, joined
 
 Order = Literal["newest", "oldest"]
@@ -21,6 +22,7 @@ Select = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
 NAMED_MAX: Final = 10_000
 #: Entries that are counted to find out which of several indexes has fewest.
 _ESTIMATED_MAX: Final = 10_000
+_AN_INNER: Final = f"SELECT 1 FROM queues WHERE queue IN ({', '.join('?' * len(INNER_QUEUES))}) LIMIT 1"  # noqa: S608
 _STATES: Final = tuple(state.value for state in JobState)
 #: Conditions that an index serves with the order by time: (fields, index, whether its entries are by state, too).
 _INDEXES: Final[tuple[tuple[tuple[str, ...], str, bool], ...]] = (
@@ -118,7 +120,7 @@ class Walk:
 
 def choose_way(select: Select, walk: Walk, chosen: JobFilter, *, by_state: bool) -> Way:
     """Return the lanes with which the fewest rows have to be looked at; `by_state`: their jobs are to be counted so."""
-    terms = chosen.terms()
+    terms = _needed(select, chosen.terms())
     named = _named(select, chosen)
     if named is not None:
         return Way(lanes=(named,), left=tuple(terms), is_named=True)
@@ -132,6 +134,11 @@ def choose_way(select: Select, walk: Walk, chosen: JobFilter, *, by_state: bool)
         return whole or ways[0]
     sizes = [sum(walk.size(lane, _ESTIMATED_MAX) for lane in each.lanes) for each in ways]
     return ways[sizes.index(min(sizes))]
+
+
+def _needed(select: Select, terms: Sequence[Term]) -> list[Term]:
+    """Return the conditions without the one on queues of the ledger's own where these are empty: no index serves that."""
+    return [each for each in terms if each.field != "fleet" or select(_AN_INNER, each.values)]
 
 
 def _way(

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from jobledger.admin.diagnoses import Diagnosis, diagnose
 from jobledger.admin.hooks.watches import WatchInfo, list_watches
-from jobledger.admin.queues import paused_now, together
+from jobledger.admin.queues import fleet_queues, paused_now, together
 from jobledger.admin.rows import View
 from jobledger.admin.workers import list_workers
 from jobledger.gateway.pages.charts.bars import bars
@@ -36,6 +36,7 @@ from jobledger.gateway.scoped import diagnoses_for, terms_for, workers_for
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections import DeadLetterFilter, DeadLetterGroup, Histogram, QueueRow
+from jobledger.projections.filters import of_fleet
 from jobledger.projections.statistics.history import (
     Happened,
     QueueHappened,
@@ -163,7 +164,7 @@ async def _costly(looked: Looked, view: View, shell: Shell, span: Span) -> _Cost
 
 
 def _history(looked: Looked, view: View, span: Span, begin: datetime) -> _History:
-    select, now, terms = view.store.select, view.now, terms_for(looked.principal)
+    select, now, terms = view.store.select, view.now, [*of_fleet(), *terms_for(looked.principal)]
     axis = _axis(span, now, begin)
     return _History(
         axis,
@@ -179,7 +180,7 @@ def _causes(looked: Looked, view: View) -> list[DeadLetterGroup]:
 
 
 def _tasks(looked: Looked, view: View) -> list[Rates]:
-    now, terms = view.now, terms_for(looked.principal)
+    now, terms = view.now, [*of_fleet(), *terms_for(looked.principal)]
     found = rates(view.store.select, "task", now - timedelta(hours=1), now + timedelta(minutes=1), terms)
     return sorted(
         found, key=lambda each: (each.success_rate is None, each.success_rate or 0.0, -each.completed)
@@ -207,10 +208,10 @@ def _page(
     looked: Looked, view: View, shell: Shell, costly: _Costly, workers: Sequence[WorkerInfo]
 ) -> Overview:
     store, now, principal = view.store, view.now, looked.principal
-    rows = [row for row in together(store.queues()) if principal.may("view", row.queue)]
+    rows = [row for row in together(fleet_queues(store)) if principal.may("view", row.queue)]
     axis, done, waits = costly.history
     since, until = now - timedelta(seconds=LATELY_S), now + timedelta(minutes=1)
-    lately = by_queue(store.select, since, until, terms_for(principal))
+    lately = by_queue(store.select, since, until, [*of_fleet(), *terms_for(principal)])
     wait = Histogram.merged(each.wait for each in lately)
     styles = styles_of(done, rows)
     paused = paused_now(store, now)
