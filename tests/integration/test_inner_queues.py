@@ -30,12 +30,12 @@ async def die(log: MemoryLog, ref: JobRef, task: str, clock: SteppedClock) -> No
     for kind in ("enqueue", "claim", "fail"):
         chain = await load(log, ref)
         held = 0 if chain.job is None else chain.job.last_sequence
-        command: Command = {
+        commands: dict[str, Command] = {
             "enqueue": enqueue_of(ref, task=task, max_attempts=1),
             "claim": Claim(worker="w1", lease_s=15),
             "fail": Fail(epoch=held, error=BROKEN),
-        }[kind]
-        await commit(log, chain, decide(chain.job, command, Stamp(at=clock.now(), by="test")))
+        }
+        await commit(log, chain, decide(chain.job, commands[kind], Stamp(at=clock.now(), by="test")))
 
 
 async def test_inner_queues_count_only_where_they_are_named(tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ COMMANDS: Final = Group(
                 "prune": "schedules.prune",
             },
         ),
+        "locks": Group(groups.LOCKS, {"list": "locks", "show": "locks"}),
         "unique": Group(groups.UNIQUE, {"show": "unique"}),
         "tables": Group(
             groups.TABLES,

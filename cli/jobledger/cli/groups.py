@@ -18,6 +18,7 @@ QUEUES: Final = _group("List the queues and what they hold; pause, resume, drain
 JOBS: Final = _group("List, show, explain, signal, pause, cancel, retry, reschedule and run jobs.")
 LIMITS: Final = _group("Set, list, show and remove limits: how many jobs may run at once or start in a time.")
 TABLES: Final = _group("List, show, export and remove the tables of runs.")
+LOCKS: Final = _group("List and show locks, and which process holds each.")
 UNIQUE: Final = _group("Show the keys of unique jobs, and which job holds each.")
 WEBHOOKS: Final = _group(
     "Set, list, show, pause and remove webhooks that go out; rotate secrets, test and redeliver."

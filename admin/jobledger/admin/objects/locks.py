@@ -10,7 +10,8 @@ import msgspec
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.lock import LOCK
-from jobledger.ledger.model.log import events_among
+from jobledger.ledger.model.log import end_of_chain, events_among
+from jobledger.ledger.model.subjects import LockRef, check_token
 
 
 class LockShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +23,39 @@ class LockShown(msgspec.Struct, frozen=True, kw_only=True):
     is_alive: bool  #: whether that process has a living lease
     fencing_number: int  #: stream sequence of the event that it was taken by
     since: datetime  #: by the server's clock
+
+
+class LockState(msgspec.Struct, frozen=True, kw_only=True):
+    """A lock, held or free."""
+
+    scope: str
+    lock: str
+    held: bool  #: somebody took it and did not give it back
+    holder: str  #: `<host>-<pid>-<random>`; "" where it is free
+    is_alive: bool  #: whether the holder's process has a living lease; without one the lock is free for whoever asks
+    fencing_number: int  #: stream sequence of the event that it was taken by last; 0: nobody ever took it
+    since: datetime | None  #: when it was taken or given back, by the server's clock
+
+
+async def lock_state(ledger: Ledger, scope: str, lock_id: str) -> LockState:
+    """Return one lock as its newest event has it.
+
+    Raises: InvalidTokenError, CorruptLedgerError, UnreachableError.
+    """
+    ref = LockRef(scope=check_token("scope", scope), lock_id=check_token("lock", lock_id))
+    newest = await end_of_chain(ledger.log, LOCK.chain(ledger.names, ref.scope, ref.lock_id))
+    event = newest.event
+    lock = None if event is None else LOCK.evolve(None, LOCK.decode(event), event.stream_sequence)
+    holder = "" if lock is None else lock.holder
+    return LockState(
+        scope=ref.scope,
+        lock=ref.lock_id,
+        held=lock is not None and lock.is_held,
+        holder=holder,
+        is_alive=bool(holder) and await ledger.leases.find(holder) is not None,
+        fencing_number=0 if lock is None else lock.fencing_number,
+        since=None if event is None else event.stored_at,
+    )
 
 
 async def list_locks(ledger: Ledger, *, limit: int) -> list[LockShown]:
