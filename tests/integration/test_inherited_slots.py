@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.support.working import LIMIT_S, Connect, ended, types, working
 
 from jobledger.audit.verify import verify
-from jobledger.ledger import JobState, Ledger, Limit, Run, task, workflow
+from jobledger.ledger import JobHandle, JobState, Ledger, Limit, Run, task, workflow
+from jobledger.ledger.model.events import Held, Order, Queued
 
 pytestmark = pytest.mark.anyio
 
@@ -47,6 +49,18 @@ async def parks(run: Run) -> str:
     return await run.call(tell, customer="none")
 
 
+async def below(ledger: Ledger, run: str, task: str) -> tuple[JobHandle[Any], Order]:
+    """Return a child of a run, by its id, that runs a task, and what it was enqueued with."""
+    async for batch in ledger.log.read():
+        for stored in batch:
+            event = stored.event
+            member = event.member if isinstance(event, Queued | Held) else None
+            if member is not None and (member.job, event.task) == (run, task):
+                handle = await ledger.job(event.job)
+                return handle, (await handle.snapshot()).order
+    raise AssertionError(f"run {run} has no child of task {task}")
+
+
 async def test_children_are_on_the_slot_that_a_run_above_them_keeps(
     ledger: Ledger, connected: Connect
 ) -> None:
@@ -54,13 +68,14 @@ async def test_children_are_on_the_slot_that_a_run_above_them_keeps(
         jobs = [await ledger.enqueue(order.options(id=f"o{n}"), customer=f"c{n % 2}") for n in range(4)]
         for number, job in enumerate(jobs):
             assert await job.result(timeout_s=LIMIT_S) == [f"c{number % 2}"] * 5
-    child, last = await ledger.job("o0-1-0"), await ledger.job("o0-3-0")
+    child, order_of = await below(ledger, "o0", "charge")
     assert await types(child) == ["queued", "started", "completed"]
-    assert (await child.snapshot()).order.inherits == ("customer:c0",)
-    state = (await last.snapshot()).order
-    assert (state.limits, state.inherits) == (("api",), ("customer:c0",))
-    grandchild = await (await ledger.job("o0-2-0-1-2")).snapshot()
-    assert (grandchild.task, grandchild.order.limits) == ("charge", ())
+    assert order_of.inherits == ("customer:c0",)
+    _, order_of = await below(ledger, "o0", "tell")
+    assert (order_of.limits, order_of.inherits) == (("api",), ("customer:c0",))
+    between, _ = await below(ledger, "o0", "middle")
+    _, order_of = await below(ledger, between.id, "charge")
+    assert (order_of.limits, order_of.inherits) == ((), ("customer:c0",))
     report = await verify(ledger.log)
     assert report.sound, report.text()
 
@@ -71,7 +86,7 @@ async def test_a_slot_that_is_given_back_while_a_run_waits_is_nobody_else_s(
     async with connected() as other, working(other, parks, tell):
         job = await ledger.enqueue(parks.options(id="p"))
         assert (await ended(job)).state is JobState.COMPLETED
-    child = (await (await ledger.job("p-1-0")).snapshot()).order
+    _, child = await below(ledger, "p", "tell")
     assert (child.limits, child.inherits) == (("api", "customer:none"), ())
     report = await verify(ledger.log)
     assert report.sound, report.text()
