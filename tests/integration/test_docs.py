@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from tests.support.ports import kept_port
 from tests.support.tables import each_row
 
 from jobledger.cli.main import program, run
-from jobledger.ledger import Ledger, Task, TaskRegistry, connect
+from jobledger.ledger import InvalidInputError, Ledger, Schedule, Task, TaskRegistry, connect, task
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker
 
@@ -211,16 +212,39 @@ async def test_python_blocks_run(
     environment = re.sub(r"\W", "_", _name(page)).lower()
     async with connect(nats_server.url, environment=environment, ledger_bytes_max=64 << 20) as ledger:
         names: dict[str, Any] = {"__name__": "docs", "ledger": ledger}
-        for statement in (each for block in _blocks(page, "python") for each in ast.parse(block.text).body):
-            module = ast.Module([statement], [])
-            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-            code = compile(module, _name(page), "exec", flags=flags, dont_inherit=True)
-            if code.co_flags & inspect.CO_COROUTINE:
-                async with _working(ledger, names):
-                    await eval(code, names)
-            else:
-                # In a thread, because a whole program starts an event loop of its own.
-                await anyio.to_thread.run_sync(exec, code, names)
+        for block in _blocks(page, "python"):
+            known = dict(names)
+            for statement in ast.parse(block.text).body:
+                module = ast.Module([statement], [])
+                flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+                code = compile(module, _name(page), "exec", flags=flags, dont_inherit=True)
+                if code.co_flags & inspect.CO_COROUTINE:
+                    async with _working(ledger, names):
+                        await eval(code, names)
+                else:
+                    # In a thread, because a whole program starts an event loop of its own.
+                    await anyio.to_thread.run_sync(exec, code, names)
+            _load_as_app({name: value for name, value in names.items() if known.get(name) is not value})
+
+
+def _load_as_app(names: dict[str, Any]) -> None:
+    """Load what a block defines as `--app` loads a module: a worker refuses what cannot be an application."""
+    if not any(isinstance(value, Task | Schedule) for value in names.values()):
+        return
+    module = types.ModuleType("app_of_a_page")
+    vars(module).update(names)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, module.__name__, module)
+        tasks = TaskRegistry.load([module.__name__])
+    assert set(tasks.fingerprints) == set(tasks.schedules)
+
+
+def test_a_block_that_no_worker_can_load_is_found() -> None:
+    @task(queue="mail")
+    async def send(to: str) -> None: ...
+
+    with pytest.raises(InvalidInputError, match="schedule daily: task send"):
+        _load_as_app({"send": send, "DAILY": Schedule("daily", cron="0 6 * * *", task=send)})
 
 
 # Console.

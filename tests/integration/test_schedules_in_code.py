@@ -227,6 +227,38 @@ async def test_a_limit_by_an_argument_has_the_key_that_before_chose(ledger: Ledg
         assert (await made.snapshot()).order.limits == ("customer:7",)
 
 
+def dated(tick: Tick) -> dict[str, int] | None:
+    return {"n": 7} if tick.schedule == "dated" else None
+
+
+async def test_a_schedule_whose_before_gives_the_input_needs_none_of_its_own(ledger: Ledger) -> None:
+    """Also where the tenant and a limit's key are arguments: only the hooks' answer has them."""
+    limits = (Limit("customer", key="n", slots=1), Limit("rest", slots=5))
+    limited = task(queue="cron", name="limited", tenant="t{n}", limits=limits)(_customer)
+    registry = TaskRegistry([limited])
+    for name in ("dated", "undated"):
+        registry.add_schedule(
+            Schedule(name, task=limited.options(max_attempts=1), every_s=3600, before=dated)
+        )
+    async with working(ledger, registry=registry, queues=("cron",)):
+
+        async def declared() -> bool:
+            return None not in [await _definition(ledger, name) for name in ("dated", "undated")]
+
+        await until(declared)
+        ref = await ledger.schedules.trigger("dated")
+        await (await ledger.job(ref)).wait(timeout_s=LIMIT_S)
+        made = await ledger.job(ref.job_id.removesuffix("-hooks"), task=limited)
+        assert await made.result(timeout_s=LIMIT_S) == 7
+        order = (await made.snapshot()).order
+        assert (order.limits, order.tenant) == (("customer:7", "rest"), "t7")
+        failing = await ledger.job(await ledger.schedules.trigger("undated"))
+        assert (await failing.wait(timeout_s=LIMIT_S)).state == "dead_lettered"
+        error = (await failing.snapshot()).error
+        assert error is not None
+        assert "`before` of schedule undated returned None, and the schedule has no input" in error.message
+
+
 async def _customer(n: int) -> int:
     return n
 

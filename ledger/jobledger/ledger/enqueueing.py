@@ -123,13 +123,19 @@ class Enqueuer:
         ref = JobRef(queue=start.queue, job_id=job_id)
         return ref, lambda: self.one(task, *start.args, **start.kwargs)
 
-    async def like(self, task: AnyTask, values: Mapping[str, Any]) -> Enqueue:
+    async def like(self, task: AnyTask, values: Mapping[str, Any] | None) -> Enqueue:
         """Return what would enqueue a job of this input now, for whoever declares jobs to come; stores a large input.
+
+        None: each job's input is known later, and with it the tenant and the limits' keys that are arguments.
 
         Raises: InvalidInputError, PayloadTooLargeError, LedgerFullError, UnreachableError.
         """
         plain, options = unpack(cast("Task[..., Any]", task))
-        text = plain.signature.encode((), values)
+        if values is None:
+            options = msgspec.structs.replace(options, tenant_template="", declared=(), declared_queue=None)
+            text = b"{}"
+        else:
+            text = plain.signature.encode((), values)
         return await self._client.patience.read(lambda: self._order(plain, options, "like", text, notify=""))
 
     def _wish(self, task: Kind, options: Options, unique: Unique, command: Enqueue, text: bytes) -> Wish:

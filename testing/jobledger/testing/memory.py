@@ -237,7 +237,7 @@ class _Remembering(Enqueuer):
             task, inputs, ids=ids, on_progress=on_progress, batch=batch, batch_max=batch_max
         )
 
-    async def like(self, task: AnyTask, values: Mapping[str, Any]) -> Enqueue:
+    async def like(self, task: AnyTask, values: Mapping[str, Any] | None) -> Enqueue:
         self._remember(cast("Task[..., Any]", task))
         return await super().like(task, values)
 

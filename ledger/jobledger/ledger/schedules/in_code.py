@@ -96,7 +96,8 @@ class Schedule:
 
         `task`: what to run; its options (`task.options(queue=..., limits=...)`) are those of every job.
         `input`: the keyword arguments of every job.
-        `before`: is asked before each job is made; the input that it returns is the job's, None keeps `input`.
+        `before`: is asked before each job is made; the input that it returns is the job's, None keeps `input`. With it
+            `input` may be left out, also where the task has arguments without a default.
         `after`: is told once the job was made. Both run in a job of their own, which is tried again when it fails; the
         schedule's own job is made once.
 
@@ -153,14 +154,13 @@ class Schedule:
                 f"schedule {self.name or '(without a name)'} needs a name and a task: give both, or write "
                 "@task(schedule=...)"
             )
-        task, options = self._unpacked()
-        check_options(self.name, options)
+        check_options(self.name, self._unpacked()[1])
         if self._definition.hooks and len(self.name) > _NAME_MAX_WITH_HOOKS:
             raise ConfigurationError(
                 f"schedule {self.name} has hooks: give it a name of at most {_NAME_MAX_WITH_HOOKS} characters"
             )
         try:
-            task.signature.encode((), self.input)
+            self._input_text()
         except InvalidInputError as error:
             raise InvalidInputError(f"schedule {self.name}: {error}") from error
 
@@ -168,6 +168,13 @@ class Schedule:
     def has_hooks(self) -> bool:
         """Whether a job of its own calls hooks before each job is made."""
         return self._definition.hooks
+
+    @property
+    def declared_input(self) -> Mapping[str, Any] | None:
+        """The keyword arguments of its jobs, None where only `before` knows them."""
+        signature = self._unpacked()[0].signature
+        is_missing = not self.input and set(signature.names) > set(signature.defaults)
+        return None if self.before is not None and is_missing else self.input
 
     @property
     def queue(self) -> str:
@@ -178,7 +185,7 @@ class Schedule:
     def fingerprint(self) -> str:
         """A short name for all that it says: two processes whose code says the same have the same."""
         task, options = self._unpacked()
-        parts = (self._definition, task.name, options, task.signature.encode((), self.input))
+        parts = (self._definition, task.name, options, self._input_text())
         return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:_FINGERPRINT_CHARACTERS]
 
     def definition(self, like: Enqueue) -> Definition:
@@ -190,6 +197,11 @@ class Schedule:
             order=like.order,
             code_version=self.fingerprint,
         )
+
+    def _input_text(self) -> bytes:
+        values = self.declared_input
+        text: bytes = b"" if values is None else self._unpacked()[0].signature.encode((), values)
+        return text
 
     def _unpacked(self) -> tuple[Any, Options]:
         assert self.task is not None, "it was checked"

@@ -89,7 +89,7 @@ class Declaring:
     async def _declared(self, schedule: Schedule) -> bool:
         """Declare one; return whether the ledger says what the code says."""
         assert schedule.task is not None, "it was checked when it was loaded"
-        definition = schedule.definition(await self._enqueuer.like(schedule.task, schedule.input))
+        definition = schedule.definition(await self._enqueuer.like(schedule.task, schedule.declared_input))
         known = await self._act(schedule.name, Declare(definition=definition))
         if known.source == "operator":
             self._tell(

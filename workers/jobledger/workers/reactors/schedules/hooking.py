@@ -49,6 +49,11 @@ def _calling(schedule: Schedule) -> Task[..., Any]:
             raise InvalidInputError(
                 f"`before` of schedule {schedule.name} returned a {type(values).__name__}: return a dict, Skip or None"
             )
+        if values is None and schedule.declared_input is None:
+            raise InvalidInputError(
+                f"`before` of schedule {schedule.name} returned None, and the schedule has no input: return a dict or "
+                "Skip, or give the schedule an input"
+            )
         given = cast("Mapping[str, Any] | None", values)
         job = await _make(context, schedule, job_id, given, tick=tick, limit=limit)
         if schedule.after is not None:
