@@ -57,6 +57,7 @@ class Process:
     ) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("JOBLEDGER_")}
         environment |= {"PYTHONPATH": SOURCES, "XDG_DATA_HOME": str(folder / "data"), "COLUMNS": "80"}
+        environment["JOBLEDGER_WAIT_FOR_SERVER_S"] = "0"  # nor is a server waited for
         environment["JOBLEDGER_NO_GATEWAY"] = "1"  # whoever wants one beside `up` says so
         self.child = start(
             "-m",

@@ -272,7 +272,8 @@ def test_no_server_and_no_module_are_told_before_any_process_starts(
 ) -> None:
     for name in ("APP", "URL", "PROCESSES"):
         monkeypatch.delenv(f"JOBLEDGER_{name}", raising=False)
-    assert run(["worker", "--app", "x", "--processes", "2", "--url", "nats://127.0.0.1:9"]) == 5
+    nowhere = ("--url", "nats://127.0.0.1:9", "--wait-for-server", "0")
+    assert run(["worker", "--app", "x", "--processes", "2", *nowhere]) == 5
     assert "no server answers" in capsys.readouterr().err
     assert run(["worker", "--processes", "2"]) == 2
     assert "name their module with --app" in capsys.readouterr().err

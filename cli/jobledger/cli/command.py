@@ -36,6 +36,7 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "url": (options.Url, DEFAULT_URL),
     "environment": (options.Environment, ""),
     "ledger_bytes_max": (options.LedgerBytesMax, None),
+    "wait_for_server_s": (options.WaitForServer, 30.0),
     "as_json": (options.Json, False),
     "tenant": (options.Tenant, None),
     "correlation": (options.Correlation, None),
@@ -52,6 +53,7 @@ CHOOSES: Final = ("tenant", "correlation", "metadata", "limited_by", "created_by
 CREATES: Final = (
     "ledger_bytes_max"  #: of a command that makes a ledger where there is none: no other one does
 )
+WAITS: Final = "wait_for_server_s"  #: of a process that may begin before its server
 
 
 class Cli:
@@ -63,6 +65,7 @@ class Cli:
         url: str = DEFAULT_URL,
         environment: str = "",
         ledger_bytes_max: int | None = None,
+        wait_for_server_s: float = 0.0,
         create: bool = False,
         projection: Path | None = None,
         as_json: bool = False,
@@ -78,6 +81,7 @@ class Cli:
             url=url,
             environment=environment,
             ledger_bytes_max=ledger_bytes_max,
+            wait_for_server_s=wait_for_server_s,
             create=create,
             access=Access(**{name: value for name, value in access.items() if value}),
         )

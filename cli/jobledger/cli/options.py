@@ -9,6 +9,7 @@ import typer
 
 from jobledger.admin.amounts import size
 from jobledger.cli.errors import UsageError
+from jobledger.cli.times import seconds
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.nats.access import named, variable
@@ -103,6 +104,17 @@ LedgerBytesMax = Annotated[
         metavar="BYTES",
         help="Size limit of a ledger that this command creates. "
         f"(default: {size(LedgerConfig().ledger_bytes_max)})",
+        rich_help_panel=SERVER,
+    ),
+]
+WaitForServer = Annotated[
+    float,
+    typer.Option(
+        "--wait-for-server",
+        envvar="JOBLEDGER_WAIT_FOR_SERVER_S",
+        metavar="SPAN",
+        parser=seconds(),
+        help="How long to retry at the start while no server answers or its JetStream is not ready; 0 does not.",
         rich_help_panel=SERVER,
     ),
 ]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import getpass
 import importlib.util
+import logging
 import os
 import signal
 import sys
@@ -21,7 +22,12 @@ import msgspec
 from jobledger.cli.ending import exit_at_once
 from jobledger.cli.errors import DONE, UsageError, first_of, report
 from jobledger.cli.options import split
-from jobledger.ledger.model.errors import LedgerError, ServerUnreachableError
+from jobledger.ledger.model.errors import (
+    JetStreamDisabledError,
+    LedgerError,
+    ServerUnreachableError,
+    UnreachableError,
+)
 from jobledger.ledger.nats.access import NO_ACCESS, Access
 from jobledger.ledger.tasks import TaskRegistry
 
@@ -31,6 +37,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LAST_TASKS_END_S: Final = 1.0
+_RETRY_S: Final = 0.5  #: between two tries to connect to a server that is starting
+logger = logging.getLogger("jobledger.connection")
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +51,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     append_timeout_s: float | None = None  #: how long an append or a read may take across reconnects
     tracing: bool = False
     create: bool = False  #: streams that are missing; for what writes a job or runs one
+    wait_for_server_s: float = (
+        0.0  #: how long to retry where no server answers, or its JetStream is not ready
+    )
     access: Access = NO_ACCESS
 
 
@@ -78,8 +89,6 @@ async def _tasks_run_on() -> bool:
 @contextlib.asynccontextmanager
 async def opened(target: Target) -> AsyncGenerator[Ledger, None]:
     """Connect for the length of the block. Raises: as `connect`; LedgerNotFoundError for who does not create one."""
-    from jobledger.ledger.connecting.connect import connect  # noqa: PLC0415
-
     settings: dict[str, Any] = {
         "environment": target.environment,
         "name": "jobledger-cli",
@@ -91,8 +100,27 @@ async def opened(target: Target) -> AsyncGenerator[Ledger, None]:
         value = getattr(target, name)
         if value is not None:
             settings[name] = value
-    async with connect(target.url, **settings) as ledger:
-        yield ledger
+    async with contextlib.AsyncExitStack() as stack:
+        yield await _connected(stack, target, settings)
+
+
+async def _connected(stack: contextlib.AsyncExitStack, target: Target, settings: dict[str, Any]) -> Ledger:
+    """Connect until the end of `stack`; retry a server that is starting, as the target says. Raises: as `opened`."""
+    from jobledger.ledger.connecting.connect import connect  # noqa: PLC0415
+
+    until = anyio.current_time() + target.wait_for_server_s
+    is_told = False
+    while True:
+        try:
+            return await stack.enter_async_context(connect(target.url, **settings))
+        except (UnreachableError, JetStreamDisabledError) as error:
+            left_s = until - anyio.current_time()
+            if getattr(error, "is_for_good", False) or left_s <= 0:
+                raise
+            if not is_told:
+                logger.warning("%s; retrying for %.0f s (--wait-for-server)", error, left_s)
+                is_told = True
+        await anyio.sleep(min(_RETRY_S, left_s))
 
 
 def named_modules(app: list[str] | None) -> list[str]:

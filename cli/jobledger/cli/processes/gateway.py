@@ -16,7 +16,7 @@ import typer
 from anyio.abc import TaskGroup
 
 from jobledger.cli import options
-from jobledger.cli.command import CREATES, ROWS, Cli, command
+from jobledger.cli.command import CREATES, ROWS, WAITS, Cli, command
 from jobledger.cli.errors import DONE
 from jobledger.cli.exposure import LOOPBACK
 from jobledger.cli.groups import TOP
@@ -67,7 +67,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     until_eof: bool
 
 
-@command(TOP, "gateway", takes=(*ROWS, CREATES))
+@command(TOP, "gateway", takes=(*ROWS, CREATES, WAITS))
 def gateway(
     cli: Cli,
     *,
@@ -166,6 +166,9 @@ async def _gateway(cli: Cli, plan: _Plan) -> None:
     cli.target = msgspec.structs.replace(
         cli.target, enqueue_in_flight_max=BULK_APPENDS_MAX, append_timeout_s=SILENT_S_MAX
     )
+    if plan.parent is not None:
+        # It made the ledger, and one that was deleted since must not come back empty; it retries whatever ends us.
+        cli.target = msgspec.structs.replace(cli.target, create=False, wait_for_server_s=0.0)
     async with stoppable() as stopping, cli.ledger() as ledger:
         with (
             listen(settings.host, settings.port, is_shared=plan.parent is not None)
@@ -257,6 +260,8 @@ async def _supervise(cli: Cli, plan: _Plan, processes: int) -> int:
     async with stoppable() as stopping, anyio.create_task_group() as group:
         # Bound and never listened on: it keeps the port while no process has it, and tells which one 0 took.
         with listen(settings.host, settings.port, is_shared=True) as bound:
+            async with cli.ledger():  # makes it, and waits for its server, once for all processes
+                pass
             supervisor = Supervisor(
                 _no_lease,
                 _command(settings.host, bound.getsockname()[1]),

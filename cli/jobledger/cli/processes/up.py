@@ -11,7 +11,7 @@ import anyio
 import msgspec
 
 from jobledger.cli import options
-from jobledger.cli.command import CREATES, Cli, command
+from jobledger.cli.command import CREATES, WAITS, Cli, command
 from jobledger.cli.embedded import blamed, described, embedded, safety, until_ended
 from jobledger.cli.errors import UsageError
 from jobledger.cli.exposure import LOOPBACK, Exposure
@@ -50,7 +50,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     gateway_port: int | None
 
 
-@command(TOP, "up", takes=("projection", "environment", CREATES, "as_json"))
+@command(TOP, "up", takes=("projection", "environment", CREATES, WAITS, "as_json"))
 def up(
     cli: Cli,
     *,
@@ -109,7 +109,8 @@ async def _up(cli: Cli, plan: _Plan) -> None:
     async with _server(plan) as server:
         url = plan.url or "" if server is None else server.url
         access = cli.target.access if server is None else NO_ACCESS  # ours lets everybody in
-        target = msgspec.structs.replace(cli.target, url=url, access=access)
+        wait_s = cli.target.wait_for_server_s if server is None else 0.0  # ours has started
+        target = msgspec.structs.replace(cli.target, url=url, access=access, wait_for_server_s=wait_s)
         async with opened(target) as ledger:
             path = await cli.rows(ledger).path()
             log_what_nobody_catches(ledger.connection.loop)

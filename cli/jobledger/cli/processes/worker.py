@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from jobledger.cli import options
-from jobledger.cli.command import CREATES, Cli, command
+from jobledger.cli.command import CREATES, WAITS, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.exposure import LOOPBACK, Exposure
 from jobledger.cli.groups import TOP
@@ -40,7 +40,7 @@ from jobledger.workers.process import log_what_nobody_catches, tune_collector
 from jobledger.workers.supervision.supervised import Parent
 
 
-@command(TOP, "worker", takes=("url", "environment", CREATES, "as_json"))
+@command(TOP, "worker", takes=("url", "environment", CREATES, WAITS, "as_json"))
 def worker(
     cli: Cli,
     *,
@@ -97,10 +97,15 @@ def worker(
     exposure.check(1)
     registry = load_tasks(app)
     process.warn_of_foreign(served, registry)
-    if parent is not None:  # which made the ledger: one that was deleted since must not come back empty
-        target = msgspec.structs.replace(target, create=False)
+    target = target if parent is None else _beneath(target)
     ends = _Ends(on_eof=until_eof, when_idle=until_idle)
     return _worker(output, target, registry, config, parent, exposure, ends)
+
+
+def _beneath(target: Target) -> Target:
+    """Return the target of a worker whose supervisor made the ledger, and starts it again whatever it ends of."""
+    # A ledger that was deleted since must not come back empty.
+    return msgspec.structs.replace(target, create=False, wait_for_server_s=0.0)
 
 
 def _switches(context: typer.Context) -> list[str]:

@@ -376,6 +376,8 @@ class StreamMismatchError(RefusedError):
 class JetStreamDisabledError(RefusedError):
     """The server runs without JetStream, or the account may not use it."""
 
+    is_for_good: bool = False  #: the server is configured without: waiting does not help
+
 
 class PermissionRefusedError(RefusedError):
     """The server does not allow this user to publish or subscribe to a subject."""
@@ -414,6 +416,8 @@ class UnreachableError(LedgerError):
 
 class ServerUnreachableError(UnreachableError):
     """No connection could be made, or the connection closed for good."""
+
+    is_for_good: bool = False  #: a server answered and refuses us: waiting does not help, somebody has to act
 
 
 class ServerStartError(UnreachableError):

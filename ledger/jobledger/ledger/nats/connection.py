@@ -421,7 +421,7 @@ async def open_connection(
         _check_server(connection, shown(url))
     except (OSError, TimeoutError, ValueError, nats.errors.Error) as error:
         await _abandon(connection)
-        raise ServerUnreachableError(_unreachable(shown(url), connection.failures, error)) from error
+        raise _unreachable(shown(url), connection.failures, error) from error
     except BaseException:  # cancelled, too: nobody else closes it
         await _abandon(connection)
         raise
@@ -433,8 +433,16 @@ async def _abandon(connection: Connection) -> None:
         await connection.close()
 
 
-def _unreachable(servers: str, failures: list[ConnectFailedError], error: Exception) -> str:
+def _unreachable(
+    servers: str, failures: list[ConnectFailedError], error: Exception
+) -> ServerUnreachableError:
     told = most_telling(failures)
+    found = ServerUnreachableError(_sentence(servers, told, error))
+    found.is_for_good = isinstance(error, ValueError) if told is None else told.kind == "refused"
+    return found
+
+
+def _sentence(servers: str, told: ConnectFailedError | None, error: Exception) -> str:
     if told is not None and told.kind != "away":
         return str(told)
     if told is not None:
@@ -466,4 +474,6 @@ def _check_server(connection: Connection, servers: str) -> None:
         )
     if not connection.has_jetstream:
         message = f"{servers} runs without JetStream: start it with a jetstream block, as in the project's nats.conf"
-        raise JetStreamDisabledError(message)
+        error = JetStreamDisabledError(message)
+        error.is_for_good = True
+        raise error
