@@ -43,7 +43,7 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "metadata": (options.Metadata, None),
     "limited_by": (options.LimitedBy, None),
     "created_by": (options.CreatedBy, None),
-    **{name: (kind, None) for name, kind in options.ACCESS.items()},
+    **{name: (kind, None) for name, kind in (options.ACCESS | options.TABLES).items()},
 }
 OFFLINE: Final = ("as_json",)  #: of a command that needs no server
 LEDGER: Final = ("url", "environment", "as_json")
@@ -53,6 +53,7 @@ CHOOSES: Final = ("tenant", "correlation", "metadata", "limited_by", "created_by
 CREATES: Final = (
     "ledger_bytes_max"  #: of a command that makes a ledger where there is none: no other one does
 )
+TABLES: Final = tuple(options.TABLES)  #: of a process that runs jobs, whose runs may store tables
 WAITS: Final = "wait_for_server_s"  #: of a process that may begin before its server
 
 
@@ -74,16 +75,19 @@ class Cli:
         metadata: list[str] | None = None,
         limited_by: str | None = None,
         created_by: str | None = None,
-        **access: str | None,
+        **access: Any,
     ) -> None:
         """Check what was told. Raises: UsageError, ConfigurationError."""
+        given = {name: value for name, value in access.items() if value is not None}
+        tables = {name: given.pop(name) for name in TABLES if name in given}
         self.target = Target(
             url=url,
             environment=environment,
             ledger_bytes_max=ledger_bytes_max,
             wait_for_server_s=wait_for_server_s,
             create=create,
-            access=Access(**{name: value for name, value in access.items() if value}),
+            tables=tables,
+            access=Access(**{name: value for name, value in given.items() if value}),
         )
         self.projection = projection  #: the file that was named
         self.output = Output(as_json=as_json)

@@ -107,6 +107,34 @@ LedgerBytesMax = Annotated[
         rich_help_panel=SERVER,
     ),
 ]
+_TABLES: Final = "Tables of runs"
+#: Where tables of runs lie and how long, as words of `connect`; None: its default. With how a variable says the value.
+TABLES: Final[dict[str, Any]] = {
+    "tables_at": Annotated[
+        str | None,
+        setting("--tables", "URI", "Folder or bucket that keeps them. (default: in the ledger)", _TABLES),
+    ],
+    "tables_life_s": Annotated[
+        float | None,
+        typer.Option(
+            "--tables-life",
+            envvar="JOBLEDGER_TABLES_LIFE_S",
+            metavar="SPAN",
+            parser=seconds(),
+            help="How long they are kept, where this process makes their bucket. (default: 48h)",
+            rich_help_panel=_TABLES,
+        ),
+    ],
+    "tables_bytes_max": Annotated[
+        int | None,
+        setting(
+            "--tables-bytes-max",
+            "BYTES",
+            "Size limit of a bucket that it makes. (default: an eighth of the ledger's)",
+            _TABLES,
+        ),
+    ],
+}
 WaitForServer = Annotated[
     float,
     typer.Option(

@@ -54,7 +54,17 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     wait_for_server_s: float = (
         0.0  #: how long to retry where no server answers, or its JetStream is not ready
     )
+    tables: dict[str, Any] = {}  #: what was said of `options.TABLES`, by the words of `connect`
     access: Access = NO_ACCESS
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables that tell another command of ours the same of server, access and tables."""
+        told = {name.upper().removesuffix("_AT"): str(value) for name, value in self.tables.items()}
+        return {
+            "JOBLEDGER_URL": self.url,
+            **self.access.variables(),
+            **{f"JOBLEDGER_{name}": value for name, value in told.items()},
+        }
 
 
 def run(function: Callable[[], Awaitable[T]]) -> T:
@@ -94,6 +104,7 @@ async def opened(target: Target) -> AsyncGenerator[Ledger, None]:
         "name": "jobledger-cli",
         "tracing": target.tracing,
         "create": target.create,
+        **target.tables,
         **target.access.given(),
     }
     for name in ("ledger_bytes_max", "enqueue_in_flight_max", "append_timeout_s"):

@@ -16,7 +16,7 @@ import typer
 from anyio.abc import TaskGroup
 
 from jobledger.cli import options
-from jobledger.cli.command import CREATES, ROWS, WAITS, Cli, command
+from jobledger.cli.command import CREATES, ROWS, TABLES, WAITS, Cli, command
 from jobledger.cli.errors import DONE
 from jobledger.cli.exposure import LOOPBACK
 from jobledger.cli.groups import TOP
@@ -67,7 +67,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     until_eof: bool
 
 
-@command(TOP, "gateway", takes=(*ROWS, CREATES, WAITS))
+@command(TOP, "gateway", takes=(*ROWS, CREATES, WAITS, *TABLES))
 def gateway(
     cli: Cli,
     *,

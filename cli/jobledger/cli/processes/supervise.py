@@ -90,7 +90,7 @@ def _command(
 def environment_of_child(target: Target) -> dict[str, str]:
     """Return the variables of a child process: those of this one, and how it reaches the server."""
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_CHILDREN}
-    return inherited | {"JOBLEDGER_URL": target.url} | target.access.variables()
+    return inherited | target.variables()
 
 
 async def _supervise(  # noqa: PLR0917 - what it was told

@@ -11,7 +11,7 @@ import anyio
 import msgspec
 
 from jobledger.cli import options
-from jobledger.cli.command import CREATES, WAITS, Cli, command
+from jobledger.cli.command import CREATES, TABLES, WAITS, Cli, command
 from jobledger.cli.embedded import blamed, described, embedded, safety, until_ended
 from jobledger.cli.errors import UsageError
 from jobledger.cli.exposure import LOOPBACK, Exposure
@@ -50,7 +50,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     gateway_port: int | None
 
 
-@command(TOP, "up", takes=("projection", "environment", CREATES, WAITS, "as_json"))
+@command(TOP, "up", takes=("projection", "environment", CREATES, WAITS, *TABLES, "as_json"))
 def up(
     cli: Cli,
     *,

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from jobledger.cli import options
-from jobledger.cli.command import CREATES, WAITS, Cli, command
+from jobledger.cli.command import CREATES, TABLES, WAITS, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.exposure import LOOPBACK, Exposure
 from jobledger.cli.groups import TOP
@@ -40,7 +40,7 @@ from jobledger.workers.process import log_what_nobody_catches, tune_collector
 from jobledger.workers.supervision.supervised import Parent
 
 
-@command(TOP, "worker", takes=("url", "environment", CREATES, WAITS, "as_json"))
+@command(TOP, "worker", takes=("url", "environment", CREATES, WAITS, *TABLES, "as_json"))
 def worker(
     cli: Cli,
     *,
