@@ -135,7 +135,10 @@ def test_each_command_in_a_sentence_of_an_error_has_an_address() -> None:
     [
         ("none; `jobledger jobs list` shows those", "none; `GET /v1/jobs` shows those"),
         ("see `jobledger jobs show a-1`", "see `GET /v1/jobs/a-1`"),
-        ("set it, as with `jobledger limits set api --slots 10`", "set it, as with `PUT /v1/limits/api`"),
+        (
+            "set it, as with `jobledger limits set api --slots 10`",
+            'set it, as with `PUT /v1/limits/api {"slots": 10}`',
+        ),
         ("`jobledger routes deliveries github` shows them", "`GET /v1/routes/github/deliveries` shows them"),
         ("`jobledger dlq requeue a-1`", "`POST /v1/jobs/QUEUE/a-1/requeue`"),
         ("run `jobledger audit verify`", "run `jobledger audit verify`"),
@@ -161,7 +164,7 @@ def test_a_hint_about_a_job_becomes_a_request_where_one_does_the_same() -> None:
     assert elsewhere == "POST /v1/jobs/pages/a-1-2-0/requeue"
     assert (
         hint_over_http("jobledger jobs signal a-1 go --value 1", "mail")
-        == "POST /v1/jobs/mail/a-1/signals/go"
+        == "POST /v1/jobs/mail/a-1/signals/go 1"
     )
     addresses = {f"{each.method} {each.path}" for each in ENDPOINTS}
     for address in ADDRESSES.values():

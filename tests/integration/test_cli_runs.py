@@ -24,11 +24,14 @@ from jobledger.ledger.model.commands import (
     DeadLetter,
     Enqueue,
     Join,
+    Pause,
+    RefuseSignal,
     RequestPause,
     StartStep,
 )
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.server import EmbeddedServer
+from jobledger.ledger.signalling.giving import give_signal
 
 Make = Callable[..., Coroutine[Any, Any, None]]
 
@@ -86,6 +89,33 @@ def test_why_names_the_signal_and_what_it_says_to_type_ends_the_wait(cli: Runs) 
     (signal,) = cli.jobs("steps", "order-77", "--json").lines[0]["signals"]
     assert (signal["name"], signal["id"], signal["taken_by"]) == ("approved", "click-1", None)
     assert cli.state("order-77") == "queued"
+
+
+def test_a_signal_that_its_wait_refuses_at_once_is_told(cli: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.make(runs.for_signal, "order-77")
+
+    async def refused_at_once(ledger: Ledger, *words: Any, **more: Any) -> bool:
+        is_new = await give_signal(ledger, *words, **more)
+        await runs.do(ledger, "order-77", Claim(worker="w1", lease_s=600))
+        (sent,) = (await (await ledger.job("order-77")).snapshot()).signals
+        refusal = RefuseSignal(
+            epoch=0, step="approved", name="approved", signal=sent.sequence, reason="no Answer"
+        )
+        await runs.do(ledger, "order-77", refusal)
+        await runs.do(ledger, "order-77", Pause(epoch=0, steps=("approved",)))
+        return is_new
+
+    monkeypatch.setattr("jobledger.admin.run_acts.give_signal", refused_at_once)
+    told = cli.jobs("signal", "order-77", "approved", "--value", "1")
+    said = "run order-77 was sent signal approved; its wait refused that: no Answer; it waits on\n"
+    assert (told.code, told.out) == (0, said)
+
+
+def test_commands_name_the_queue_where_it_was_named(cli: Runs) -> None:
+    cli.make(runs.for_time, "order-77")
+    (found,) = cli.jobs("why", "order-77", "--queue", runs.QUEUE, "--json").lines
+    assert found["hint"] == "jobledger jobs cancel order-77 --queue orders"
+    assert found["waits"][0]["hint"] == found["hint"]
 
 
 def test_a_signal_that_nobody_waits_for_is_kept_and_what_is_awaited_is_said(cli: Runs) -> None:

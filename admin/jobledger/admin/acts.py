@@ -11,7 +11,7 @@ from jobledger.admin.held import held_facts
 from jobledger.admin.past import AsOf, events_until
 from jobledger.admin.rows import Rows
 from jobledger.admin.runs import open_children_of
-from jobledger.audit.why import Facts, Why, explain, find_facts
+from jobledger.audit.why import Facts, Why, explain, find_facts, in_its_queue
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.events import Carried
@@ -91,6 +91,8 @@ async def why(rows: Rows, job_id: str, queue: str | None = None, *, past: AsOf |
         assert was is not None, "a history is not empty"
         job, facts = was, Facts(now=then.at or history[-1].stored_at, is_past=True)
     found = explain(job, facts)
+    if queue is not None:  # whoever named it may have had to
+        found = in_its_queue(found, job)
     told = {found.event_sequence, *(wait.sequence for wait in found.waits)}
     says_so = [stored for stored in history if stored.stream_sequence in told]
     carried = [stored for stored in history if isinstance(stored.event, Carried)]

@@ -24,6 +24,7 @@ class Told(NamedTuple):
     job: Job
     is_new: bool  #: False: it was sent one of that id before, and nothing was changed
     awaits: tuple[str, ...]  #: names of the signals that it waited for before
+    refused: str  #: why its wait refused it already, "" where it did not
 
 
 class _Json:
@@ -55,7 +56,10 @@ async def signal(
     handle = await find_job(rows, job_id, queue)
     before = await handle.snapshot()
     is_new = await give_signal(rows.ledger, handle.ref, told, value, id=signal_id, by=by)
-    return Told(await handle.snapshot(), is_new, _signals_awaited(before))
+    after = await handle.snapshot()
+    since = (each for each in after.signals if each.sequence > before.last_sequence and each.name == name)
+    refused = next((each.refused for each in since if each.refused), "")
+    return Told(after, is_new, _signals_awaited(before), refused)
 
 
 def _signals_awaited(job: Job) -> tuple[str, ...]:

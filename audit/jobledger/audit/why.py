@@ -169,6 +169,18 @@ def explain(job: Job, facts: Facts) -> Why:
     )
 
 
+def in_its_queue(why: Why, job: Job) -> Why:
+    """Return the answer with commands that name the job's queue too, for an id that another queue may have as well."""
+
+    def named(hint: str) -> str:
+        words = hint.split()
+        is_its = words[1:2] in (["jobs"], ["dlq"]) and words[3:4] == [job.id] and "--queue" not in words
+        return f"{hint} --queue {job.queue}" if is_its else hint
+
+    waits = tuple(msgspec.structs.replace(each, hint=named(each.hint)) for each in why.waits)
+    return msgspec.structs.replace(why, hint=named(why.hint), waits=waits)
+
+
 def _deadline(job: Job, moment: Moment) -> str:
     """Say when a run that has a deadline is cancelled, unless it is to end already."""
     at = None if job.cancel_requested else deadline_at(job)

@@ -39,6 +39,13 @@ ADDRESSES: Final[dict[str, str]] = {
     "keys list": "GET /v1/keys",
 }
 _COMMAND: Final = re.compile(r"`jobledger ([a-z]+ [a-z]+)((?: [^`]*)?)`")
+#: The body of the request that an option of a command asks for: `{}` is the word behind the option.
+_BODIES: Final[dict[str, str]] = {
+    "--failed": '{{"failed": true}}',
+    "--from": '{{"from": "{}"}}',
+    "--slots": '{{"slots": {}}}',
+    "--value": "{}",
+}
 _OPTIONS: Final = {"--replace": "`replace`"}
 
 
@@ -65,4 +72,14 @@ def _address(found: re.Match[str], queue: str) -> str:
         return found[0]
     if "--queue" in words[:-1]:
         queue = words[words.index("--queue") + 1]
-    return f"`{address.format(*words, queue=queue)}`"
+        address = address.replace("/v1/jobs/{}", "/v1/jobs/{queue}/{}")
+    return f"`{address.format(*words, queue=queue)}{_body(words)}`"
+
+
+def _body(words: list[str]) -> str:
+    """Return the body that the options of a command come to, behind a space; "" where the request needs none."""
+    for at, word in enumerate(words):
+        if word in _BODIES:
+            value = words[at + 1] if at + 1 < len(words) else ""
+            return " " + _BODIES[word].format("VALUE" if value == "'...'" else value)
+    return ""

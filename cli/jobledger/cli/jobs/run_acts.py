@@ -49,9 +49,13 @@ async def signal(
         output.say(f"run {job.id} was sent signal {signal_id!r} before: nothing was changed")
         return
     is_awaited = name in told.awaits
-    became = (
-        f"it is {state_words(job.state.value)}" if is_awaited else "it is kept until the run waits for that"
-    )
+    became = f"it is {state_words(job.state.value)}"
+    if not is_awaited:
+        became = "it is kept until the run waits for that"
+    elif told.refused:
+        became = f"its wait refused that: {told.refused}; it waits on"
+    elif job.state is JobState.PAUSED and not job.paused_by_operator:
+        became = f"it waits for more: `jobledger jobs why {job.id}`"
     output.say(f"run {job.id} was sent signal {name}; {became}")
     if told.awaits and not is_awaited:
         output.note(f"the run waits for {' and '.join(told.awaits)} now (`jobledger jobs why {job.id}`)")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Container, Sequence
 
 from jobledger.ledger.model.errors import InvalidInputError, LedgerError, RefusedError
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.runs.orders import RUN_BATCH
-from jobledger.ledger.model.runs.reruns import copied_from
+from jobledger.ledger.model.runs.reruns import copied_from, has_end
 from jobledger.ledger.model.runs.steps import Step
 
 
@@ -19,6 +20,24 @@ def may_mend(job: Job) -> bool:
     except LedgerError:
         return False
     return not job.carried_sequence  # what it did is in an archive
+
+
+def beginnings(job: Job, *, held: Container[int]) -> list[str]:
+    """Return the keys of the steps that a rerun can begin with, in the order of their first events.
+
+    `held`: the sequences of its events that the ledger still has. A step behind an end that cannot be copied, since it is
+    in an archive or the run has begun to take back what it did, would be refused.
+    """
+    undone = any(step.kind == "undo" for step in job.steps.values())
+    bars = (
+        step.number for step in job.steps.values() if has_end(step) and (undone or step.sequence not in held)
+    )
+    last = min(bars, default=math.inf)
+    return [
+        key
+        for key, step in job.steps.items()
+        if step.number <= last and step.kind != "undo" and "/" not in key
+    ]
 
 
 def check_failed(now: Job, source: Job) -> None:

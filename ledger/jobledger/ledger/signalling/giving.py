@@ -10,6 +10,7 @@ import msgspec
 
 from jobledger.ledger.model.chain import JobView, load, transact
 from jobledger.ledger.model.commands import GiveSignal
+from jobledger.ledger.model.deciding.runs import SIGNALS_MAX
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
     JobNotFoundError,
@@ -17,6 +18,7 @@ from jobledger.ledger.model.errors import (
     RefusedError,
     UnreachableError,
 )
+from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.errors import SignalKnownError, UnknownSignalError
 from jobledger.ledger.model.subjects import JobRef, is_own_queue
 from jobledger.ledger.parts import Client
@@ -54,6 +56,11 @@ class SignalClient(Client, Protocol):
     def announced(self) -> AnnouncedTasks:
         """The tasks that workers ever announced."""
         ...
+
+
+def takes_signals(job: Job) -> bool:
+    """Return whether a job can be sent a signal: it would not be refused, whatever its name."""
+    return not (job.is_final or is_own_queue(job.queue) or len(job.signals) >= SIGNALS_MAX)
 
 
 async def announced_workflow(client: SignalClient, task: str, version: str) -> AnnouncedTask | None:

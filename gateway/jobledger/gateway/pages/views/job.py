@@ -30,6 +30,7 @@ from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.events import event_type
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
+from jobledger.ledger.model.subjects import is_own_queue
 from jobledger.ledger.signalling.giving import announced_workflow
 
 Act = Literal["cancel", "retry", "reschedule", "requeue", "discard", "pause", "resume"]
@@ -56,7 +57,9 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     why: Why
     hidden: bool  #: whether values are not shown to who looks
-    editable: str | None  #: its input as text that a form can hold; None: hidden, gone, or too long
+    editable: (
+        str | None
+    )  #: its input as text that a form can hold; None: hidden, gone, too long, or the ledger's own
     editable_hash: str  #: sha256 of that text: tells whether somebody changed it
     run: RunPart | None  #: None: it recorded no step
     chain: ChainCheck
@@ -128,7 +131,7 @@ def _page(  # noqa: PLR0917 - everything that was read, once
     )
     if hidden:
         details = msgspec.structs.replace(details, input=_HIDDEN, result=_HIDDEN)
-    text = None if hidden else editable(details)
+    text = None if hidden or is_own_queue(job.queue) else editable(details)
     last = seen[-1].stream_sequence
     told = zip(history, trail.lines, details.events, strict=True)
     lines = [_line(stored, line, fields, last) for stored, line, fields in told]
@@ -182,7 +185,7 @@ def _line(stored: StoredEvent, line: Line, fields: dict[str, Any], last: int) ->
 def _acts(job: Job, shell: Shell) -> list[Act]:
     """Return what whoever looks can do to a job in its state."""
     found: list[Act] = []
-    waits = job.state in WAITING_STATES
+    is_open = job.state is JobState.RUNNING or job.state in WAITING_STATES
     if "review" in shell.may and job.state is JobState.DEAD_LETTERED:
         found.extend(("requeue", "discard"))
     if "cancel" in shell.may:
@@ -190,8 +193,8 @@ def _acts(job: Job, shell: Shell) -> list[Act]:
             found.extend(("retry", "reschedule"))
         if job.paused_by_operator:
             found.append("resume")
-        elif (waits or job.state is JobState.RUNNING) and not job.pause_requested:
+        elif is_open and not (job.pause_requested or job.cancel_requested):
             found.append("pause")
-        if (waits or job.state is JobState.RUNNING) and not job.cancel_requested:
+        if is_open and not job.cancel_requested:
             found.append("cancel")
     return found

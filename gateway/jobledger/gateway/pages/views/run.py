@@ -20,7 +20,8 @@ from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import NotFoundError
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.awaiting import awaited_of
-from jobledger.ledger.reruns.mending import may_mend
+from jobledger.ledger.reruns.mending import beginnings, may_mend
+from jobledger.ledger.signalling.giving import takes_signals
 from jobledger.projections.tables.steps import SignalRow, StepRow
 
 _STEPS_MAX = 300
@@ -42,6 +43,7 @@ class RunPart(msgspec.Struct, frozen=True, kw_only=True):
     graph: Markup
     hidden: int  #: nodes that the graph leaves out
     tree: Tree | None  #: None: it has no children, or the lists do not know it yet
+    takes_signals: bool  #: whether it can be sent one
     awaited: list[SignalForm]  #: the signals that it waits for
     known: list[str]  #: names of the signals that its workflow waits for at any time
     begins: list[str]  #: keys of the newest steps that a rerun can begin with
@@ -71,11 +73,10 @@ def run_part(
         tree=_tree(job, view, principal)
         if any(step.order is not None for step in job.steps.values())
         else None,
+        takes_signals=takes_signals(job),
         awaited=_signals(job, workflow),
         known=[] if workflow is None else sorted(workflow.signals),
-        begins=[key for key, step in job.steps.items() if step.kind != "undo" and "/" not in key][
-            -_STEPS_MAX:
-        ],
+        begins=beginnings(job, held={stored.stream_sequence for stored in seen})[-_STEPS_MAX:],
         may_mend=may_mend(job),
     )
 

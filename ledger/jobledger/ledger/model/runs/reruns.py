@@ -15,7 +15,7 @@ def copied_from(source: Steps, from_step: str) -> list[Step]:
     if not from_step:
         return [step for step in source.values() if _is_whole(step)]
     number = source[from_step].number
-    return [step for step in source.values() if step.number < number and _has_end(step)]
+    return [step for step in source.values() if step.number < number and has_end(step)]
 
 
 def begun_again(source: Steps) -> list[Step]:
@@ -38,6 +38,6 @@ def _is_whole(step: Step) -> bool:
     return step.state == "completed" and step.kind != "undo" and not step.failed
 
 
-def _has_end(step: Step) -> bool:
+def has_end(step: Step) -> bool:
     """Whether its newest event is its end, also where the source may try it again because an attempt failed."""
     return step.has_ended or (step.state == "retrying" and step.retry_at is None)
