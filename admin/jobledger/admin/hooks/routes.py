@@ -14,6 +14,7 @@ from jobledger.ledger.model.envelope import Moment
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.hooks.delivery import DELIVERY, DeliveryEvent, MatchedJob
 from jobledger.ledger.model.hooks.errors import DeliveryNotFoundError, RouteNotFoundError
+from jobledger.ledger.model.hooks.pointers import NOTHING
 from jobledger.ledger.model.hooks.route import ROUTE, Route, RouteDefinition, RouteRule
 from jobledger.ledger.model.hooks.schemes import Scheme
 from jobledger.ledger.model.log import events_among
@@ -81,6 +82,8 @@ class RuleTried(msgspec.Struct, frozen=True, kw_only=True):
     input: dict[str, Any]
     graph: str = ""  #: the stored graph that would be run; "": a task
     order: dict[str, Any] = {}  #: what the delivery says of the job's order, such as its id and tenant
+    signal: str = ""  #: the signal that the run with the id of `order` would be sent; "": none
+    value: Any = None  #: what that says; none also where the delivery lacks it
 
 
 class EmittedDelivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,6 +250,8 @@ async def try_route(ledger: Ledger, route: str, arrival: Arrival) -> list[RuleTr
             input=match.input,
             graph=match.rule.graph,
             order=match.said,
+            signal=match.rule.signal,
+            value=None if match.value is NOTHING else match.value,
         )
         for match in await ledger.routes.test(route, arrival)
     ]

@@ -18,6 +18,7 @@ from jobledger.cli.pairs import pairs
 from jobledger.cli.routes.change import Name
 from jobledger.cli.session import operator
 from jobledger.cli.text import shortened
+from jobledger.ledger.model.hooks.delivery import made_words
 from jobledger.ledger.model.json_text import check_text
 from jobledger.ledger.opening import open_file
 from jobledger.ledger.webhooks.receiving import Arrival
@@ -68,12 +69,17 @@ async def try_(
         output.say("no rule holds: it would be recorded, and make no job")
     else:
         output.table(("rule", "task", "queue", "input"), [_cells(each) for each in found])
-        output.say(f"it would make {len(found):,} job{'' if len(found) == 1 else 's'}; nothing was made")
+        jobs = sum(not each.signal for each in found)
+        signals = f" and send {len(found) - jobs:,} signal(s)" if jobs < len(found) else ""
+        output.say(f"it would make {jobs:,} job{'' if jobs == 1 else 's'}{signals}; nothing was made")
 
 
 def _cells(each: RuleTried) -> tuple[str, str, str, str]:
-    text = msgspec.json.encode(each.input).decode()
-    return each.rule, each.task or f"graph {each.graph}", each.queue or "its own", shortened(text, _INPUT_MAX)
+    text = msgspec.json.encode(each.value if each.signal else each.input).decode()
+    what = each.task or f"graph {each.graph}"
+    if each.signal:
+        what = f"signal {each.signal} to {each.order.get('id', 'no run')}"
+    return each.rule, what, each.queue or "its own", shortened(text, _INPUT_MAX)
 
 
 @command(ROUTES, "retry")
@@ -87,9 +93,8 @@ async def retry(cli: Cli, *, name: Name, delivery: _Id, reason: Why = "") -> Non
     elif not done.jobs:
         output.say(f"delivery {done.delivery} was processed once more: no rule holds")
     else:
-        output.table(("rule", "job"), [(job.rule, f"{job.queue}/{job.job}") for job in done.jobs])
-        count = len(done.jobs)
-        output.say(f"delivery {done.delivery} made {count:,} more job{'' if count == 1 else 's'}")
+        output.table(("rule", "job"), [(job.rule, job.words) for job in done.jobs])
+        output.say(f"delivery {done.delivery} was processed once more: {made_words(done.jobs)}")
 
 
 @command(ROUTES, "emit")
@@ -108,10 +113,9 @@ async def emit(
         output.object(done)
         return
     if done.jobs:
-        output.table(("rule", "job"), [(job.rule, f"{job.queue}/{job.job}") for job in done.jobs])
+        output.table(("rule", "job"), [(job.rule, job.words) for job in done.jobs])
     verb = "was there already, with" if done.repeated else "made"
-    count = len(done.jobs)
-    output.say(f"delivery {done.delivery} {verb} {count:,} job{'' if count == 1 else 's'}")
+    output.say(f"delivery {done.delivery} {verb} {made_words(done.jobs)}")
 
 
 def _read(body: str) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 import typer
@@ -25,6 +25,7 @@ from jobledger.cli.session import operator
 from jobledger.cli.times import seconds
 from jobledger.ledger.model.hooks.route import INTERNAL, RouteDefinition
 from jobledger.ledger.model.hooks.schemes import PRESETS
+from jobledger.ledger.model.json_text import check_text
 
 _TOLERANCE_S_MAX: Final = 24 * 3600.0
 _TASKS_SHOWN: Final = 5
@@ -52,6 +53,26 @@ _Task = Annotated[
 ]
 _Graph = Annotated[
     str | None, typer.Option("--graph", metavar="NAME", help="Instead of --task: run this stored graph.")
+]
+_Signal = Annotated[
+    str | None,
+    typer.Option(
+        "--signal",
+        metavar="NAME",
+        help="Send a run this signal; with --task begin the run where it is not there.",
+    ),
+]
+_Run = Annotated[
+    str | None,
+    typer.Option(
+        "--run", metavar="POINTER", help="Where the body has the id of that run, such as /order/id."
+    ),
+]
+_Value = Annotated[
+    str | None,
+    typer.Option(
+        "--value", metavar="SOURCE", help="What it says: a pointer, or JSON. (default: all of the body)"
+    ),
 ]
 _When = Annotated[
     str | None,
@@ -93,6 +114,9 @@ async def set_(
     secret: _Secret = None,
     task: _Task = None,
     graph: _Graph = None,
+    signal: _Signal = None,
+    run: _Run = None,
+    value: _Value = None,
     when: _When = None,
     input_text: _Input = None,
     queue: _Queue = None,
@@ -103,7 +127,11 @@ async def set_(
     plan: bulk.Plan = False,
 ) -> None:
     """Say what a route does: all of it by --file, or by options, where what is not named stays as it is."""
-    rule = _rule(task, graph, when, input_text, queue)
+    rule = _rule(task, graph, when, input_text, queue, signal=signal)
+    if rule is not None and signal is not None:
+        rule |= {"signal": signal, "id": run, "value": None if value is None else _source(value)}
+    elif (run, value) != (None, None):
+        raise UsageError("--run and --value are about a signal: name it by --signal NAME")
     chosen: dict[str, Any] = {
         "scheme": scheme,
         "secrets": None if secret is None else tuple(secret),
@@ -142,22 +170,37 @@ async def remove(cli: Cli, *, name: Name, reason: bulk.Why = "", plan: bulk.Plan
 
 
 def _rule(
-    task: str | None, graph: str | None, when: str | None, input_text: str | None, queue: str | None
+    task: str | None,
+    graph: str | None,
+    when: str | None,
+    input_text: str | None,
+    queue: str | None,
+    *,
+    signal: str | None,
 ) -> dict[str, Any] | None:
-    if task is None and graph is None:
+    if task is None and graph is None and signal is None:
         if (when, input_text, queue) != (None, None, None):
             raise UsageError(
-                "--when, --input and --queue are about the rule of --task or --graph: name the task or the graph"
+                "--when, --input and --queue are about a rule: name the task, the graph or the signal"
             )
         return None
+    whole = {"*": "/"} if task or graph else {}
     return {
-        "name": task or graph,
+        "name": signal or task or graph,
         "task": task or "",
         "graph": graph or "",
         "when": {} if when is None else read_object(when, what="condition", option="--when"),
-        "input": {"*": "/"} if input_text is None else read_object(input_text, what="input"),
+        "input": whole if input_text is None else read_object(input_text, what="input"),
         "queue": queue or "",
     }
+
+
+def _source(text: str) -> Any:
+    """Return where a signal's value comes from, as a rule says it. Raises: InvalidInputError."""
+    if text.startswith("/"):
+        return text
+    value = msgspec.json.decode(check_text(text.encode("utf-8", "surrogateescape"), what="JSON of --value"))
+    return cast("object", value) if isinstance(value, dict) else {"value": value}
 
 
 def _changed(known: RouteDefinition | None, said: dict[str, Any]) -> RouteDefinition:

@@ -105,7 +105,7 @@ def _tell_route(output: Output, found: ShownRoute, now: datetime) -> None:
             for rule in definition.rules
         ]
         if rows:
-            output.table(("rule", "task", "queue", "when"), rows, title="rules")
+            output.table(("rule", "does", "queue", "when"), rows, title="rules")
     tell_changes(output, found.history)
 
 
@@ -176,7 +176,7 @@ def _tell_delivery(output: Output, found: ShownDelivery) -> None:
     for each in found.history:
         why = f": {plain(each.reason)}" if each.reason else ""
         output.say(f"{each.stream_sequence:>6} {shown_time(each.at)} {each.event} by {plain(each.by)}{why}")
-        rows = [(job.rule, f"{job.queue}/{job.job}") for job in each.matched]
+        rows = [(job.rule, job.words) for job in each.matched]
         if rows:
             output.table(("rule", "job"), rows)
         else:

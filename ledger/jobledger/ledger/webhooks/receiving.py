@@ -1,4 +1,4 @@
-"""Taking in a delivery: its body kept, its rules matched, and `received` with every job it makes appended as one batch.
+"""Taking in a delivery: its body kept, its rules matched, and `received` appended as one batch with all that it makes.
 
 The chain of a delivery is named by the provider's id, so a second one of that id is refused by the condition of the
 batch: whoever sent it gets the answer that the first one got. Source: ADR 032.
@@ -14,11 +14,12 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from jobledger.ledger.model.aggregate import View
-from jobledger.ledger.model.chain import EMPTY_CHAIN, Addition, JobView, commit_all, retry_raced
+from jobledger.ledger.model.chain import EMPTY_CHAIN, Addition, JobView, commit_all, load, retry_raced
 from jobledger.ledger.model.codec import digest
 from jobledger.ledger.model.commands import Enqueue, Stamp
 from jobledger.ledger.model.decisions import decide as decide_job
 from jobledger.ledger.model.errors import PayloadMissingError, WrongSequenceError
+from jobledger.ledger.model.events import JobEvent
 from jobledger.ledger.model.hooks.delivery import (
     DELIVERY,
     Arrived,
@@ -34,20 +35,34 @@ from jobledger.ledger.model.hooks.delivery import (
 )
 from jobledger.ledger.model.hooks.errors import DeliveryNotFoundError
 from jobledger.ledger.model.hooks.match import Delivered, build_input, document_of, holds
-from jobledger.ledger.model.hooks.route import Route, RouteDefinition, RouteRule, headers_kept, order_for
+from jobledger.ledger.model.hooks.route import (
+    Route,
+    RouteDefinition,
+    RouteRule,
+    headers_kept,
+    order_for,
+    value_for,
+)
+from jobledger.ledger.model.job import Job, evolve
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.log import Log, end_of_chain
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.model.times import shown_time
 from jobledger.ledger.webhooks.routes import route_named
+from jobledger.ledger.webhooks.signals import RunSignal, decide_signal
 
 _DAY_S: Final = 24 * 3600.0
 _HEADER_MAX: Final = 1_000
 _AT_ONCE: Final = 64
 _BODY_TYPE: Final = "content-type"
+_REFUSED_MAX: Final = 500
+#: Lost races of one delivery: as many as others may be about the same run at once.
+_TRIES_MAX: Final = 64
 
 #: Makes the order of a job: what holds, job id, JSON text of the input -> what begins it. Nothing is appended.
 MakeOrder = Callable[["Match", str, bytes], Awaitable[Enqueue]]
+#: Makes a signal: what holds, the signal's id, what begins its run -> the signal, or why there is none.
+MakeSignal = Callable[["Match", str, Enqueue | None], Awaitable[RunSignal]]
 
 
 class BodyStore(Protocol):
@@ -77,7 +92,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     route: str
     delivery: str  #: its name, with which it can be found
-    matched: tuple[MatchedJob, ...]  #: the jobs that it made
+    matched: tuple[MatchedJob, ...]  #: the jobs that it made, and the runs that it sent signals
     repeated: bool = False  #: it was received before: these are the jobs that it made then
     sequence: int = 0  #: stream sequence of the event that records it; 0 for a repeat
 
@@ -88,6 +103,7 @@ class Match(NamedTuple):
     rule: RouteRule
     input: dict[str, Any]
     said: dict[str, Any]  #: what the delivery says of the job's order: options by their names
+    value: Any = None  #: what its signal says; `NOTHING` where the delivery lacks it
 
 
 def matches(definition: RouteDefinition, arrival: Arrival) -> list[Match]:
@@ -96,19 +112,70 @@ def matches(definition: RouteDefinition, arrival: Arrival) -> list[Match]:
         arrival.headers, document_of(arrival.body, arrival.headers.get(_BODY_TYPE, "application/json"))
     )
     return [
-        Match(rule, build_input(rule.input, delivered), order_for(rule, delivered))
+        Match(
+            rule,
+            build_input(rule.input, delivered),
+            order_for(rule, delivered),
+            value_for(rule, delivered) if rule.signal else None,
+        )
         for rule in definition.rules
         if holds(rule.when, delivered)
     ]
 
 
+class _Act(NamedTuple):
+    """What a rule that holds is to do: begin a job, send a run a signal, or the second after the first if need be."""
+
+    match: Match
+    job: Enqueue | None
+    signal: RunSignal | None
+    named: str  #: the job id that follows from the delivery and the rule
+
+    @property
+    def ref(self) -> JobRef | None:
+        return self.signal.ref if self.signal is not None else self.job.ref if self.job is not None else None
+
+    def matched(self, refused: str) -> MatchedJob:
+        ref, rule = self.ref, self.match.rule
+        job = self.match.said.get("id", "") if ref is None else ref.job_id
+        return MatchedJob(
+            rule=rule.name,
+            queue=rule.queue if ref is None else ref.queue,
+            job=job,
+            given=job != self.named,
+            signal=rule.signal,
+            refused=refused[:_REFUSED_MAX],
+        )
+
+
+class _Added(msgspec.Struct):
+    """What one append adds to the chain of one job."""
+
+    place: JobView
+    job: Job | None  #: with the events
+    events: list[JobEvent] = []
+
+    def add(self, events: Sequence[JobEvent]) -> None:
+        self.events.extend(events)
+        for event in events:
+            self.job = evolve(self.job, event, 0)
+
+
 class Receiver:
     """Records deliveries for one client."""
 
-    def __init__(self, log: Log, bodies: BodyStore, order: MakeOrder, stamp: Callable[[str], Stamp]) -> None:
+    def __init__(
+        self,
+        log: Log,
+        bodies: BodyStore,
+        order: MakeOrder,
+        signal: MakeSignal,
+        stamp: Callable[[str], Stamp],
+    ) -> None:
         self._log = log
         self._bodies = bodies
         self._order = order
+        self._signal = signal
         self._stamp = stamp
 
     async def receive(self, route: Route, arrival: Arrival, *, by: str = "", trace: str = "") -> Outcome:
@@ -189,70 +256,94 @@ class Receiver:
     async def _record(self, wish: _Wish, known: View[Delivery]) -> Outcome:
         places: dict[JobRef, JobView | None] = {}
         view: View[Delivery] | None = known
+        planned: dict[int, list[_Act]] = {}  # by the number, which ids follow from
 
         async def attempt() -> Outcome:
             nonlocal view
             before, view = view or await self._look(wish.route, wish.delivery), None
             number = next_number(before.state)
-            jobs = await self._jobs(wish, number)
+            if number not in planned:
+                planned[number] = await self._acts(wish, number)
+            acts = planned[number]
             stamp = self._stamp(wish.by)
             if wish.trace:
                 stamp = msgspec.structs.replace(stamp, trace=wish.trace)
-            matched = [
-                MatchedJob(
-                    rule=match.rule.name,
-                    queue=job.ref.queue,
-                    job=job.ref.job_id,
-                    given=job.ref.job_id != job_id(wish.route, wish.delivery, match.rule.name, number),
-                )
-                for match, job in zip(wish.found, jobs, strict=True)
-            ]
+            additions, matched = await self._begun(wish, acts, places, stamp)
             event = decide(wish.route, wish.delivery, before.state, wish.command(matched), stamp)
             if event is None:
                 assert before.state is not None, "it was received before"
                 return _repeated(before.state)
             try:
-                sequence = await commit_all(
-                    self._log, [(before, [event]), *self._begun(wish, jobs, places, stamp)]
-                )
+                sequence = await commit_all(self._log, [(before, [event]), *additions])
             except WrongSequenceError:
                 view = await self._look(wish.route, wish.delivery)
                 if view.last_sequence == before.last_sequence:  # so it was one of the jobs
-                    places.update(await self._places(jobs))
+                    made = [each.job for each in acts if each.job is not None and each.signal is None]
+                    places.update(await self._places(made))
                 raise
             return Outcome(
                 route=wish.route, delivery=wish.delivery, matched=tuple(matched), sequence=sequence
             )
 
-        return await retry_raced(attempt)
+        return await retry_raced(attempt, tries_max=_TRIES_MAX)
 
-    async def _jobs(self, wish: _Wish, number: int) -> list[Enqueue]:
-        return [
-            await self._order(
-                match,
-                match.said.get("id") or job_id(wish.route, wish.delivery, match.rule.name, number),
-                encode_value(
-                    {"graph": match.rule.graph, "input": match.input} if match.rule.graph else match.input,
-                    what=f"input of rule {match.rule.name}",
-                ),
-            )
-            for match in wish.found
-        ]
+    async def _acts(self, wish: _Wish, number: int) -> list[_Act]:
+        return [await self._act(wish, match, number) for match in wish.found]
 
-    def _begun(
-        self, wish: _Wish, jobs: Sequence[Enqueue], places: Mapping[JobRef, JobView | None], stamp: Stamp
-    ) -> list[Addition]:
-        """Return the first events of the jobs; one that exists, as of an id that its task declares, stays as it is."""
-        additions: list[Addition] = []
-        begun: set[JobRef] = set()
-        for job in jobs:
-            place = places.get(job.ref, EMPTY_CHAIN)
-            if place is not None and job.ref not in begun:  # two rules may name one job: the first makes it
-                begun.add(job.ref)
-                own = self._stamp(f"route:{wish.route}")
-                own = msgspec.structs.replace(own, trace=stamp.trace, correlation=wish.delivery)
-                additions.append((place, decide_job(None, job, own)))
-        return additions
+    async def _act(self, wish: _Wish, match: Match, number: int) -> _Act:
+        rule = match.rule
+        named = job_id(wish.route, wish.delivery, rule.name, number)
+        if not rule.signal:
+            return _Act(match, await self._job(match, match.said.get("id") or named), None, named)
+        run = match.said.get("id")
+        start = await self._job(match, run) if run and rule.task else None
+        signal = await self._signal(match, match.said.get("signal_id") or named, start)
+        return _Act(match, start, signal, named)
+
+    async def _job(self, match: Match, name: str) -> Enqueue:
+        rule = match.rule
+        given = {"graph": rule.graph, "input": match.input} if rule.graph else match.input
+        return await self._order(match, name, encode_value(given, what=f"input of rule {rule.name}"))
+
+    async def _begun(
+        self, wish: _Wish, acts: Sequence[_Act], places: Mapping[JobRef, JobView | None], stamp: Stamp
+    ) -> tuple[list[Addition], list[MatchedJob]]:
+        """Return what the jobs' chains get, and what is recorded of it. Raises: UnreachableError.
+
+        A job that exists, as of an id that its task declares, stays as it is; of two rules that name one job the first
+        makes it. A signal is decided on its run as it is now.
+        """
+        added: dict[JobRef, _Added] = {}
+        matched: list[MatchedJob] = []
+        own = self._stamp(f"route:{wish.route}")
+        own = msgspec.structs.replace(own, trace=stamp.trace, correlation=wish.delivery)
+        for act in acts:
+            refused = ""
+            if act.signal is not None:
+                refused = act.signal.refused or await self._signalled(act.signal, act.job, added, own)
+            elif act.job is not None and act.job.ref not in added:
+                place = places.get(act.job.ref, EMPTY_CHAIN)
+                if place is not None:
+                    added[act.job.ref] = chain = _Added(place, None)
+                    chain.add(decide_job(None, act.job, own))
+            matched.append(act.matched(refused))
+        return [(each.place, each.events) for each in added.values()], matched
+
+    async def _signalled(
+        self, signal: RunSignal, start: Enqueue | None, added: dict[JobRef, _Added], stamp: Stamp
+    ) -> str:
+        """Add the events of a signal; return why there are none, or ""."""
+        assert signal.ref is not None, "it is not refused"
+        assert signal.command is not None, "it is not refused"
+        chain = added.get(signal.ref)
+        if chain is None:
+            view = await load(self._log, signal.ref)
+            chain = _Added(view, view.job)
+        events, refused = decide_signal(chain.job, signal.command, start, stamp)
+        if events:
+            chain.add(events)
+            added[signal.ref] = chain
+        return refused
 
     async def _places(self, jobs: Sequence[Enqueue]) -> dict[JobRef, JobView | None]:
         """Return where each job can begin, behind what is no event; None for one that exists."""

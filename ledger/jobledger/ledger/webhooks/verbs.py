@@ -25,10 +25,11 @@ from jobledger.ledger.model.hooks.route import (
 )
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.named_chain import Changed, change, look
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.named.book import AnnouncedTasks, find_announced
-from jobledger.ledger.parts import Client
 from jobledger.ledger.webhooks.receiving import Arrival, BodyStore, Match, Outcome, Receiver, matches
 from jobledger.ledger.webhooks.routes import route_named
+from jobledger.ledger.webhooks.signals import RunClient, RunSignal, signal_for
 
 R = TypeVar("R")
 
@@ -37,13 +38,13 @@ class RouteVerbs:
     """The routes of one client's ledger."""
 
     def __init__(
-        self, client: Client, announced: AnnouncedTasks, enqueuer: Enqueuer, bodies: BodyStore
+        self, client: RunClient, announced: AnnouncedTasks, enqueuer: Enqueuer, bodies: BodyStore
     ) -> None:
         """`announced`: the tasks that workers announced, which say what the jobs of rules begin with."""
         self._client = client
         self._announced = announced
         self._enqueuer = enqueuer
-        self._receiver = Receiver(client.log, bodies, self._order, client.stamp)
+        self._receiver = Receiver(client.log, bodies, self._order, self._signal, client.stamp)
 
     async def set(
         self, name: str, definition: RouteDefinition, *, reason: str = "", by: str = "", plan: bool = False
@@ -67,6 +68,8 @@ class RouteVerbs:
         if rule.graph:
             await self._patiently(lambda: graph_named(self._client.log, rule.graph))
             return
+        if not rule.task:
+            return  # it sends a signal to whatever run is there
         task = await find_announced(self._client.patience, self._announced, rule.task, unknown_ok=True)
         given = {name: source for name, source in rule.input.items() if name != "*"}
         late = {name for name, source in given.items() if not is_constant(source)}
@@ -80,6 +83,14 @@ class RouteVerbs:
         try:
             task.signature.check_known(known, late)
             task.defaults.changed({}, queue=None, limits=tuple(rule.limits))
+            if (
+                rule.signal in task.signals
+                and rule.composed is None
+                and rule.value is not None
+                and is_constant(rule.value)
+            ):
+                value = source_value(rule.value, Delivered())
+                task.signals[rule.signal].check(encode_value(value, what=f"value of signal {rule.signal}"))
         except InvalidInputError as error:
             raise InvalidInputError(f"rule {rule.name}: {error}") from None
 
@@ -120,18 +131,29 @@ class RouteVerbs:
 
         Raises: InvalidInputError, PayloadTooLargeError, LedgerFullError; UnreachableError, after which the same is safe.
         """
-        return await self._client.patience.append(
-            lambda: self._receiver.receive(route, arrival, by=by, trace=trace),
-            job_id=route.name,
-            doing="took the delivery",
+        return self._told(
+            await self._client.patience.append(
+                lambda: self._receiver.receive(route, arrival, by=by, trace=trace),
+                job_id=route.name,
+                doing="took the delivery",
+            )
         )
+
+    def _told(self, outcome: Outcome) -> Outcome:
+        """Tell the workers of runs that were just sent a signal, and return the outcome."""
+        for each in () if outcome.repeated else outcome.matched:
+            if each.signal and not each.refused:
+                self._client.hints.tell_resume(JobRef(queue=each.queue, job_id=each.job))
+        return outcome
 
     async def retry(self, route: str, delivery: str, *, reason: str = "", by: str = "") -> Outcome:
         """Have a delivery processed once more, by the rules as they are now; it makes jobs with ids of their own.
 
         Raises: RouteNotFoundError, DeliveryNotFoundError, PayloadMissingError once its body is gone, and as `receive`.
         """
-        return await self._patiently(lambda: self._receiver.retry(route, delivery, reason=reason, by=by))
+        return self._told(
+            await self._patiently(lambda: self._receiver.retry(route, delivery, reason=reason, by=by))
+        )
 
     async def stored(self, route: str, delivery: str) -> Arrival:
         """Return what a delivery was. Raises: DeliveryNotFoundError, PayloadMissingError, UnreachableError."""
@@ -166,7 +188,9 @@ class RouteVerbs:
         the delivery is recorded either way, and no provider sends it again because of that.
         """
         rule = match.rule
-        order = {name: value for name, value in match.said.items() if name not in {"id", "limits"}}
+        order = {
+            name: value for name, value in match.said.items() if name not in {"id", "limits", "signal_id"}
+        }
         if rule.graph:
             own = run_stored_graph.defaults.changed(
                 {**order, "delay_s": rule.delay_s or None}, queue=None, limits=()
@@ -195,6 +219,10 @@ class RouteVerbs:
                 options, declared=(), declared_queue=None, id_template="", tenant_template=""
             )
             return await self._enqueuer.bulk_order(task, without, job_id, text)
+
+    async def _signal(self, match: Match, signal_id: str, start: Enqueue | None) -> RunSignal:
+        run = match.said.get("id", "")
+        return await signal_for(self._client, match.rule, run, signal_id, value=match.value, start=start)
 
     async def _patiently(self, work: Callable[[], Awaitable[R]]) -> R:
         return await self._client.patience.read(work)

@@ -25,12 +25,38 @@ _GIVEN_MAX: Final = 200
 
 
 class MatchedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A job that a rule made of a delivery."""
+    """A job that a rule made of a delivery, or a run that it sent a signal."""
 
     rule: str  #: the rule's name
     queue: str  #: the job's queue
     job: str  #: its id
     given: bool = False  #: whether the body or the task says its id; such a job may have been there before
+    signal: str = ""  #: the signal that the run was sent; "": the rule sends none
+    refused: str = ""  #: why the run was not sent it, and not begun either; "": it was
+
+    @property
+    def words(self) -> str:
+        """What was made, for a person."""
+        where = f"{self.queue}/{self.job}" if self.queue and self.job else self.job or "no run"
+        if not self.signal:
+            return where
+        return f"signal {self.signal} to {where}" + (f": not sent, {self.refused}" if self.refused else "")
+
+
+def made_words(matched: Sequence[MatchedJob]) -> str:
+    """Return what the rules made of a delivery, counted: "2 jobs, 1 signal, 1 signal not sent"."""
+    counts = {
+        "job": sum(not each.signal for each in matched),
+        "signal": sum(bool(each.signal and not each.refused) for each in matched),
+        "signal not sent": sum(bool(each.refused) for each in matched),
+    }
+    said = [f"{count:,} {_plural(what, count)}" for what, count in counts.items() if count]
+    return ", ".join(said) or "0 jobs"
+
+
+def _plural(what: str, count: int) -> str:
+    word, _, rest = what.partition(" ")
+    return f"{word}{'' if count == 1 else 's'} {rest}".rstrip()
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
@@ -47,7 +73,7 @@ class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
     secret: Whole = 0  #: the number of the secret that fitted, from 1; 0: none was asked for
     headers: Mapping[str, str] = {}  #: those that rules look at, by their names in lower case
     definition: Whole  #: stream sequence of the route's `set` whose rules were matched
-    matched: tuple[MatchedJob, ...] = ()  #: the jobs that follow in the same batch; none: no rule holds
+    matched: tuple[MatchedJob, ...] = ()  #: what follows in the same batch; none: no rule holds
 
 
 class Received(_Fact, frozen=True, kw_only=True, tag="received", gc=False):
@@ -178,8 +204,7 @@ def _hash(text: str) -> str:
 
 
 def _words(event: DeliveryEvent) -> str:
-    jobs = len(event.matched)
-    made = "no rule holds" if not jobs else f"{jobs:,} job{'' if jobs == 1 else 's'}"
+    made = made_words(event.matched) if event.matched else "no rule holds"
     what = f"{event.scheme or 'emitted'}, {event.size_bytes:,} bytes, {made}"
     return f"{what}: {event.reason}" if isinstance(event, Retried) and event.reason else what
 

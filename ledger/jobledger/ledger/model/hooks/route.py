@@ -9,18 +9,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
 from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
-from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.commands import GiveSignal, Stamp
 from jobledger.ledger.model.envelope import TIME_MAX, TIME_MIN, Envelope, Moment, Priority, Whole
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError
 from jobledger.ledger.model.hooks.errors import RouteNotFoundError
 from jobledger.ledger.model.hooks.match import (
     SECRET_HEADERS,
     Delivered,
+    build_input,
     check_condition,
     check_input,
     check_source,
@@ -53,10 +54,22 @@ _BODY_BYTES_MAX: Final = 16 << 20
 _TOLERANCE_S_MAX: Final = 24 * 3600
 _KEEP_DAYS_MAX: Final = 366
 _DELAY_S_MAX: Final = 366 * 24 * 3600.0
+#: What a rule says of the run that its task begins, and of no run that is there.
+_STARTS: Final = (
+    "input",
+    "priority",
+    "max_attempts",
+    "timeout_s",
+    "delay_s",
+    "tenant",
+    "run_at",
+    "metadata",
+    "limits",
+)
 
 
 class RouteRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which deliveries of a route make a job, and which one: of a task, or a run of a stored graph.
+    """Which deliveries of a route make a job, and which one: of a task, or a run of a stored graph; or give a run a signal.
 
     What is called a source is a pointer into the body, a constant, or one of `{"at": pointer}`, `{"header": name}` and
     `{"value": any JSON}`. What the delivery lacks, and a value that cannot be what it is for, is left out.
@@ -77,16 +90,33 @@ class RouteRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     run_at: Any = None  #: source of the moment, with a time zone, before which it does not run
     metadata: dict[str, Any] = {}  #: sources of words about the job, by their keys
     limits: dict[str, Any] = {}  #: limits beside those of the task: sources of their keys; "": without a key
+    signal: str = ""  #: the signal that the run of this `id` is sent; a `task` is begun under the id where no run is there
+    value: Any = (
+        None  #: source of what the signal says, or `{"object": sources by their names}`; none: the whole body
+    )
+    signal_id: Any = (
+        None  #: source of the signal's id, which counts once for a run; none: it follows from the delivery
+    )
 
     @property
     def sources(self) -> list[Any]:
         """All that may look at a delivery beside the condition."""
-        own = (each for each in (self.id, self.tenant, self.run_at) if each is not None)
-        return [*self.input.values(), *own, *self.metadata.values(), *self.limits.values()]
+        own = (each for each in (self.id, self.tenant, self.run_at, self.signal_id) if each is not None)
+        said = (self.value,) if self.composed is None else self.composed.values()
+        return [*self.input.values(), *own, *self.metadata.values(), *self.limits.values(), *said]
+
+    @property
+    def composed(self) -> dict[str, Any] | None:
+        """The sources of the members of the signal's value; None where one source gives all of it."""
+        if not isinstance(self.value, dict) or "object" not in self.value:
+            return None
+        return cast("dict[str, dict[str, Any]]", self.value)["object"]
 
     @property
     def target(self) -> str:
         """What it runs, for a person."""
+        if self.signal:
+            return f"signal {self.signal} to {self.task}" if self.task else f"signal {self.signal}"
         return self.task or f"graph {self.graph}"
 
 
@@ -229,6 +259,11 @@ def check_definition(definition: RouteDefinition) -> None:
         raise InvalidInputError(
             f"the route has {len(rules):,} rules: at most {RULES_MAX} can make jobs at once"
         )
+    events = len(rules) + sum(bool(rule.signal and rule.task) for rule in rules)
+    if events > RULES_MAX:
+        raise InvalidInputError(
+            f"the rules may add {events:,} events, two for a signal with a task: at most {RULES_MAX} go into one batch"
+        )
     seen: set[str] = set()
     for rule in rules:
         if rule.name in seen:
@@ -260,11 +295,12 @@ def _check_scheme(definition: RouteDefinition) -> None:
 
 
 def _check_rule(rule: RouteRule, secret_headers: frozenset[str]) -> None:
-    if bool(rule.task) == bool(rule.graph):
+    _check_signal(rule, secret_headers)
+    if bool(rule.task) == bool(rule.graph) and not rule.signal:
         raise InvalidInputError("say what it runs: give either task or graph")
     if rule.graph:
         _check_of_graph(rule)
-    elif check_token("task", rule.task) in INNER_TASKS:
+    elif rule.task and check_token("task", rule.task) in INNER_TASKS:
         raise InvalidInputError(
             f"task {rule.task} is one of the ledger's own: name a task of yours, or a graph"
         )
@@ -280,6 +316,42 @@ def _check_rule(rule: RouteRule, secret_headers: frozenset[str]) -> None:
     check_condition(rule.when, secret_headers=secret_headers)
     check_input(rule.input, secret_headers=secret_headers)
     _check_order(rule, secret_headers)
+
+
+def _check_signal(rule: RouteRule, secret_headers: frozenset[str]) -> None:
+    """Refuse what cannot be sent to a run, and what only a signal has. Raises: InvalidInputError, InvalidTokenError."""
+    if not rule.signal:
+        if rule.value is not None or rule.signal_id is not None:
+            raise InvalidInputError("value and signal_id are those of a signal: name it by signal")
+        return
+    check_token("signal", rule.signal)
+    if rule.id is None:
+        raise InvalidInputError(f"say which run is sent signal {rule.signal}: give the source of its id")
+    if rule.graph:
+        raise InvalidInputError(
+            "a run of a graph waits for no signals: give a task whose runs do, or leave it out"
+        )
+    if not rule.task and any(getattr(rule, name) not in _NOT_SAID for name in _STARTS):
+        raise InvalidInputError(
+            f"without a task signal {rule.signal} begins no run: leave out {', '.join(_STARTS)}, or give the task"
+        )
+    try:
+        _check_value(rule, secret_headers)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"value: {error}") from None
+
+
+def _check_value(rule: RouteRule, secret_headers: frozenset[str]) -> None:
+    if rule.composed is None:
+        check_source(rule.value, secret_headers)
+        return
+    if len(rule.value) > 1:
+        raise InvalidInputError("object stands alone: give the members of the value within it")
+    check_input(rule.composed, secret_headers=secret_headers)
+
+
+#: Values of fields of a rule that says nothing of them.
+_NOT_SAID: Final[tuple[Any, ...]] = (None, 0, {})
 
 
 def _check_of_graph(rule: RouteRule) -> None:
@@ -338,6 +410,13 @@ def order_for(rule: RouteRule, delivered: Delivered) -> dict[str, Any]:
     return found
 
 
+def value_for(rule: RouteRule, delivered: Delivered) -> Any:
+    """Return what a delivery says by a rule's signal; `NOTHING` where it lacks that."""
+    if rule.composed is not None:
+        return build_input(rule.composed, delivered)
+    return source_value("/" if rule.value is None else rule.value, delivered)
+
+
 def _text(value: object) -> str:
     """Return a value as a text: whole numbers are written out, as ids and times of providers often are numbers."""
     if isinstance(value, int) and not isinstance(value, bool):
@@ -367,7 +446,12 @@ def _limit_of(name: str, key: str) -> str:
     return checked_limits([joined(name, key) if key else name])[0]
 
 
+def _signal_id(text: str) -> str:
+    return GiveSignal(name="any", id=text).id
+
+
 _FITS: Final[dict[str, Callable[[str], Any]]] = {
+    "signal_id": _signal_id,
     "id": functools.partial(check_token, "job id"),
     "tenant": functools.partial(check_word, "tenant"),
     "run_at": _moment,
