@@ -12,9 +12,17 @@ from tests.support.command_line import CommandLine
 from tests.support.working import LIMIT_S, working
 
 from jobledger.audit.verify import verify
-from jobledger.ledger import InvalidInputError, JobNotFoundError, Ledger, Run, Signal, workflow
+from jobledger.ledger import (
+    InvalidInputError,
+    JobNotFoundError,
+    Ledger,
+    RouteDefinition,
+    RouteRule,
+    Run,
+    Signal,
+    workflow,
+)
 from jobledger.ledger.adding.announced import entry_of
-from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
 from jobledger.ledger.nats.task_book import write_tasks
 
 pytestmark = pytest.mark.anyio

@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from jobledger.ledger.hooks import Hooks, Notice
     from jobledger.ledger.limits.declared import Limit, Queue
     from jobledger.ledger.model.codec import StoredEvent
+    from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
     from jobledger.ledger.model.job import Job, JobState
     from jobledger.ledger.model.jobs.attempts import Attempt, Progress
     from jobledger.ledger.model.memory import MemoryLog
@@ -133,6 +134,7 @@ else:  # the same as a table
             "limits.declared": ("Limit", "Queue"),
             "model.codec": ("StoredEvent",),
             "model.job": ("Job", "JobState"),
+            "model.hooks.route": ("RouteDefinition", "RouteRule"),
             "model.jobs.attempts": ("Attempt", "Progress"),
             "model.memory": ("MemoryLog",),
             "model.queues.pause": ("QueueState",),
@@ -244,7 +246,9 @@ __all__ = [
     "ResultMismatchError",
     "ResultTimeoutError",
     "Retry",
+    "RouteDefinition",
     "RouteNotFoundError",
+    "RouteRule",
     "Run",
     "RunEnd",
     "RunTooLongError",
