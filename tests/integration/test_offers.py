@@ -20,6 +20,7 @@ from tests.support.gateways import gateway_of
 from tests.support.runs import step
 from tests.support.terminal import on_a_terminal
 
+from jobledger.admin.rows import Rows
 from jobledger.audit.archive import Archiver, archive_deps
 from jobledger.gateway.app import app
 from jobledger.ledger import Ledger
@@ -193,8 +194,10 @@ class Forms(HTMLParser):
 class Offers:
     """Makes jobs, and does with a copy of each what is offered for it."""
 
-    def __init__(self, ledger: Ledger, http: httpx.AsyncClient) -> None:
+    def __init__(self, ledger: Ledger, http: httpx.AsyncClient, rows: Rows, archived_to: Path | None) -> None:
         self.ledger = ledger
+        self._rows = rows
+        self._archived_to = archived_to
         self.http = http
         self.wrong: list[str] = []
         self.done = 0
@@ -206,6 +209,9 @@ class Offers:
         self._made += 1
         job_id = f"{name}-n{self._made}"
         await make(self.ledger, job_id)
+        if self._archived_to is not None:
+            await self._rows.catch_up()
+            await archive(self.ledger, self._archived_to)
         return job_id
 
     async def try_all(self, name: str, make: Make) -> None:
@@ -318,22 +324,26 @@ async def archive(ledger: Ledger, folder: Path) -> None:
     await Archiver(ledger.log, folder, deps).run(datetime.now(UTC))
 
 
+async def done_over_http(
+    ledger: Ledger, folder: Path, states: Mapping[str, Make], archived_to: Path | None = None
+) -> Offers:
+    """Do what the page and the answer over HTTP offer for a job of each state, perhaps behind an archive run."""
+    async with (
+        gateway_of(ledger, folder) as gateway,
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app(gateway)), base_url="http://127.0.0.1:8080"
+        ) as http,
+    ):
+        offers = Offers(ledger, http, gateway.rows, archived_to)
+        for name, make in states.items():
+            await offers.try_all(name, make)
+    return offers
+
+
 def test_what_is_offered_is_accepted(cli: CommandLine, tmp_path: Path) -> None:
     """For each state: what the page, the answer over HTTP and the command line offer is done to a copy."""
 
-    async def over_http(ledger: Ledger) -> Offers:
-        async with (
-            gateway_of(ledger, tmp_path) as gateway,
-            httpx.AsyncClient(
-                transport=httpx.ASGITransport(app(gateway)), base_url="http://127.0.0.1:8080"
-            ) as http,
-        ):
-            offers = Offers(ledger, http)
-            for name, make in STATES.items():
-                await offers.try_all(name, make)
-        return offers
-
-    offers = cli.with_ledger(over_http)
+    offers = cli.with_ledger(lambda ledger: done_over_http(ledger, tmp_path, STATES))
     wrong = offers.wrong
     for state, job_id in offers.commands:
         wrong.extend(
@@ -341,3 +351,13 @@ def test_what_is_offered_is_accepted(cli: CommandLine, tmp_path: Path) -> None:
         )
     assert wrong == [], "\n".join(wrong)
     assert offers.done > 150
+
+
+def test_what_is_offered_is_accepted_where_an_archive_holds_the_beginning(
+    cli: CommandLine, tmp_path: Path
+) -> None:
+    states = {name: STATES[name] for name in ("signal", "dead-run", "child-failed", "invalid")}
+    folder = tmp_path / "archive"
+    offers = cli.with_ledger(lambda ledger: done_over_http(ledger, tmp_path, states, folder))
+    assert offers.wrong == [], "\n".join(offers.wrong)
+    assert offers.done > len(states)
