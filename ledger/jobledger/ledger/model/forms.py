@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -36,7 +36,7 @@ def _as_said(known: Any, said: Any) -> Any:
         }
         return msgspec.structs.replace(known, **changed)
     if isinstance(known, tuple):
-        several: tuple[Any, ...] = known  # pyright: ignore[reportUnknownVariableType]
+        several = cast("tuple[Any, ...]", known)
         return tuple(map(_as_said, several, said)) if len(several) == len(said) else several
     return known
 

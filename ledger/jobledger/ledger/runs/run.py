@@ -486,4 +486,4 @@ def _unpacked(task: Any) -> tuple[Task[Any, Any], Options]:
             f"{name} is no task, so it cannot be a job of its own: decorate it with @task, or call it in this process "
             "with run.step or run.each"
         )
-    return task.unpacked
+    return task.unpacked  # pyright: ignore[reportUnknownVariableType]
