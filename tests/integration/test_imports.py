@@ -22,6 +22,7 @@ PACKAGES = {
     "jobledger.ledger.model",
     "jobledger.ledger.model.access",
     "jobledger.ledger.model.deciding",
+    "jobledger.ledger.model.graphs",
     "jobledger.ledger.model.hooks",
     "jobledger.ledger.model.jobs",
     "jobledger.ledger.model.limits",

@@ -305,6 +305,8 @@ async def test_the_plugin_imports_no_library_and_of_the_product_only_errors(tmp_
         "loading.on_demand",
         "model",
         "model.errors",
+        "model.graphs",
+        "model.graphs.errors",
         "model.hooks",
         "model.hooks.errors",
     }

@@ -59,7 +59,8 @@ def missing(code: str) -> str | None:
             if "kwargs" in known:  # the input of a task of the reader's
                 return wrong
         case ast.Name(id=name) if call is not None or code.startswith("@") or name[0].isupper():
-            found = getattr(jobledger.ledger, name, None) or getattr(jobledger.workers, name, None)
+            place = jobledger.workers if name in jobledger.workers.__all__ else jobledger.ledger
+            found = getattr(place, name) if name in place.__all__ else None
             if found is None:
                 return f"there is no {name}"
             known = set(inspect.signature(found).parameters) | (OF_A_TASK if code.startswith("@") else set())

@@ -35,6 +35,7 @@ COMMANDS: Final = Group(
         "enqueue": "jobs.enqueue",
         "top": "processes.top",
         "stats": "jobs.stats",
+        "sql": "projection.sql",
         "jobs": Group(
             groups.JOBS,
             {

@@ -32,7 +32,9 @@ _From = Annotated[
 ]
 _Failed = Annotated[
     bool,
-    typer.Option("--failed", help="Copy every step and child that completed, and execute only the others."),
+    typer.Option(
+        "--failed", metavar="", help="Copy every step and child that completed, and execute only the others."
+    ),
 ]
 _At = Annotated[
     str | None,

@@ -185,6 +185,9 @@ def _moments(value: object) -> Iterator[datetime]:
     elif isinstance(value, tuple):
         for each in cast("tuple[object, ...]", value):
             yield from _moments(each)
+    elif isinstance(value, dict):
+        for each in cast("dict[str, object]", value).values():
+            yield from _moments(each)
 
 
 @functools.cache
