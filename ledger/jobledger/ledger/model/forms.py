@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -36,7 +36,7 @@ def _as_said(known: Any, said: Any) -> Any:
         }
         return msgspec.structs.replace(known, **changed)
     if isinstance(known, tuple):
-        several = cast("tuple[Any, ...]", known)
+        several: tuple[Any, ...] = known  # pyright: ignore[reportUnknownVariableType]
         return tuple(map(_as_said, several, said)) if len(several) == len(said) else several
     return known
 
