@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import typer
 
@@ -16,7 +18,8 @@ from jobledger.ledger import LedgerConfig
 def test_every_setting_of_tables_has_an_option_and_a_variable(name: str) -> None:
     known = {field for field in LedgerConfig.__struct_fields__ if field.startswith("tables_")}
     assert set(TABLES) == known
-    command = typer.main.get_command(program()).commands[name]  # type: ignore[attr-defined]
+    whole: Any = typer.main.get_command(program())
+    command = whole.commands[name]
     found = {each.name: each.envvar for each in command.params if each.name in known}
     assert found == {
         "tables_at": "JOBLEDGER_TABLES",
