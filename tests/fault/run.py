@@ -49,7 +49,7 @@ _PYTEST: Final = (
     "pytest",
     "-q",
     "-m",
-    "fault",
+    "fault or walk",
     "--show-capture=no",
     "--durations=40",
     "--durations-min=5",

@@ -1,0 +1,116 @@
+"""A place to run what a scenario describes: a server, a gateway and workers, each started as the pages say."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.conftest import Process
+from tests.support.limits import LIMIT_S
+
+
+class Place:
+    """An empty folder with programs of `jobledger`; everything else is asked over HTTP."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._processes: list[Process] = []
+        server = self.start("server", "--port", "0", "--durability", "process", "--json")
+        self._variables = {"JOBLEDGER_URL": server.line()["url"]}
+        self._gateway = ""
+
+    _variables: dict[str, str] = {}  # noqa: RUF012 - until the server has an address
+
+    def start(self, *words: str) -> Process:
+        """Start a command; it is gone at the end of the test."""
+        made = Process(self.folder, *words, variables=self._variables)
+        self._processes.append(made)
+        return made
+
+    def gateway(self, app: str, **variables: str) -> None:
+        """Start the gateway, which makes the ledger and announces what `app` has."""
+        self._variables |= variables
+        words = ("--port", "0", "--json", "--ledger-bytes-max", str(64 << 20))
+        self._gateway = self.start("gateway", "--app", app, *words).line()["gateway"]
+
+    def workers(self, app: str, *words: str) -> Process:
+        """Start a supervisor of two workers; return it when both are ready."""
+        made = self.start("worker", "--app", app, "--processes", "2", "--json", *words)
+        ready = 0
+        while ready < 2:
+            ready += "worker" in made.line()
+        return made
+
+    def ask(self, path: str, body: Any = None, *, method: str = "", **headers: str) -> tuple[int, Any]:
+        """Return status and body of an answer; a body to send makes it a POST."""
+        sent = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = urllib.request.Request(
+            f"{self._gateway}{path}",
+            sent,
+            {"content-type": "application/json", **named},
+            method=method or ("GET" if body is None else "POST"),
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+                return answer.status, _read(answer.read())
+        except urllib.error.HTTPError as error:
+            return error.code, _read(error.read())
+
+    def result(self, queue: str, job: str) -> Any:
+        """Wait for a job's end over HTTP; return its result."""
+        status, value = self.ask(f"/v1/jobs/{queue}/{job}/result", prefer="wait=30")
+        assert status == 200, value
+        return value
+
+    def events(self, *chosen: str) -> list[dict[str, Any]]:
+        """Return the ledger's events so far, of some types or all, as a reader of the stream gets them."""
+        wanted = "".join(f"&type={each}" for each in chosen)
+        _, lines = self.ask(f"/v1/events?from=1&limit=1000&wait=0{wanted}", accept="application/x-ndjson")
+        return [json.loads(line) for line in lines.splitlines()]
+
+    def until(self, holds: Callable[[], Any], what: str) -> Any:
+        """Return what `holds` returns once that is true."""
+        deadline = time.monotonic() + LIMIT_S
+        while not (found := holds()):
+            assert time.monotonic() < deadline, f"not in time: {what}"
+            time.sleep(0.05)
+        return found
+
+    def kill_who_wrote(self, name: str) -> None:
+        """Kill the process that wrote its id into a file of the folder."""
+        path = self.folder / name
+        self.until(lambda: path.exists() and path.read_text(), f"{name} is written")
+        os.kill(int(path.read_text()), signal.SIGKILL)
+
+    def verify(self, workers: Process) -> None:
+        """Stop the workers in order; the ledger is sound."""
+        workers.end(signal.SIGTERM)
+        audit = self.start("audit", "verify", "--json")
+        assert audit.end() == 0, (audit.rest(), audit.errors)
+
+    def close(self) -> None:
+        for process in reversed(self._processes):
+            process.close()
+
+
+def _read(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.decode()
+
+
+@pytest.fixture
+def place(tmp_path: Path, nats_server_binary: str) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.close()
