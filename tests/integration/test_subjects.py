@@ -68,6 +68,7 @@ async def large(text: str) -> str:
 
 @task(queue="work", max_attempts=2, backoff=Backoff(base_s=1.2, jitter=0.0))
 async def later(ctx: Context, number: int) -> int:
+    ctx.logger.warning("kept")
     if ctx.attempt == 1:
         raise ValueError("not the first time")
     return number
@@ -282,7 +283,13 @@ class Stage:
         act("doctor")
         act("limits", "set", "tenant", "--slots", "5")
         act("workers", "list")
-        for words in (("jobs", "list"), ("queues", "list"), ("dlq", "list"), ("timers", "status")):
+        for words in (
+            ("jobs", "list"),
+            ("jobs", "logs", "delayed"),
+            ("queues", "list"),
+            ("dlq", "list"),
+            ("timers", "status"),
+        ):
             act(*words)
         act("jobs", "show", "dead")
         act("jobs", "why", "dead")

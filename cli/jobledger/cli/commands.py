@@ -42,6 +42,7 @@ COMMANDS: Final = Group(
                 "list": "jobs.list",
                 "show": "jobs.show",
                 "steps": "jobs.steps",
+                "logs": "jobs.logs",
                 "graph": "jobs.graph",
                 "signal": "jobs.run_acts",
                 "pause": "jobs.run_acts",

@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from jobledger.ledger.model.runs.errors import UnknownSignalError
     from jobledger.ledger.model.subjects import JobRef
     from jobledger.ledger.named.verbs import NamedJob
+    from jobledger.ledger.nats.attempt_logs import JobLogs, LogLine
     from jobledger.ledger.outcome import Cancel, Fail, Retry, Snooze
     from jobledger.ledger.runs.determinism import NondeterminismWarning
     from jobledger.ledger.runs.ending import RunEnd
@@ -140,6 +141,7 @@ else:  # the same as a table
             "model.queues.pause": ("QueueState",),
             "model.runs.errors": ("UnknownSignalError",),
             "model.subjects": ("JobRef",),
+            "nats.attempt_logs": ("JobLogs", "LogLine"),
             "named.verbs": ("NamedJob",),
             "outcome": ("Cancel", "Fail", "Retry", "Snooze"),
             "runs.determinism": ("NondeterminismWarning",),
@@ -212,6 +214,7 @@ __all__ = [
     "JobExistsError",
     "JobFailedError",
     "JobHandle",
+    "JobLogs",
     "JobNotFoundError",
     "JobRef",
     "JobState",
@@ -227,6 +230,7 @@ __all__ = [
     "LockLostError",
     "LockReentryError",
     "LockTimeoutError",
+    "LogLine",
     "MalformedEventError",
     "MemoryLog",
     "NamedJob",

@@ -29,6 +29,7 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.queues.pause import PauseQueue, QueueCommand, QueueState, ResumeQueue
 from jobledger.ledger.model.subjects import JobRef, Names, check_token
+from jobledger.ledger.nats.attempt_logs import JobLogs, read_logs
 from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.hints import Hints
 from jobledger.ledger.nats.inbox import Inbox
@@ -236,6 +237,10 @@ class Ledger:
     async def task_names(self) -> list[str]:
         """Return the names of all tasks that a worker ever announced, sorted. Raises: UnreachableError."""
         return await task_names(self.inbox, self.names)
+
+    async def read_logs(self, ref: JobRef, *, attempt: int | None = None, step: str | None = None) -> JobLogs:
+        """Return what the tasks of a job logged; see `JobHandle.logs`."""
+        return await read_logs(self.connection, self.inbox, self.names, ref, attempt=attempt, step=step)
 
     @property
     def routes(self) -> RouteVerbs:

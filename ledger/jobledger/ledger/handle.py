@@ -26,6 +26,7 @@ from jobledger.ledger.model.events import Completed, ErrorInfo
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.jobs.attempts import Progress
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.nats.attempt_logs import JobLogs
 from jobledger.ledger.outcome import moment_of
 from jobledger.ledger.parts import Client
 from jobledger.ledger.unique.holders import requeue
@@ -118,6 +119,17 @@ class JobHandle(Generic[R_co]):
         Raises: JobNotFoundError, UnreachableError.
         """
         return (await self.snapshot()).progress
+
+    async def logs(self, *, attempt: int | None = None, step: str | None = None) -> JobLogs:
+        """Return what the job's attempts logged, or one of them, or one step of a run in them; some are not kept.
+
+        Kept are the newest 64 KiB of each attempt for 7 days; of one that runs they are about a second old. They are no
+        part of the ledger, and nothing rests on them.
+
+        Raises: UnreachableError.
+        """
+        client = self._client
+        return await client.patience.read(lambda: client.read_logs(self.ref, attempt=attempt, step=step))
 
     async def cancel(self, *, reason: str = "", by: str = "") -> Job:
         """End the job if it waits; ask it to end if it runs. Return it as it is after that.

@@ -14,6 +14,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef, check_token
+from jobledger.ledger.nats.attempt_logs import JobLogs
 from jobledger.ledger.patience import Patience
 
 
@@ -84,6 +85,10 @@ class Client(Protocol):
     @property
     def patience(self) -> Patience:
         """How long its calls wait."""
+        ...
+
+    async def read_logs(self, ref: JobRef, *, attempt: int | None = None, step: str | None = None) -> JobLogs:
+        """Return what the tasks of a job logged."""
         ...
 
     def stamp(self, by: str = "") -> Stamp:

@@ -31,6 +31,7 @@ from jobledger.ledger.model.errors import ForeignLoopError, LedgerClosedError
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.jobs.attempts import Progress
 from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.nats.attempt_logs import JobLogs
 from jobledger.ledger.outcome import Wish
 from jobledger.ledger.parts import AnyJob
 from jobledger.ledger.schedules.blocking import BlockingSchedules
@@ -108,6 +109,10 @@ class JobHandle(Generic[R_co]):
     def progress(self) -> Progress | None:
         """Return how far the job's newest attempt last said it is; None: it said nothing."""
         return self._caller.call(lambda ledger: ledger.handle_of(self.ref).progress())
+
+    def logs(self, *, attempt: int | None = None, step: str | None = None) -> JobLogs:
+        """Return what the job's attempts logged, as far as it is kept. See `handle.JobHandle.logs`."""
+        return self._caller.call(lambda ledger: ledger.handle_of(self.ref).logs(attempt=attempt, step=step))
 
     def cancel(self, *, reason: str = "", by: str = "") -> Job:
         """End the job if it waits; ask it to end if it runs. See `handle.JobHandle.cancel`."""

@@ -12,7 +12,18 @@ from tests.support.gateway import Asker, send, someone
 from jobledger.audit.archive import Archiver, archive_deps
 from jobledger.ledger import TaskRegistry
 
-_READ: Final = ("", "/events", "/attempts", "/trail", "/why", "/input", "/result", "/steps", "/graph")
+_READ: Final = (
+    "",
+    "/events",
+    "/attempts",
+    "/trail",
+    "/why",
+    "/input",
+    "/result",
+    "/logs",
+    "/steps",
+    "/graph",
+)
 _LISTS: Final = (
     "/v1/jobs",
     "/v1/jobs/counts",

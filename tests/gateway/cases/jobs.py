@@ -65,6 +65,8 @@ async def values(asker: Asker) -> None:
     done, waiting, dead = await asker.completed(to="bob"), await asker.job(), await asker.dead()
     assert await asker.get(f"/v1/jobs/mail/{done.id}/input") == {"to": "bob"}
     assert await asker.get(f"/v1/jobs/mail/{done.id}/result") == "sent"
+    assert (await asker.get(f"/v1/jobs/mail/{done.id}/logs", params={"attempt": 1}))["items"] == []
+    await asker.sees("GET", "/v1/jobs/mail/none/logs", "JOB_NOT_FOUND")
     answer = await asker.sees("GET", f"/v1/jobs/mail/{waiting.id}/result", 202)
     assert answer.json()["status"] == "queued"
     failed = await asker.sees("GET", f"/v1/jobs/mail/{dead.id}/result", "JOB_EXECUTION_ERROR")

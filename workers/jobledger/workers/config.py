@@ -19,6 +19,7 @@ _CANCEL_GRACE_S_MIN: Final = 0.05
 _CANCEL_GRACE_S_MAX: Final = 3600
 _TABLE_MEMORY_BYTES_MIN: Final = 32 << 20
 _TABLE_THREADS_MAX: Final = 256
+_LOG_BYTES_MAX: Final = 512 << 10  # a message of the server's has 1 MiB
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +47,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tables_cache_bytes_max: int = 1 << 30  #: files of tables that are kept on this machine for other attempts
     pool_calls_max: int | None = None  #: a process is replaced after this many attempts; None: never
     stall_s: float = 1.0  #: a task that blocks the event loop for this many seconds is named in the log
+    #: Of what the code of one attempt logs the newest so many bytes are kept, for `jobs logs`; 0: none.
+    log_bytes_max: int = 64 << 10
     reactors: bool = True  #: host the reactors (timers, ...) too; some worker of the environment has to
     schedules: bool = (
         True  #: declare the schedules of the loaded modules whose jobs go to a queue that is served
@@ -117,6 +120,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         _require(
             self.tables_cache_bytes_max >= 0,
             f"tables_cache_bytes_max must be 0 or more, got {self.tables_cache_bytes_max!r}",
+        )
+        _require(
+            0 <= self.log_bytes_max <= _LOG_BYTES_MAX,
+            f"log_bytes_max must be from 0 to {_LOG_BYTES_MAX}, got {self.log_bytes_max!r}",
         )
         _require(
             self.concurrency <= self.ack_pending_max,

@@ -35,6 +35,7 @@ from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.attempt.intake import Intake
 from jobledger.workers.attempt.kept import KeptChains
+from jobledger.workers.attempt.log_keeper import LogKeeper
 from jobledger.workers.attempt.pause_watch import PauseWatch
 from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.attempt.settlement import elsewhere_s, nak
@@ -139,6 +140,7 @@ class Worker:
         self._execution.runs = self._runs
         self._hooks = HookRunner(tasks)
         self._pauses = PauseWatch(ledger, self.served, on_change=self._on_queue)
+        self._logs = LogKeeper(ledger, self._config.log_bytes_max, lambda: self._attempts.running)
         self._attempts = self._make_attempts()
         self._cancels = CancelWatch(
             ledger, self.served, running=self._attempts.claims_held, on_cancel=self._attempts.cancel
@@ -183,6 +185,7 @@ class Worker:
             on_abandoned=self._on_abandoned,
             pauses=self._pauses,
             kept=self._kept,
+            on_logged=self._logs.on_end,
         )
 
     flow: FlowReactor | None = (
@@ -249,6 +252,7 @@ class Worker:
             for queue in self.served:
                 await self._ledger.hints.listen_resumes(queue, self._runs.on_hint)
         await self._intake.open()
+        self._logs.start()
         if self._config.reactors:
             self.flow = flow_reactor(self._ledger, self.name)
         self.taking.set()
@@ -259,6 +263,7 @@ class Worker:
             self._serve("the watch for cancels", self._cancels.run),
             self._serve("the watch for pauses", self._pauses.run),
             self._serve("the watchdog", self._watchdog.run),
+            self._serve("the logs of attempts", self._logs.run),
             self._serve("the announcement", lambda: announce_tasks(self._ledger, self._tasks, self.identity)),
         ]
         if self._config.schedules:
@@ -276,6 +281,7 @@ class Worker:
         finally:
             await end(pulling, *keepers, *reactors)
             await self._farewell()
+            await self._logs.end()
             if self._pool is not None:
                 await self._pool.close()
             self._tables.close()

@@ -129,6 +129,16 @@ PoolMemory = Annotated[
         help="Address space of each of these processes, in MiB. (default: no limit)",
     ),
 ]
+LogBytes = Annotated[
+    int,
+    typer.Option(
+        "--log-bytes",
+        min=0,
+        envvar="JOBLEDGER_LOG_BYTES",
+        metavar="N",
+        help="Bytes of what each attempt logs that are kept for `jobs logs`, the newest; 0: none.",
+    ),
+]
 Traces = Annotated[
     bool,
     typer.Option(

@@ -72,6 +72,7 @@ def _command(
             words += [option, value]
     words += ["--concurrency", str(config.concurrency), "--grace", str(config.grace_s)]
     words += ["--cancel-grace", str(config.cancel_grace_s)]
+    words += ["--log-bytes", str(config.log_bytes_max)]
     if config.pool_size is not None:
         words += ["--pool", str(config.pool_size)]
     if config.pool_memory_bytes_max is not None:

@@ -53,6 +53,7 @@ def worker(
     processes: process.Processes = None,
     pool: process.Pool = None,
     pool_memory: process.PoolMemory = None,
+    log_bytes: process.LogBytes = 64 << 10,
     reload: process.Reload = False,
     no_schedules: process.NoSchedules = False,
     traces: process.Traces = False,
@@ -78,10 +79,11 @@ def worker(
         cancel_grace_s=cancel_grace,
         pool_size=pool,
         pool_memory_bytes_max=None if pool_memory is None else pool_memory << 20,
+        log_bytes_max=log_bytes,
         schedules=not no_schedules,
         supervisor=parent.identity if parent is not None else "",
     )
-    target, output = msgspec.structs.replace(cli.target, tracing=traces), cli.output
+    target = msgspec.structs.replace(cli.target if parent is None else _beneath(cli.target), tracing=traces)
     exposure = Exposure(port=metrics_port, host=metrics_host, token_file=metrics_token_file)
     if until_idle and (processes is not None or reload):
         raise UsageError("--until-idle is for one process: leave out --processes and --reload")
@@ -93,13 +95,12 @@ def worker(
             reload=reload,
             exposure=exposure,
         )
-        return supervise(output, target, config, crew, _switches(context), until_eof=until_eof)
+        return supervise(cli.output, target, config, crew, _switches(context), until_eof=until_eof)
     exposure.check(1)
     registry = load_tasks(app)
     process.warn_of_foreign(served, registry)
-    target = target if parent is None else _beneath(target)
     ends = _Ends(on_eof=until_eof, when_idle=until_idle)
-    return _worker(output, target, registry, config, parent, exposure, ends)
+    return _worker(cli.output, target, registry, config, parent, exposure, ends)
 
 
 def _beneath(target: Target) -> Target:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -35,6 +35,7 @@ from jobledger.gateway.remedies import hint_over_http
 from jobledger.ledger.model.errors import ResultTimeoutError
 from jobledger.ledger.model.events import Completed, PayloadRef
 from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.nats.attempt_logs import JobLogs
 from jobledger.ledger.nats.payloads import Payloads
 
 _FRESH: Final = {"cache-control": "private, no-cache"}
@@ -168,6 +169,20 @@ def _no_result(job: Job) -> ProblemError:
     )
 
 
+class LogsAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which lines are asked for; all where nothing is given."""
+
+    attempt: Annotated[int, msgspec.Meta(ge=1)] | None = None  #: from 1
+    step: str | None = None  #: of a run
+
+
+async def get_logs(asked: Asked, queue: str, id: str, *, query: LogsAsked) -> Answer:  # noqa: A002
+    """Return what the attempts of a job logged, as far as it is kept."""
+    held = await read_job(asked, queue, id, permission="payloads")
+    handle = asked.gateway.ledger.handle_of(held.ref)
+    return Answer(value=await handle.logs(attempt=query.attempt, step=query.step), headers=_FRESH)
+
+
 _JOB: Final = "/v1/jobs/{queue}/{id}"
 
 
@@ -216,5 +231,13 @@ ENDPOINTS: Final = (
     _read(f"{_JOB}/trail", tell_trail, "Tell what happened to a job", TrailShown),
     _read(f"{_JOB}/why", tell_why, "Say what a job waits for", WhyShown),
     _read(f"{_JOB}/input", get_input, "Return the input of a job", Any, **_VALUE),
+    _read(
+        f"{_JOB}/logs",
+        get_logs,
+        "Return what the attempts of a job logged",
+        JobLogs,
+        permission="payloads",
+        query=LogsAsked,
+    ),
     _read(f"{_JOB}/result", get_result, "Return the result of a job", Any, **_RESULT),
 )

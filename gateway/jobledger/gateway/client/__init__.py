@@ -8,8 +8,18 @@ It needs httpx, which `pip install 'jobledger[client]'` brings, and nothing of t
 `jobledger.gateway.client.sync.connect` is the same for code that blocks.
 """
 
-from jobledger.gateway.client.models import BulkResult, Event, JobSnapshot
+from jobledger.gateway.client.models import BulkResult, Event, JobLogs, JobSnapshot, LogLine
 from jobledger.gateway.client.problems import GatewayProblem
 from jobledger.gateway.client.remote import JobHandle, Ledger, connect
 
-__all__ = ["BulkResult", "Event", "GatewayProblem", "JobHandle", "JobSnapshot", "Ledger", "connect"]
+__all__ = [
+    "BulkResult",
+    "Event",
+    "GatewayProblem",
+    "JobHandle",
+    "JobLogs",
+    "JobSnapshot",
+    "Ledger",
+    "LogLine",
+    "connect",
+]

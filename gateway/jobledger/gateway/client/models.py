@@ -52,6 +52,28 @@ class BatchCount(msgspec.Struct, frozen=True, kw_only=True):
     count: int | None  #: how many jobs it has; None: it is open
 
 
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One line that a task logged."""
+
+    at: datetime  #: by the worker's clock
+    level: str  #: in lower case: "info"
+    logger: str
+    text: str
+    job: str
+    attempt: int
+    number: int  #: in its attempt, from 1; those before the first one that is kept were cut
+    step: str = ""  #: of a run; "" outside of its steps
+    trace: str = ""  #: trace id of the job
+
+
+class JobLogs(msgspec.Struct, frozen=True, kw_only=True):
+    """What the attempts of a job logged, the oldest line first."""
+
+    items: list[LogLine]
+    cut: dict[int, int] = {}  #: attempt -> how many older lines of it were not kept
+    ended: bool = False  #: whether nothing is added to the newest of these logs any more
+
+
 class JobError(msgspec.Struct, frozen=True, kw_only=True):
     """Why an attempt failed."""
 

@@ -12,7 +12,15 @@ import msgspec
 
 from jobledger.gateway.client import calls, together
 from jobledger.gateway.client.calls import AnyTask, Call, Named, Reply
-from jobledger.gateway.client.models import BatchCount, BulkResult, Emitted, Enqueued, Event, JobSnapshot
+from jobledger.gateway.client.models import (
+    BatchCount,
+    BulkResult,
+    Emitted,
+    Enqueued,
+    Event,
+    JobLogs,
+    JobSnapshot,
+)
 from jobledger.gateway.client.problems import error_of, read_problem
 from jobledger.ledger.model.errors import InvalidInputError, ResultTimeoutError
 
@@ -299,6 +307,15 @@ class JobHandle:
         await self.wait(timeout_s=timeout_s)
         reply = await self._requests.done(Call("GET", f"{self._path}/result"))
         return msgspec.json.decode(reply.body)
+
+    async def logs(self, *, attempt: int | None = None, step: str | None = None) -> JobLogs:
+        """Return what the job's attempts logged, or one of them, or one step; some are not kept.
+
+        Raises: JobNotFoundError, PermissionRefusedError, ServerUnreachableError.
+        """
+        params = {name: value for name, value in (("attempt", attempt), ("step", step)) if value is not None}
+        reply = await self._requests.done(Call("GET", f"{self._path}/logs", params=params))
+        return msgspec.json.decode(reply.body, type=JobLogs)
 
     async def cancel(self, *, reason: str = "") -> None:
         """Cancel the job; a running one is asked to end. Raises: IllegalTransitionError for one that has ended."""

@@ -11,7 +11,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from jobledger.gateway.client import remote
 from jobledger.gateway.client.calls import AnyTask, Named
-from jobledger.gateway.client.models import BulkResult, Emitted, Event, JobSnapshot
+from jobledger.gateway.client.models import BulkResult, Emitted, Event, JobLogs, JobSnapshot
 
 if TYPE_CHECKING:
     from jobledger.gateway.client.together import Said
@@ -167,6 +167,10 @@ class JobHandle:
     def result(self, *, timeout_s: float | None = None) -> Any:
         """Wait for the job's end and return what its task returned."""
         return self._portal.call(lambda: self._job.result(timeout_s=timeout_s))
+
+    def logs(self, *, attempt: int | None = None, step: str | None = None) -> JobLogs:
+        """Return what the job's attempts logged, as far as it is kept."""
+        return self._portal.call(lambda: self._job.logs(attempt=attempt, step=step))
 
     def cancel(self, *, reason: str = "") -> None:
         """Cancel the job."""

@@ -23,6 +23,9 @@ class Told(Protocol):
 #: The attempt whose code runs now; tasks, threads and hooks that it starts inherit it.
 current: ContextVar[Told | None] = ContextVar("jobledger_attempt", default=None)
 
+#: The name of the step of a run whose function runs now, "" outside of steps; inherited as `current` is.
+step: ContextVar[str] = ContextVar("jobledger_step", default="")
+
 
 class JobFilter(logging.Filter):
     """Puts `FACTS` onto every record that is made within an attempt, whichever logger made it. It lets all pass.

@@ -217,6 +217,11 @@ class Names(msgspec.Struct, frozen=True):
         return self._stream("TABLES")
 
     @property
+    def logs_bucket(self) -> str:
+        """The key-value bucket of what attempts logged; they expire."""
+        return self._stream("LOGS")
+
+    @property
     def bodies_bucket(self) -> str:
         """The object store of bodies of webhooks; each says how long it is kept."""
         return self._stream("BODIES")

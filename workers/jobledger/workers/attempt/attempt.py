@@ -74,11 +74,12 @@ class Attempts:
         on_abandoned: Callable[[Attempt, asyncio.Task[None]], None],
         pauses: PauseWatch | None = None,
         kept: KeptChains | None = None,
+        on_logged: Callable[[Attempt], None] = lambda _attempt: None,
     ) -> None:
         """`on_abandoned` gets an attempt whose task does not end, and the asyncio task that records its outcome.
 
         `kept`: chains of runs that were parked here. `pauses`: knows the queues whose jobs are given back; None where a
-        person runs them past their queues.
+        person runs them past their queues. `on_logged` hears of the end of an attempt whose code logged something.
         """
         self._ledger = ledger
         self._tasks = tasks
@@ -105,6 +106,7 @@ class Attempts:
         self._left: set[Attempt] = set()  #: abandoned, and their tasks run on
         self._cancel_grace_s = cancel_grace_s
         self._on_abandoned = on_abandoned
+        self._on_logged = on_logged
 
     @property
     def fenced(self) -> int:
@@ -263,6 +265,8 @@ class Attempts:
 
     def _end(self, attempt: Attempt) -> None:
         job_filter.current.set(None)  # else task, context and attempt hold each other until a collection
+        if attempt.control.log is not None:
+            self._on_logged(attempt)
         if self.running.get(attempt.ref) is attempt:  # else this worker's next identity took the job over
             del self.running[attempt.ref]
 

@@ -15,6 +15,7 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.tasks import Task
 from jobledger.ledger.tracing import AttemptSpan
 from jobledger.workers.attempt.channel import AttemptChannel
+from jobledger.workers.attempt.log_lines import AttemptLog
 from jobledger.workers.logs import facts_of
 
 
@@ -36,6 +37,7 @@ class Control(msgspec.Struct, eq=False):
         None  #: what was recorded before the code of its run was left: the only outcome
     )
     span: AttemptSpan | None = None
+    log: AttemptLog | None = None  #: what its code logged; None while that is nothing
 
 
 class Attempt(msgspec.Struct, frozen=True, eq=False):

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from jobledger.ledger.logs import job_filter
 from jobledger.ledger.model.errors import TaskDefinitionError
 from jobledger.ledger.runs.calls import FailedElsewhereError
 from jobledger.ledger.runs.steps import StepFunction
@@ -37,10 +38,14 @@ class StepCalls:
         step = self._in_place_of(step)
         if step.rules.rules.run_in == "process":
             return await self._in_process(attempt, step, args, kwargs)
-        if step.is_async:
-            return await step.function(*args, **kwargs)
-        name = f"step {step.name} of {attempt.name}"
-        return await self._threads.call(lambda: step.function(*args, **kwargs), name=name)
+        before = job_filter.step.set(step.name)
+        try:
+            if step.is_async:
+                return await step.function(*args, **kwargs)
+            name = f"step {step.name} of {attempt.name}"
+            return await self._threads.call(lambda: step.function(*args, **kwargs), name=name)
+        finally:
+            job_filter.step.reset(before)
 
     async def _in_process(
         self, attempt: Attempt, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from datetime import datetime
@@ -27,15 +28,17 @@ from jobledger.gateway.pages.views.run import RunPart, run_part
 from jobledger.gateway.pages.words import json_text, took
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
-from jobledger.ledger.model.errors import JobNotFoundError
+from jobledger.ledger.model.errors import JobNotFoundError, LedgerError
 from jobledger.ledger.model.events import event_type
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
-from jobledger.ledger.model.subjects import is_own_queue
+from jobledger.ledger.model.subjects import JobRef, is_own_queue
+from jobledger.ledger.nats.attempt_logs import LogLine
 from jobledger.ledger.signalling.giving import announced_workflow
 
 Act = Literal["cancel", "retry", "reschedule", "requeue", "discard", "pause", "resume"]
 
 EVENTS_SHOWN_MAX: Final = 300
+LINES_SHOWN_MAX: Final = 300
 _EDITED_MAX: Final = 100_000  #: characters of an input that a form holds
 _HIDDEN: Final = "hidden: this needs the permission 'payloads'"
 
@@ -74,6 +77,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     shown: int  #: how many events the moment has
     moment: datetime  #: of the newest of them
     acts: list[Act]
+    logs: list[LogLine] = []  #: the newest of what its attempts logged; none of the past
 
 
 async def job_page(looked: Looked, queue: str, id: str, *, query: When) -> JobPage | Told:  # noqa: A002 - as in the address
@@ -100,11 +104,21 @@ async def job_page(looked: Looked, queue: str, id: str, *, query: When) -> JobPa
     hidden = not looked.principal.may("payloads")
     details = await job_details(gateway.ledger, job, history)
     shown = _page(shell, job, explained.why, history, seen, found.chain, details, run, hidden=hidden)
+    if not (hidden or is_past):
+        shown = msgspec.structs.replace(shown, logs=await _logs(looked, job))
     return (
         shown
         if found.missing is None
         else msgspec.structs.replace(shown, missing=where_is(found.missing, job.id))
     )
+
+
+async def _logs(looked: Looked, job: Job) -> list[LogLine]:
+    """Return what the page shows of a job's log; none where it cannot be read: the rest is shown all the same."""
+    handle = looked.gateway.ledger.handle_of(JobRef(queue=job.queue, job_id=job.id))
+    with contextlib.suppress(LedgerError):
+        return (await handle.logs()).items[-LINES_SHOWN_MAX:]
+    return []
 
 
 async def _until(looked: Looked, history: list[StoredEvent], past: AsOf) -> list[StoredEvent]:
