@@ -37,6 +37,7 @@ from jobledger.ledger import (
     Limit,
     Run,
     Signal,
+    TaskRegistry,
     Unique,
     connect,
     task,
@@ -49,6 +50,7 @@ from jobledger.ledger.model.runs.orders import ChildNode, ChildOrder
 from jobledger.ledger.model.schedules.decisions import Remove
 from jobledger.projections import Projector
 from jobledger.projections.metrics.facts import server_facts
+from jobledger.workers.announcing import announce_tasks
 from jobledger.workers.reactors import hosting
 from jobledger.workers.reactors.children.opening import Opening
 from jobledger.workers.reactors.reconciler import Reconciler
@@ -272,6 +274,21 @@ class Stage:
             access.uses.note(info.key, "127.0.0.1")
             await access.uses.store()
 
+    async def _forget_tasks(self) -> None:
+        """Delete what workers announced, so that an operator has to make its bucket."""
+        async with connect(self._url, name="nobody") as somebody:
+            await api(somebody.inbox, "STREAM.DELETE.KV_TASKS", {})
+
+    async def _announce(self) -> None:
+        """Say what tasks are, as a gateway with their code does."""
+        async with self.client("Operator") as ledger:
+            done = asyncio.Event()
+            announcing = asyncio.create_task(
+                announce_tasks(ledger, TaskRegistry([large]), "gateway", done=done)
+            )
+            await done.wait()
+            announcing.cancel()
+
     async def _emit(self) -> None:
         """Hand data to a route, as a gateway hands on what it was sent."""
         async with self.client("Operator") as ledger:
@@ -325,6 +342,9 @@ class Stage:
         act("audit", "seal", "--key", str(key))
         rubbish = anyio.run(self._litter)
         act("audit", "acknowledge", str(rubbish), "--reason", "a test")
+        anyio.run(self._forget_tasks)
+        act("init")
+        anyio.run(self._announce)
 
     def archive(self) -> None:
         moment = datetime.now(UTC).isoformat()
