@@ -294,6 +294,12 @@ class Stage:
         async with self.client("Operator") as ledger:
             await ledger.emit("orders", {"order": 77}, id="o1")
 
+    def _begin_again(self) -> None:
+        """Begin a ledger, and say what its tasks are."""
+        anyio.run(self._forget_tasks)
+        self.command("Operator", "init")
+        anyio.run(self._announce)
+
     def operate(self) -> None:
         """Look and act as a person does."""
         act = functools.partial(self.command, "Operator")
@@ -334,6 +340,10 @@ class Stage:
         act("dlq", "discard", "buried", "--reason", "tried")
         act("events", "subscriptions", "list")
         act("events", "subscriptions", "remove", "billing")
+        self._operate_on_tables_and_proofs()
+
+    def _operate_on_tables_and_proofs(self) -> None:
+        act = functools.partial(self.command, "Operator")
         act("tables", "show", "tabled", "rows")
         act("tables", "export", "tabled", "rows", str(self._folder / "rows.parquet"))
         act("tables", "remove", "tabled", "rows")
@@ -342,9 +352,7 @@ class Stage:
         act("audit", "seal", "--key", str(key))
         rubbish = anyio.run(self._litter)
         act("audit", "acknowledge", str(rubbish), "--reason", "a test")
-        anyio.run(self._forget_tasks)
-        act("init")
-        anyio.run(self._announce)
+        self._begin_again()
 
     def archive(self) -> None:
         moment = datetime.now(UTC).isoformat()
