@@ -140,6 +140,7 @@ def test_a_check_is_recorded_when_asked_and_sealed_like_everything_else(cli: Cli
     assert cli("audit", "verify", "--seal-key", f"{cli.key}.pub").code == 0
 
 
+@pytest.mark.unsound_ledger("events are forged")
 def test_a_check_that_found_something_is_recorded_as_that(cli: Cli) -> None:
     async def forge(ledger: Ledger) -> None:
         stored = (await (await ledger.job(await _first_job(ledger))).history())[0]

@@ -19,6 +19,8 @@ from unittest import mock
 from tests.model.simulation.loop import World
 
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.nats import pauses
 from jobledger.workers import worker as worker_module
 from jobledger.workers.reactors import hosting
 from jobledger.workers.reactors.reactor import Reactor
@@ -27,6 +29,11 @@ from jobledger.workers.reactors.reconciler import Reconciler
 _RealRandom = random.Random
 #: Ten minutes in the product; the simulation has no patience.
 RECONCILE_S = 30.0
+
+
+async def _as_given(_log: Log, config: dict[str, Any]) -> dict[str, Any]:
+    """Let a lane that is made again hand out every dispatch there ever was, as a lane without a beginning does."""
+    return config
 
 
 class Idle:
@@ -92,6 +99,7 @@ def patched() -> Generator[None, None, None]:
         mock.patch.object(worker_module, "Watchdog", Idle),
         mock.patch.object(hosting, "Reconciler", SOURCES.new_reconciler),
         mock.patch.object(hosting, "FlowReactor", Idle),  # no job here has a limit
+        mock.patch.object(pauses, "begin_at_living", _as_given),  # this server lets nobody read a whole lane
         # Coroutines of crashed processes are closed when nobody refers to them; some object, and nobody cares.
         mock.patch.object(sys, "unraisablehook", return_value=None),
         warnings.catch_warnings(action="ignore"),

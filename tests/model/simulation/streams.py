@@ -41,7 +41,7 @@ def header_block(headers: dict[str, str], **own: str) -> bytes:
 
 
 def timestamp(nanoseconds: int) -> str:
-    return time_of(nanoseconds).isoformat()[:-6] + "Z"
+    return time_of(nanoseconds).isoformat(timespec="microseconds")[:-6] + "Z"
 
 
 def nanoseconds(moment: datetime) -> int:
