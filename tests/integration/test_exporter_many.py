@@ -22,6 +22,7 @@ from jobledger.projections import Projector, Store, counting
 from jobledger.projections.metrics.figures import Figures, read_figures
 from jobledger.projections.metrics.metrics import figures_metrics
 from jobledger.projections.metrics.names import COUNTERS
+from jobledger.projections.statistics.spread import install
 from jobledger.projections.statistics.tables import ADD_FAILURES, ADD_QUEUE, add_totals
 from jobledger.projections.statistics.tally import QUEUE_COUNTS, STATISTICS
 
@@ -40,6 +41,7 @@ async def test_a_scrape_of_very_many_queues_and_tasks_is_bounded_and_right(tmp_p
     ]
     failed, dead = STATISTICS.index("failed"), STATISTICS.index("dead_lettered")
     with closing(sqlite3.connect(path)) as connection:
+        install(connection)
         for start in range(0, pairs, 3_000):  # as many transactions
             add_totals(connection, rows[start : start + 3_000])
         kinds = [(q, t, f"E{n}", v[failed], v[dead]) for n, (q, t, v) in enumerate(rows)]

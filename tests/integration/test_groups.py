@@ -221,7 +221,7 @@ async def test_a_child_that_is_enqueued_after_its_run_was_cancelled_and_swept_is
     async with reacting(ChildrenReactor(ledger, late), ledger=ledger), asyncio.timeout(LIMIT_S):
         await late.reached.wait()
         await run.cancel()
-        consumer = f"CHILDREN_CONSUMER.INFO.{ledger.names.ledger_stream}.{CHILDREN_CONSUMER}"
+        consumer = f"CONSUMER.INFO.{ledger.names.ledger_stream}.{CHILDREN_CONSUMER}"
         while (info := await api(ledger.inbox, consumer, {}))["num_pending"] or info["num_ack_pending"] > 1:
             await asyncio.sleep(0.01)  # until the sweep is done
         late.go_on.set()
@@ -315,7 +315,7 @@ async def test_a_group_that_stops_opens_nothing_after_a_failure_and_one_that_col
 
 
 async def _is_settled(ledger: Ledger) -> None:
-    consumer = f"CHILDREN_CONSUMER.INFO.{ledger.names.ledger_stream}.{CHILDREN_CONSUMER}"
+    consumer = f"CONSUMER.INFO.{ledger.names.ledger_stream}.{CHILDREN_CONSUMER}"
     async with asyncio.timeout(LIMIT_S):
         while True:
             info = await api(ledger.inbox, consumer, {})
@@ -372,7 +372,7 @@ async def test_ordinary_jobs_are_never_delivered_to_the_reactor(ledger: Ledger) 
         jobs = [await ledger.enqueue(plain) for _ in range(30)]
         for job in jobs:
             await job.result(timeout_s=LIMIT_S)
-        name = f"CHILDREN_CONSUMER.INFO.{ledger.names.ledger_stream}.{CHILDREN_CONSUMER}"
+        name = f"CONSUMER.INFO.{ledger.names.ledger_stream}.{CHILDREN_CONSUMER}"
         async with asyncio.timeout(LIMIT_S):
             while "error" in (info := await api(ledger.inbox, name, {})):
                 await asyncio.sleep(0.02)

@@ -16,7 +16,7 @@ from jobledger.testing import MemoryLedger
 from jobledger.workers.reactors.reactor import host
 from jobledger.workers.reactors.reconciler import Reconciler
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unsound_ledger("jobs are admitted by hand")]
 
 
 @task(queue="limited", max_attempts=2, backoff=Backoff(base_s=0), limits=("by-hand",))
