@@ -314,6 +314,7 @@ async def test_a_parked_run_goes_on_without_its_chain_being_read(connected: Conn
         ledger.log.read_chain = spy  # type: ignore[method-assign, assignment] # pyright: ignore[reportAttributeAccessIssue]
         running = asyncio.create_task(worker.run())
         try:
+            await worker.taking.wait()  # its lanes are made
             job = await client.enqueue(often.options(id="o"), 3)
             for number in range(3):
                 await until(lambda: len(kept) > 0)

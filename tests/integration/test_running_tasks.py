@@ -232,7 +232,11 @@ async def test_progress_is_seen_live_and_is_no_event_per_tick(
             await until(lambda: any(report["done"] == 999 for report in heard))
         shown = (await job.snapshot()).progress
         await ended(job)
-        assert (await types(job)).count("progressed") == 2  # the first one, and the newest with the outcome
+        # The first one, and the newest with the outcome; one is both where the loop was late.
+        assert (await types(job)).count("progressed") in {1, 2}
+        newest = (await job.snapshot()).progress
+        assert newest is not None
+        assert newest.done == 999
     assert len(heard) <= 2 + (time.monotonic() - began) / HINT_EVERY_S
     assert shown is not None
     assert shown.total == 1_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -82,8 +82,7 @@ async def test_schedules_are_carried_over_whole(ledger: Ledger, tmp_path: Path) 
     later = await _tick(ledger, "hourly")
     assert later.number == 3
     assert later.tick is not None
-    assert ended.tick is not None
-    assert later.tick - ended.tick >= timedelta(hours=1)
+    assert later.tick > ledger.clock.now()  # ticks of the future, as those above, are forgotten by `resume`
     await _check(ledger, tmp_path)
 
 

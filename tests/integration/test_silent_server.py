@@ -114,7 +114,7 @@ async def _same_again(ledger: Ledger, ids: list[str]) -> None:
     """Enqueue again what may be stored by now: each is one job, in whichever of the two ways it came."""
     for job_id in ids:
         with anyio.fail_after(LIMIT_S):
-            job: JobHandle[Any] = await ledger.enqueue(keep.options(id=job_id), job_id)
+            job: JobHandle[Any] = await ledger.enqueue(keep.options(id=job_id, on_other_input="keep"), job_id)
         assert [type(stored.event).__name__ for stored in await job.history()] == ["Queued"]
 
 
