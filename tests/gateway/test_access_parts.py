@@ -292,7 +292,15 @@ def test_a_tree_of_jobs_has_none_that_its_reader_may_not_see() -> None:
         row = dict.fromkeys(StepRow.__struct_fields__)
         steps = (TreeStep(step=StepRow(**cast("Any", row)), children=children, hidden=2),) if children else ()
         blank = {"version": None, "awaiting": None, "item": None, "error": None}
-        known = {"status": "running", "since": "", "late": False, "undos": 0, "steps": steps}
+        known = {
+            "status": "running",
+            "since": "",
+            "started_at": None,
+            "completed_at": None,
+            "late": False,
+            "undos": 0,
+            "steps": steps,
+        }
         return Tree(queue=queue, id=task, task=task, **cast("Any", {**blank, **known}))
 
     below = tree("mail", "send", tree("vault", "send"), tree("mail", "open"), tree("mail", "send"))

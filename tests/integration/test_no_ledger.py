@@ -40,6 +40,7 @@ WORDS = {
     "jobs debug": "j --app FOLDER/app.py",
     "jobs why": "j",
     "jobs steps": "j",
+    "jobs logs": "j",
     "jobs graph": "j",
     "jobs signal": "j go",
     "jobs pause": "j",

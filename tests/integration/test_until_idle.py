@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -21,11 +23,13 @@ from jobledger.workers.idle import until_idle
 pytestmark = pytest.mark.anyio
 
 
-async def _run_until_idle(ledger: Ledger, *tasks: object) -> None:
+async def _run_until_idle(ledger: Ledger, *tasks: object, started: Callable[[], None] = lambda: None) -> None:
     worker = Worker(ledger, TaskRegistry(tasks))  # type: ignore[arg-type]
     with anyio.fail_after(LIMIT_S):
         async with anyio.create_task_group() as group:
             group.start_soon(worker.run)
+            await worker.taking.wait()
+            started()
             await until_idle(ledger, worker)
             worker.stop()
 
@@ -123,8 +127,8 @@ async def test_an_outage_of_a_moment_does_not_end_the_wait(
             raise ServerUnreachableError("no answer")
         return await head()
 
-    monkeypatch.setattr(ledger.log, "head", away_once)
-    await _run_until_idle(ledger, nothing)
+    away = partial(monkeypatch.setattr, ledger.log, "head", away_once)
+    await _run_until_idle(ledger, nothing, started=away)
     assert asked > 1
 
 

@@ -37,7 +37,7 @@ def test_a_sound_ledger_is_proven_with_its_figures() -> None:
     ]
     assert (report.jobs, report.partial_jobs, report.attempts, report.locks) == (7, 0, len(started), 1)
     types = {event_type(each.event) for each in story.messages if isinstance(each, StoredEvent)}
-    assert len(types) == 16, "the story has every type"
+    assert len(types) == 17, "the story has every type"
 
 
 def test_a_report_is_kept_as_json_and_told_to_a_person() -> None:

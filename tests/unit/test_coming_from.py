@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -30,12 +30,21 @@ OF_A_TASK = {*Options.__struct_fields__, *Rules.__struct_fields__, "name", "sche
 
 
 def ours() -> Iterator[str]:
-    """Yield each piece of code in the second column, without the commands: a test of all pages tries those."""
+    """Yield each piece of code in the second column, without commands and requests: a test of all pages tries commands."""
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         if line.startswith("| ") and not line.startswith("|---"):
             for code in re.findall(r"`([^`]+)`", line.split(" | ")[1]):
-                if not code.startswith("jobledger "):
+                if not code.startswith(("jobledger ", "GET ", "POST ")):
                     yield code
+
+
+def names_of(function: Any) -> set[str]:
+    """Return the names of its arguments, those of a `TypedDict` that it takes as `**options` among them."""
+    names = set(inspect.signature(function).parameters)
+    if "options" in names:
+        for options in get_args(get_type_hints(function)["options"]):
+            names |= set(options.__annotations__)
+    return names
 
 
 def missing(code: str) -> str | None:
@@ -55,7 +64,7 @@ def missing(code: str) -> str | None:
             found = getattr(OBJECTS[name], attribute, None)
             if found is None:
                 return f"{name} has no {attribute}"
-            known = set(inspect.signature(found).parameters)
+            known = names_of(found)
             if "kwargs" in known:  # the input of a task of the reader's
                 return wrong
         case ast.Name(id=name) if call is not None or code.startswith("@") or name[0].isupper():
@@ -63,7 +72,7 @@ def missing(code: str) -> str | None:
             found = getattr(place, name) if name in place.__all__ else None
             if found is None:
                 return f"there is no {name}"
-            known = set(inspect.signature(found).parameters) | (OF_A_TASK if code.startswith("@") else set())
+            known = names_of(found) | (OF_A_TASK if code.startswith("@") else set())
         case _:
             return wrong
     return wrong or next((f"{code} has no {each}" for each in sorted(given - known)), None)

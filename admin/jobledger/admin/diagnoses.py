@@ -119,12 +119,15 @@ class Rows(NamedTuple):
     stuck: list[Stuck]
 
 
-async def diagnose(ledger: Ledger, view: View) -> list[Diagnosis]:
+async def diagnose(ledger: Ledger, view: View, queues: tuple[str, ...] = ()) -> list[Diagnosis]:
     """Return what hurts, what stands still in front; `view`: rows of the present.
+
+    `queues`: patterns of the queues whose dead letters are counted; none: all. What is of other queues is found, too,
+    each with its queue: the caller leaves it out.
 
     Raises: ProjectionError, CorruptLedgerError, UnreachableError.
     """
-    facts = await _facts(ledger, view)
+    facts = await _facts(ledger, view, queues)
     found: list[Diagnosis] = []
     for part, shows_all in _PARTS:
         found += _capped(list(part(facts)), shows_all)
@@ -140,7 +143,7 @@ async def counted(ledger: Ledger, path: Path) -> dict[str, int]:
     return {str(kind): number for kind, number in by_kind(found).items()}
 
 
-async def _facts(ledger: Ledger, view: View) -> Facts:
+async def _facts(ledger: Ledger, view: View, queues: tuple[str, ...]) -> Facts:
     now = ledger.clock.now()
     workers = [each for each in await ledger.leases.all() if not each.stopped and each.kind == "worker"]
     states = await queue_states(ledger.log)
@@ -153,11 +156,11 @@ async def _facts(ledger: Ledger, view: View) -> Facts:
         ledger=stream,
         fills_in=None if stream is None else await _fills_in(ledger, stream, now),
         late=await _late_reactors(ledger, now),
-        rows=await anyio.to_thread.run_sync(_rows, view, workers),
+        rows=await anyio.to_thread.run_sync(_rows, view, workers, queues),
     )
 
 
-def _rows(view: View, workers: list[WorkerInfo]) -> Rows:
+def _rows(view: View, workers: list[WorkerInfo], queues: tuple[str, ...]) -> Rows:
     select = view.store.select
     with view.store.one_moment():
         held_by: Counter[str] = Counter()
@@ -170,7 +173,7 @@ def _rows(view: View, workers: list[WorkerInfo]) -> Rows:
             held_by=held_by,
             schedules=[each for each in read_schedules(select) if each.status != "removed"],
             late=[name for name, _ in late_schedules(select, view.now - LATE)],
-            dead=view.store.dead_letter_groups(SHOWN_MAX, chosen=DeadLetterFilter()),
+            dead=view.store.dead_letter_groups(SHOWN_MAX, chosen=DeadLetterFilter(visible_queues=queues)),
             stuck=stuck_runs(select),
         )
 

@@ -82,10 +82,15 @@ def limits_for(
 def diagnoses_for(principal: Principal, found: Iterable[Diagnosis]) -> list[Diagnosis]:
     """Return what hurts of the queues that somebody may see; what is of no single queue is for who sees all of them.
 
-    Who is bound to tasks sees none: it is told of a queue with all its tasks.
+    Dead letters were counted in those queues alone. Who is bound to tasks sees none: it is told of a queue with all its
+    tasks.
     """
     if principal.is_everywhere:
         return list(found)
     if not principal.is_of_all_tasks:
         return []
-    return [each for each in found if each.queue and principal.may("view", each.queue)]
+    return [
+        each
+        for each in found
+        if (principal.may("view", each.queue) if each.queue else each.kind == "dead_letters")
+    ]

@@ -40,7 +40,7 @@ async def stories(asker: Asker) -> None:
         tree = await asker.get(f"{path}/tree")
         assert (tree["task"], len(tree["steps"])) == ("order", 2)
         why = await asker.get(f"{path}/why")
-        assert {why["hint"], why["waits"][0]["hint"]} == {f"POST {path}/signals/approval"}
+        assert {why["hint"], why["waits"][0]["hint"]} == {f"POST {path}/signals/approval VALUE"}
         await asker.announced(order)
         await asker.post(f"{path}/signals/approval", {"by": 1}, "JOB_INVALID_INPUT")
         told = await asker.post(f"{path}/signals/approval?id=a1", {"by": "ann"}, 202)

@@ -140,7 +140,9 @@ async def show_locks(asked: Asked, *, query: LocksQuery) -> Locks:
 async def list_diagnoses(asked: Asked) -> Diagnoses:
     """Tell what hurts at this moment: each with what it is about, since when, and what to do."""
     async with asked.gateway.projection.opened() as view:
-        found = diagnoses_for(asked.principal, await diagnose(asked.gateway.ledger, view))
+        found = diagnoses_for(
+            asked.principal, await diagnose(asked.gateway.ledger, view, asked.principal.scope.queues)
+        )
         items = [msgspec.structs.replace(each, advice=over_http(each.advice, each.queue)) for each in found]
         return Diagnoses(items=items, position=view.position())
 

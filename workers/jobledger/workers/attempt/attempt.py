@@ -7,7 +7,6 @@ outcome is in the ledger, and the next worker to get the delivery reads there wh
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -42,7 +41,6 @@ from jobledger.workers.attempt.intake import Intake
 from jobledger.workers.attempt.kept import KeptChains
 from jobledger.workers.attempt.pause_watch import PauseWatch
 from jobledger.workers.attempt.recording import Recorder
-from jobledger.workers.attempt.retry_store import FULL_PAUSE_S, LIMIT_S
 from jobledger.workers.attempt.running import Attempt, Control
 from jobledger.workers.attempt.settlement import ACK, DROP, JOIN, Settlement, nak
 
@@ -101,7 +99,6 @@ class Attempts:
         #: Stream sequence of each delivery that is handled now -> the deliveries that are settled with it.
         self._handled: dict[int, list[Delivery]] = {}
         self.begun = 0  #: attempts
-        self._ends_claims = False
         self._abandoned = abandoned
         self._left: set[Attempt] = set()  #: abandoned, and their tasks run on
         self._cancel_grace_s = cancel_grace_s
@@ -125,10 +122,7 @@ class Attempts:
         try:
             settlement = await self._attempt(delivery)
         except asyncio.CancelledError:  # the worker ends, or the task cancelled the attempt that it runs in
-            level = logging.DEBUG if self._ends_claims else logging.WARNING  # the worker tells how many, once
-            logger.log(
-                level, "stream sequence %d was cut off: left for a redelivery", delivery.stream_sequence
-            )
+            self._cut_off(delivery)
             raise
         except Exception as error:  # noqa: BLE001 - a delivery that nobody settles would keep its job from everybody
             settlement = _after_trouble(error, delivery, self._ledger.connection.outage)
@@ -151,10 +145,7 @@ class Attempts:
                 return nak(_PROCESS_DELAY_S)
             if (pauses := self._pauses) and queued.queue in pauses.states and pauses.holds_back(queued.queue):
                 return nak(settlements.elsewhere_s(delivery.delivered))
-            try:
-                claimed = await self._claimer.claim(delivery, queued)
-            except LedgerFullError as error:
-                claimed = await self._claim_with_room(delivery, queued, error)
+            claimed = await self._claimer.claim(delivery, queued)
             if isinstance(claimed, Settlement):
                 return self._join(delivery, queued) if claimed is JOIN else claimed
             task = self._of_version(claimed) if queued.version or (task and task.makes_runs) else task
@@ -173,32 +164,18 @@ class Attempts:
         # A refused outcome means that job and message are its new holder's: an ack would settle theirs.
         return ACK if accepted else DROP
 
-    async def _claim_with_room(
-        self, delivery: Delivery, queued: Queued, error: LedgerFullError
-    ) -> JobView | Settlement:
-        """Claim as soon as a full ledger has room; the delivery is kept alive meanwhile, and no dispatch is used up.
-
-        Raises: LedgerFullError after some minutes, or when the worker ends; as `Claimer.claim`.
-        """
-        loop, outage = self._ledger.connection.loop, self._ledger.connection.outage
-        logger.log(outage.level(error), "claims wait until there is room: %s", error)
-        deadline = loop.time() + LIMIT_S
-        while loop.time() < deadline and not self._ends_claims:
-            await asyncio.sleep(FULL_PAUSE_S)
-            with contextlib.suppress(LedgerFullError):
-                return await self._claimer.claim(delivery, queued)
-        raise error
-
-    def end_claims(self) -> None:
-        """Let claims that wait for room in the ledger give their deliveries back: the worker ends."""
-        self._ends_claims = True
-
     def _settle(self, deliveries: list[Delivery], settlement: Settlement) -> None:
         """Tell the broker what becomes of deliveries that were handled; nothing else does."""
         if self._intake is None or settlement is JOIN:
             return
         for delivery in deliveries:
             self._intake.settle(delivery, settlement)
+
+    def _cut_off(self, delivery: Delivery) -> None:
+        level = (
+            logging.DEBUG if self._claimer.ends else logging.WARNING
+        )  # a worker that ends tells how many, once
+        logger.log(level, "stream sequence %d was cut off: left for a redelivery", delivery.stream_sequence)
 
     # The steps.
 
@@ -366,6 +343,10 @@ class Attempts:
             for ref, attempt in self.running.items()
             if not (attempt.control.stop_reason or attempt.control.recording or attempt.control.undoing)
         }
+
+    def end_claims(self) -> None:
+        """Let claims that wait for room in the ledger give their deliveries back: the worker ends."""
+        self._claimer.end()
 
     def cancel(self, ref: JobRef, epoch: int, reason: str) -> None:
         """Stop the attempt of a job that somebody cancelled; one of another claim is left alone."""

@@ -6,6 +6,8 @@ is the newest event of the chain, or the conditional append is refused, and only
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -16,12 +18,13 @@ from jobledger.ledger.model.aggregates import read_job_event
 from jobledger.ledger.model.chain import JobView, commit, load
 from jobledger.ledger.model.commands import Claim, DeadLetter, Stamp, TakeOver
 from jobledger.ledger.model.decisions import decide
-from jobledger.ledger.model.errors import MalformedEventError, WrongSequenceError
+from jobledger.ledger.model.errors import LedgerFullError, MalformedEventError, WrongSequenceError
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.workers.attempt.kept import KeptChains
+from jobledger.workers.attempt.retry_store import FULL_PAUSE_S, LIMIT_S
 from jobledger.workers.attempt.settlement import (
     ACK,
     JOIN,
@@ -63,14 +66,37 @@ class Claimer:
         self._on_ended = on_ended
         self._kept = kept
         self._passes_on = passes_on
+        self.ends = False  #: whether the worker ends
+
+    def end(self) -> None:
+        """Let claims that wait for room in the ledger give their deliveries back: the worker ends."""
+        self.ends = True
 
     async def claim(self, delivery: Delivery, queued: Queued) -> JobView | Settlement:
         """Try to get the right to run the job of a delivery; `queued` is its event.
 
+        Where the ledger is full the claim is made as soon as it has room; the delivery is kept alive meanwhile, and no
+        dispatch is used up.
+
         Returns the chain, which ends with our claim, or else what becomes of the delivery.
 
-        Raises: UnreachableError, WrongSequenceError after too many lost races: leave the delivery for a redelivery.
+        Raises: UnreachableError, WrongSequenceError after too many lost races, LedgerFullError after some minutes or
+        when the worker ends: leave the delivery for a redelivery.
         """
+        try:
+            return await self._claim(delivery, queued)
+        except LedgerFullError as error:
+            full = error
+        loop, outage = self._ledger.connection.loop, self._ledger.connection.outage
+        logger.log(outage.level(full), "claims wait until there is room: %s", full)
+        deadline = loop.time() + LIMIT_S
+        while loop.time() < deadline and not self.ends:
+            await asyncio.sleep(FULL_PAUSE_S)
+            with contextlib.suppress(LedgerFullError):
+                return await self._claim(delivery, queued)
+        raise full
+
+    async def _claim(self, delivery: Delivery, queued: Queued) -> JobView | Settlement:
         ref = JobRef(queue=queued.queue, job_id=queued.job)
         # Both have the whole order; other dispatches build on what happened before, and that is in the chain.
         if queued.cause == "new" or (queued.cause == "admitted" and queued.limits):

@@ -132,11 +132,12 @@ async def overview(looked: Looked, *, query: Query) -> Overview:
 
 async def _diagnoses(looked: Looked, view: View) -> list[Diagnosis]:
     """Return what hurts, as `GET /v1/diagnoses` has it, for whoever looks."""
+    queues = looked.principal.scope.queues
 
     async def found() -> list[Diagnosis]:
-        return await diagnose(looked.gateway.ledger, view)
+        return await diagnose(looked.gateway.ledger, view, queues)
 
-    known = await looked.kept.get("diagnoses", found, fresh_s=_CAUSES_FRESH_S)
+    known = await looked.kept.get(("diagnoses", queues), found, fresh_s=_CAUSES_FRESH_S)
     return diagnoses_for(looked.principal, known)
 
 
