@@ -145,6 +145,7 @@ async def test_a_beginning_beyond_the_end_is_refused(ledger: Ledger) -> None:
     assert await ledger.subscriptions() == []
 
 
+@pytest.mark.unsound_ledger("a message that is no event is planted")
 async def test_what_is_no_event_is_handed_to_nobody(ledger: Ledger) -> None:
     await enqueue(ledger, 1)
     await ledger.connection.request(f"{ledger.names.ledger_root}.job.billing.n9.queued.normal", b"{}")
@@ -154,6 +155,7 @@ async def test_what_is_no_event_is_handed_to_nobody(ledger: Ledger) -> None:
     assert [stored.stream_sequence async for stored in ledger.events(follow=False)] == [1, 3]
 
 
+@pytest.mark.unsound_ledger("an event of a newer version is planted")
 async def test_an_event_of_a_newer_version_stops_the_reader_and_stays(ledger: Ledger) -> None:
     await enqueue(ledger, 1)
     data = b'{"type":"queued","v":2,"at":"2026-01-02T00:00:00Z","by":"w","queue":"billing","job":"n9"}'

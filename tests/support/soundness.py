@@ -75,6 +75,8 @@ class Soundness:
             names = await api.stream_names(inbox, names_max=_STREAMS_MAX)
             found: list[str] = []
             for stream in sorted(each for each in names if each.endswith(_STREAM)):
+                if not (await api.stream_info(inbox, stream)).config.get("allow_direct"):
+                    continue  # a test made it, to see it refused
                 async with ledger_of(stream.removesuffix(_STREAM).removesuffix("_").lower()) as ledger:
                     found += await self._problems_of(ledger, folder / stream)
             return found
