@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from tests.support.dashboard import HOSTILE, Someone, check_page, hidden_fields, token_of
 from tests.support.working import record_steps
@@ -13,8 +14,9 @@ from tests.support.working import record_steps
 from jobledger.audit.archive import Archiver, archive_deps
 from jobledger.gateway.parts import Gateway
 from jobledger.ledger import Ledger, task
-from jobledger.ledger.model.commands import Fail
-from jobledger.ledger.model.events import ErrorInfo, Noted, Queued, Scheduled
+from jobledger.ledger.model.commands import CompleteStep, Fail
+from jobledger.ledger.model.envelope import NO_VALUE
+from jobledger.ledger.model.events import ErrorInfo, Noted, PayloadRef, Queued, Scheduled
 
 pytestmark = pytest.mark.anyio
 
@@ -96,6 +98,34 @@ async def test_a_run_begins_again_as_it_was_planned(
     await ledger.note(run, "it goes on")
     stale = await http.post(f"{there}/rerun", data={**sent, "input": ""})
     assert (stale.status_code, "plan it again" in stale.text) == (409, True)
+
+
+async def test_the_page_of_a_run_shows_values_of_steps_to_who_may_see_them(
+    http: httpx.AsyncClient, gateway: Gateway, ledger: Ledger
+) -> None:
+    run = await ledger.enqueue(order, order="red shoes")
+    await record_steps(ledger, run, "reserve")
+    epoch = (await run.snapshot()).claim_epoch
+    large = PayloadRef(sha256="a" * 64, size_bytes=3_000_000)
+    pay = CompleteStep(
+        epoch=epoch, step="pay", kind="step", target="pay", result=msgspec.Raw(msgspec.json.encode(HOSTILE))
+    )
+    receipt = msgspec.structs.replace(
+        pay, step="print", result=NO_VALUE, result_ref=large, input_sha256="0123456789abcdef"
+    )
+    for each in (pay, receipt):
+        await ledger.execute(run.ref, each)
+    there = f"/jobs/orders/{run.id}"
+    page = await http.get(there)
+    check_page(page)
+    assert '<details id="v2"><summary class="sub">values</summary>' in page.text
+    assert '<span class="js">&#34;&lt;script&gt;' in page.text
+    assert "3,000,000 bytes, kept beside the ledger" in page.text
+    assert "only its digest is kept, <code>0123456789abcdef</code>" in page.text
+    gateway.access = Someone("operator", without=("payloads",))
+    blind = (await http.get(there)).text
+    assert "<code>pay</code>" in blind
+    assert ('sub">values' in blind, "beside the ledger" in blind) == (False, False)
 
 
 async def test_a_run_begins_again_with_all_that_completed(http: httpx.AsyncClient, ledger: Ledger) -> None:

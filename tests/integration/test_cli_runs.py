@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import msgspec
 import pytest
 from tests.support import waiting_runs as runs
 from tests.support.command_line import Answer, CommandLine
@@ -21,6 +22,7 @@ from jobledger.ledger.model.commands import (
     CancelJob,
     Claim,
     Complete,
+    CompleteStep,
     DeadLetter,
     Enqueue,
     Join,
@@ -29,7 +31,7 @@ from jobledger.ledger.model.commands import (
     RequestPause,
     StartStep,
 )
-from jobledger.ledger.model.events import Order
+from jobledger.ledger.model.events import ChildOrder, Order, PayloadRef
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.ledger.signalling.giving import give_signal
 
@@ -295,6 +297,41 @@ def test_a_run_shows_its_deadline_until_it_has_ended(cli: Runs) -> None:
     assert cli.jobs("cancel", "late-1").code == 0
     (shown,) = cli.jobs("show", "late-1", "--json").lines
     assert (shown["status"], shown["deadline_at"]) == ("cancelled", None)
+
+
+def test_steps_show_what_they_were_given_and_returned(cli: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def make(ledger: Ledger) -> None:
+        await runs.for_children(ledger, "sync-9", count=40, made=1)
+        large = PayloadRef(sha256="a" * 64, size_bytes=3 << 20)
+        await runs.running(ledger, "order-77")
+        await runs.do(ledger, "order-77", step(CompleteStep, "report", result_ref=large))
+        hostile = msgspec.Raw(msgspec.json.encode("\x1b[31m" + "x" * 500))
+        await runs.do(ledger, "order-77", step(CompleteStep, "page", result=hostile))
+        order = ChildOrder(task="fetch", queue="pages")
+        started = step(
+            StartStep, "fetch", kind="call", target="fetch", order=order, items=msgspec.Raw(b'[{"n":1}]')
+        )
+        await runs.do(ledger, "order-77", started)
+
+    cli.with_ledger(make)
+    (plain,) = cli.jobs("steps", "order-77", "--json").lines
+    assert "values" not in plain["steps"][0]
+    (found,) = cli.jobs("steps", "order-77", "--results", "--json").lines
+    values = {each["key"]: each["values"] for each in found["steps"]}
+    assert (values["charge"]["result"], values["charge"]["input"]) == ("ch_77", None)
+    assert values["page"]["result"] == "\x1b[31m" + "x" * 500, "whole"
+    assert values["report"]["result_ref"] == {"sha256": "a" * 64, "size_bytes": 3 << 20}
+    assert (values["fetch"]["input"], values["fetch"]["result"]) == ({"n": 1}, None)
+    on_a_terminal(monkeypatch)
+    shown = unstyled(cli.jobs("steps", "order-77", "--results").out)
+    assert max(map(len, shown)) <= 80, shown
+    lines = [line.split(maxsplit=2) for line in shown[shown.index("values") :]]
+    assert ["charge", "result", '"ch_77"'] in lines
+    assert ["fetch", "input", '{"n":1}'] in lines
+    assert ["report", "result", "3.0 MiB beside the ledger, sha256 aaaaaaaaaaaa..."] in lines
+    assert unstyled(cli.jobs("steps", "sync-9", "--results").out)[-1].startswith(
+        'pages    input    [{"n":0},'
+    )
 
 
 def test_a_job_without_steps_says_so(cli: Runs) -> None:

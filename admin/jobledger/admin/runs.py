@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -11,9 +12,11 @@ import msgspec
 from jobledger.admin.rows import Rows
 from jobledger.audit.why_run import ChildNow
 from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.envelope import NO_VALUE, PayloadRef
 from jobledger.ledger.model.errors import AmbiguousIdError, JobNotFoundError
 from jobledger.ledger.model.job import CLOSED_STATES, FINAL_STATES, Job, evolve
 from jobledger.ledger.model.runs.orders import ChildOrder
+from jobledger.ledger.model.runs.steps import Step
 from jobledger.projections import Store
 from jobledger.projections.tables.steps import (
     NotedSteps,
@@ -64,6 +67,52 @@ def recorded(history: Iterable[StoredEvent]) -> Recorded:
     assert job is not None, "a history is not empty"
     steps = sorted(map(step_of, noted.step_rows(job)), key=lambda step: step.number)
     return Recorded(job, steps, list(map(signal_of, noted.signal_rows(job))))
+
+
+class StepValues(msgspec.Struct, frozen=True, kw_only=True):
+    """The values of a step, as the ledger has them; a large one is its reference alone."""
+
+    #: Of a `call` that of its job, of other steps with children an array. None: the ledger has none, since of what
+    #: a step's function is called with it keeps a digest.
+    input: Any
+    input_ref: PayloadRef | None  #: where a large one lies
+    input_sha256: str  #: the first 16 hex digits of its digest, of every step; "": it has no JSON form
+    #: Of a `call` that of its job, of other steps with children what was recorded of all of them; None: none (yet).
+    result: Any
+    result_ref: PayloadRef | None  #: where a large one lies
+
+
+class StepShown(StepRow, frozen=True, kw_only=True):
+    """One step of a run, and its values where they are asked for."""
+
+    values: StepValues | msgspec.UnsetType = msgspec.UNSET
+
+
+def step_shown(run: Recorded, row: StepRow, *, values: bool) -> StepShown:
+    """Return a step of a run; with `values` also these."""
+    shown = step_values(run, row) if values else msgspec.UNSET
+    return StepShown(**msgspec.structs.asdict(row), values=shown)
+
+
+def step_values(run: Recorded, row: StepRow) -> StepValues:
+    """Return the values of a step of a run as the fold has them."""
+    step = run.job.steps[row.key]
+    return StepValues(
+        input=_value(step, step.items),
+        input_ref=step.items_ref,
+        input_sha256=step.input_sha256,
+        result=_value(step, step.result),
+        result_ref=step.result_ref,
+    )
+
+
+def _value(step: Step, value: msgspec.Raw) -> Any:
+    if value is NO_VALUE:
+        return None
+    if step.kind == "call":
+        with contextlib.suppress(msgspec.ValidationError):  # no array of one value: it is shown as it is
+            return msgspec.json.decode(value, type=tuple[Any])[0]
+    return msgspec.json.decode(value)
 
 
 class TreeStep(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,6 +34,10 @@ async def stories(asker: Asker) -> None:
         await asker.until(path, "paused")
         steps = await asker.get(f"{path}/steps")
         assert [each["key"] for each in steps["steps"]] == ["_charge", "approval"]
+        assert "values" not in steps["steps"][0]
+        shown = await asker.get(f"{path}/steps", params={"results": "true"})
+        assert [each["values"]["result"] for each in shown["steps"]] == [77, None]
+        await asker.sees("GET", f"{path}/steps?results=true", "JOB_ACCESS_DENIED", who=someone("view"))
         tag = {"if-none-match": (await asker.sees("GET", f"{path}/graph", 200)).headers["etag"]}
         await asker.sees("GET", f"{path}/steps", 304, headers=tag)
         await asker.sees("GET", f"{path}/graph", 304, headers=tag)

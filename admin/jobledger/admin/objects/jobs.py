@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from jobledger.admin.run_graph import Node, graph_of
-from jobledger.admin.runs import Recorded
+from jobledger.admin.runs import Recorded, StepShown, step_shown
 from jobledger.admin.views import JobDetails
 from jobledger.audit.clocks import Clocks
 from jobledger.audit.trail import Line, Summary, Trail
@@ -19,7 +19,7 @@ from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.fingerprint import job_fingerprint
 from jobledger.ledger.model.job import Job
 from jobledger.projections import Moment
-from jobledger.projections.tables.steps import SignalRow, StepRow
+from jobledger.projections.tables.steps import SignalRow
 
 
 class CheckedChain(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +73,7 @@ class WhyShown(Why, frozen=True, kw_only=True):
 class StepsShown(JobName, frozen=True, kw_only=True):
     """What a run has done so far."""
 
-    steps: list[StepRow]  #: in the order in which they were recorded first
+    steps: list[StepShown]  #: in the order in which they were recorded first
     signals: list[SignalRow]
     chain: CheckedChain
 
@@ -164,14 +164,14 @@ def why_shown(job: Job, why: Why) -> WhyShown:
     return WhyShown(id=job.id, **msgspec.structs.asdict(why))
 
 
-def steps_shown(run: Recorded, check: ChainCheck) -> StepsShown:
-    """Return the steps of a run, and the signals that it was sent."""
+def steps_shown(run: Recorded, check: ChainCheck, *, results: bool = False) -> StepsShown:
+    """Return the steps of a run, and the signals that it was sent; with `results` the inputs and results of steps."""
     job = run.job
     return StepsShown(
         id=job.id,
         queue=job.queue,
         status=job.state.value,
-        steps=run.steps,
+        steps=[step_shown(run, row, values=results) for row in run.steps],
         signals=run.signals,
         chain=checked(check),
     )

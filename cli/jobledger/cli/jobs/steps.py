@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
+import typer
+
+from jobledger.admin.amounts import size
 from jobledger.admin.objects.jobs import steps_shown
 from jobledger.admin.past import events_until, moment_words
-from jobledger.admin.runs import Recorded, recorded
+from jobledger.admin.runs import Recorded, StepValues, recorded, step_values
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import JOBS
@@ -16,6 +21,7 @@ from jobledger.cli.one_job import JobId, found_history, moment_of_found, newest,
 from jobledger.cli.output import Output
 from jobledger.cli.past import asked
 from jobledger.cli.text import colored, shortened
+from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.job import CLOSED_STATES
 from jobledger.ledger.model.runs.steps import name_in
 from jobledger.ledger.model.times import shown_time
@@ -24,7 +30,11 @@ from jobledger.projections.tables.steps import SignalRow, StepRow
 _COMMAND: Final = "jobledger jobs steps"
 _MORE_MAX: Final = 300
 _STEP_COLUMNS: Final = ("#>", "step", "kind!", "status!", "tries>", "took>", "more~")
+_VALUE_COLUMNS: Final = ("step", "what!", "value")
 _SIGNAL_COLUMNS: Final = ("sequence>", "signal", "id", "sent by", "taken by")
+_Results = Annotated[
+    bool, typer.Option("--results", metavar="", help="Show what each step was given and returned, too.")
+]
 
 
 @command(JOBS, "steps", takes=ROWS)
@@ -36,6 +46,7 @@ async def steps(
     at: options.At = None,
     sequence: options.Sequence = None,
     archives: options.Archives = None,
+    results: _Results = False,
 ) -> None:
     """List the steps of a run and the signals it was sent, read from its chain and so never stale."""
     past, output = asked(at, sequence), cli.output
@@ -45,21 +56,25 @@ async def steps(
     if then is not None:
         output.say(moment_words(then), style="dim")
     if output.as_json:
-        output.object(steps_shown(run, found.chain))
+        output.object(steps_shown(run, found.chain, results=results))
     else:
-        _show(output, run)
+        _show(output, run, results=results)
     if found.missing:
         output.note(found.missing)
     refuse_broken(found.chain, f"job {run.job.id}")
 
 
-def _show(output: Output, run: Recorded) -> None:
+def _show(output: Output, run: Recorded, *, results: bool) -> None:
     if not run.steps:
         output.say(f"job {run.job.id} has recorded no step")
     else:
         output.table(
             _STEP_COLUMNS, [_step(row, is_closed=run.job.state in CLOSED_STATES) for row in run.steps]
         )
+    if results and (
+        values := [row for step in run.steps for row in _values(step.key, step_values(run, step))]
+    ):
+        output.table(_VALUE_COLUMNS, values, title="values")
     if run.signals:
         output.table(_SIGNAL_COLUMNS, [_signal(row) for row in run.signals], title="signals")
 
@@ -77,6 +92,22 @@ def _step(row: StepRow, *, is_closed: bool) -> tuple[Any, ...]:
         took(row),
         shortened(", ".join((*about, *more)), _MORE_MAX),
     )
+
+
+def _values(key: str, values: StepValues) -> Iterator[tuple[str, str, str]]:
+    """Yield a row for each value of a step that the ledger has, the beginning of it."""
+    for what, value, reference in (
+        ("input", values.input, values.input_ref),
+        ("result", values.result, values.result_ref),
+    ):
+        if value is not None or reference is not None:
+            yield shortened(key, 64), what, _value(value, reference)
+
+
+def _value(value: Any, reference: PayloadRef | None) -> str:
+    if reference is not None:
+        return f"{size(reference.size_bytes)} beside the ledger, sha256 {reference.sha256[:12]}..."
+    return shortened(msgspec.json.encode(value).decode("utf-8", "replace"), _MORE_MAX)
 
 
 def _signal(row: SignalRow) -> tuple[Any, ...]:

@@ -31,6 +31,12 @@ _TREE_NODES: Final = ("ARCHIVED", "PROJECTION_BEHIND", "BUSY", "JOB_NOT_FOUND")
 _Key = Annotated[str, msgspec.Meta(max_length=STEP_KEY_MAX)]
 
 
+class StepsQuery(Past, frozen=True, kw_only=True):
+    """When, and what of the steps."""
+
+    results: bool = False  #: their inputs and results as well; needs `payloads`
+
+
 class SignalQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which signal it is."""
 
@@ -108,11 +114,16 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True):
     position: AnswerPosition
 
 
-async def list_steps(asked: Asked, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002 - as in the address
-    """List the steps of a run and the signals it was sent, read from its chain and so never stale."""
-    held = await read_job(asked, queue, id, query)
+async def list_steps(asked: Asked, queue: str, id: str, *, query: StepsQuery) -> Answer:  # noqa: A002 - as in the address
+    """List the steps of a run and the signals it was sent, read from its chain and so never stale.
+
+    `results=true` adds what each step was given and returned, as far as the ledger has it; a value above the inline limit
+    is its reference alone. That needs the permission `payloads`.
+    """
+    held = await read_job(asked, queue, id, query, "payloads" if query.results else "view")
     check = await check_history(asked.gateway.ledger.log, held.history)
-    return Answer(value=steps_shown(recorded(held.history), check), etag=str(held.job.last_sequence))
+    shown = steps_shown(recorded(held.history), check, results=query.results)
+    return Answer(value=shown, etag=str(held.job.last_sequence))
 
 
 async def show_graph(asked: Asked, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002
@@ -251,8 +262,9 @@ _RERUN: Final = {
 _TREE: Final = {"query": Looked, "problems": _TREE_NODES}
 
 _READ: Final = {"query": Past, "heeds": ("If-None-Match",)}
+_STEPS: Final = {**_READ, "query": StepsQuery}
 ENDPOINTS: Final = (
-    _endpoint("GET", f"{_RUN}/steps", list_steps, "List the steps of a run", StepsShown, **_READ),
+    _endpoint("GET", f"{_RUN}/steps", list_steps, "List the steps of a run", StepsShown, **_STEPS),
     _endpoint("GET", f"{_RUN}/graph", show_graph, "Show the steps of a run as a graph", GraphShown, **_READ),
     _endpoint("GET", f"{_RUN}/tree", show_tree, "Show a run and all the jobs below it", Tree, **_TREE),
     _endpoint("POST", f"{_RUN}/signals/{{name}}", send_signal, "Send a run a signal", Signalled, **_SIGNAL),

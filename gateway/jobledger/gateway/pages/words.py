@@ -157,10 +157,10 @@ def json_line(value: Any) -> str:
     return cut(data[:400].decode(errors="replace"), 160)
 
 
-def json_colours(value: Any) -> Markup:
-    """Return a value as indented JSON in colours; of a very long one the beginning."""
+def json_colours(value: Any, shown_max: int = JSON_SHOWN_MAX) -> Markup:
+    """Return a value as indented JSON in colours; of a long one the first `shown_max` characters."""
     text = json_text(value)
-    shown = text[:JSON_SHOWN_MAX]
+    shown = text[:shown_max]
     parts: list[str] = []
     at = 0
     for found in _TOKEN.finditer(shown):

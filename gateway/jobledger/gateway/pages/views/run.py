@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from jobledger.admin.rows import View
 from jobledger.admin.run_graph import graph_of, levels
-from jobledger.admin.runs import Tree, recorded, run_tree
+from jobledger.admin.runs import StepShown, Tree, recorded, run_tree, step_shown
 from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.pages.charts.graph import Box, graph
 from jobledger.gateway.pages.schema_fields import Field, value_fields
@@ -22,7 +22,7 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.awaiting import awaited_of
 from jobledger.ledger.reruns.mending import beginnings, may_mend
 from jobledger.ledger.signalling.giving import takes_signals
-from jobledger.projections.tables.steps import SignalRow, StepRow
+from jobledger.projections.tables.steps import SignalRow
 
 _STEPS_MAX = 300
 
@@ -37,7 +37,7 @@ class SignalForm(msgspec.Struct, frozen=True, kw_only=True):
 class RunPart(msgspec.Struct, frozen=True, kw_only=True):
     """The run of a job page."""
 
-    steps: list[StepRow]  #: the newest, in their order
+    steps: list[StepShown]  #: the newest, in their order; with their values for who may see these
     steps_more: int
     signals: list[SignalRow]
     graph: Markup
@@ -60,12 +60,13 @@ def run_part(
     if not job.steps and not job.signals:
         return None
     run, drawn = recorded(seen), graph_of(job)
+    may_see = principal.may("payloads", job.queue, job.task)
     rows = [
         [Box(id=node.id, label=node.label, style=style_of(node.status), state=node.status) for node in row]
         for row in levels(drawn)
     ]
     return RunPart(
-        steps=run.steps[-_STEPS_MAX:],
+        steps=[step_shown(run, row, values=may_see) for row in run.steps[-_STEPS_MAX:]],
         steps_more=max(0, len(run.steps) - _STEPS_MAX),
         signals=run.signals[-_STEPS_MAX:],
         graph=graph(rows, drawn.edges, label=f"Steps of the run, which is {state_word(job.state.value)}"),
