@@ -1,7 +1,7 @@
 """Write the pages that follow from the code (`make docs`); with `--check` only compare them.
 
 docs/code.md lists the modules; docs/events.md, docs/lifecycle.md, docs/locks.md and docs/asyncapi.json follow from the
-declarations of events, docs/projections.md from those of tables,
+declarations of events, docs/projections.md from those of tables, the settings in docs/cli.md from the options,
 docs/errors.md from the classes of errors. What people wrote stays: only what lies between the markers is replaced.
 """
 
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
 import jobledger.ledger
+from jobledger.cli.options import Setting
+from jobledger.cli.processes.settings import GATEWAY, LEDGER, WORKER
 from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.aggregates import AGGREGATES, JOB, event_name
 from jobledger.ledger.model.envelope import Envelope
@@ -328,6 +330,25 @@ def _projection_page(text: str) -> str:
     return _between_markers(text, "columns", "".join(tables).rstrip("\n") + "\n")
 
 
+# The settings of processes.
+
+
+def _setting_rows(settings: Iterable[Setting], commands: str) -> Lines:
+    for each in settings:
+        told = each.told.replace("|", chr(92) + "|")
+        yield f"| `{each.flag}` | `{each.variable}` | {commands} | {each.default} | {told} |\n"
+
+
+def _command_line(text: str) -> str:
+    rows = [
+        *_setting_rows(WORKER.values(), "`worker`, `up`"),
+        *_setting_rows(GATEWAY.values(), "all three"),
+        *_setting_rows((each for name, each in LEDGER.items() if name not in GATEWAY), "`worker`, `up`"),
+    ]
+    head = "| option | variable | of | default | what it says |\n|---|---|---|---|---|\n"
+    return _between_markers(text, "settings", ["".join([head, *rows]).rstrip("\n")])
+
+
 # The errors.
 
 _ERRORS: Final = (
@@ -406,6 +427,7 @@ def _asyncapi(_text: str) -> str:
 
 
 PAGES: Final[dict[str, Callable[[str], str]]] = {
+    "cli.md": _command_line,
     "code.md": _code,
     "errors.md": _error_page,
     "events.md": _event_page,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import shlex
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
@@ -17,7 +17,7 @@ from jobledger.cli.help import Command
 from jobledger.cli.output import Output
 from jobledger.cli.pairs import pairs
 from jobledger.cli.session import Target, data_folder, opened, run
-from jobledger.ledger.config import DEFAULT_URL
+from jobledger.ledger.config import DEFAULT_URL, LedgerConfig
 from jobledger.ledger.model.errors import LedgerNotFoundError
 from jobledger.ledger.nats.access import Access
 from jobledger.ledger.nats.addresses import holds_secret
@@ -43,7 +43,7 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "metadata": (options.Metadata, None),
     "limited_by": (options.LimitedBy, None),
     "created_by": (options.CreatedBy, None),
-    **{name: (kind, None) for name, kind in (options.ACCESS | options.TABLES).items()},
+    **{name: (kind, None) for name, kind in options.ACCESS.items()},
 }
 OFFLINE: Final = ("as_json",)  #: of a command that needs no server
 LEDGER: Final = ("url", "environment", "as_json")
@@ -53,7 +53,6 @@ CHOOSES: Final = ("tenant", "correlation", "metadata", "limited_by", "created_by
 CREATES: Final = (
     "ledger_bytes_max"  #: of a command that makes a ledger where there is none: no other one does
 )
-TABLES: Final = tuple(options.TABLES)  #: of a process that runs jobs, whose runs may store tables
 WAITS: Final = "wait_for_server_s"  #: of a process that may begin before its server
 
 
@@ -75,20 +74,28 @@ class Cli:
         metadata: list[str] | None = None,
         limited_by: str | None = None,
         created_by: str | None = None,
+        settings: Mapping[str, Any] = {},
+        variables: Mapping[str, str] = {},
         **access: Any,
     ) -> None:
-        """Check what was told. Raises: UsageError, ConfigurationError."""
-        given = {name: value for name, value in access.items() if value is not None}
-        tables = {name: given.pop(name) for name in TABLES if name in given}
+        """Check what was told. `variables`: how another command is told the same settings.
+
+        Raises: UsageError, ConfigurationError.
+        """
+        of_ledger = settings.keys() & {*LedgerConfig.__struct_fields__}
         self.target = Target(
             url=url,
             environment=environment,
             ledger_bytes_max=ledger_bytes_max,
             wait_for_server_s=wait_for_server_s,
             create=create,
-            tables=tables,
-            access=Access(**{name: value for name, value in given.items() if value}),
+            settings={name: settings[name] for name in of_ledger},
+            setting_variables=dict(variables),
+            access=Access(**{name: value for name, value in access.items() if value}),
         )
+        self.worker = {  #: words of `WorkerConfig`
+            name: value for name, value in settings.items() if name not in of_ledger
+        }
         self.projection = projection  #: the file that was named
         self.output = Output(as_json=as_json)
         self.said = SaidFilter(  #: of the jobs that are meant, by their enqueuers
@@ -157,13 +164,19 @@ class Cli:
         )
 
 
-def command(app: typer.Typer, name: str, *, takes: Sequence[str] = LEDGER) -> Callable[[F], F]:
+def command(
+    app: typer.Typer,
+    name: str,
+    *,
+    takes: Sequence[str] = LEDGER,
+    settings: Mapping[str, options.Setting] = {},
+) -> Callable[[F], F]:
     """Register a function whose first parameter is a `Cli`; the others are its own arguments and options.
 
     A coroutine is run to its end, also one that a plain function returns: what such a function does before (import an
     application, read stdin) Ctrl-C ends at once, which in a loop it cannot. An int that comes of it is the exit code.
     `takes`: which of the shared options the command has; the other fields of its `Cli` are at their defaults. Whoever
-    speaks to a server has those of `options.ACCESS` too.
+    speaks to a server has those of `options.ACCESS` too. `settings`: of configurations, by their fields.
     """
 
     def register(function: F) -> F:
@@ -176,9 +189,20 @@ def command(app: typer.Typer, name: str, *, takes: Sequence[str] = LEDGER) -> Ca
             parameters.append(
                 inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
             )
+        parameters += [
+            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=each.option)
+            for key, each in settings.items()
+        ]
 
         def told(**given: Any) -> Any:
-            cli = Cli(create=CREATES in takes, **{key: given.pop(key) for key in shared})
+            typed = {key: value for key in settings if (value := given.pop(key)) is not None}
+            fields = {key: settings[key].value(value) for key, value in typed.items()}
+            cli = Cli(
+                create=CREATES in takes,
+                settings=fields,
+                variables={settings[key].variable: settings[key].text(fields[key]) for key in fields},
+                **{key: given.pop(key) for key in shared},
+            )
             answer = function(cli, **given)
             return run(lambda: answer) if isinstance(answer, Awaitable) else answer
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -17,6 +18,18 @@ from jobledger.ledger.nats.addresses import holds_secret
 
 SERVER: Final = "Server"  #: a panel of --help
 _ACCESS: Final = "Access to the server"
+
+
+class Setting(NamedTuple):
+    """How one field of a configuration is told to a command."""
+
+    option: Any  #: the type of the command's parameter, whose default is None
+    flag: str
+    variable: str
+    told: str  #: one sentence
+    default: str  #: in words
+    value: Callable[[Any], Any]  #: what was typed -> the field
+    text: Callable[[Any], str]  #: the field -> what the variable says
 
 
 def no_secret(context: typer.Context, parameter: typer.CallbackParam, value: str | None) -> str | None:
@@ -107,34 +120,6 @@ LedgerBytesMax = Annotated[
         rich_help_panel=SERVER,
     ),
 ]
-_TABLES: Final = "Tables of runs"
-#: Where tables of runs lie and how long, as words of `connect`; None: its default. With how a variable says the value.
-TABLES: Final[dict[str, Any]] = {
-    "tables_at": Annotated[
-        str | None,
-        setting("--tables", "URI", "Folder or bucket that keeps them. (default: in the ledger)", _TABLES),
-    ],
-    "tables_life_s": Annotated[
-        float | None,
-        typer.Option(
-            "--tables-life",
-            envvar="JOBLEDGER_TABLES_LIFE_S",
-            metavar="SPAN",
-            parser=seconds(),
-            help="How long they are kept, where this process makes their bucket. (default: 48h)",
-            rich_help_panel=_TABLES,
-        ),
-    ],
-    "tables_bytes_max": Annotated[
-        int | None,
-        setting(
-            "--tables-bytes-max",
-            "BYTES",
-            "Size limit of a bucket that it makes. (default: an eighth of the ledger's)",
-            _TABLES,
-        ),
-    ],
-}
 WaitForServer = Annotated[
     float,
     typer.Option(

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LAST_TASKS_END_S: Final = 1.0
+CLIENT_NAME: Final = "jobledger-cli"  #: of a connection, where nothing else is said
+#: Of a target that has them: its type says which are not always said.
+_WORDS: Final = ("ledger_bytes_max", "enqueue_in_flight_max", "append_timeout_s")
 _RETRY_S: Final = 0.5  #: between two tries to connect to a server that is starting
 logger = logging.getLogger("jobledger.connection")
 
@@ -49,22 +52,23 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     ledger_bytes_max: int | None = None
     enqueue_in_flight_max: int | None = None  #: of one bulk enqueue
     append_timeout_s: float | None = None  #: how long an append or a read may take across reconnects
-    tracing: bool = False
     create: bool = False  #: streams that are missing; for what writes a job or runs one
     wait_for_server_s: float = (
         0.0  #: how long to retry where no server answers, or its JetStream is not ready
     )
-    tables: dict[str, Any] = {}  #: what was said of `options.TABLES`, by the words of `connect`
+    settings: dict[str, Any] = {}  #: more words of `connect`
+    setting_variables: dict[str, str] = {}  #: how another command of ours is told its settings
     access: Access = NO_ACCESS
 
     def variables(self) -> dict[str, str]:
-        """Return the variables that tell another command of ours the same of server, access and tables."""
-        told = {name.upper().removesuffix("_AT"): str(value) for name, value in self.tables.items()}
-        return {
-            "JOBLEDGER_URL": self.url,
-            **self.access.variables(),
-            **{f"JOBLEDGER_{name}": value for name, value in told.items()},
-        }
+        """Return the variables that tell another command of ours the same of server, access and settings."""
+        return {"JOBLEDGER_URL": self.url, **self.access.variables(), **self.setting_variables}
+
+    def words(self) -> dict[str, Any]:
+        """Return what `connect` is told beside the address."""
+        found = {name: getattr(self, name) for name in _WORDS if getattr(self, name) is not None}
+        named = {"environment": self.environment, "name": CLIENT_NAME, "create": self.create}
+        return {**named, **found, **self.settings, **self.access.given()}
 
 
 def run(function: Callable[[], Awaitable[T]]) -> T:
@@ -99,20 +103,8 @@ async def _tasks_run_on() -> bool:
 @contextlib.asynccontextmanager
 async def opened(target: Target) -> AsyncGenerator[Ledger, None]:
     """Connect for the length of the block. Raises: as `connect`; LedgerNotFoundError for who does not create one."""
-    settings: dict[str, Any] = {
-        "environment": target.environment,
-        "name": "jobledger-cli",
-        "tracing": target.tracing,
-        "create": target.create,
-        **target.tables,
-        **target.access.given(),
-    }
-    for name in ("ledger_bytes_max", "enqueue_in_flight_max", "append_timeout_s"):
-        value = getattr(target, name)
-        if value is not None:
-            settings[name] = value
     async with contextlib.AsyncExitStack() as stack:
-        yield await _connected(stack, target, settings)
+        yield await _connected(stack, target, target.words())
 
 
 async def _connected(stack: contextlib.AsyncExitStack, target: Target, settings: dict[str, Any]) -> Ledger:

@@ -16,7 +16,7 @@ import typer
 from anyio.abc import TaskGroup
 
 from jobledger.cli import options
-from jobledger.cli.command import CREATES, ROWS, TABLES, WAITS, Cli, command
+from jobledger.cli.command import CREATES, ROWS, WAITS, Cli, command
 from jobledger.cli.errors import DONE
 from jobledger.cli.exposure import LOOPBACK
 from jobledger.cli.groups import TOP
@@ -25,6 +25,7 @@ from jobledger.cli.output import Output
 from jobledger.cli.processes import gateway_options as own
 from jobledger.cli.processes import login_options as login
 from jobledger.cli.processes import options as process
+from jobledger.cli.processes.settings import GATEWAY
 from jobledger.cli.processes.supervise import environment_of_child
 from jobledger.cli.session import Stopping, data_folder, load_tasks, stoppable, until_closed
 from jobledger.cli.session import until_eof as when_stdin_ends
@@ -67,7 +68,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     until_eof: bool
 
 
-@command(TOP, "gateway", takes=(*ROWS, CREATES, WAITS, *TABLES))
+@command(TOP, "gateway", takes=(*ROWS, CREATES, WAITS), settings=GATEWAY)
 def gateway(
     cli: Cli,
     *,

@@ -12,7 +12,6 @@ import typer
 
 from jobledger.cli.errors import UsageError
 from jobledger.cli.options import SERVER, no_secret, split
-from jobledger.cli.times import seconds
 from jobledger.ledger import TaskRegistry
 from jobledger.workers.supervision.supervisor import PROCESSES_MAX
 
@@ -70,34 +69,6 @@ Queues = Annotated[
         "separate several by commas. (default: those that the tasks name)",
     ),
 ]
-Concurrency = Annotated[
-    int,
-    typer.Option(
-        "--concurrency",
-        envvar="JOBLEDGER_CONCURRENCY",
-        metavar="N",
-        help="Attempts that may run at once, threads included.",
-    ),
-]
-Grace = Annotated[
-    float,
-    typer.Option(
-        "--grace",
-        envvar="JOBLEDGER_GRACE_S",
-        metavar="SPAN",
-        parser=seconds(),
-        help="How long running attempts may continue after a stop was requested.",
-    ),
-]
-CancelGrace = Annotated[
-    float,
-    typer.Option(
-        "--cancel-grace",
-        envvar="JOBLEDGER_CANCEL_GRACE_S",
-        metavar="SECONDS",
-        help="How long a task may take to end after its timeout or cancel; then its attempt ends without it.",
-    ),
-]
 Processes = Annotated[
     int | None,
     typer.Option(
@@ -107,45 +78,6 @@ Processes = Annotated[
         envvar="JOBLEDGER_PROCESSES",
         metavar="N",
         help="Run N worker processes and restart any that die. (default: this process alone)",
-    ),
-]
-Pool = Annotated[
-    int | None,
-    typer.Option(
-        "--pool",
-        min=1,
-        envvar="JOBLEDGER_POOL",
-        metavar="N",
-        help='Processes for tasks with run_in="process", per worker. (default: one per CPU)',
-    ),
-]
-PoolMemory = Annotated[
-    int | None,
-    typer.Option(
-        "--pool-memory",
-        min=64,
-        envvar="JOBLEDGER_POOL_MEMORY",
-        metavar="MIB",
-        help="Address space of each of these processes, in MiB. (default: no limit)",
-    ),
-]
-LogBytes = Annotated[
-    int,
-    typer.Option(
-        "--log-bytes",
-        min=0,
-        envvar="JOBLEDGER_LOG_BYTES",
-        metavar="N",
-        help="Bytes of what each attempt logs that are kept for `jobs logs`, the newest; 0: none.",
-    ),
-]
-Traces = Annotated[
-    bool,
-    typer.Option(
-        "--traces",
-        metavar="",
-        envvar="JOBLEDGER_TRACES",
-        help="Record a span for each attempt with the OpenTelemetry that is set up in this process.",
     ),
 ]
 Reload = Annotated[

@@ -70,17 +70,8 @@ def _command(
     for option, values in (("--app", crew.modules), ("--queue", crew.queues)):
         for value in values:
             words += [option, value]
-    words += ["--concurrency", str(config.concurrency), "--grace", str(config.grace_s)]
-    words += ["--cancel-grace", str(config.cancel_grace_s)]
-    words += ["--log-bytes", str(config.log_bytes_max)]
-    if config.pool_size is not None:
-        words += ["--pool", str(config.pool_size)]
-    if config.pool_memory_bytes_max is not None:
-        words += ["--pool-memory", str(config.pool_memory_bytes_max >> 20)]
     if not config.schedules:
         words += ["--no-schedules"]
-    if target.tracing:
-        words += ["--traces"]
     if target.environment:
         words += ["--environment", target.environment]
     if target.ledger_bytes_max is not None:

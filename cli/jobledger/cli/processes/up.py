@@ -11,7 +11,7 @@ import anyio
 import msgspec
 
 from jobledger.cli import options
-from jobledger.cli.command import CREATES, TABLES, WAITS, Cli, command
+from jobledger.cli.command import CREATES, WAITS, Cli, command
 from jobledger.cli.embedded import blamed, described, embedded, safety, until_ended
 from jobledger.cli.errors import UsageError
 from jobledger.cli.exposure import LOOPBACK, Exposure
@@ -20,6 +20,7 @@ from jobledger.cli.logs import log_as_process, name_worker
 from jobledger.cli.output import Output
 from jobledger.cli.processes import options as process
 from jobledger.cli.processes.beside import Beside, gateway_beside
+from jobledger.cli.processes.settings import LEDGER, WORKER
 from jobledger.cli.session import Target, load_tasks, opened, until_closed, watch_signals
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.nats.access import NO_ACCESS
@@ -50,7 +51,12 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     gateway_port: int | None
 
 
-@command(TOP, "up", takes=("projection", "environment", CREATES, WAITS, *TABLES, "as_json"))
+@command(
+    TOP,
+    "up",
+    takes=("projection", "environment", CREATES, WAITS, "as_json"),
+    settings=WORKER | LEDGER,
+)
 def up(
     cli: Cli,
     *,
@@ -60,8 +66,6 @@ def up(
     durability: process.Durability = "power",
     url: process.OptionalUrl = None,
     queues: process.Queues = None,
-    concurrency: process.Concurrency = 100,
-    grace: process.Grace = 30.0,
     no_schedules: process.NoSchedules = False,
     metrics_port: process.MetricsPort = None,
     metrics_host: process.MetricsHost = LOOPBACK,
@@ -86,13 +90,7 @@ def up(
         port=4222 if port is None else port,
         durability=durability,
         url=url,
-        config=WorkerConfig(
-            queues=served,
-            weights=weights,
-            concurrency=concurrency,
-            grace_s=grace,
-            schedules=not no_schedules,
-        ),
+        config=WorkerConfig(queues=served, weights=weights, schedules=not no_schedules, **cli.worker),
         registry=registry,
         app=",".join(options.split(app)),
         exposure=exposure,

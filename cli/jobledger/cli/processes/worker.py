@@ -15,13 +15,14 @@ import msgspec
 import typer
 
 from jobledger.cli import options
-from jobledger.cli.command import CREATES, TABLES, WAITS, Cli, command
+from jobledger.cli.command import CREATES, WAITS, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.exposure import LOOPBACK, Exposure
 from jobledger.cli.groups import TOP
 from jobledger.cli.logs import log_as_process, log_format, name_worker
 from jobledger.cli.output import Output
 from jobledger.cli.processes import options as process
+from jobledger.cli.processes.settings import LEDGER, WORKER
 from jobledger.cli.processes.supervise import Crew, supervise
 from jobledger.cli.session import (
     Stopping,
@@ -40,23 +41,21 @@ from jobledger.workers.process import log_what_nobody_catches, tune_collector
 from jobledger.workers.supervision.supervised import Parent
 
 
-@command(TOP, "worker", takes=("url", "environment", CREATES, WAITS, *TABLES, "as_json"))
+@command(
+    TOP,
+    "worker",
+    takes=("url", "environment", CREATES, WAITS, "as_json"),
+    settings=WORKER | LEDGER,
+)
 def worker(
     cli: Cli,
     *,
     context: typer.Context,
     app: options.App = None,
     queues: process.Queues = None,
-    concurrency: process.Concurrency = 100,
-    grace: process.Grace = 30.0,
-    cancel_grace: process.CancelGrace = 5.0,
     processes: process.Processes = None,
-    pool: process.Pool = None,
-    pool_memory: process.PoolMemory = None,
-    log_bytes: process.LogBytes = 64 << 10,
     reload: process.Reload = False,
     no_schedules: process.NoSchedules = False,
-    traces: process.Traces = False,
     metrics_port: process.MetricsPort = None,
     metrics_host: process.MetricsHost = LOOPBACK,
     metrics_token_file: process.MetricsTokenFile = None,
@@ -74,16 +73,11 @@ def worker(
     config = WorkerConfig(
         queues=served,
         weights=weights,
-        concurrency=concurrency,
-        grace_s=grace,
-        cancel_grace_s=cancel_grace,
-        pool_size=pool,
-        pool_memory_bytes_max=None if pool_memory is None else pool_memory << 20,
-        log_bytes_max=log_bytes,
         schedules=not no_schedules,
         supervisor=parent.identity if parent is not None else "",
+        **cli.worker,
     )
-    target = msgspec.structs.replace(cli.target if parent is None else _beneath(cli.target), tracing=traces)
+    target = cli.target if parent is None else _beneath(cli.target)
     exposure = Exposure(port=metrics_port, host=metrics_host, token_file=metrics_token_file)
     if until_idle and (processes is not None or reload):
         raise UsageError("--until-idle is for one process: leave out --processes and --reload")
