@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import random
 import time
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from tests.fault.apps import mended as app
+from tests.support import drawn_runs
+from tests.support.drawn_runs import jobs
 from tests.support.figures import Recorder
 from tests.support.fleet import Fleet, WorkerProcess
 from tests.support.proof import Proof, prove
@@ -20,7 +23,6 @@ from tests.support.watch import make_consumers
 from jobledger.audit.archive import Archiver, archive_deps
 from jobledger.audit.verify import verify
 from jobledger.ledger import Graph, IllegalTransitionError, Job, JobHandle, JobState, Ledger, UnreachableError
-from jobledger.ledger.model.job import evolve
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.subjects import CHILDREN_CONSUMER, JobRef
 from jobledger.ledger.nats.durables import ensure_consumer, reactor_consumer
@@ -29,7 +31,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.fault, pytest.mark.timeout(300)]
 
 APP: Final = Path(app.__file__)
 QUEUES: Final = ("kids", "ears", "one", "two", BUILT_IN_QUEUE)
-ITEMS, NODES, WORKERS = 60, 20, 2
+ITEMS, NODES, WORKERS, SHAPES = 60, 20, 2, 15
 HARM_S: Final = 20.0
 END_S: Final = 120.0
 NAMES: Final = tuple(f"order-{n}" for n in range(15))
@@ -40,22 +42,13 @@ def durability() -> str:
     return "process"
 
 
-async def begin(fleet: Fleet, ledger: Ledger) -> list[WorkerProcess]:
-    fleet.app = APP
+async def begin(fleet: Fleet, ledger: Ledger, file: Path = APP) -> list[WorkerProcess]:
+    fleet.app = file
     for queue in QUEUES:
         await make_consumers(ledger, queue, ack_wait_s=2.0)
     config = reactor_consumer(ledger.names.ends_of_children, ack_wait_s=2.0)
     await ensure_consumer(ledger.inbox, ledger.names.ledger_stream, CHILDREN_CONSUMER, config)
     return [await fleet.begin("--concurrency", "20") for _ in range(WORKERS)]
-
-
-async def jobs(ledger: Ledger) -> dict[JobRef, Job]:
-    found: dict[JobRef, Job] = {}
-    async for batch in ledger.log.read():
-        for stored in batch:
-            ref = JobRef(queue=stored.event.queue, job_id=stored.event.job)
-            found[ref] = evolve(found.get(ref), stored.event, stored.stream_sequence)
-    return found
 
 
 async def mend(ledger: Ledger, chance: random.Random, counts: dict[str, int]) -> None:
@@ -71,10 +64,15 @@ async def mend(ledger: Ledger, chance: random.Random, counts: dict[str, int]) ->
 
 
 async def kill(
-    fleet: Fleet, workers: list[WorkerProcess], chance: random.Random, counts: dict[str, int]
+    fleet: Fleet,
+    workers: list[WorkerProcess],
+    chance: random.Random,
+    counts: dict[str, int],
+    *,
+    seconds: float = HARM_S,
 ) -> None:
     """Kill workers, and start others, for a while."""
-    until = time.monotonic() + HARM_S
+    until = time.monotonic() + seconds
     while time.monotonic() < until:
         await asyncio.sleep(chance.uniform(0.3, 2.0))
         index = chance.randrange(len(workers))
@@ -168,6 +166,38 @@ async def test_runs_of_one_id_in_two_queues_are_each_told_of_once_while_workers_
         "runs of one id in two queues, whose children share a third one and whose callbacks a fourth, while workers are "
         "killed and dead children requeued",
         faults=f"{counts['killed']} workers killed, {counts['requeued']} requeued; each of {2 * len(NAMES)} runs told of once",
+        jobs=len(found),
+        events=proof.report.events,
+        now=time.monotonic(),
+    )
+
+
+async def test_runs_of_any_shape_complete_by_requeues_or_begun_again_while_workers_are_killed(
+    ledger: Ledger, fleet: Fleet, chance: random.Random, record: Recorder, tmp_path: Path
+) -> None:
+    counts, broken = {"requeued": 0, "killed": 0}, tmp_path / "broken"
+    broken.touch()
+    fleet.variables = {drawn_runs.BROKEN: str(broken)}
+    workers = await begin(fleet, ledger, drawn_runs.FILE)
+
+    @contextlib.asynccontextmanager
+    async def killing() -> AsyncGenerator[None, None]:
+        harm = asyncio.create_task(kill(fleet, workers, chance, counts))
+        yield
+        await harm
+
+    shapes = drawn_runs.draw(chance, SHAPES)
+    copied = await drawn_runs.fail_and_mend(ledger, chance, shapes, broken, killing)
+    assert copied > 0
+    found = await jobs(ledger)
+    await fleet.stop()
+    proof = await proven(ledger, fleet, tmp_path / "archive")
+    begun_again = sum(job.order.rerun_of is not None and job.member is None for job in found.values())
+    record(
+        "R6",
+        "runs and graphs of random shapes (calls, maps, settled maps, steps, branches and runs below each other) of which "
+        "one to all items fail, mended by requeues of what is dead or by reruns of what failed, while workers are killed",
+        faults=f"{counts['killed']} workers killed, {begun_again} reruns; {copied} ends copied, each item done by one job",
         jobs=len(found),
         events=proof.report.events,
         now=time.monotonic(),

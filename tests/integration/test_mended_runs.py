@@ -7,18 +7,20 @@ import contextlib
 import functools
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from tests.support import drawn_runs
+from tests.support.drawn_runs import jobs
 from tests.support.proxy import Proxy
-from tests.support.working import LIMIT_S, attempts, becomes, ended, until, working
+from tests.support.working import LIMIT_S, Connect, attempts, becomes, ended, until, working
 
 from jobledger.audit.verify import verify
 from jobledger.ledger import (
     ChildFailedError,
     Graph,
-    Job,
     JobHandle,
     JobState,
     Ledger,
@@ -33,8 +35,6 @@ from jobledger.ledger import (
 )
 from jobledger.ledger.model.commands import CancelJob, Discard
 from jobledger.ledger.model.errors import UnreachableError
-from jobledger.ledger.model.job import evolve
-from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
@@ -132,16 +132,6 @@ async def begin(ledger: Ledger, shape: str, job_id: str) -> JobHandle[Any]:
     if shape == "graph":
         return await ledger.run_graph(diamond(), id=job_id)
     return await ledger.enqueue(WORKFLOWS[shape].options(id=job_id))
-
-
-async def jobs(ledger: Ledger) -> dict[JobRef, Job]:
-    """Return all jobs as their events add up."""
-    found: dict[JobRef, Job] = {}
-    async for batch in ledger.log.read():
-        for stored in batch:
-            ref = JobRef(queue=stored.event.queue, job_id=stored.event.job)
-            found[ref] = evolve(found.get(ref), stored.event, stored.stream_sequence)
-    return found
 
 
 async def dead(ledger: Ledger, count: int) -> list[JobHandle[Any]]:
@@ -332,16 +322,17 @@ async def calls_once(run: Run) -> int:
 class Mortal:
     """A worker that is cut off from the server in the middle of whatever it does, and never says goodbye."""
 
-    def __init__(self, server: EmbeddedServer, environment: str) -> None:
+    def __init__(self, server: EmbeddedServer, environment: str, tasks: Sequence[Task[..., Any]]) -> None:
         self._server = server
         self._environment = environment
+        self._tasks = tasks
 
     async def live(self, until: asyncio.Event) -> None:
         """Work until an event, and then be gone."""
         settings: dict[str, Any] = {"environment": self._environment, "lease_s": 2.0}
         async with Proxy(self._server.port) as proxy, connect(proxy.url, **settings) as ledger:
             config = WorkerConfig(ack_wait_s=1.0, grace_s=0.1, concurrency=8)
-            running = asyncio.create_task(Worker(ledger, TaskRegistry(TASKS), config).run())
+            running = asyncio.create_task(Worker(ledger, TaskRegistry(self._tasks), config).run())
             await until.wait()
             proxy.stop()
             running.cancel()
@@ -350,7 +341,7 @@ class Mortal:
 
 @contextlib.asynccontextmanager
 async def dying(
-    server: EmbeddedServer, environment: str, chance: random.Random
+    server: EmbeddedServer, environment: str, chance: random.Random, tasks: Sequence[Task[..., Any]] = TASKS
 ) -> AsyncGenerator[None, None]:
     """Let a worker live and die again and again, for the length of the block."""
     is_over, kill = asyncio.Event(), asyncio.Event()
@@ -358,7 +349,7 @@ async def dying(
     async def lives() -> None:
         while not is_over.is_set():
             kill.clear()
-            life = asyncio.create_task(Mortal(server, environment).live(kill))
+            life = asyncio.create_task(Mortal(server, environment, tasks).live(kill))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(is_over.wait(), chance.uniform(0.2, 1.5))
             kill.set()
@@ -402,6 +393,26 @@ async def test_the_requeue_of_dead_children_goes_on_with_their_runs_whoever_dies
     made = Counter(job.task for job in (await jobs(ledger)).values())
     assert made[page.name] == COUNT * len(shapes)
     await require_sound(ledger)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_runs_of_any_shape_complete_by_requeues_or_begun_again_whoever_dies_meanwhile(  # noqa: PLR0917
+    nats_server: EmbeddedServer,
+    environment: str,
+    connected: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    seed: int,
+) -> None:
+    chance, tasks, file = random.Random(seed), drawn_runs.TASKS, tmp_path / "broken"
+    monkeypatch.setenv(drawn_runs.BROKEN, str(file))
+    killing = functools.partial(dying, nats_server, environment, chance, tasks)
+    async with connected(lease_s=2.0) as ledger:
+        async with working(ledger, *tasks, ack_wait_s=1.0, concurrency=8):
+            copied = await drawn_runs.fail_and_mend(ledger, chance, drawn_runs.draw(chance, 4), file, killing)
+        assert copied > 0
+        await require_sound(ledger)
 
 
 # Runs of one id.
