@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.support.clocks import MovedClock as Clock
 from tests.support.tables import each_row
 
 from jobledger.admin.runs import Tree, TreeStep
@@ -27,29 +27,13 @@ from jobledger.projections.tables.steps import StepRow
 KEY = b"k" * 43
 
 
-class Clock:
-    """Time that a test moves."""
-
-    def __init__(self) -> None:
-        self.at = datetime(2026, 1, 2, tzinfo=UTC)
-
-    def now(self) -> datetime:
-        return self.at
-
-    def monotonic(self) -> float:
-        return self.at.timestamp()
-
-    def move(self, seconds: float) -> None:
-        self.at += timedelta(seconds=seconds)
-
-
 def sessions_of(clock: Clock, *keys: bytes) -> Sessions:
     return Sessions(list(keys or (KEY,)), clock)
 
 
 def test_a_session_slides_for_as_long_as_it_is_used() -> None:
     clock = Clock()
-    sessions = sessions_of(clock)
+    sessions = Sessions([KEY], clock, 5 * SESSION_S)
     session = sessions.open(key="k", sha256="a")
     cookie = sessions.cookie(session, secure=True)
     for _ in range(3):

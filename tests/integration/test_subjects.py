@@ -263,7 +263,7 @@ class Stage:
             await stranger.close()
 
     async def _let_in(self) -> None:
-        """Follow the keys as a gateway does, and note that one was used."""
+        """Follow the keys as a gateway does, and note that one was used and that somebody logged out."""
         settings = AccessSettings(session_key=self._folder / "session.key")
         async with (
             self.client("Operator") as ledger,
@@ -273,6 +273,7 @@ class Stage:
             (info,) = await list_keys(ledger)
             access.uses.note(info.key, "127.0.0.1")
             await access.uses.store()
+            await access.end_session(access.sessions.open(key=info.key, sha256="a"), by="ann")
 
     async def _forget_tasks(self) -> None:
         """Delete what workers announced, so that an operator has to make its bucket."""

@@ -85,6 +85,7 @@ def gateway(
     trust_from: own.TrustFrom = None,
     people: own.People = None,
     session_key: own.SessionKey = None,
+    session_age: own.SessionAge = 12 * 3600.0,
     oidc_issuer: login.OidcIssuer = "",
     oidc_client_id: login.OidcClientId = "",
     oidc_client_secret_file: login.OidcClientSecret = None,
@@ -110,11 +111,10 @@ def gateway(
     plan = _Plan(
         access=AccessSettings(
             session_key=session_key or data_folder() / _SESSION_KEYS,
-            hosts=tuple(options.split(allow_host)),
-            origins=tuple(options.split(allow_origin)),
-            behind_proxy=tuple(options.split(behind_proxy)),
+            session_s=session_age,
+            **_lists(hosts=allow_host, origins=allow_origin, trust_from=trust_from),
+            **_lists(behind_proxy=behind_proxy),
             user_header=trust_user_header,
-            trust_from=tuple(options.split(trust_from)),
             people=people,
             oidc=login.provider(oidc_issuer, oidc_client_id, oidc_client_secret_file, oidc_user_claim),
             quotas=login.quotas(quota),
@@ -129,6 +129,11 @@ def gateway(
         until_eof=until_eof,
     )
     return _gateway(cli, plan) if processes is None or plan.parent else _supervise(cli, plan, processes)
+
+
+def _lists(**given: list[str] | None) -> dict[str, tuple[str, ...]]:
+    """Return options that may be repeated, or separated by commas, as tuples."""
+    return {name: tuple(options.split(each)) for name, each in given.items()}
 
 
 def _begin() -> None:

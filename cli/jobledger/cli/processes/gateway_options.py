@@ -163,3 +163,14 @@ SessionKey = Annotated[
         _WHO,
     ),
 ]
+SessionAge = Annotated[
+    float,
+    typer.Option(
+        "--session-age",
+        envvar="JOBLEDGER_SESSION_AGE",
+        metavar="SPAN",
+        parser=seconds(),
+        rich_help_panel=_WHO,
+        help="How long after logging in a session in a browser ends, however it is used; at most 30d.",
+    ),
+]

@@ -1,5 +1,7 @@
 """Every gateway follows `ledger.access.>`: one ordered reader tells it of each change, and a look a second proves it whole.
 
+The same look reads which sessions somebody ended.
+
 The reader alone could not tell silence from having nothing to say. So the gateway asks once a second for the newest
 sequence of all keys, which the stream's leader answers, and compares it with what it has read. Source: ADR 033.
 """
@@ -12,10 +14,12 @@ import logging
 from typing import Final
 
 from jobledger.gateway.access.ring import KeyRing
+from jobledger.gateway.access.sessions import Sessions
 from jobledger.ledger import Ledger
 from jobledger.ledger.access.keys import all_keys
 from jobledger.ledger.model.access.key import ACCESS
 from jobledger.ledger.model.errors import LedgerError, ServerUnreachableError
+from jobledger.ledger.nats.books.ended_sessions import read_ended
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.inbox import ReplyTimeoutError
 
@@ -30,10 +34,12 @@ _log = logging.getLogger("jobledger.gateway.keys")
 class Following:
     """Keeps a ring like the ledger, from `run` on until that is cancelled."""
 
-    def __init__(self, ledger: Ledger, ring: KeyRing) -> None:
+    def __init__(self, ledger: Ledger, ring: KeyRing, sessions: Sessions) -> None:
         """Nothing is read before `run`."""
         self._ledger = ledger
         self._ring = ring
+        self._sessions = sessions
+        self._ended_reached = 0  # the sequence of the newest end of a session that was read
         self._told = ""  # why it was not read, so that the log says it once
         self._moved = asyncio.Event()  # the ring learned something
         ring.on_change(self._moved.set)
@@ -57,6 +63,7 @@ class Following:
         log = self._ledger.log
         began, head = self._ledger.clock.monotonic(), await log.head()
         self._ring.replace(await all_keys(log), head.last_sequence)
+        await self._read_ended()
         self._ring.prove(began)
         self._told = ""
         self.begun.set()
@@ -81,6 +88,13 @@ class Following:
                 self._ring.take(batch)
         raise ServerUnreachableError("the reader of keys ended")
 
+    async def _read_ended(self) -> None:
+        """Read which sessions ended since. Raises: LedgerError, ReplyTimeoutError, ConnectionLostError."""
+        ledger, after = self._ledger, self._ended_reached
+        ids, self._ended_reached = await read_ended(ledger.connection, ledger.inbox, ledger.names, after)
+        if ids:
+            self._sessions.end(ids)
+
     async def _prove(self) -> None:
         """Compare with the stream's leader, once a second. Raises: TimeoutError where the reader does not get there."""
         log, clock = self._ledger.log, self._ledger.clock
@@ -91,5 +105,6 @@ class Following:
                 while newest > self._ring.reached:
                     self._moved.clear()
                     await self._moved.wait()
+                await self._read_ended()
             self._ring.prove(asked_at)
             await asyncio.sleep(_PROVE_EVERY_S)

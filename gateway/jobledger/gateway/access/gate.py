@@ -27,6 +27,8 @@ _API: Final = "/v1/"
 #: image, so these requests are checked like a POST.
 _ACTS_BY_GET: Final = frozenset({"/v1/run"})
 
+_UNSURE: Final = "the provider is to say again who you are: load a page of this gateway"
+
 OnUse = Callable[[str, str], None]
 Pairs = list[tuple[str, str]]
 
@@ -102,6 +104,9 @@ class Gate:
         except ProblemError as error:
             return Arrived(caller, client, scheme, error)
         self._note(admitted, method, path, client, caller, added)
+        session = admitted.session
+        if session is not None and self._sessions.is_unsure(session) and _is_page(method, path, headers):
+            return Arrived(caller, client, scheme, ProblemError("UNAUTHENTICATED", _UNSURE))
         return Arrived(caller, client, scheme, admitted)
 
     def _note(  # noqa: PLR0917 - what is known of one request
@@ -127,3 +132,8 @@ class Gate:
                 "the header RateLimit of each answer says how much is left",
                 headers={"retry-after": str(verdict.retry_after_s)},
             )
+
+
+def _is_page(method: str, path: str, headers: Headers) -> bool:
+    """Whether a browser asks for a page, and can be sent to another one first. A form that is sent would be lost."""
+    return method == "GET" and not path.startswith(_API) and headers.get("sec-fetch-mode") == "navigate"

@@ -162,6 +162,8 @@ class Identities:
         return self._ring.principal(key) if key is not None and is_good else None
 
     def _of_session(self, session: Session) -> Principal | None:
+        if not self._sessions.holds(session):
+            return None
         if not session.key:
             return None if self._people is None else self._people.principal(session.user, session.groups)
         key = self._ring.find(session.key)

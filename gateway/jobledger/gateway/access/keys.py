@@ -31,7 +31,7 @@ from jobledger.gateway.access.people import People
 from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.access.rates import Quota, Rates
 from jobledger.gateway.access.ring import KeyRing
-from jobledger.gateway.access.sessions import Sessions, signing_keys
+from jobledger.gateway.access.sessions import SESSION_S, SESSION_S_MAX, Session, Sessions, signing_keys
 from jobledger.gateway.access.uses import Uses
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger import Ledger
@@ -44,6 +44,7 @@ from jobledger.ledger.model.errors import (
     RefusedError,
     ServerUnreachableError,
 )
+from jobledger.ledger.nats.books.ended_sessions import EndedSession, write_ended
 
 _SWEEP_EVERY_S: Final = 1.0
 _FIRST_S: Final = 10.0
@@ -54,6 +55,7 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a gateway finds out who asks."""
 
     session_key: Path  #: file of the keys that sign sessions; made where it is missing
+    session_s: float = SESSION_S  #: how long a session lasts, in seconds
     hosts: tuple[str, ...] = ()  #: names that it goes by, besides loopback's
     origins: tuple[str, ...] = ()  #: of whose pages programs with a key may use the API
     behind_proxy: tuple[str, ...] = ()  #: addresses of proxies that are believed about clients and https
@@ -65,6 +67,10 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse settings that let in everybody or nobody. Raises: ConfigurationError."""
+        if not 0 < self.session_s <= SESSION_S_MAX:
+            raise ConfigurationError(
+                f"--session-age must be more than nothing and at most 30 days, got {self.session_s:g} s"
+            )
         if bool(self.user_header) != bool(self.trust_from):
             raise ConfigurationError(
                 "--trust-user-header and --trust-from belong together: from other addresses anybody could send that header"
@@ -89,7 +95,7 @@ class KeyAccess:
         clock = ledger.clock
         self._ledger = ledger
         self.ring = KeyRing(clock)
-        self.sessions = Sessions(signing_keys(settings.session_key), clock)
+        self.sessions = Sessions(signing_keys(settings.session_key), clock, settings.session_s)
         self.people = None if settings.people is None else People(settings.people, clock)
         self.provider = None if settings.oidc is None else Provider(settings.oidc, clock)
         self._knows_people = settings.knows_people
@@ -118,7 +124,7 @@ class KeyAccess:
             rates=self.rates,
             on_use=self.uses.note,
         )
-        self.following = Following(ledger, self.ring)
+        self.following = Following(ledger, self.ring, self.sessions)
         self.ring.on_change(self.gate.sweep)
 
     async def run(self) -> None:
@@ -145,7 +151,11 @@ class KeyAccess:
 
     def can_log_out(self, connection: HTTPConnection) -> bool:
         """Return whether who asks logged in, in this browser. Raises: ProblemError."""
-        return self._admitted(connection).session is not None
+        return self.session(connection) is not None
+
+    def session(self, connection: HTTPConnection) -> Session | None:
+        """Return the session of who asks, None for who needs none. Raises: ProblemError."""
+        return self._admitted(connection).session
 
     def check_form(self, connection: HTTPConnection, token: str) -> None:
         """Refuse a form that was not made for whoever sends it. Raises: ProblemError (CROSS_SITE)."""
@@ -195,8 +205,28 @@ class KeyAccess:
             raise wrong from error
         return self.open_session(key=shown.key, sha256=shown.sha256, secure=secure)
 
-    def open_person(self, user: str, groups: tuple[str, ...], *, secure: bool) -> str:
+    def unsure(self, caller: Caller) -> Session | None:
+        """Return the session of a person, of whom the provider is to say again who that is; None for every other one."""
+        session = self.sessions.read(caller.headers.get("cookie", ""), secure=caller.secure)
+        return session if session is not None and self.sessions.is_unsure(session) else None
+
+    async def end_session(self, session: Session, *, by: str) -> None:
+        """End a session on every gateway of the ledger: here now, elsewhere within a second.
+
+        Raises: LedgerError, where other gateways could not be told.
+        """
+        ledger, ended = self._ledger, EndedSession(by=by, at=self._ledger.clock.now())
+        try:
+            await write_ended(ledger.inbox, ledger.names, ledger.config.replicas, session.id, ended)
+        finally:  # after it: the request that asks for this is of the same session
+            self.sessions.end([session.id])
+
+    def open_person(
+        self, user: str, groups: tuple[str, ...], before: Session | None = None, *, secure: bool
+    ) -> str:
         """Return the header `Set-Cookie` of the session of a person whom a provider knows.
+
+        `before`: the session that this person has, which goes on with these groups.
 
         Raises: ProblemError (UNAUTHENTICATED) for one who may do nothing here.
         """
@@ -204,7 +234,10 @@ class KeyAccess:
             raise ProblemError(
                 "UNAUTHENTICATED", f"{user[:80]!a} may do nothing here: ask who manages the gateway"
             )
-        return self.open_session(user=user, groups=self.people.known(groups), secure=secure)
+        known = self.people.known(groups)
+        if before is not None:
+            return self.sessions.cookie(self.sessions.confirmed(before, known), secure=secure)
+        return self.open_session(user=user, groups=known, secure=secure)
 
     def open_session(self, *, secure: bool, **who: object) -> str:
         """Return the header `Set-Cookie` of a new session of somebody who said who they are; see `Sessions.open`."""

@@ -114,8 +114,10 @@ class Provider:
         """What a person knows the provider by: its host."""
         return urlsplit(self._settings.issuer).hostname or self._settings.issuer
 
-    async def begin(self, back: str) -> tuple[str, dict[str, str]]:
+    async def begin(self, back: str, *, silently: bool = False) -> tuple[str, dict[str, str]]:
         """Return the address to send somebody to, and what the browser has to carry until they come `back`.
+
+        `silently`: the provider asks the person nothing, and sends back whoever is not logged in there with an error.
 
         Raises: ProblemError (PROVIDER_UNREACHABLE).
         """
@@ -133,6 +135,7 @@ class Provider:
             "nonce": passing["nonce"],
             "code_challenge": challenge.decode(),
             "code_challenge_method": "S256",
+            **({"prompt": "none"} if silently else {}),
         }
         address = addresses.authorization_endpoint
         return f"{address}{'&' if '?' in address else '?'}{urlencode(query)}", passing
@@ -196,8 +199,11 @@ class Provider:
         user = claims.get(settings.user_claim)
         if not isinstance(user, str) or not 0 < len(user) <= _WORD_MAX or not user.isprintable():
             raise _refused(f"the provider's token has no {settings.user_claim!r} that names a person")
-        if settings.user_claim == "email" and claims.get("email_verified") is False:
-            raise _refused("the provider did not verify this address: anybody could have given it")
+        if settings.user_claim == "email" and claims.get("email_verified") is not True:
+            raise _refused(
+                "the provider does not say that it verified this address (`email_verified`), and anybody could "
+                "have given it: let the provider say so, or choose another claim with --oidc-user-claim"
+            )
         try:
             groups = msgspec.convert(claims.get(settings.groups_claim) or (), tuple[str, ...])
         except msgspec.ValidationError:  # some providers give numbers, or a word

@@ -1,7 +1,8 @@
 """Sessions of browsers: a signed cookie that says who logged in, and by which key. The key's record decides, each time.
 
-Nothing of a session is stored by a gateway, so any other one with the same signing keys takes it. It slides: used within
-12 hours it goes on. Whoever logs out only loses the cookie; what ends a session for sure is the end of its key.
+Nothing of a session is stored while it lasts, so any other gateway with the same signing keys takes it. It lasts for as
+long as the settings say, and ends before where it is not used for 12 hours, where its key ends, or where somebody logs
+out: the ids of sessions that ended lie in a bucket that every gateway reads once a second.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import hashlib
 import hmac
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,13 +22,23 @@ from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.opening import make_folder, open_file, open_to_write, sync_file
 
-SESSION_S: Final = 12 * 3600
+#: How long a session lasts, unless the settings say otherwise.
+SESSION_S: Final = 12 * 3600.0
+#: The ids of ended sessions are kept for longer.
+SESSION_S_MAX: Final = 30 * 24 * 3600.0
+#: A session that is not used for this long ends.
+_IDLE_S: Final = 12 * 3600
 #: A cookie of this age is replaced by a fresh one.
 _RENEW_S: Final = 900
+#: After this time a page sends a person by the provider, who says the groups again.
+_SURE_S: Final = 900
+#: After this time nothing is answered before the provider did.
+_SURE_S_MAX: Final = 3_600
 _AHEAD_S: Final = 60  # what the clocks of gateways may differ by
 _COOKIE: Final = "jobledger"
 _SECURE_PREFIX: Final = "__Host-"
 _KEY_BYTES_MIN: Final = 32
+_ID_CHARACTERS: Final = 32
 _FILE_BYTES_MAX: Final = 64 << 10
 
 
@@ -37,8 +49,16 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sha256: str = ""  #: of its secret: a session ends with the secret that opened it
     user: str = ""  #: the person whom a provider knows
     groups: tuple[str, ...] = ()  #: as that provider said
-    issued: int  #: seconds since 1970: when this cookie was made
+    issued: int  #: seconds since 1970: when this cookie was made; for a person, when the provider said who that is
+    began: int = (
+        0  #: seconds since 1970: when somebody logged in; 0: as `issued`, in a cookie of an older version
+    )
     token: str  #: random: what the tokens of its forms are made of
+
+    @property
+    def id(self) -> str:
+        """What an ended session is known by: nobody can make its cookie from it, nor a form."""
+        return hashlib.sha256(self.token.encode()).hexdigest()[:_ID_CHARACTERS]
 
 
 def signing_keys(path: Path) -> list[bytes]:
@@ -77,9 +97,11 @@ def _make(path: Path) -> None:
 class Sessions:
     """Makes and reads cookies, and the tokens of forms."""
 
-    def __init__(self, keys: list[bytes], clock: Clock) -> None:
-        """`keys`: see `signing_keys`."""
+    def __init__(self, keys: list[bytes], clock: Clock, session_s: float = SESSION_S) -> None:
+        """`keys`: see `signing_keys`; `session_s`: how long a session lasts."""
         self._clock = clock
+        self._session_s = session_s
+        self._ended: set[str] = set()
         how = {"digest_method": hashlib.sha256, "key_derivation": "hmac"}
         self._signer = URLSafeSerializer(keys, salt="jobledger session", signer_kwargs=how)
         self._passing = URLSafeSerializer(keys, salt="jobledger passing", signer_kwargs=how)
@@ -87,14 +109,21 @@ class Sessions:
 
     def open(self, **who: Any) -> Session:
         """Return a new session: of a `key` with its `sha256`, or of a `user` with `groups`."""
-        return Session(**who, issued=self._now(), token=secrets.token_urlsafe(16))
+        now = self._now()
+        return Session(**who, issued=now, began=now, token=secrets.token_urlsafe(16))
+
+    def confirmed(self, session: Session, groups: tuple[str, ...]) -> Session:
+        """Return the session of a person whom the provider knows still. It lasts no longer by that."""
+        return msgspec.structs.replace(session, groups=groups, issued=self._now())
 
     def cookie(self, session: Session, *, secure: bool) -> str:
-        """Return the header `Set-Cookie` that hands a session to a browser, as of now."""
-        said = msgspec.to_builtins(msgspec.structs.replace(session, issued=self._now()))
-        return _set_cookie(_COOKIE, str(self._signer.dumps(said)), SESSION_S, secure=secure)
+        """Return the header `Set-Cookie` that hands a session to a browser, as of now; a person's as the provider said."""
+        issued = session.issued if session.user else self._now()
+        said = msgspec.to_builtins(msgspec.structs.replace(session, issued=issued))
+        left_s = max(0, int(self._ends_at(session)) - self._now())
+        return _set_cookie(_COOKIE, str(self._signer.dumps(said)), left_s, secure=secure)
 
-    def end(self, *, secure: bool) -> str:
+    def taken_away(self, *, secure: bool) -> str:
         """Return the header `Set-Cookie` that takes the session away."""
         return _set_cookie(_COOKIE, "", 0, secure=secure)
 
@@ -107,12 +136,35 @@ class Sessions:
             session = msgspec.convert(self._signer.loads(text), Session)
         except (BadSignature, msgspec.ValidationError, ValueError):
             return None
-        age_s = self._now() - session.issued
-        return session if -_AHEAD_S <= age_s < SESSION_S else None
+        if not session.began:
+            session = msgspec.structs.replace(session, began=session.issued)
+        return session if self._now() - session.issued >= -_AHEAD_S and self._lasts(session) else None
+
+    def holds(self, session: Session) -> bool:
+        """Whether a session that was read is good now: it lasts, and the provider said not long ago who a person is."""
+        is_known = not session.user or self._now() - session.issued < _SURE_S_MAX
+        return is_known and self._lasts(session)
+
+    def _lasts(self, session: Session) -> bool:
+        now = self._now()
+        return (
+            now < self._ends_at(session) and now - session.issued < _IDLE_S and session.id not in self._ended
+        )
+
+    def _ends_at(self, session: Session) -> float:
+        return session.began + self._session_s
+
+    def end(self, ids: Iterable[str]) -> None:
+        """Take these sessions no more."""
+        self._ended.update(ids)
 
     def is_old(self, session: Session) -> bool:
-        """Whether its cookie is to be replaced, so that it slides."""
-        return self._now() - session.issued >= _RENEW_S
+        """Whether its cookie is to be replaced, so that its use is known. A person's is replaced by `confirmed` alone."""
+        return not session.user and self._now() - session.issued >= _RENEW_S
+
+    def is_unsure(self, session: Session) -> bool:
+        """Whether the provider is to say again who a person is, and in which groups."""
+        return bool(session.user) and self._now() - session.issued >= _SURE_S
 
     def form_token(self, who: str) -> str:
         """Return what a form must hold that is sent by `who`: a session's token, or the name of who needs no session."""

@@ -21,6 +21,7 @@ from jobledger.gateway.http.head import request_id_of
 from jobledger.gateway.pages.rendering import rendered
 from jobledger.gateway.pages.serving import ASSETS, HEADERS
 from jobledger.gateway.problems import ProblemError, problem_of
+from jobledger.ledger.model.errors import LedgerError
 
 LOGIN: Final = "/login"
 LOGOUT: Final = "/logout"
@@ -80,6 +81,12 @@ class Login:
         return self._page(request, problem.detail, problem.status, headers)
 
     async def _show(self, request: Request) -> Response:
+        if (
+            self._access.provider is not None
+            and self._access.unsure(self._access.caller(request)) is not None
+        ):
+            after = inside(request.query_params.get("after", ""))
+            return RedirectResponse(f"{_BY_PROVIDER}?{urlencode({'after': after})}", 303)
         return self._page(request)
 
     def _page(
@@ -110,12 +117,13 @@ class Login:
         return RedirectResponse(inside(fields.get("after", "")), 303, {"set-cookie": cookie})
 
     async def _go(self, request: Request) -> Response:
-        """Send somebody to the provider."""
+        """Send somebody to the provider; who is logged in here and is to be confirmed is asked nothing there."""
         access, provider = self._access, self._access.provider
         assert provider is not None
-        address, passing = await provider.begin(_back(request))
+        caller = access.caller(request)
+        address, passing = await provider.begin(_back(request), silently=access.unsure(caller) is not None)
         passing["after"] = inside(request.query_params.get("after", ""))
-        secure = access.caller(request).secure
+        secure = caller.secure
         cookie = access.sessions.passing(_PASSING, passing, _PASSING_S, secure=secure)
         return RedirectResponse(address, 303, {"set-cookie": cookie})
 
@@ -132,12 +140,15 @@ class Login:
             raise ProblemError(
                 "UNAUTHENTICATED", "this log-in was not begun in this browser, or too long ago: log in again"
             )
-        if not given.get("code"):
-            raise ProblemError(
-                "UNAUTHENTICATED", f"the provider said no: {given.get('error', 'no reason')[:80]!a}"
-            )
-        person = await provider.finish(given["code"], _back(request), passed)
-        cookie = access.open_person(person.user, person.groups, secure=secure)
+        before = access.unsure(caller)
+        try:
+            person = await provider.finish(_code(request), _back(request), passed)
+            same = before if before is not None and before.user == person.user else None
+            cookie = access.open_person(person.user, person.groups, same, secure=secure)
+        except ProblemError as error:
+            if before is not None and error.code == "UNAUTHENTICATED":
+                await access.end_session(before, by="provider")
+            raise
         response = RedirectResponse(str(passed["after"]), 303)
         response.headers.append("set-cookie", cookie)
         response.headers.append("set-cookie", access.sessions.passing(_PASSING, {}, 0, secure=secure))
@@ -146,13 +157,33 @@ class Login:
     async def _log_out(self, request: Request) -> Response:
         access = self._access
         access.check_form(request, (await _fields(request)).get("token", ""))
-        cookie = access.sessions.end(secure=access.caller(request).secure)
+        cookie = access.sessions.taken_away(secure=access.caller(request).secure)
+        session = access.session(request)
+        if session is not None:
+            try:
+                await access.end_session(session, by=access.principal(request).name)
+            except LedgerError as error:
+                _log.warning("the end of a session could not be stored: %s", error)
+                problem = (
+                    "you are logged out here, and other gateways could not be told: log out once more there"
+                )
+                return self._page(request, problem, 503, {"set-cookie": cookie})
         return RedirectResponse(LOGIN, 303, {"set-cookie": cookie})
 
 
 def _back(request: Request) -> str:
     """Return where the provider sends people back to; the gate has checked the host."""
     return f"{request.url.scheme}://{request.headers['host']}{_BACK}"
+
+
+def _code(request: Request) -> str:
+    """Return the code that the provider sent somebody back with. Raises: ProblemError (UNAUTHENTICATED)."""
+    given = request.query_params
+    if not given.get("code"):
+        raise ProblemError(
+            "UNAUTHENTICATED", f"the provider said no: {given.get('error', 'no reason')[:80]!a}"
+        )
+    return given["code"]
 
 
 async def _fields(request: Request) -> dict[str, str]:

@@ -113,7 +113,13 @@ function follow() {
   if (document.hidden || stream || !$("#live")) return;
   stream = new EventSource("/live");
   stream.addEventListener("advanced", (event) => advanced(Number(event.data)));
-  stream.addEventListener("error", () => $("#live")?.classList.remove("on"));
+  stream.addEventListener("error", async () => {
+    $("#live")?.classList.remove("on");
+    // A browser tries no more where it is refused. A session that ended, or that is to be confirmed, leads to /login.
+    const isRefused = stream?.readyState === EventSource.CLOSED && (await fetch("/live", { method: "HEAD" })).status === 401;
+    const region = $("#region");
+    if (isRefused && !(region && busy(region))) location.reload();
+  });
 }
 function letGo() {
   stream?.close();

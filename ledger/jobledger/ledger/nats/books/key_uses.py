@@ -1,4 +1,4 @@
-"""The bucket ACCESS: when each key was last used, as far as a gateway said so. Nothing else is in it.
+"""The bucket ACCESS: when each key was last used, as far as a gateway said so; `ended_sessions` lie there too.
 
 Whether a key is good is said by the ledger alone. A gateway writes the time of a key at most once a minute, so what is
 read here may be a minute old; and the entry of a key that is not used goes away after a year.
@@ -38,9 +38,9 @@ class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
 def uses_specification(names: Names, replicas: int) -> StreamSpec:
     """Return the bucket; gateways make it, so nobody else needs the right to."""
     return StreamSpec(
-        name=_stream(names),
+        name=access_stream(names),
         config={
-            "subjects": [_subject(names, ">")],
+            "subjects": [access_subject(names, ">")],
             "retention": "limits",
             "storage": "file",
             "discard": "old",
@@ -67,7 +67,7 @@ async def write_use(inbox: Inbox, names: Names, use: KeyUse) -> None:
     Raises: ServerUnreachableError, ReplyTimeoutError, PermissionRefusedError, LedgerError.
     """
     try:
-        data, _ = await inbox.ask(_subject(names, use.key), use, timeout_s=_TIMEOUT_S)
+        data, _ = await inbox.ask(access_subject(names, use.key), use, timeout_s=_TIMEOUT_S)
     except ConnectionLostError as error:
         raise ServerUnreachableError("the connection was lost while the use of a key was stored") from error
     if b'"error"' in data:
@@ -81,13 +81,15 @@ async def read_uses(
 
     Raises: LedgerError, JetStreamDisabledError, UnreachableError.
     """
-    if await find_stream(inbox, _stream(names)) is None:
+    if await find_stream(inbox, access_stream(names)) is None:
         return {}
     found: list[api.Found] = []
     for first in range(0, len(keys), _READ_AT_ONCE):
-        request = {"multi_last": [_subject(names, each) for each in keys[first : first + _READ_AT_ONCE]]}
+        request = {
+            "multi_last": [access_subject(names, each) for each in keys[first : first + _READ_AT_ONCE]]
+        }
         try:
-            found += await api.direct_get(connection, inbox, _stream(names), request, batch=True)
+            found += await api.direct_get(connection, inbox, access_stream(names), request, batch=True)
         except ConnectionLostError as error:
             raise ServerUnreachableError("the bucket of uses of keys gave no answer") from error
     uses = [_read(data) for data, _ in found if data]
@@ -102,9 +104,11 @@ def _read(data: bytes) -> KeyUse | None:
         return None
 
 
-def _stream(names: Names) -> str:
+def access_stream(names: Names) -> str:
+    """Return the stream of the bucket."""
     return f"KV_{names.access_bucket}"
 
 
-def _subject(names: Names, key: str) -> str:
+def access_subject(names: Names, key: str) -> str:
+    """Return the subject of an entry."""
     return f"$KV.{names.access_bucket}.{key}"
