@@ -89,11 +89,19 @@ class Redelivered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def put_webhook(
-    ledger: Ledger, name: str, definition: WebhookDefinition, *, reason: str = "", by: str
+    ledger: Ledger,
+    name: str,
+    definition: WebhookDefinition,
+    *,
+    reason: str = "",
+    by: str,
+    require: Callable[[WebhookDefinition | None, WebhookDefinition], None] | None = None,
 ) -> WebhookInfo:
     """Have a webhook do what a definition says; one without secrets keeps those that the webhook has.
 
-    Raises: InvalidInputError, InvalidTokenError, LedgerFullError, ServerUnreachableError.
+    `require` refuses what must not be: it is given what the webhook does, None for one that is not set, and what it would.
+
+    Raises: InvalidInputError, InvalidTokenError, LedgerFullError, ServerUnreachableError; what `require` raises.
     """
     definition = msgspec.structs.replace(definition, target=await _with_queue(ledger, definition.target))
 
@@ -104,6 +112,8 @@ async def put_webhook(
             wanted = msgspec.structs.replace(
                 wanted, secrets=kept.secrets, old_secret_until=kept.old_secret_until
             )
+        if require is not None:
+            require(None if before is None else before.definition, wanted)
         return SetWebhook(definition=wanted, reason=reason)
 
     return info_of(await update_webhook(ledger, name, wish, by=by))

@@ -63,7 +63,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     schedules: bool
     project: bool
     hosting: Hosting | None
-    key_file: Path | None
+    secrets: Secrets
     parent: Parent | None
     until_eof: bool
 
@@ -94,6 +94,7 @@ def gateway(
     processes: own.Processes = None,
     allow_target: own.AllowTarget = None,
     key_file: own.KeyFile = None,
+    secrets: own.SecretsFolder = None,
     no_deliveries: own.NoDeliveries = False,
     no_projector: own.NoProjector = False,
     no_schedules: process.NoSchedules = False,
@@ -112,8 +113,7 @@ def gateway(
         access=AccessSettings(
             session_key=session_key or data_folder() / _SESSION_KEYS,
             session_s=session_age,
-            **_lists(hosts=allow_host, origins=allow_origin, trust_from=trust_from),
-            **_lists(behind_proxy=behind_proxy),
+            **_each(hosts=allow_host, origins=allow_origin, trust_from=trust_from, behind_proxy=behind_proxy),
             user_header=trust_user_header,
             people=people,
             oidc=login.provider(oidc_issuer, oidc_client_id, oidc_client_secret_file, oidc_user_claim),
@@ -124,14 +124,14 @@ def gateway(
         schedules=not no_schedules,
         project=not no_projector,
         hosting=None if no_deliveries else _hosting(allow_target, key_file),
-        key_file=key_file,
+        secrets=Secrets(os.environ, key_file, secrets),
         parent=None if supervised is None else Parent(supervised),
         until_eof=until_eof,
     )
     return _gateway(cli, plan) if processes is None or plan.parent else _supervise(cli, plan, processes)
 
 
-def _lists(**given: list[str] | None) -> dict[str, tuple[str, ...]]:
+def _each(**given: list[str] | None) -> dict[str, tuple[str, ...]]:
     """Return options that may be repeated, or separated by commas, as tuples."""
     return {name: tuple(options.split(each)) for name, each in given.items()}
 
@@ -198,7 +198,7 @@ async def _gateway(cli: Cli, plan: _Plan) -> None:
                     tasks=plan.tasks,
                     schedules=plan.schedules,
                     project=plan.project,
-                    secrets=Secrets(os.environ, plan.key_file),
+                    secrets=plan.secrets,
                     hosting=plan.hosting,
                 )
                 async with anyio.create_task_group() as group:

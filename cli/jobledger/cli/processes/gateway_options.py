@@ -83,6 +83,15 @@ KeyFile = Annotated[
         _HOOKS,
     ),
 ]
+SecretsFolder = Annotated[
+    Path | None,
+    setting(
+        "--secrets",
+        "FOLDER",
+        "Folder of files that webhooks and routes of keys without `admin` may use as their secrets.",
+        _HOOKS,
+    ),
+]
 _HTTPS = "HTTPS and proxies"
 HttpsCert = Annotated[
     Path | None,

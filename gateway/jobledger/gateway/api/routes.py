@@ -27,10 +27,12 @@ from jobledger.admin.hooks.routes import (
 from jobledger.admin.rows import AnswerPosition
 from jobledger.gateway.api.asking import Limit, Looked, Reasoned, Text
 from jobledger.gateway.api.looking import READ, looking
+from jobledger.gateway.hooks.references import require_route
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.refused import RefusedRequest
+from jobledger.ledger.model.hooks.errors import RouteNotFoundError
 from jobledger.ledger.model.hooks.route import RouteDefinition
 from jobledger.ledger.webhooks.receiving import Arrival
 from jobledger.projections.tables.routes import DeliveryRow, RouteRow, read_deliveries, read_routes
@@ -110,12 +112,21 @@ async def put_route(asked: Asked, route: str, *, query: ChangingRoute, body: Rou
     # Read once more: a field that there is not is refused, at every depth.
     definition = definition_of(msgspec.json.decode(asked.sent))
     del body
+    before = await _definition(asked, route)
+    require_route(asked.principal, asked.gateway.secrets, before, definition)
     by = asked.principal.name
     done = await set_route(
         asked.gateway.ledger, route, definition, reason=query.reason, by=by, plan=query.plan
     )
     asked.gateway.route_names.add(route)  # who set it may send to it at once
     return done
+
+
+async def _definition(asked: Asked, route: str) -> RouteDefinition | None:
+    try:
+        return (await asked.gateway.ledger.routes.get(route)).definition
+    except RouteNotFoundError:
+        return None
 
 
 async def delete_route(asked: Asked, route: str, *, query: ChangingRoute) -> ChangedRoute:

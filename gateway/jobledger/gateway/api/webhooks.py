@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import datetime
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from jobledger.admin.hooks.webhooks import (
 from jobledger.admin.lists.jobs import JobPage, list_jobs
 from jobledger.gateway.api.asking import Limit, Looked, Reasoned, Text, aware
 from jobledger.gateway.api.looking import READ, looking, next_page
+from jobledger.gateway.hooks.references import require_secrets, require_webhook
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.ledger.model.hooks.definition import Format, Part, WebhookDefinition, WebhookTarget
@@ -128,7 +130,12 @@ async def put(asked: Asked, name: str, *, body: GivenWebhook) -> WebhookInfo:
     target = WebhookTarget(url=body.target.url, task=body.target.task, queue=body.target.queue)
     definition = WebhookDefinition(target=target, **given)
     return await put_webhook(
-        asked.gateway.ledger, name, definition, reason=body.reason, by=asked.principal.name
+        asked.gateway.ledger,
+        name,
+        definition,
+        reason=body.reason,
+        by=asked.principal.name,
+        require=functools.partial(require_webhook, asked.principal, asked.gateway.secrets),
     )
 
 
@@ -153,6 +160,7 @@ async def resume(asked: Asked, name: str, *, body: Reasoned) -> WebhookInfo:
 async def rotate(asked: Asked, name: str, *, body: Rotating) -> WebhookInfo:
     """Sign with another secret; the one before signs, too, for a time."""
     asked.principal.require_everywhere("manage")
+    require_secrets(asked.principal, asked.gateway.secrets, [body.secret])
     return await rotate_webhook(
         asked.gateway.ledger,
         name,

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _FILE_BYTES_MAX: Final = 16 << 10
 _SECRET_BYTES: Final = 32
+#: How the names of variables begin that whoever manages webhooks and routes may refer to.
+OPEN_VARIABLES: Final = "JOBLEDGER_SECRET_"
 #: What secrets of the standard-webhooks scheme begin with; base64 follows.
 _PREFIX: Final = "whsec_"
 
@@ -28,10 +30,28 @@ _PREFIX: Final = "whsec_"
 class Secrets:
     """What references stand for on this machine."""
 
-    def __init__(self, environ: Mapping[str, str], key_file: Path | None = None) -> None:
-        """`environ`: the variables of this process; `key_file`: unseals `sealed:...`, made by `make_key_file`."""
+    def __init__(
+        self, environ: Mapping[str, str], key_file: Path | None = None, folder: Path | None = None
+    ) -> None:
+        """`environ`: the variables of this process; `key_file`: unseals `sealed:...`, made by `make_key_file`.
+
+        `folder`: where files lie that whoever manages webhooks and routes may refer to.
+        """
         self._environ = environ
         self._key_file = key_file
+        self._folder = None if folder is None else folder.absolute()
+
+    def is_open(self, reference: str) -> bool:
+        """Return whether a reference is for whoever manages webhooks and routes.
+
+        Others are for administrators: what is signed tells who receives it whether a guess at the secret was right, and
+        the refusal of what cannot be read tells which files and variables there are.
+        """
+        kind, _, place = reference.partition(":")
+        if kind == "file":
+            path = Path(place)
+            return self._folder is not None and ".." not in path.parts and path.is_relative_to(self._folder)
+        return kind == "sealed" or place.startswith(OPEN_VARIABLES)
 
     def read(self, reference: str) -> bytes:
         """Return the secret that a reference stands for, read again at each call; never empty.

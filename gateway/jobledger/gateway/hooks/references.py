@@ -1,0 +1,46 @@
+"""Who may refer to which secrets: what lies where the gateway was told, whoever manages; everything else, who may `admin`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jobledger.gateway.access.permissions import Principal
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.hooks.definition import WebhookDefinition
+from jobledger.ledger.model.hooks.route import RouteDefinition
+from jobledger.ledger.webhooks.secrets import OPEN_VARIABLES, Secrets
+
+
+def require_secrets(principal: Principal, secrets: Secrets, references: Iterable[str]) -> None:
+    """Refuse references that are not open to whoever may not `admin`. Raises: ProblemError (JOB_ACCESS_DENIED)."""
+    if all(map(secrets.is_open, references)) or (principal.may("admin") and principal.is_everywhere):
+        return
+    raise ProblemError(
+        "JOB_ACCESS_DENIED",
+        f"{principal.name} lacks the permission 'admin', which a secret outside of the gateway's folder --secrets and of "
+        f"its variables {OPEN_VARIABLES}* needs: have it put there, or ask who manages the keys",
+    )
+
+
+def require_webhook(
+    principal: Principal, secrets: Secrets, before: WebhookDefinition | None, wanted: WebhookDefinition
+) -> None:
+    """Refuse a webhook that signs with such secrets, unless it did before, for the same target.
+
+    Raises: ProblemError (JOB_ACCESS_DENIED).
+    """
+    is_same = before is not None and before.target == wanted.target
+    known = before.secrets if before is not None and is_same else ()
+    require_secrets(principal, secrets, set(wanted.secrets) - set(known))
+
+
+def require_route(
+    principal: Principal, secrets: Secrets, before: RouteDefinition | None, wanted: RouteDefinition
+) -> None:
+    """Refuse a route that proves with such secrets, unless it did before, in the same way.
+
+    Raises: ProblemError (JOB_ACCESS_DENIED).
+    """
+    is_same = before is not None and before.signature == wanted.signature
+    known = before.secrets if before is not None and is_same else ()
+    require_secrets(principal, secrets, set(wanted.secrets) - set(known))
