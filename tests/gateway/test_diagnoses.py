@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import html
 import re
+import socket
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 import httpx
 import pytest
+from tests.support import waiting_runs as runs
 from tests.support.command_line import CommandLine
 from tests.support.dashboard import Someone
 from tests.support.working import LIMIT_S, bury, ended, working
@@ -19,7 +22,9 @@ from jobledger.admin.diagnoses import KINDS, counted, diagnose
 from jobledger.admin.limits import set_limit
 from jobledger.admin.rows import Rows
 from jobledger.gateway.parts import Gateway
-from jobledger.ledger import JobState, Ledger, Limit, Run, Signal, task, workflow
+from jobledger.ledger import JobState, Ledger, Limit, Run, Signal, connect, task, workflow
+from jobledger.ledger.model.clock import SystemClock
+from jobledger.ledger.nats.fleet_clock import FleetClock
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections.metrics.exporter import Exporter
 
@@ -166,3 +171,54 @@ async def test_runs_that_wait_for_each_others_slots_are_named(gateway: Gateway, 
         for run in runs:
             assert (await ended(run)).state is JobState.COMPLETED
         assert await named() == []
+
+
+async def test_a_run_that_waits_for_a_person_is_named_with_the_request_that_lets_it_go_on(
+    ledger: Ledger, http: httpx.AsyncClient
+) -> None:
+    async def named() -> list[dict[str, Any]]:
+        found = (await http.get("/v1/diagnoses")).json()["items"]
+        return [each for each in found if each["kind"] == "run_waits_for_person"]
+
+    await runs.for_children(ledger, "still-runs")
+    await runs.for_a_child_after_a_failed_one(ledger, "counted")
+    assert await named() == []
+    await runs.for_a_dead_child(ledger, "r")
+    (told,) = await named()
+    assert (told["level"], told["object"], told["queue"]) == ("warn", "run orders/r", "orders")
+    assert told["found"] == (
+        "1 child is a dead letter (r-2-1: the bank does not answer); it goes on once a person requeued or discarded "
+        "what is dead"
+    )
+    child = await ledger.job("r-2-1")
+    assert datetime.fromisoformat(told["since"]) == (await child.history())[-1].event.at
+    page = html.unescape((await http.get("/runs")).text)
+    assert (
+        page.count("a person: 1 dead letter among its children") == 2
+    )  # among those that wait, and the newest
+    requeue, why = re.findall(r"`([A-Z]+) ([^`]+)`", told["advice"])
+    assert (await http.request(*why)).status_code == 200
+    assert (await http.request(*requeue, json={})).status_code == 200
+    assert await named() == []
+
+
+class Ahead(SystemClock):
+    """A machine's clock that is an hour ahead."""
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(hours=1)
+
+
+async def test_a_host_whose_clock_is_apart_is_named(
+    nats_server: EmbeddedServer, ledger: Ledger, http: httpx.AsyncClient
+) -> None:
+    environment = ledger.names.environment
+    async with (
+        connect(nats_server.url, environment=environment, clock=FleetClock(Ahead())) as other,
+        working(other, send) as worker,
+    ):
+        await worker.taking.wait()
+        found = (await http.get("/v1/diagnoses")).json()["items"]
+    assert [(each["kind"], each["level"], each["object"], each["found"]) for each in found] == [
+        ("clock_apart", "warn", f"host {socket.gethostname()}", "its clock is 1 h ahead of the server's")
+    ]

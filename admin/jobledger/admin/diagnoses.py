@@ -20,6 +20,7 @@ from jobledger.admin.amounts import duration, size
 from jobledger.admin.hooks.webhooks import WebhookInfo, list_webhooks
 from jobledger.admin.objects.fleet import LimitListed, limits_listed
 from jobledger.admin.rows import View, lag_of
+from jobledger.admin.runs import DeadChildren, dead_children
 from jobledger.admin.waiting_circle import Stuck, stuck_runs
 from jobledger.audit.trail_words import count
 from jobledger.audit.why_held import to_define
@@ -33,6 +34,7 @@ from jobledger.ledger.model.schedules.definition import LATE
 from jobledger.ledger.model.subjects import SUBSCRIPTION_CONSUMER_PREFIX, check_users_queue
 from jobledger.ledger.model.times import as_utc
 from jobledger.ledger.nats.durables import first_undelivered, list_consumers
+from jobledger.ledger.nats.fleet_clock import APART_S_MAX
 from jobledger.ledger.nats.infos import StreamInfo
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.nats.pauses import queue_states
@@ -49,12 +51,14 @@ Kind = Literal[
     "limit_closed",
     "limit_differs",
     "runs_wait_for_each_other",
+    "run_waits_for_person",
     "schedule_late",
     "schedule_differs",
     "store_fills",
     "reactor_late",
     "dead_letters",
     "webhook_fails",
+    "clock_apart",
 ]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 #: `fail`: jobs stand still, or soon will. `warn`: a person should know it.
@@ -94,6 +98,7 @@ class Facts(NamedTuple):
 
     now: datetime
     workers: list[WorkerInfo]  #: those that live
+    apart: list[WorkerInfo]  #: processes of any kind whose machine's clock is apart, one of each host
     paused: dict[str, QueueState]  #: queues that are paused now
     webhooks: list[WebhookInfo]
     ledger: StreamInfo | None
@@ -117,6 +122,7 @@ class Rows(NamedTuple):
     late: list[str]  #: schedules whose tick is late
     dead: list[DeadLetterGroup]
     stuck: list[Stuck]
+    for_person: list[DeadChildren]
 
 
 async def diagnose(ledger: Ledger, view: View, queues: tuple[str, ...] = ()) -> list[Diagnosis]:
@@ -145,12 +151,15 @@ async def counted(ledger: Ledger, path: Path) -> dict[str, int]:
 
 async def _facts(ledger: Ledger, view: View, queues: tuple[str, ...]) -> Facts:
     now = ledger.clock.now()
-    workers = [each for each in await ledger.leases.all() if not each.stopped and each.kind == "worker"]
+    live = [each for each in await ledger.leases.all() if not each.stopped]
+    workers = [each for each in live if each.kind == "worker"]
+    apart = {each.host: each for each in live if abs(each.clock_apart_s) > APART_S_MAX}
     states = await queue_states(ledger.log)
     stream = await find_stream(ledger.inbox, ledger.names.ledger_stream)
     return Facts(
         now=now,
         workers=workers,
+        apart=[apart[host] for host in sorted(apart)],
         paused={queue: state for queue, state in sorted(states.items()) if state.is_paused(now)},
         webhooks=await list_webhooks(ledger),
         ledger=stream,
@@ -175,6 +184,7 @@ def _rows(view: View, workers: list[WorkerInfo], queues: tuple[str, ...]) -> Row
             late=[name for name, _ in late_schedules(select, view.now - LATE)],
             dead=view.store.dead_letter_groups(SHOWN_MAX, chosen=DeadLetterFilter(visible_queues=queues)),
             stuck=stuck_runs(select),
+            for_person=dead_children(view.store),
         )
 
 
@@ -329,6 +339,25 @@ def _stuck(facts: Facts) -> Iterator[Diagnosis]:
         )
 
 
+def _for_person(facts: Facts) -> Iterator[Diagnosis]:
+    for each in facts.rows.for_person:
+        are = "child is a dead letter" if each.count == 1 else "children are dead letters"
+        which = each.child if each.count == 1 else f"the first is {each.child}"
+        error = f": {each.error[:100]}" if each.error else ""
+        yield Diagnosis(
+            kind="run_waits_for_person",
+            level="warn",
+            object=f"run {each.queue}/{each.run}",
+            found=f"{each.count:,} {are} ({which}{error}); it goes on once a person requeued or discarded what is dead",
+            since=as_utc(datetime.fromisoformat(each.since)),
+            advice=(
+                f"`jobledger dlq requeue {each.child} --queue {each.child_queue}`, once the cause is mended; "
+                f"`jobledger jobs why {each.run} --queue {each.queue}` tells more"
+            ),
+            queue=each.queue,
+        )
+
+
 def _late_schedules(facts: Facts) -> Iterator[Diagnosis]:
     rows = {row.name: row for row in facts.rows.schedules}
     for name in facts.rows.late:
@@ -437,6 +466,19 @@ def _webhooks(facts: Facts) -> Iterator[Diagnosis]:
             )
 
 
+def _clocks(facts: Facts) -> Iterator[Diagnosis]:
+    for each in facts.apart:
+        side = "ahead of" if each.clock_apart_s > 0 else "behind"
+        yield Diagnosis(
+            kind="clock_apart",
+            level="warn",
+            object=f"host {each.host}",
+            found=f"its clock is {duration(abs(each.clock_apart_s))} {side} the server's",
+            since=None,
+            advice="its processes go by the server's time; synchronise its clock, with NTP for instance",
+        )
+
+
 #: Each part, and the command that shows what is left out of a long list.
 _PARTS: Final[tuple[tuple[Callable[[Facts], Iterable[Diagnosis]], str], ...]] = (
     (_queues, "queues list"),
@@ -445,12 +487,14 @@ _PARTS: Final[tuple[tuple[Callable[[Facts], Iterable[Diagnosis]], str], ...]] = 
     (_closed, "limits list"),
     (_differing_limits, "limits list"),
     (_stuck, "jobs list --state held"),
+    (_for_person, "jobs list --state paused"),
     (_late_schedules, "schedules list"),
     (_differing_schedules, "schedules list"),
     (_store, "doctor"),
     (_reactors, "doctor"),
     (_dead_letters, "dlq list"),
     (_webhooks, "webhooks list"),
+    (_clocks, "workers list"),
 )
 
 

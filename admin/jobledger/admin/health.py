@@ -36,7 +36,6 @@ from jobledger.ledger.nats.access import NO_ACCESS, Access
 from jobledger.ledger.nats.addresses import shown
 from jobledger.ledger.nats.connection import open_connection
 from jobledger.ledger.nats.durables import list_consumers
-from jobledger.ledger.nats.fleet_clock import APART_S_MAX
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.pauses import agrees, queue_of_work, queue_states
 from jobledger.ledger.nats.streams import require_ledger, specifications, tables_specification
@@ -213,12 +212,6 @@ async def _unread(ledger: Ledger, path: Path) -> int | None:
 
 async def _check_workers(ledger: Ledger) -> Check:
     live = [info for info in await ledger.leases.all() if not info.stopped]
-    apart = next((info for info in live if abs(info.clock_apart_s) > APART_S_MAX), None)
-    if apart is not None:
-        side = "ahead of" if apart.clock_apart_s > 0 else "behind"
-        found = f"the clock of {apart.host} is {duration(abs(apart.clock_apart_s))} {side} the server's"
-        advice = "its workers go by the server's time; synchronise its clock, with NTP for instance"
-        return Check(check="workers", status="warn", found=found, advice=advice)
     jobs = sum(info.running or 0 for info in live)
     advice = "" if live else "start one with `jobledger worker --app MODULE`"
     status: checks.Level = "ok" if live else "warn"

@@ -42,6 +42,15 @@ _OPEN_CHILDREN: Final = {
     "ORDER BY status <> 'dead_lettered', parent_item LIMIT ?"
     for on_dead_letter, ended in (("wait", CLOSED_STATES), ("fail", FINAL_STATES))
 }
+#: How many of the newest dead letters are looked at for children of runs.
+_DEAD_MAX: Final = 10_000
+#: Of the newest dead letters, those that are children of a run that waits for its children.
+_DEAD_CHILDREN: Final = (
+    "SELECT p.queue, p.id, c.parent_step, c.queue, c.id, c.parent_item, c.completed_at, c.error "
+    "FROM (SELECT * FROM jobs WHERE status = 'dead_lettered' ORDER BY created_at DESC LIMIT 10000) AS c "
+    "JOIN jobs AS p ON p.id = c.parent_id AND p.queue = c.parent_queue "
+    "WHERE p.status = 'paused' AND p.awaiting LIKE '%children%' ORDER BY c.completed_at, c.parent_item"
+)
 _CHILDREN: Final = (
     "SELECT queue, id, parent_item FROM jobs WHERE parent_id = ? AND parent_queue = ? AND parent_step = ? "
     "ORDER BY status = 'completed', parent_item LIMIT ?"
@@ -204,6 +213,46 @@ class _Planter:
         )
         children = tuple(tree for tree in trees if tree is not None)
         return TreeStep(step=step, children=children, hidden=max(0, known.opened.bit_count() - len(children)))
+
+
+class DeadChildren(msgspec.Struct, kw_only=True):
+    """Dead letters for which a run waits: it goes on when a person has requeued or discarded them."""
+
+    queue: str  #: of the run
+    run: str
+    since: str  #: when the first of them became one, ISO-8601 text
+    child_queue: str  #: of the first one
+    child: str
+    error: str
+    count: int = 1
+
+
+def dead_children(store: Store) -> list[DeadChildren]:
+    """Return the runs that wait for a person, who waits longest in front; only the newest dead letters are looked at."""
+    runs: dict[tuple[str, str], Job | None] = {}
+    found: dict[tuple[str, str], DeadChildren] = {}
+    for queue, job_id, key, child_queue, child, item, since, error in store.select(_DEAD_CHILDREN, ()):
+        ref = (str(queue), str(job_id))
+        if ref not in runs:
+            runs[ref] = store.folded(*ref)
+        job = runs[ref]
+        step = None if job is None else job.steps.get(key)
+        if step is None or not step.open >> item & 1 or step.order is None:
+            continue
+        if step.order.on_dead_letter == "fail":  # its end is about to be counted
+            continue
+        if ref in found:
+            found[ref].count += 1
+        else:
+            found[ref] = DeadChildren(
+                queue=ref[0],
+                run=ref[1],
+                since=since,
+                child_queue=child_queue,
+                child=child,
+                error=error or "",
+            )
+    return list(found.values())
 
 
 async def open_children_of(rows: Rows, job: Job) -> dict[str, tuple[ChildNow, ...]]:

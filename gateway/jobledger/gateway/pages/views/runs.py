@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import anyio.to_thread
 import msgspec
 
 from jobledger.admin.rows import View
+from jobledger.admin.runs import dead_children
 from jobledger.admin.workflows.listing import Listed
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
@@ -68,9 +69,21 @@ async def runs(looked: Looked, *, query: When) -> Runs:
 def _found(looked: Looked, view: View) -> tuple[list[RunLine], list[RunLine]]:
     with view.store.one_moment():
         waiting, newest = (view.store.select(sql, (_SHOWN,)) for sql in (_WAITING, _NEWEST))
-    return _lines(looked, waiting), _lines(looked, newest)
+        dead = {(each.queue, each.run): each.count for each in dead_children(view.store)}
+    return _lines(looked, waiting, dead), _lines(looked, newest, dead)
 
 
-def _lines(looked: Looked, rows: Sequence[Sequence[Any]]) -> list[RunLine]:
+def _lines(
+    looked: Looked, rows: Sequence[Sequence[Any]], dead: Mapping[tuple[str, str], int]
+) -> list[RunLine]:
     found = [RunLine(**dict(zip(RunLine.__struct_fields__, row, strict=True))) for row in rows]
-    return [each for each in found if looked.principal.may("view", each.queue, each.task)]
+    seen = [each for each in found if looked.principal.may("view", each.queue, each.task)]
+    return [_for_person(each, dead.get((each.queue, each.id), 0)) for each in seen]
+
+
+def _for_person(line: RunLine, dead: int) -> RunLine:
+    """Say of a run that a person lets it go on; `dead`: how many dead letters it waits for."""
+    if not dead:
+        return line
+    letters = "dead letter" if dead == 1 else "dead letters"
+    return msgspec.structs.replace(line, awaiting=f"a person: {dead:,} {letters} among its {line.awaiting}")
