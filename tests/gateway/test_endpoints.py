@@ -161,7 +161,7 @@ async def _generic(asker: Asker, endpoint: Endpoint) -> None:
     await asker.sees(method, f"{path}?colour=red", "BAD_REQUEST", **request)
     if "NO_PAST" in codes:
         await asker.sees(method, f"{path}?sequence=1", "NO_PAST", **request)
-    for code in codes & {"UNAUTHENTICATED", "RATE_LIMITED"}:
+    for code in codes & {"UNAUTHENTICATED", "RATE_LIMITED", "SHARE_USED", "BUSY"}:
         await asker.sees(method, path, code, who=refusing(code), **request)
     if endpoint.permission is not None and not endpoint.public:
         await asker.sees(method, path, "JOB_ACCESS_DENIED", who=someone(), **request)

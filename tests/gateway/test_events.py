@@ -20,6 +20,7 @@ from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.events.feed import Feed
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.shares import Asker, Share, Shares
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.model.commands import Claim, Fail, Note, Requeue
 from jobledger.ledger.model.events import ErrorInfo
@@ -62,7 +63,7 @@ async def test_new_events_are_streamed_with_their_sequence(ledger: Ledger, serve
 async def test_head_begins_no_stream(ledger: Ledger, gateway: Gateway, http: httpx.AsyncClient) -> None:
     job = await ledger.enqueue(send, number=1)
     heads = {"accept": "text/event-stream"}
-    gateway.feed = Feed(ledger, streams_max=0)  # each stream would be refused
+    gateway.feed.close()  # each stream would be refused
     for path in ("/v1/events", f"/v1/jobs/mail/{job.id}/events", "/live"):
         async with asyncio.timeout(LIMIT_S):
             answer = await http.head(path, headers=heads)
@@ -211,7 +212,11 @@ async def test_nothing_is_read_while_nobody_reads(ledger: Ledger) -> None:
 
 async def test_who_comes_back_soon_finds_the_events_kept(ledger: Ledger) -> None:
     await _add(ledger, 1)
-    async with Feed(ledger, past_readers_max=0) as feed, asyncio.timeout(LIMIT_S):
+    shares = Shares({"readers": Share(each=1, total=1)})
+    shares.take("readers", "somebody")  # so nobody else reads the past
+    async with Feed(ledger) as feed, asyncio.timeout(LIMIT_S):
+        asker = Asker(shares, "ci", named="key:ci/1")
+        asker.begin()
         first = feed.portions(chosen_events(), Start(live=True))
         await anext(first)
         await first.aclose()
@@ -220,19 +225,22 @@ async def test_who_comes_back_soon_finds_the_events_kept(ledger: Ledger) -> None
         again = feed.portions(chosen_events(), Start(from_sequence=2))
         await anext(again)
         assert [each.sequence for each in (await anext(again))[0]] == [2, 3, 4, 5, 6]
+        asker.end()
 
 
-async def test_streams_and_readers_of_the_past_have_a_limit(ledger: Ledger) -> None:
+async def test_who_reads_the_past_has_a_share_of_the_readers(ledger: Ledger) -> None:
     await _add(ledger, 20)
-    async with Feed(ledger, past_readers_max=1, streams_max=1) as feed:
+    shares = Shares({"readers": Share(each=1, total=2)})
+    async with Feed(ledger) as feed:
+        asker = Asker(shares, "ci", named="key:ci/1")
+        asker.begin()
         first = feed.portions(chosen_events(), Start(from_sequence=1))
         await anext(first)
-        with pytest.raises(ProblemError, match="too many readers of the past"):
+        with pytest.raises(ProblemError, match="key:ci/1 has 1 streams that read the past open, of 1"):
             await anext(feed.portions(chosen_events(), Start(from_sequence=1)))
         await first.aclose()
-        with feed.stream(), pytest.raises(ProblemError, match="1 streams are open"), feed.stream():
-            pass
-        assert feed.open_streams == 0
+        asker.end()
+    assert not any(shares.open.values())
 
 
 async def test_streams_end_when_the_gateway_stops(

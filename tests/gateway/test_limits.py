@@ -21,6 +21,7 @@ from jobledger.gateway.process.counting import Counted
 from jobledger.gateway.process.listening import listen, url_of
 from jobledger.gateway.process.requests import Requests
 from jobledger.gateway.process.serving import Server, Settings
+from jobledger.gateway.shares import Shares
 from jobledger.ledger import connect, task
 from jobledger.ledger.adding.announced import entry_of
 from jobledger.ledger.nats.task_book import write_tasks
@@ -54,31 +55,6 @@ def client(inner: Slow, counted: Counted, appends: int = 0) -> httpx.AsyncClient
     return httpx.AsyncClient(transport=httpx.ASGITransport(limited), base_url="http://127.0.0.1")
 
 
-async def _begun(inner: Slow, count: int) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while inner.begun < count:
-            await asyncio.sleep(0)
-
-
-async def test_requests_beyond_the_limit_are_told_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "REQUESTS_MAX", 3)
-    inner, counted = Slow(), Counted()
-    async with client(inner, counted) as http:
-        waiting = [asyncio.create_task(http.get("/v1/jobs")) for _ in range(3)]
-        await _begun(inner, 3)
-        refused = await http.get("/v1/jobs")
-        assert (refused.status_code, refused.json()["code"], refused.headers["retry-after"]) == (
-            503,
-            "BUSY",
-            "1",
-        )
-        assert (await http.get("/healthz")).status_code == 200
-        inner.may_end.set()
-        assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200] * 3
-        assert (await http.get("/v1/jobs")).status_code == 200
-    assert (counted.in_flight, counted.refusals) == (0, {"BUSY": 1})
-
-
 async def test_who_writes_while_too_many_events_wait_is_refused_and_who_reads_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -89,23 +65,6 @@ async def test_who_writes_while_too_many_events_wait_is_refused_and_who_reads_is
         refused = await http.post("/v1/jobs", json={})
         assert (refused.status_code, refused.json()["code"]) == (503, "LEDGER_BUSY")
         assert (await http.get("/v1/jobs")).status_code == 200
-
-
-async def test_bulk_uploads_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "_PATIENCE_S", 0.02)
-    inner = Slow()
-    kind = {"content-type": "application/x-ndjson"}
-    async with client(inner, Counted()) as http:
-        running = [
-            asyncio.create_task(http.post("/v1/jobs/bulk", content=b"{}\n", headers=kind))
-            for _ in range(requests.BULKS_MAX)
-        ]
-        await _begun(inner, requests.BULKS_MAX)
-        refused = await http.post("/v1/jobs/bulk", content=b"{}\n", headers=kind)
-        assert (refused.status_code, refused.json()["code"]) == (503, "LEDGER_BUSY")
-        inner.may_end.set()
-        assert [answer.status_code for answer in await asyncio.gather(*running)] == [200] * len(running)
-    assert requests.BULKS_MAX * requests.BULK_APPENDS_MAX < requests.APPENDS_MAX, "there is room for others"
 
 
 async def test_a_full_ledger_says_that_it_is_full(nats_server: EmbeddedServer, tmp_path: Path) -> None:
@@ -131,7 +90,7 @@ async def test_a_server_shows_its_certificate_and_ends_when_it_is_told_to(tmp_pa
     files = authority.issue("127.0.0.1")
     inner = Slow()
     inner.may_end.set()
-    server = Server(inner, Settings(https_cert=files.cert, https_key=files.key))
+    server = Server(inner, Settings(https_cert=files.cert, https_key=files.key), Shares().connected)
     with listen("127.0.0.1", 0) as bound:
         ready = asyncio.Event()
         running = asyncio.create_task(server.run(bound, ready.set))

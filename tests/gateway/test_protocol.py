@@ -13,6 +13,7 @@ from tests.support.limits import LIMIT_S
 from jobledger.gateway.process import protocol
 from jobledger.gateway.process.listening import listen
 from jobledger.gateway.process.serving import Server, Settings
+from jobledger.gateway.shares import Shares
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +42,7 @@ async def answering(scope: Any, receive: Any, send: Any) -> None:
 async def connected() -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter], None]:
     """Give a connection to a server."""
     bound, ready = listen("127.0.0.1", 0), asyncio.Event()
-    server = Server(answering, Settings())
+    server = Server(answering, Settings(), Shares().connected)
     running = asyncio.create_task(server.run(bound, ready.set))
     async with asyncio.timeout(LIMIT_S):
         await ready.wait()

@@ -225,7 +225,9 @@ async def test_nobody_is_told_over_http_where_the_files_of_the_gateway_are(
     file = tmp_path / "lists.db"
     rows = FollowedRows(ledger, file, PastViews(setup_of(ledger, file, "past")))
     gateway.projection = FollowedProjection(rows, file)
-    gateway.health = ProcessHealth(ledger, file, Life(), lambda: "", CollectorRegistry())
+    gateway.health = ProcessHealth(
+        ledger, file, Life(), lambda: "", CollectorRegistry(), overloaded=lambda: ""
+    )
 
     async def told(path: str) -> tuple[str, str]:
         caplog.clear()

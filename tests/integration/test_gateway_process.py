@@ -24,7 +24,8 @@ from jobledger.cli.session import Target
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.process.children import setup_of
 from jobledger.gateway.process.listening import listen
-from jobledger.gateway.process.past import WAITING_MAX, PastViews
+from jobledger.gateway.process.past import PastViews
+from jobledger.gateway.shares import Asker, Share, Shares
 from jobledger.ledger import Ledger, connect, task
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.projections import Projector
@@ -202,7 +203,7 @@ async def test_several_processes_share_a_port_and_one_that_dies_is_replaced(gate
     assert process.end(signal.SIGTERM) == 0
 
 
-async def test_more_views_of_the_past_than_may_wait_are_refused_and_the_others_are_right(
+async def test_views_of_the_past_beyond_a_share_are_refused_and_the_others_are_right(
     ledger: Ledger, tmp_path: Path
 ) -> None:
     moments = [
@@ -210,6 +211,10 @@ async def test_more_views_of_the_past_than_may_wait_are_refused_and_the_others_a
     ]
     past = PastViews(setup_of(ledger, tmp_path / "p.db", "past"))
     running = asyncio.create_task(past.run())
+
+    shares = Shares({"past": Share(each=6, total=12)})
+    asker = Asker(shares, "ann", named="user:ann")
+    asker.begin()
 
     async def rows(moment: int) -> int:
         async with past.opened(moment) as store:
@@ -223,8 +228,7 @@ async def test_more_views_of_the_past_than_may_wait_are_refused_and_the_others_a
         await asyncio.sleep(0)
         with pytest.raises(ProblemError) as refused:
             await rows(moments[6])
-        assert refused.value.code == "BUSY"
-        assert len(waiting) == WAITING_MAX + 2, "one of them waits for the same moment as another"
+        assert refused.value.code == "SHARE_USED"
     finally:
         os.kill(child, signal.SIGCONT)
     async with asyncio.timeout(LIMIT_S):

@@ -41,7 +41,7 @@ def app(gateway: Gateway) -> ASGIApp:
     pages = Starlette(routes=made, exception_handlers={404: _not_found, 405: _not_allowed})
     inner = Table(gateway, ENDPOINTS, pages)
     gate = gateway.access.gate
-    return inner if gate is None else Guard(inner, gate)
+    return inner if gate is None else Guard(inner, gateway, gate)
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from jobledger.gateway.events.feed import Feed
 from jobledger.gateway.life import Life
 from jobledger.gateway.refused import Refused
 from jobledger.gateway.route_names import RouteNames
+from jobledger.gateway.shares import Shares
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.webhooks.secrets import Secrets
 
@@ -80,16 +81,18 @@ class Gateway:
         life: Life | None = None,
         health: Health | None = None,
         secrets: Secrets | None = None,
+        shares: Shares | None = None,
     ) -> None:
         """`rows` finds jobs by the beginning of their id, as commands do; `projection` is what lists are read from.
 
         `tasks`: the user's code, which runs jobs inside requests; None: this gateway runs none. `secrets`: what the
-        references of routes stand for; None: nothing, so no webhook is taken.
+        references of routes stand for; None: nothing, so no webhook is taken. `shares`: None for the usual ones.
         """
         self.secrets = secrets or Secrets({})
         self.refused = Refused()
         self.route_names = RouteNames()
         self.life = life or Life()
+        self.shares = shares or Shares()
         self.health = health
         self.ledger = ledger
         self.rows = rows

@@ -78,6 +78,7 @@ KINDS: Final[dict[str, Kind]] = {
     "REFUSED": Kind(409, "Refused"),
     "RESULT_TIMEOUT": Kind(504, "No result in time", retry=True),
     "SECRET_UNAVAILABLE": Kind(503, "A secret cannot be read", retry=True),
+    "SHARE_USED": Kind(429, "Too much open at once", retry=True),
     "STALE_TIMESTAMP": Kind(409, "The request is too old"),
     "TASK_NOT_FOUND": Kind(404, "There is no such task"),
     "UNAUTHENTICATED": Kind(401, "Say who you are"),

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from jobledger.gateway.process.children import Hosting
     from jobledger.gateway.process.running import Process
     from jobledger.gateway.process.serving import Settings
+    from jobledger.gateway.shares import Kind, Share
 
 DEFAULT_PORT: Final = 8080
 _SESSION_KEYS: Final = "gateway-session-keys"  #: in the data folder
@@ -91,6 +92,7 @@ def gateway(
     oidc_client_secret_file: login.OidcClientSecret = None,
     oidc_user_claim: login.OidcUserClaim = "email",
     quota: login.Quotas = None,
+    share: login.Shares = None,
     processes: own.Processes = None,
     allow_target: own.AllowTarget = None,
     key_file: own.KeyFile = None,
@@ -106,11 +108,9 @@ def gateway(
 
     The first signal ends streams and waits, and lets running requests finish (--grace); a second stops at once.
     """
-    _begin()
-    from jobledger.gateway.access.keys import AccessSettings  # noqa: PLC0415 - who lacks it was told above
-
+    access_settings = _begin()
     plan = _Plan(
-        access=AccessSettings(
+        access=access_settings(
             session_key=session_key or data_folder() / _SESSION_KEYS,
             session_s=session_age,
             **_each(hosts=allow_host, origins=allow_origin, trust_from=trust_from, behind_proxy=behind_proxy),
@@ -119,7 +119,7 @@ def gateway(
             oidc=login.provider(oidc_issuer, oidc_client_id, oidc_client_secret_file, oidc_user_claim),
             quotas=login.quotas(quota),
         ),
-        settings=_settings(host, port, listening, grace, (https_cert, https_key)),
+        settings=_settings(host, port, listening, grace, (https_cert, https_key), login.shares(share)),
         tasks=load_tasks(app) if options.split(app) else None,
         schedules=not no_schedules,
         project=not no_projector,
@@ -136,21 +136,35 @@ def _each(**given: list[str] | None) -> dict[str, tuple[str, ...]]:
     return {name: tuple(options.split(each)) for name, each in given.items()}
 
 
-def _begin() -> None:
-    """Log as a process does, and refuse to begin without the extra."""
+def _begin() -> type[AccessSettings]:
+    """Log as a process does, and refuse to begin without the extra; return a class that needs it."""
     log_as_process()
     if sentence := missing():
         raise ConfigurationError(sentence)
+    from jobledger.gateway.access.keys import AccessSettings  # noqa: PLC0415
+
+    return AccessSettings
 
 
-def _settings(
-    host: str, port: int, listening: int | None, grace_s: float, https: tuple[Path | None, Path | None]
+def _settings(  # noqa: PLR0917 - what the options say
+    host: str,
+    port: int,
+    listening: int | None,
+    grace_s: float,
+    https: tuple[Path | None, Path | None],
+    shares: dict[Kind, Share],
 ) -> Settings:
     from jobledger.gateway.process.serving import Settings  # noqa: PLC0415
 
     certificate, key = https
     return Settings(
-        host=host, port=port, listening=listening, grace_s=grace_s, https_cert=certificate, https_key=key
+        host=host,
+        port=port,
+        listening=listening,
+        grace_s=grace_s,
+        https_cert=certificate,
+        https_key=key,
+        shares=shares,
     )
 
 

@@ -1,4 +1,4 @@
-"""Options of a gateway on log-ins by a provider and on how much one key may ask, and what they come to."""
+"""Options of a gateway on log-ins by a provider and on how much one key may ask and have open, and what they come to."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from jobledger.cli.times import parse_span
 if TYPE_CHECKING:
     from jobledger.gateway.access.oidc import OidcSettings
     from jobledger.gateway.access.rates import Quota
+    from jobledger.gateway.shares import Kind, Share
 
 _WHO: Final = "Who asks"
 _QUOTA: Final = re.compile(r"(?P<group>[a-z]+)=(?P<count>\d{1,7})/(?P<window>.+)", flags=re.ASCII)
+_SHARE: Final = re.compile(r"(?P<kind>[a-z]+)=(?P<each>\d{1,6})/(?P<total>\d{1,6})", flags=re.ASCII)
 
 OidcIssuer = Annotated[
     str,
@@ -54,6 +56,17 @@ Quotas = Annotated[
         _WHO,
     ),
 ]
+Shares = Annotated[
+    list[str] | None,
+    setting(
+        "--share",
+        "KIND=EACH/TOTAL",
+        "How much of a kind (requests, anonymous, waits, streams, readers, uploads, past, connections) one key, "
+        "or one address, and all together may have open at once, such as waits=100/500. Repeat it, or separate "
+        "several by commas.",
+        _WHO,
+    ),
+]
 
 
 def provider(issuer: str, client_id: str, secret: Path | None, user_claim: str) -> OidcSettings | None:
@@ -82,4 +95,22 @@ def quotas(given: list[str] | None) -> dict[str, Quota]:
             raise UsageError(f"--quota {text[:60]!r} is none of {known} with N/SPAN, such as write=600/10s")
         window_s = parse_span("--quota", said["window"]).total_seconds()
         found[said["group"]] = Quota(count=int(said["count"]), window_s=window_s)
+    return found
+
+
+def shares(given: list[str] | None) -> dict[Kind, Share]:
+    """Return the shares that were named, by kind. Raises: ConfigurationError, UsageError."""
+    from jobledger.gateway.shares import KINDS, Share  # noqa: PLC0415 - as above
+
+    found: dict[Kind, Share] = {}
+    kinds: dict[str, Kind] = {each: each for each in KINDS}
+    for text in options.split(given):
+        said = _SHARE.fullmatch(text)
+        kind = kinds.get(said["kind"]) if said is not None else None
+        if said is None or kind is None:
+            known = ", ".join(KINDS)
+            raise UsageError(
+                f"--share {text[:60]!r} is none of {known} with EACH/TOTAL, such as waits=100/500"
+            )
+        found[kind] = Share(each=int(said["each"]), total=int(said["total"]))
     return found

@@ -15,6 +15,7 @@ from jobledger.gateway.access.origins import (
     check_origin,
     cors,
     forwarded,
+    is_among,
 )
 from jobledger.gateway.access.rates import Rates, group_of
 from jobledger.gateway.access.sessions import Sessions
@@ -78,6 +79,10 @@ class Gate:
     def still(self, admitted: Admitted) -> bool:
         """Return whether somebody who was let in would be let in now; see `Identities.still`."""
         return self._identities.still(admitted)
+
+    def is_proxy(self, address: str) -> bool:
+        """Return whether a connection from this address carries what others ask."""
+        return bool(self._proxies) and is_among(address, self._proxies)
 
     def enter(self, request: Mapping[str, Any], headers: Headers, added: Pairs) -> Arrived | None:
         """Check a request, an ASGI scope; None where it is only a browser's question what pages elsewhere may do.

@@ -13,12 +13,13 @@ import msgspec
 from jobledger.admin.objects.jobs import JobShown
 from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.api.one_job import Held, read_job, shown
+from jobledger.gateway.events.waits import wait_for_end
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.chain import fold
-from jobledger.ledger.model.errors import JobNotFoundError, ResultTimeoutError, TaskNotFoundError
+from jobledger.ledger.model.errors import JobNotFoundError, TaskNotFoundError
 from jobledger.ledger.model.trace import own_trace, trace_id
 
 #: What each endpoint that adds jobs may refuse them for.
@@ -125,9 +126,9 @@ async def _ended(asked: Asked, handle: JobHandle[Any]) -> JobShown | None:
     if asked.wait_s is None:
         return None
     # A key that is bound to tasks may begin a graph, and the graph's own job does not exist for it.
-    not_shown = contextlib.suppress(ResultTimeoutError, JobNotFoundError)
-    with asked.gateway.life.waiting(asked.wait_s), not_shown:
-        await handle.wait(timeout_s=asked.wait_s)
-        if asked.principal.may("view", handle.queue):
-            return await shown(asked, await read_job(asked, handle.queue, handle.id))
+    with contextlib.suppress(JobNotFoundError):
+        async with asked.waiting(asked.wait_s):
+            await wait_for_end(asked.gateway.feed, asked.gateway.ledger, handle.ref)
+            if asked.principal.may("view", handle.queue):
+                return await shown(asked, await read_job(asked, handle.queue, handle.id))
     return None

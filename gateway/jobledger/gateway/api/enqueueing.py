@@ -23,6 +23,7 @@ from jobledger.gateway.api.batches import batch_for
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import NDJSON, Answer, Endpoint
 from jobledger.gateway.problems import ProblemError, code_of
+from jobledger.gateway.shares import opened
 from jobledger.ledger.adding.bulk import BulkResult
 from jobledger.ledger.batches.by_name import add_to_batch
 from jobledger.ledger.model.chain import fold
@@ -144,8 +145,9 @@ async def enqueue_jobs(asked: Asked, *, query: BulkQuery) -> BulkEnqueued:
         raise ProblemError("BAD_REQUEST", f"send {NDJSON}, a job on each line")
     lines = _Lines(asked, await _of_batch(asked, query))
     try:
-        async with contextlib.aclosing(lines.jobs()) as jobs:
-            found = await _enqueued(asked, query, lines, jobs)
+        with opened("uploads"):
+            async with contextlib.aclosing(lines.jobs()) as jobs:
+                found = await _enqueued(asked, query, lines, jobs)
     except InputMismatchError as error:
         raise _mismatched(error) from error
     except (InvalidError, NotFoundError, ProblemError) as error:

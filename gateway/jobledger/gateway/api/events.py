@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator
 from datetime import datetime
 from typing import Annotated, Final
@@ -13,12 +14,13 @@ import msgspec
 from jobledger.admin.events.choice import chosen_events
 from jobledger.gateway.api.one_job import Held
 from jobledger.gateway.events import sse
-from jobledger.gateway.events.feed import Feed, Kept, Portion
+from jobledger.gateway.events.feed import Kept, Portion
 from jobledger.gateway.events.sse import HEADERS, Shown
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import NDJSON, Answer, Endpoint, Raw, Streamed
 from jobledger.gateway.http.headers import WAIT_MAX_S
 from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.shares import opened
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.subscriptions.filter import Start, chosen_start
@@ -47,7 +49,7 @@ async def list_events(asked: Asked, *, query: EventQuery) -> Streamed | Raw:
     feed, shown, with_values = asked.gateway.feed, shown_to(asked), asked.principal.may("payloads")
     portions = feed.portions(choice, start)
     if NDJSON in asked.header("accept"):
-        return await _lines(feed, portions, shown, query, with_values=with_values)
+        return await _lines(asked, portions, shown, query, with_values=with_values)
     parts = sse.sse(feed, portions, shown, with_values=with_values, request_id=asked.request_id)
     return await _streamed(asked, parts)
 
@@ -71,21 +73,8 @@ async def _streamed(asked: Asked, parts: AsyncGenerator[bytes, None]) -> Streame
     if asked.is_head:
         await parts.aclose()
     else:
-        parts = await _primed(parts)
+        parts = await sse.primed(parts)
     return Streamed(parts=parts, media=sse.MEDIA, headers=HEADERS)
-
-
-async def _primed(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Take the first part before the answer begins: what refuses the request is then its answer, not part of it."""
-    first = await anext(parts)
-
-    async def all_of_them() -> AsyncGenerator[bytes, None]:
-        async with contextlib.aclosing(parts):
-            yield first
-            async for part in parts:
-                yield part
-
-    return all_of_them()
 
 
 async def stream_job(asked: Asked, held: Held) -> Streamed | Answer:
@@ -138,13 +127,20 @@ def _after_last(asked: Asked) -> Start | None:
 
 
 async def _lines(
-    feed: Feed, portions: AsyncGenerator[Portion, None], shown: Shown, query: EventQuery, *, with_values: bool
+    asked: Asked,
+    portions: AsyncGenerator[Portion, None],
+    shown: Shown,
+    query: EventQuery,
+    *,
+    with_values: bool,
 ) -> Raw:
     """Return up to `limit` lines; `Last-Event-ID` of the answer is what to ask with next."""
     found: list[Kept] = []
-    position = 0
-    with feed.stream(), contextlib.suppress(TimeoutError):
-        async with contextlib.aclosing(portions), asyncio.timeout(None) as patience:
+    position, feed = 0, asked.gateway.feed
+    feed.require_open()
+    waiting = asked.waiting(math.inf) if query.wait else contextlib.nullcontext()
+    with opened("streams"), contextlib.suppress(TimeoutError):
+        async with waiting, contextlib.aclosing(portions), asyncio.timeout(None) as patience:
             async for events, at in portions:
                 position = at
                 found += [each for each in events if shown(each)]

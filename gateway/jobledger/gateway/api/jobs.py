@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -27,12 +26,12 @@ from jobledger.gateway.api.asking import Past
 from jobledger.gateway.api.events import stream_job
 from jobledger.gateway.api.one_job import PROBLEMS, Held, read_job, shown
 from jobledger.gateway.events import sse
+from jobledger.gateway.events.waits import wait_for_end
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint, Raw, Streamed
 from jobledger.gateway.http.headers import Header
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.remedies import hint_over_http
-from jobledger.ledger.model.errors import ResultTimeoutError
 from jobledger.ledger.model.events import Completed, PayloadRef
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.nats.attempt_logs import JobLogs
@@ -77,9 +76,8 @@ async def _ended(asked: Asked, held: Held, query: Past) -> Held:
     """Wait for the end of a job where that was asked for; return it as it is then."""
     if asked.wait_s is None or held.then is not None or held.job.is_final:
         return held
-    handle = asked.gateway.ledger.handle_of(held.ref)
-    with asked.gateway.life.waiting(asked.wait_s), contextlib.suppress(ResultTimeoutError):
-        await handle.wait(timeout_s=asked.wait_s)  # else it is told as it is
+    async with asked.waiting(asked.wait_s):
+        await wait_for_end(asked.gateway.feed, asked.gateway.ledger, held.ref)  # else it is told as it is
     return await read_job(asked, held.job.queue, held.job.id, query)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final
 
@@ -156,9 +157,12 @@ async def drain_queue(asked: Asked, queue: str, *, body: Pause) -> Answer:
     state = await ledger.queue_state(queue)
     if body != Pause() or not state.is_paused(ledger.clock.now()):
         state = await _paused(asked, queue, body)
-    left = await drained(
-        asked.gateway.rows, queue, limit_s=asked.wait_s or 0.0, on_change=lambda _running: None
-    )
+    left = await drained(asked.gateway.rows, queue, limit_s=0.0, on_change=lambda _running: None)
+    if left.jobs and asked.wait_s:
+        async with asked.waiting(math.inf):
+            left = await drained(
+                asked.gateway.rows, queue, limit_s=asked.wait_s, on_change=lambda _running: None
+            )
     value = Drained(
         queue=queue, pause=pause_shown(state), running=left.jobs, workers=left.workers, lost=left.lost
     )

@@ -20,17 +20,18 @@ from typing import Final, Self
 from jobledger.admin.events.choice import EventChoice
 from jobledger.admin.events.lines import event_json, event_json_without_values
 from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.shares import opened
 from jobledger.ledger import Ledger
 from jobledger.ledger.event_stream import read_from
-from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.errors import LedgerError, ServerUnreachableError
+from jobledger.ledger.model.limits.holders import FINAL
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.subscriptions.consumers import check_begin
 from jobledger.ledger.subscriptions.filter import Start
 
 KEPT_MAX: Final = 8_192
 KEPT_BYTES_MAX: Final = 16 << 20
-PAST_READERS_MAX: Final = 32
-STREAMS_MAX: Final = 500
 SILENCE_S: Final = 15.0  #: a reader gets something at least this often: proxies cut off silent connections
 #: How long the gateway goes on to read after the last reader left: one that was cut off and returns finds the events kept.
 READ_ON_S: Final = 300.0
@@ -76,8 +77,6 @@ class Feed:
         ledger: Ledger,
         *,
         kept_max: int = KEPT_MAX,
-        past_readers_max: int = PAST_READERS_MAX,
-        streams_max: int = STREAMS_MAX,
         read_on_s: float = READ_ON_S,
     ) -> None:
         self._ledger = ledger
@@ -89,12 +88,10 @@ class Feed:
         self._news = asyncio.Event()
         self._begun = asyncio.Event()
         self._closed = False
-        self._past_readers = past_readers_max
-        self._streams = streams_max
         self._reader: asyncio.Task[None] | None = None  #: None while nothing is read
         self._readers = 0  #: how many are within `_read_for_one`
         self._resting: asyncio.TimerHandle | None = None
-        self.open_streams = 0
+        self._ends: dict[JobRef, set[asyncio.Event]] = {}  #: who waits for the end of which job
 
     async def __aenter__(self) -> Self:
         """Begin; the first reader starts the reading."""
@@ -155,18 +152,10 @@ class Feed:
         """The sequence of the newest event that was read, while somebody reads; 0 before the first look."""
         return self._head
 
-    @contextlib.contextmanager
-    def stream(self) -> Generator[None, None, None]:
-        """Count an open stream. Raises: ProblemError (BUSY) where there are too many, or the gateway stops."""
+    def require_open(self) -> None:
+        """Refuse a stream of a gateway that stops. Raises: ProblemError (BUSY)."""
         if self._closed:
             raise ProblemError("BUSY", "this gateway is stopping: ask again, and another one answers")
-        if self.open_streams >= self._streams:
-            raise ProblemError("BUSY", f"{self.open_streams} streams are open, which is the limit: try later")
-        self.open_streams += 1
-        try:
-            yield
-        finally:
-            self.open_streams -= 1
 
     async def _read(self) -> None:
         """Read for ever; what goes wrong is said, and reading begins again where it ended."""
@@ -191,6 +180,10 @@ class Feed:
         for message in batch:
             self._kept.append(Kept(message))
             self._bytes += len(message.data)
+            if self._ends and isinstance(message, StoredEvent) and type(message.event) in FINAL:
+                ref = JobRef(queue=message.event.queue, job_id=message.event.job)
+                for each in self._ends.get(ref, ()):
+                    each.set()
         self._head = batch[-1].stream_sequence
         while len(self._kept) > self._kept_max or (self._bytes > KEPT_BYTES_MAX and len(self._kept) > 1):
             self._bytes -= len(self._kept.popleft().message.data)
@@ -211,6 +204,26 @@ class Feed:
         newest = list(islice(reversed(self._kept), count))
         newest.reverse()
         return newest
+
+    @contextlib.asynccontextmanager
+    async def ends_of(self, ref: JobRef) -> AsyncGenerator[asyncio.Event, None]:
+        """Give an event that is set at each end of a job that is stored from the beginning of the block on.
+
+        A hint, as the feed may be late or begin again: whoever waits for it looks at the job now and then.
+
+        Raises: ServerUnreachableError.
+        """
+        ended = asyncio.Event()
+        with self._read_for_one():
+            waiting = self._ends.setdefault(ref, set())
+            waiting.add(ended)
+            try:
+                await self._begin()
+                yield ended
+            finally:
+                waiting.discard(ended)
+                if not waiting and self._ends.get(ref) is waiting:
+                    del self._ends[ref]
 
     async def portions(self, choice: EventChoice, start: Start) -> AsyncGenerator[Portion, None]:
         """Yield events that are wanted, from a beginning on and then for ever, each once and in stream order.
@@ -263,12 +276,7 @@ class Feed:
 
     async def _past(self, choice: EventChoice, start: Start) -> AsyncGenerator[Portion, None]:
         """Read up to the ledger's head as it is now, with a consumer of one's own."""
-        if self._past_readers <= 0:
-            raise ProblemError(
-                "BUSY", "too many readers of the past at once: try again, or read from a later event on"
-            )
-        self._past_readers -= 1
-        try:
+        with opened("readers"):
             head = (await self._ledger.log.head()).last_sequence
             subjects = choice.subjects(self._ledger.names)
             batches = await read_from(self._ledger, start, subjects, follow=False)
@@ -280,5 +288,3 @@ class Feed:
                     last = batch[-1].stream_sequence
                     yield [Kept(message) for message in batch if choice.wants(message)], last
             yield [], max(head, last)
-        finally:
-            self._past_readers += 1

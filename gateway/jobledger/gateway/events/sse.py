@@ -14,6 +14,7 @@ import msgspec
 from jobledger.admin.events.choice import name_of
 from jobledger.gateway.events.feed import Feed, Kept, Portion
 from jobledger.gateway.problems import ProblemError, problem_of
+from jobledger.gateway.shares import opened
 from jobledger.ledger.model.errors import LedgerError
 
 MEDIA: Final = "text/event-stream"
@@ -47,7 +48,8 @@ async def sse(
         # The id alone moves a reader on, and keeps the connection alive where nothing is shown.
         return written or f"id: {portion[1]}\n\n", [False, *map(is_last, wanted)][-1]
 
-    with feed.stream():
+    feed.require_open()
+    with opened("streams"):
         async with contextlib.aclosing(portions):
             written, ends = text(await anext(portions))
             yield f"retry: {RETRY_MS}\n\n{written}".encode()
@@ -58,6 +60,19 @@ async def sse(
             except (LedgerError, ProblemError) as error:
                 problem, _ = problem_of(error, request_id)
                 yield f"event: problem\ndata: {msgspec.json.encode(problem).decode()}\n\n".encode()
+
+
+async def primed(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Take the first part before the answer begins: what refuses the request is then its answer, not part of it."""
+    first = await anext(parts)
+
+    async def all_of_them() -> AsyncGenerator[bytes, None]:
+        async with contextlib.aclosing(parts):
+            yield first
+            async for part in parts:
+                yield part
+
+    return all_of_them()
 
 
 def _event(kept: Kept, *, with_values: bool) -> str:

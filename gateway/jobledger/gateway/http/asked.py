@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
 
+import anyio
 from starlette.requests import Request
 
 from jobledger.gateway.access.permissions import Principal
@@ -12,6 +15,7 @@ from jobledger.gateway.http.head import headers_of
 from jobledger.gateway.http.headers import KEY_LENGTH_MAX, WAIT_MAX_S, Header
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.shares import opened
 
 _TRACEPARENT_LENGTH: Final = 55
 _DIGITS_MAX: Final = 19  #: of a sequence: what the server counts to
@@ -92,6 +96,27 @@ class Asked:
                 raise ProblemError("BAD_REQUEST", f"Prefer is {preference[:80]!r}: write wait=SECONDS")
             return min(float(value), WAIT_MAX_S)
         return None
+
+    @contextlib.asynccontextmanager
+    async def waiting(self, limit_s: float) -> AsyncGenerator[anyio.CancelScope, None]:
+        """Let the block wait this long at most, and no longer than its client does or the gateway goes on.
+
+        The body was read before; the scope says if the wait was cut. Raises: ProblemError (SHARE_USED, BUSY).
+        """
+        with opened("waits"), self.gateway.life.waiting(limit_s) as scope:
+            leaving = asyncio.create_task(self._cancelled_when_left(scope))
+            try:
+                yield scope
+            finally:
+                leaving.cancel()
+
+    async def _cancelled_when_left(self, scope: anyio.CancelScope) -> None:
+        try:
+            while (await self.request.receive())["type"] != "http.disconnect":
+                pass
+        except ProblemError:
+            pass  # of a body that nobody wanted, or a key that ended meanwhile
+        scope.cancel()
 
     @property
     def last_event_id(self) -> int | None:

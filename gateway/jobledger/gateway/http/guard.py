@@ -1,6 +1,7 @@
 """The gate as a part of the application: it refuses a request, or notes in its scope who asks and hands it on.
 
-It also ends answers that go on (streams of events) as soon as whoever asked for them is no longer let in.
+Here it is known whose share a request takes. It also ends answers that go on (streams of events) as soon as whoever
+asked for them is no longer let in.
 """
 
 from __future__ import annotations
@@ -10,21 +11,26 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jobledger.gateway.access.gate import Gate, Pairs
+from jobledger.gateway.access.gate import Arrived, Gate, Pairs
 from jobledger.gateway.access.identity import ADMITTED, CALLER, Admitted
 from jobledger.gateway.http.head import headers_of, request_id_of
 from jobledger.gateway.http.routing import refusal
+from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError, code_of
+from jobledger.gateway.shares import Asker, network_of
 
 _FAILED: Final = 500
+#: Answered however much is open: who asks decides whether this process gets more.
+_ALWAYS: Final = frozenset({"/healthz", "/readyz"})
 
 
 class Guard:
     """Stands before an application."""
 
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
-        """`app`: what lies behind the gate."""
+    def __init__(self, app: ASGIApp, gateway: Gateway, gate: Gate) -> None:
+        """`app`: what lies behind the gate of a gateway."""
         self._app = app
+        self._gateway = gateway
         self._gate = gate
         self._visits: set[_Visit] = set()
         gate.on_sweep(self._sweep)
@@ -50,9 +56,32 @@ class Guard:
         sending = _adding(send, added)
         if isinstance(arrived.who, Admitted):
             scope["jobledger.principal"] = arrived.who.principal
-            await self._watched(arrived.who, scope, receive, sending)
-        else:
+        if scope["path"] in _ALWAYS:
             await self._app(scope, receive, sending)
+            return
+        asker = self._asker(arrived)
+        try:
+            asker.begin()
+        except ProblemError as error:
+            await _refuse(error, scope, receive, sending)
+            return
+        try:
+            if isinstance(arrived.who, Admitted):
+                await self._watched(arrived.who, scope, receive, sending)
+            else:
+                await self._app(scope, receive, sending)
+        finally:
+            asker.end()
+
+    def _asker(self, arrived: Arrived) -> Asker:
+        """Return whose share a request takes: who is not known has that of a network address."""
+        shares, who = self._gateway.shares, arrived.who
+        if not isinstance(who, Admitted):
+            network = network_of(arrived.client)
+            return Asker(shares, network, named=f"the address {network}", kind="anonymous")
+        principal = who.principal
+        whose = principal.key_id or principal.name
+        return Asker(shares, whose, named=principal.name, is_bound=who.is_counted)
 
     async def _watched(self, admitted: Admitted, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer whoever is let in, for as long as that holds.

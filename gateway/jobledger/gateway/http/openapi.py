@@ -28,6 +28,8 @@ _ALWAYS: Final = (
     "UNAUTHENTICATED",
     "JOB_ACCESS_DENIED",
     "RATE_LIMITED",
+    "SHARE_USED",
+    "BUSY",
     "LEDGER_UNREACHABLE",
     "INTERNAL",
 )

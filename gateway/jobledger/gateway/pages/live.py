@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from jobledger.gateway.parts import Gateway
-from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.shares import opened
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.projections import ProjectionError
 
 LOOK_S: Final = 0.75  #: between two looks
 BEAT_S: Final = 15.0  #: a line that says nothing, so that proxies keep the stream
-LISTENERS_MAX: Final = 200
 RETRY_MS: Final = 2000  #: after which a browser connects again
 
 
@@ -32,18 +31,14 @@ class Pulse:
         """The position that was told last; 0 before anybody listened."""
         return self._position
 
-    async def beats(self) -> AsyncIterator[bytes]:
-        """Give server-sent events, one for each new position.
+    async def beats(self) -> AsyncGenerator[bytes, None]:
+        """Give server-sent events, one for each new position. Raises: ProblemError (SHARE_USED, BUSY), at the first."""
+        with opened("streams"):
+            async with contextlib.aclosing(self._beats()) as beats:
+                async for each in beats:
+                    yield each
 
-        Raises: ProblemError when too many listen already.
-        """
-        if len(self._listeners) >= LISTENERS_MAX:
-            raise ProblemError(
-                "BUSY", f"{LISTENERS_MAX} pages are open here: this one does not follow by itself"
-            )
-        return self._beats()
-
-    async def _beats(self) -> AsyncIterator[bytes]:
+    async def _beats(self) -> AsyncGenerator[bytes, None]:
         life, heard = self._gateway.life, asyncio.Queue[int](maxsize=1)
         self._listeners.add(heard)
         if self._looking is None or self._looking.done():

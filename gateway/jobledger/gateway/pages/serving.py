@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from jobledger.gateway.access.permissions import Principal
+from jobledger.gateway.events.sse import primed
 from jobledger.gateway.http.head import request_id_of
 from jobledger.gateway.pages.kept import Kept
 from jobledger.gateway.pages.live import Pulse
@@ -154,7 +155,7 @@ class Dashboard:
         self._gateway.access.principal(request).require("view")
         if request.method == "HEAD":  # nobody would read a stream
             return Response(media_type=_EVENTS, headers=_STREAM)
-        return StreamingResponse(await self._pulse.beats(), media_type=_EVENTS, headers=_STREAM)
+        return StreamingResponse(await primed(self._pulse.beats()), media_type=_EVENTS, headers=_STREAM)
 
     async def _levels(self, request: Request, _about: None) -> Response:
         principal = self._gateway.access.principal(request)

@@ -43,8 +43,7 @@ class Body:
         self._scope = scope
         headers = headers_of(scope)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        self.is_bulk = kind == NDJSON  #: it is read line by line
-        self._bytes_max = None if self.is_bulk else bytes_max
+        self._bytes_max = None if kind == NDJSON else bytes_max  # lines are read one by one
         self._length = headers.get("content-length", "")
 
     @property

@@ -7,6 +7,7 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
+from jobledger.gateway.shares import KINDS, Shares
 from jobledger.ledger.metrics.exposition import Distribution, Measure, histograms, info, value, values
 from jobledger.ledger.model.version import version
 from jobledger.ledger.nats.append_stats import LATENCY_BOUNDS_S, Histogram
@@ -32,14 +33,24 @@ _SECONDS = Measure(
 _IN_FLIGHT = Measure(
     "jobledger_gateway_requests_in_flight", "gauge", "Requests that are being answered, streams included."
 )
-_STREAMS = Measure("jobledger_gateway_streams_open", "gauge", "Answers without an end that are open.")
+_OPEN = Measure(
+    "jobledger_gateway_open",
+    "gauge",
+    "What is open, by kind: requests, requests without a key, waits, streams, connections and others.",
+    ("kind",),
+)
+_SHARES = Measure(
+    "jobledger_gateway_share_refusals_total",
+    "counter",
+    "Times that somebody was refused who had, or all together had, too much of a kind open.",
+    ("kind",),
+)
 _REFUSALS = Measure(
     "jobledger_gateway_refusals_total",
     "counter",
     "Requests that were not done, by the code of the answer.",
     ("code",),
 )
-_CONNECTIONS = Measure("jobledger_gateway_connections", "gauge", "Open connections.")
 _APPENDS = Measure(
     "jobledger_gateway_appends_in_flight", "gauge", "Appends to the ledger that are on their way."
 )
@@ -59,9 +70,9 @@ GATEWAY_METRICS: Final = (
     _REQUESTS,
     _SECONDS,
     _IN_FLIGHT,
-    _STREAMS,
+    _OPEN,
     _REFUSALS,
-    _CONNECTIONS,
+    _SHARES,
     _APPENDS,
     _LAG,
     _RESTARTS,
@@ -105,15 +116,13 @@ class GatewayCollector:
         counted: Counted,
         late_s: Histogram,
         *,
-        streams: Callable[[], int],
-        connections: Callable[[], int],
+        shares: Shares,
         appends: Callable[[], int],
     ) -> None:
-        """`late_s`: how late the loop was; the callables return how many there are now."""
+        """`late_s`: how late the loop was; `appends` returns how many are on their way."""
         self._counted = counted
-        self._streams = streams
+        self._shares = shares
         self._late_s = late_s
-        self._connections = connections
         self._appends = appends
 
     def collect(self) -> Iterable[Metric]:
@@ -125,9 +134,9 @@ class GatewayCollector:
             _SECONDS, [((route,), Distribution.of(found)) for route, found in list(counted.seconds.items())]
         )
         yield value(_IN_FLIGHT, float(counted.in_flight))
-        yield value(_STREAMS, float(self._streams()))
+        yield values(_OPEN, [((kind,), float(self._shares.open[kind])) for kind in KINDS])
         yield values(_REFUSALS, [((code,), float(number)) for code, number in list(counted.refusals.items())])
-        yield value(_CONNECTIONS, float(self._connections()))
+        yield values(_SHARES, [((kind,), float(self._shares.refused[kind])) for kind in KINDS])
         yield value(_APPENDS, float(self._appends()))
         yield histograms(_LAG, [((), Distribution.of(self._late_s))])
         yield values(

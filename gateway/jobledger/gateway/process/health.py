@@ -40,13 +40,16 @@ class ProcessHealth:
         life: Life,
         followed: Callable[[], str],
         registry: CollectorRegistry,
+        *,
+        overloaded: Callable[[], str],
     ) -> None:
-        """`followed` says why the projection is not followed, "" while it is."""
+        """`followed` says why the projection is not followed, `overloaded` of what there is too much; "" while all is well."""
         self._ledger = ledger
         self._projection = projection
         self._life = life
         self._followed = followed
         self._registry = registry
+        self._overloaded = overloaded
         self._looked: tuple[float, str] = (float("-inf"), "")
         self._logged = ""  # what the log said last, so that it says it once
         self._looking = anyio.Lock()
@@ -57,7 +60,7 @@ class ProcessHealth:
             return "this gateway is stopping"
         if not self._ledger.connection.is_connected:
             return "there is no connection to the server"
-        if reason := self._followed():
+        if reason := self._followed() or self._overloaded():
             return reason
         async with self._looking:  # one look answers all who asked meanwhile
             if time.monotonic() - self._looked[0] > _KEPT_S:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import resource
 import socket
 import ssl
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Final
 from jobledger.ledger.model.errors import ConfigurationError, PortInUseError
 
 BACKLOG: Final = 2_048
+FILES_MAX: Final = 1 << 16  #: what a process needs at the most
 
 
 def listen(host: str, port: int, *, is_shared: bool = False, option: str = "--port") -> socket.socket:
@@ -36,6 +39,18 @@ def listen(host: str, port: int, *, is_shared: bool = False, option: str = "--po
         )
         raise PortInUseError(message) from error
     return found
+
+
+def raise_file_limit() -> int:
+    """Let this process open as many files as it is allowed to, each connection being one; return how many those are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return FILES_MAX if soft == resource.RLIM_INFINITY else soft
+    with contextlib.suppress(ValueError, OSError):  # systems with a lower limit that they do not tell
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return soft
 
 
 def inherited(descriptor: int) -> socket.socket:

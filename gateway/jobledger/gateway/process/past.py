@@ -14,11 +14,10 @@ from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.process.children import Child, child
 from jobledger.gateway.process.lending import folder_of, remove_those_of_the_dead
 from jobledger.gateway.process.line import GiveBack, Lent, NotLent, Setup, Want
+from jobledger.gateway.shares import opened
 from jobledger.ledger.model.errors import ServerUnreachableError
 from jobledger.projections import ProjectionError, Store
 
-#: Moments that may wait while one is made.
-WAITING_MAX: Final = 4
 _WAIT_S: Final = 60.0
 #: Events that the child asks the server for at a time. To send 2,048 keeps the server busy for 10 ms, in which it answers
 #: nobody else.
@@ -84,28 +83,25 @@ class PastViews:
     async def opened(self, stream_sequence: int) -> AsyncGenerator[Store, None]:
         """Open the rows as of a moment that `refuse_archived` lets pass, for the length of the block.
 
-        Raises: ProblemError (BUSY), ServerUnreachableError, ProjectionError.
+        Raises: ProblemError (BUSY, SHARE_USED), ServerUnreachableError, ProjectionError.
         """
-        wanted = self._want(stream_sequence)
-        wanted.readers += 1
-        try:
-            async with _limited():
-                path = await asyncio.shield(wanted.path)
-            with Store.open(path) as store:
-                yield store
-        finally:
-            wanted.readers -= 1
-            if not wanted.readers and self._child is not None and _came(wanted):
-                self._child.send(GiveBack(path=str(wanted.path.result())))
+        with opened("past"):
+            wanted = self._want(stream_sequence)
+            wanted.readers += 1
+            try:
+                async with _limited():
+                    path = await asyncio.shield(wanted.path)
+                with Store.open(path) as store:
+                    yield store
+            finally:
+                wanted.readers -= 1
+                if not wanted.readers and self._child is not None and _came(wanted):
+                    self._child.send(GiveBack(path=str(wanted.path.result())))
 
     def _want(self, stream_sequence: int) -> _Wanted:
         wanted = self._wanted.get(stream_sequence)
         if wanted is not None:
             return wanted
-        if len(self._wanted) > WAITING_MAX:
-            raise ProblemError(
-                "BUSY", f"{len(self._wanted)} views of the past are being made already: try again in a moment"
-            )
         wanted = self._wanted[stream_sequence] = _Wanted()
         if self._child is not None:
             self._child.send(Want(stream_sequence=stream_sequence))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.process.bodies import WHOLE
 
 #: Request line and headers together; what a browser or proxy sends is below 16 KiB.
@@ -15,12 +17,15 @@ HEAD_BYTES_MAX: Final = 64 << 10
 HEAD_S: Final = 10.0
 #: How long a reader may take nothing of an answer that waits for it.
 READER_S: Final = 30.0
-CONNECTIONS_MAX: Final = 4_000
 #: How long what a client still sends is thrown away after a refusal: closed at once, it might not read why.
 LINGER_S: Final = 2.0
 #: Of a body that comes after its answer.
 _LEFT_OVER_BYTES_MAX: Final = 1 << 20
 _INFORMATIONAL: Final = b"HTTP/1.1 1"  #: begins what is not yet the answer, as 100 Continue
+
+
+#: Counts a connection from an address, and returns what counts it as closed. Raises: ProblemError (SHARE_USED, BUSY).
+Take = Callable[[str], Callable[[], None]]
 
 
 class _Together:
@@ -70,9 +75,11 @@ _TRAILERS: Final = _Trailers()
 class BoundedProtocol(HttpToolsProtocol):
     """One connection."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        """Take what uvicorn gives."""
+    def __init__(self, take: Take, *given: Any, **named: Any) -> None:
+        """`take` counts a connection from an address; the rest is what uvicorn gives."""
         super().__init__(*given, **named)
+        self._take = take
+        self._give_back: Callable[[], None] | None = None  # None: the connection was refused
         self._in_body = False
         self._between = False  # the last request is whole, and no byte of the next one has come
         self._refused = False
@@ -85,8 +92,12 @@ class BoundedProtocol(HttpToolsProtocol):
         """Wait for a request, but not for long."""
         super().connection_made(transport)
         self._together = _Together(transport)
-        if len(self.connections) > CONNECTIONS_MAX:
-            self._refuse("503 Service Unavailable", "too many connections are open: try again in a moment")
+        try:
+            self._give_back = self._take(self.client[0] if self.client else "")
+        except ProblemError as error:
+            status = "429 Too Many Requests" if error.code == "SHARE_USED" else "503 Service Unavailable"
+            self._refuse(status, str(error))
+            self.transport.close()  # at once: those that are refused would be a crowd of their own
         else:
             self._expect_head()
 
@@ -94,6 +105,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """Forget the connection."""
         self._end_head()
         self._end_reader()
+        if self._give_back is not None:
+            self._give_back()
+            self._give_back = None
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

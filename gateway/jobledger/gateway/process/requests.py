@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,19 +18,14 @@ from jobledger.gateway.process.access_log import AccessLog
 from jobledger.gateway.process.bodies import Body, has_body
 from jobledger.gateway.process.counting import Counted
 
-#: Requests that are answered at once, streams included.
-REQUESTS_MAX: Final = 1_000
-#: Appends in flight at once: more than `BULKS_MAX` uploads may have together, so that other requests find room.
+#: Appends in flight at once: more than all uploads may have together, so that other requests find room.
 APPENDS_MAX: Final = 2_048
-BULKS_MAX: Final = 2
-BULK_APPENDS_MAX: Final = 1_000
+BULK_APPENDS_MAX: Final = 500  #: of one upload
 #: How long a request waits for a NATS server that does not answer. Workers wait longer.
 SILENT_S_MAX: Final = 10.0
 #: How long a request waits for room.
 _PATIENCE_S: Final = 1.0
 _LOOK_EVERY_S: Final = 0.005
-#: Answered however many wait: who asks decides whether this process gets more.
-_ALWAYS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _PATH_SHOWN_MAX: Final = 200
 _log: Final = logging.getLogger("jobledger.gateway")
@@ -48,7 +42,6 @@ class Requests:
         self._counted = counted
         self._body_bytes_max = body_bytes_max
         self._appends = appends
-        self._bulks = asyncio.Semaphore(BULKS_MAX)
         self.log = AccessLog()  #: to be closed when this process ends
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,11 +71,7 @@ class Requests:
             if body is not None:
                 body.check_length()
             await self._admit(scope)
-            if body is not None and body.is_bulk:
-                async with self._bulk():
-                    await self._app(scope, receive, send)
-            else:
-                await self._app(scope, receive, send)
+            await self._app(scope, receive, send)
         except asyncio.CancelledError:
             if status() or not self._life.stopping.is_set():
                 raise
@@ -99,13 +88,7 @@ class Requests:
             await _refuse(error, scope, receive, send)
 
     async def _admit(self, scope: Scope) -> None:
-        """Wait for room, but not for long. Raises: ProblemError (BUSY, LEDGER_BUSY)."""
-        if scope["path"] in _ALWAYS:
-            return
-        if self._counted.in_flight > REQUESTS_MAX:
-            raise ProblemError(
-                "BUSY", f"{REQUESTS_MAX:,} requests are being answered already: try again in a moment"
-            )
+        """Wait until the ledger has room for what a request stores, but not for long. Raises: ProblemError (LEDGER_BUSY)."""
         if scope["method"] in _SAFE or self._appends() < APPENDS_MAX:
             return
         give_up_at = time.monotonic() + _PATIENCE_S
@@ -115,20 +98,6 @@ class Requests:
                     "LEDGER_BUSY", f"{APPENDS_MAX:,} events wait to be stored already: try again in a moment"
                 )
             await asyncio.sleep(_LOOK_EVERY_S)
-
-    @contextlib.asynccontextmanager
-    async def _bulk(self) -> AsyncGenerator[None, None]:
-        """Be one of the few bulk uploads for the length of the block. Raises: ProblemError (LEDGER_BUSY)."""
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
-                await self._bulks.acquire()
-        except TimeoutError as error:
-            sentence = f"{BULKS_MAX} bulk uploads are under way already: try again in a moment"
-            raise ProblemError("LEDGER_BUSY", sentence) from error
-        try:
-            yield
-        finally:
-            self._bulks.release()
 
 
 async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -21,11 +22,13 @@ from jobledger.gateway.parts import Access, Gateway
 from jobledger.gateway.process.children import Following, Hosting, Working, setup_of
 from jobledger.gateway.process.counting import Counted, GatewayCollector
 from jobledger.gateway.process.health import LAG_S_MAX, ProcessHealth
+from jobledger.gateway.process.listening import raise_file_limit
 from jobledger.gateway.process.loaded_code import LoadedCode
 from jobledger.gateway.process.past import PastViews
 from jobledger.gateway.process.reading import FollowedProjection, FollowedRows
 from jobledger.gateway.process.requests import Requests
 from jobledger.gateway.process.serving import Server, Settings
+from jobledger.gateway.shares import SHARES, Share, Shares
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.nats.jetstream import JetStreamLog
 from jobledger.ledger.webhooks.secrets import Secrets
@@ -37,6 +40,10 @@ from jobledger.workers.services import outlive
 _BODY_BYTES_EXTRA: Final = 64 << 10
 #: How long the first request waits for the projection's file and for the announcement of tasks.
 _FIRST_S: Final = 10.0
+
+#: Files that are open beside connections: the projection's, those of past moments, of children and of the log.
+_OTHER_FILES: Final = 128
+_log: Final = logging.getLogger("jobledger.gateway")
 
 Service = tuple[str, Callable[[], Awaitable[None]]]
 
@@ -75,7 +82,10 @@ class Process:
         self._projection = FollowedProjection(rows, projection)
         self._lag = LoopLag()
         registry = CollectorRegistry()
-        health = ProcessHealth(ledger, projection, self.life, self._why_not_followed, registry)
+        shares = Shares({**settings.shares, "connections": _connections(settings)})
+        health = ProcessHealth(
+            ledger, projection, self.life, self._why_not_followed, registry, overloaded=shares.overloaded
+        )
         feed = Feed(ledger)
         self.gateway = Gateway(
             ledger,
@@ -87,6 +97,7 @@ class Process:
             life=self.life,
             health=health,
             secrets=secrets,
+            shares=shares,
         )
         self._answering = Requests(
             app(self.gateway),
@@ -95,7 +106,7 @@ class Process:
             body_bytes_max=ledger.config.payload_bytes_max + _BODY_BYTES_EXTRA,
             appends=self._appends,
         )
-        self._server = Server(self._answering, settings)
+        self._server = Server(self._answering, settings, self._connected)
         config, why = ExporterConfig(lag_s_max=LAG_S_MAX), self._why_not_followed
         registry.register(Exporter(ledger, projection, config, followed=why, diagnose=counted))
         registry.register(self._collector())
@@ -104,10 +115,13 @@ class Process:
         return GatewayCollector(
             self.counted,
             self._lag.late_s,
-            streams=lambda: self.gateway.feed.open_streams,
-            connections=lambda: self._server.connections,
+            shares=self.gateway.shares,
             appends=self._appends,
         )
+
+    def _connected(self, address: str) -> Callable[[], None]:
+        gate = self.gateway.access.gate
+        return self.gateway.shares.connected(address, is_bound=gate is None or not gate.is_proxy(address))
 
     def stop(self) -> None:
         """Stop in order: what waits or streams ends now, what runs in time; all of it at once when called again."""
@@ -168,3 +182,15 @@ class Process:
     def _appends(self) -> int:
         log = self._ledger.log
         return log.writer.in_flight if isinstance(log, JetStreamLog) else 0
+
+
+def _connections(settings: Settings) -> Share:
+    """Return the share of connections; where this process may not open as many files, a smaller one."""
+    share = settings.shares.get("connections", SHARES["connections"])
+    most = max(raise_file_limit() - _OTHER_FILES, 2)
+    if share.total <= most:
+        return share
+    _log.warning(
+        "this process may open few files (ulimit -n): it takes %d connections, not %d", most, share.total
+    )
+    return Share(each=min(share.each, most // 2), total=most)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 
 from jobledger.gateway.process.listening import BACKLOG, check_certificate
-from jobledger.gateway.process.protocol import BoundedProtocol
+from jobledger.gateway.process.protocol import BoundedProtocol, Take
+from jobledger.gateway.shares import Kind, Share
 from jobledger.ledger.model.errors import ConfigurationError
 
 #: Beyond what load balancers keep an idle connection for: else one of theirs would be closed under a request.
@@ -32,6 +35,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 10.0  #: how long requests that run may go on after a stop
     https_cert: Path | None = None  #: certificate in PEM
     https_key: Path | None = None  #: its key; None: in the same file
+    shares: dict[Kind, Share] = {}  #: of what may be open at once, in the place of the usual ones
 
     def __post_init__(self) -> None:
         """Check every value. Raises: ConfigurationError."""
@@ -58,13 +62,13 @@ class _Uvicorn(uvicorn.Server):
 class Server:
     """Answers requests on one socket until it is stopped."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        """Raises: ConfigurationError for a certificate that is none."""
+    def __init__(self, app: ASGIApp, settings: Settings, take: Take) -> None:
+        """`take` counts connections. Raises: ConfigurationError for a certificate that is none."""
         if settings.https_cert is not None:
             check_certificate(settings.https_cert, settings.https_key)
         config = uvicorn.Config(
             app,
-            http=BoundedProtocol,
+            http=cast("type[asyncio.Protocol]", partial(BoundedProtocol, take)),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -80,11 +84,6 @@ class Server:
             ssl_keyfile=settings.https_key,
         )
         self._server = _Uvicorn(config)
-
-    @property
-    def connections(self) -> int:
-        """How many are open."""
-        return len(self._server.server_state.connections)
 
     async def run(self, bound: socket.socket, on_ready: Callable[[], None]) -> None:
         """Answer until `stop`, and until what runs then has ended or its grace is over."""

@@ -1,0 +1,37 @@
+"""Waits for the end of a job: one feed wakes all of them, so a wait asks the server almost nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+from jobledger.gateway.events.feed import Feed
+from jobledger.ledger import Ledger
+from jobledger.ledger.model.chain import EMPTY_CHAIN, fold
+from jobledger.ledger.model.subjects import JobRef
+
+#: A job is looked at again after these times, for the feed may have stopped for a while, or a replica been behind it.
+_LOOK_AGAIN_FIRST_S: Final = 0.5
+_LOOK_AGAIN_MAX_S: Final = 30.0
+_ENDED_LOOK_S: Final = 0.02  #: the first of them once the feed told of an end
+
+
+async def wait_for_end(feed: Feed, ledger: Ledger, ref: JobRef) -> None:
+    """Return once a job is there and final. Cancel it to wait no longer.
+
+    Raises: UnreachableError.
+    """
+    chain, view, pause_s = ledger.log.names.chain(ref), EMPTY_CHAIN, _LOOK_AGAIN_FIRST_S
+    async with feed.ends_of(ref) as ended:
+        while True:
+            ended.clear()
+            seen = view.last_sequence
+            newer = await (ledger.log.read_on(chain, seen) if seen else ledger.log.read_chain(chain))
+            view = fold(newer, view)
+            if view.job is not None and view.job.is_final:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await ended.wait()
+            pause_s = _ENDED_LOOK_S if ended.is_set() else min(2 * pause_s, _LOOK_AGAIN_MAX_S)

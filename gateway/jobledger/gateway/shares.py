@@ -1,0 +1,195 @@
+"""What is open in one gateway, and whose: each who asks has a share of each kind, so that nobody starves the others.
+
+`rates` counts how often somebody asks, this module how much of it goes on at once. The guard says who asks a request;
+whatever holds something for a while takes it with `opened`, wherever that is. Counting is a few operations on dicts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+from collections.abc import Callable, Generator, Mapping
+from contextvars import ContextVar
+from functools import partial
+from typing import Final, Literal, get_args
+
+import msgspec
+
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.errors import ConfigurationError
+
+Kind = Literal["requests", "anonymous", "waits", "streams", "readers", "uploads", "past", "connections"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+_SHARE_MAX: Final = 100_000
+_RETRY_AFTER_S: Final = "2"
+#: `/readyz` says that a gateway is overloaded once fewer than one in this many places are free.
+_FREE_PART: Final = 10
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a kind may be open at once."""
+
+    each: int  #: of one who asks: a key, a person; of `anonymous` and `connections` a network address
+    total: int  #: of all together
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot work. Raises: ConfigurationError."""
+        if not 1 <= self.each <= self.total <= _SHARE_MAX:
+            raise ConfigurationError(
+                f"a share needs 1 to {_SHARE_MAX:,} for all and no more than that for each, "
+                f"got {self.each} of {self.total}"
+            )
+
+
+SHARES: Final[Mapping[Kind, Share]] = {
+    "requests": Share(each=500, total=1_000),
+    "anonymous": Share(each=64, total=256),
+    "waits": Share(each=200, total=500),
+    # Each event is written to each stream, so one who asks may have few.
+    "streams": Share(each=50, total=500),
+    "readers": Share(each=4, total=32),
+    # Less than appends to the ledger have room for: each may have `BULK_APPENDS_MAX` of them under way.
+    "uploads": Share(each=2, total=4),
+    "past": Share(each=2, total=8),
+    "connections": Share(each=2_000, total=4_000),
+}
+_WORDS: Final[Mapping[Kind, str]] = {
+    "requests": "requests",
+    "anonymous": "requests without a key",
+    "waits": "requests that wait",
+    "streams": "streams",
+    "readers": "streams that read the past",
+    "uploads": "bulk uploads",
+    "past": "views of the past",
+    "connections": "connections",
+}
+
+
+class Shares:
+    """What is open in one gateway."""
+
+    def __init__(self, shares: Mapping[Kind, Share] | None = None) -> None:
+        """`shares`: by kind, in the place of the usual ones."""
+        self.bounds: dict[Kind, Share] = {**SHARES, **(shares or {})}
+        self._held: dict[tuple[Kind, str], int] = {}
+        self.open: dict[Kind, int] = dict.fromkeys(KINDS, 0)  #: by kind
+        self.refused: dict[Kind, int] = dict.fromkeys(KINDS, 0)  #: how many did not become open, by kind
+
+    def take(self, kind: Kind, who: str, *, named: str = "", is_bound: bool = True) -> None:
+        """Count something as open, to be given back; the last places are for those who have fewer than are free.
+
+        `named`: how a refusal calls them. `is_bound` False: held to what all together may have, and to no share.
+
+        Raises: ProblemError (SHARE_USED, BUSY).
+        """
+        share, taken = self.bounds[kind], self.open[kind]
+        key = (kind, who)
+        held = self._held.get(key, 0)
+        free = share.total - taken
+        if free <= 0 or (is_bound and (held >= share.each or held >= free)):
+            self.refused[kind] += 1
+            raise self._refusal(kind, held, free, named or who)
+        self._held[key] = held + 1
+        self.open[kind] = taken + 1
+
+    def give_back(self, kind: Kind, who: str) -> None:
+        """Count something that was taken as over."""
+        key = (kind, who)
+        held = self._held[key] - 1
+        if held:
+            self._held[key] = held
+        else:
+            del self._held[key]
+        self.open[kind] -= 1
+
+    def connected(self, address: str, *, is_bound: bool = True) -> Callable[[], None]:
+        """Count a connection from an address; return what counts it as closed. Raises: ProblemError (SHARE_USED, BUSY).
+
+        `is_bound` False: a proxy's, which are everybody's.
+        """
+        network = network_of(address)
+        self.take("connections", network, named=f"the address {network}", is_bound=is_bound)
+        return partial(self.give_back, "connections", network)
+
+    def overloaded(self) -> str:
+        """Return "" while there is room, else what there is too much of, in a sentence."""
+        for kind in ("requests", "connections"):
+            taken, total = self.open[kind], self.bounds[kind].total
+            if (total - taken) * _FREE_PART < total:
+                return (
+                    f"this gateway is overloaded: {taken:,} {_WORDS[kind]} are open, of {total:,} that may be"
+                )
+        return ""
+
+    def _refusal(self, kind: Kind, held: int, free: int, who: str) -> ProblemError:
+        words, share = _WORDS[kind], self.bounds[kind]
+        if free <= 0:
+            return ProblemError(
+                "BUSY", f"{share.total:,} {words} are open already, of all who ask: try again in a moment"
+            )
+        kept = "" if held >= share.each else f", and the {free:,} that are free are kept for others"
+        return ProblemError(
+            "SHARE_USED",
+            f"{who} has {held:,} {words} open, of {min(share.each, held + free):,} that one may have{kept}: "
+            f"end some, or try again in {_RETRY_AFTER_S} s",
+            headers={"retry-after": _RETRY_AFTER_S},
+            share=kind,
+            open=held,
+        )
+
+
+class Asker:
+    """Who asks a request, from `begin` to `end`: all that is `opened` meanwhile in this task counts for them."""
+
+    __slots__ = ("_is_bound", "_kind", "_named", "_shares", "_token", "_who")
+
+    def __init__(
+        self, shares: Shares, who: str, *, named: str, kind: Kind = "requests", is_bound: bool = True
+    ) -> None:
+        """`kind` and the others: see `Shares.take`."""
+        self._shares = shares
+        self._kind: Kind = kind
+        self._who = who
+        self._named = named
+        self._is_bound = is_bound
+
+    def begin(self) -> None:
+        """Take the request's place. Raises: ProblemError (SHARE_USED, BUSY)."""
+        self._shares.take(self._kind, self._who, named=self._named, is_bound=self._is_bound)
+        self._token = _ASKER.set(self)
+
+    def end(self) -> None:
+        """Give it back, in the task that began."""
+        _ASKER.reset(self._token)
+        self._shares.give_back(self._kind, self._who)
+
+    @contextlib.contextmanager
+    def opened(self, kind: Kind) -> Generator[None, None, None]:
+        """Have something more open for the length of a block. Raises: ProblemError (SHARE_USED, BUSY)."""
+        self._shares.take(kind, self._who, named=self._named, is_bound=self._is_bound)
+        try:
+            yield
+        finally:
+            self._shares.give_back(kind, self._who)
+
+
+_ASKER: Final[ContextVar[Asker | None]] = ContextVar("jobledger-asker", default=None)
+
+
+def opened(kind: Kind) -> contextlib.AbstractContextManager[None]:
+    """Have something open for the length of a block, of the share of whoever asks; the gateway itself has no share.
+
+    Raises: ProblemError (SHARE_USED, BUSY).
+    """
+    asker = _ASKER.get()
+    return contextlib.nullcontext() if asker is None else asker.opened(kind)
+
+
+def network_of(address: str) -> str:
+    """Return what is counted as one address: of IPv6 the network of 64 bits, of which one client has all."""
+    if ":" not in address:
+        return address
+    try:
+        return str(ipaddress.ip_network((address.partition("%")[0], 64), strict=False))
+    except ValueError:
+        return address
