@@ -270,7 +270,8 @@ async def test_a_dead_letter_is_requeued_with_another_input(browser: Browser, sh
     assert isinstance(requeued, Queued)
     assert bytes((await dead.snapshot()).order.input) == b'{"order":"B-2"}'
     newest, *_ = await operator_acts(shop.rows, ActFilter(), limit=1)  # as `jobledger audit who` lists them
-    assert [(each.by, each.reason, each.job) for each in newest] == [(requeued.by, why, dead.id)]
+    acts = [each.newest for each in newest]
+    assert [(each.by, each.reason, each.job) for each in acts] == [(requeued.by, why, dead.id)]
     assert actor == requeued.by
     assert actor.startswith("local:")
 
@@ -300,6 +301,11 @@ async def test_many_jobs_are_cancelled_as_planned_under_the_readers_eyes(
         await expect(page.locator(".events")).to_contain_text("progress")
         await page.goto("/jobs?queue=spam")
         await expect(page.locator("table.jobs .badge", has_text="Cancelled")).to_have_count(3)
+        await page.goto("/acts")
+        rows = page.locator("tbody tr", has_text="nobody asked for these")
+        await expect(rows).to_have_count(1)
+        await rows.get_by_role("link", name="3 jobs").click()
+        await expect(rows).to_have_count(3)
 
 
 async def test_pages_work_without_script(browser: Browser, shop: Shop) -> None:

@@ -164,11 +164,11 @@ async def test_what_operators_did_is_listed_the_newest_first(rows: Rows) -> None
     await acts.retry(rows, "bill-0", by="alice")
     await acts.cancel(rows, "waiting-1", reason="paid", by="bob")
     found = await operator_acts(rows, ActFilter(), limit=1)
-    assert ([(act.act, act.by) for act in found.newest], found.total, found.missing) == (
+    assert ([(each.newest.act, each.newest.by) for each in found.newest], found.total, found.missing) == (
         [("cancel", "bob")], 2, None
     )  # fmt: skip
     by_alice = await operator_acts(rows, ActFilter(by="alice"), limit=5)
-    assert [(act.act, act.job) for act in by_alice.newest] == [("requeue", "bill-0")]
+    assert [(each.newest.act, each.newest.job) for each in by_alice.newest] == [("requeue", "bill-0")]
 
 
 async def test_a_plan_changes_nothing_and_says_what_would_be_done(rows: Rows) -> None:

@@ -80,6 +80,14 @@ def test_many_are_cancelled_only_with_yes_and_only_those_that_were_chosen(cli: C
     ]
     acts = cli("audit", "who", "--json").lines
     assert {(line["act"], line["reason"]) for line in acts} == {("cancel", "too many")}
+    assert len(acts) == 3
+    listed = cli("audit", "who")
+    (line,) = [each for each in listed.out.splitlines() if "cancel" in each]
+    assert "cancel   3 jobs of queue mail by " in line
+    assert line.endswith(": too many")
+    assert listed.err == "what was done to many jobs at once is one line; --each shows it job by job\n"
+    each = cli("audit", "who", "--each")
+    assert [line.split()[3] for line in each.out.splitlines()[:-1]] == [f"mail/{act['job']}" for act in acts]
     none = cli("jobs", "cancel", "--queue", "mail", "--state", "queued", "--yes")
     assert (none.code, none.out) == (0, "no jobs match\n")
 

@@ -10,7 +10,7 @@ from tests.support.histories import BEGIN, SteppedClock
 from tests.support.orders import enqueue_of
 from tests.support.projections import finish
 
-from jobledger.admin.lists.stats import stats
+from jobledger.admin.lists.stats import of_fleet_rows, stats
 from jobledger.admin.queues import listed
 from jobledger.admin.rows import View
 from jobledger.ledger.model.chain import commit, load
@@ -54,6 +54,7 @@ async def test_inner_queues_count_only_where_they_are_named(tmp_path: Path) -> N
         rates = await stats(view, BEGIN - day, BEGIN + day)
         assert [each.name for each in rates.queues] == ["mail"]
         assert [each.queue for each in rates.spans] == ["mail"]
+        assert [row.queue for row in of_fleet_rows(store.totals(), None, None)] == ["mail"]
         for number, queue in enumerate(INNER_QUEUES, start=1):
             named = (
                 JobFilter(queue=queue),
@@ -65,5 +66,6 @@ async def test_inner_queues_count_only_where_they_are_named(tmp_path: Path) -> N
             assert store.job_counts(JobFilter(queue=queue)).by_state["dead_lettered"] == 1
             assert store.dead_letter_count(DeadLetterFilter(queue=queue)) == 1
             assert [row.queue for row in listed(store, queue, view.now)[0]] == [queue]
+            assert [row.queue for row in of_fleet_rows(store.totals(queue=queue), queue, None)] == [queue]
             rates = await stats(view, BEGIN - day, BEGIN + day, queue=queue)
             assert [each.name for each in rates.queues] == [queue]

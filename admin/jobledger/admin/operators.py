@@ -23,8 +23,10 @@ from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.times import time_text
-from jobledger.projections import ActFilter, ActRow, EventGapError, Projector, Store
+from jobledger.projections import ActFilter, EventGapError, Projector, Store
+from jobledger.projections.tables.acts import ActGroup
 
+_ACTS_MAX: Final = 100_000  #: that are looked at for those that belong together
 _CHAINS_AT_ONCE: Final = 48  # of some ten events each
 
 
@@ -45,7 +47,8 @@ class Chains(NamedTuple):
 class Acted(NamedTuple):
     """The newest actions, and what the list lacks."""
 
-    newest: list[ActRow]
+    newest: list[ActGroup]
+    shown: int  #: acts in these
     total: int  #: of all that match
     missing: Missing | None  #: None where no earlier action can be missing
     chains: Chains
@@ -54,8 +57,12 @@ class Acted(NamedTuple):
     ]  #: stream sequences of events of these jobs whose own time is told, not the server's
 
 
-async def operator_acts(rows: Rows, chosen: ActFilter, *, limit: int, archives: Sequence[Path] = ()) -> Acted:
+async def operator_acts(
+    rows: Rows, chosen: ActFilter, *, limit: int, archives: Sequence[Path] = (), each: bool = False
+) -> Acted:
     """Return what operators did, the newest first; also before the ledger's beginning where `archives` is named.
+
+    What was done at once to many jobs is one, of which the newest job's chain is checked; `each`: job by job.
 
     Raises: as `with_archive`; ProjectionError, UnreachableError.
     """
@@ -66,15 +73,19 @@ async def operator_acts(rows: Rows, chosen: ActFilter, *, limit: int, archives: 
     with tempfile.TemporaryDirectory(prefix="jobledger-") as folder:
         path = await _projected(rows, log, Path(folder), chosen.from_sequence)
         with Store.open(path) as store, store.one_moment():
-            newest, total = store.acts(limit, chosen=chosen), store.act_count(chosen)
-    chains, own = await _chains(log, sorted({(act.queue, act.job) for act in newest if act.job}))
+            found = store.act_groups(limit, chosen=chosen, together=not each, acts_max=_ACTS_MAX + 1)
+            total = store.act_count(chosen)
+    acts = [group.newest for group in found.items]
+    chains, own = await _chains(log, sorted({(act.queue, act.job) for act in acts if act.job}))
     newest = [
-        msgspec.structs.replace(act, at=time_text(own[act.stream_sequence]))
-        if act.stream_sequence in own
-        else act
-        for act in newest
+        msgspec.structs.replace(
+            group, newest=msgspec.structs.replace(act, at=time_text(own[act.stream_sequence]))
+        )
+        if (act := group.newest).stream_sequence in own
+        else group
+        for group in found.items
     ]
-    return Acted(newest, total, gap, chains, frozenset(own))
+    return Acted(newest, found.acts, total, gap, chains, frozenset(own))
 
 
 async def _chains(log: Log, names: Sequence[tuple[str, str]]) -> tuple[Chains, dict[int, datetime]]:

@@ -7,6 +7,9 @@ from typing import Final
 
 from tests.support.gateway import Asker, someone
 
+from jobledger.gateway.acts.asked import ToDo
+from jobledger.gateway.acts.bulk_act import bulk_act
+from jobledger.ledger.model.subjects import ACTS_QUEUE
 from jobledger.ledger.model.times import time_text
 
 
@@ -69,6 +72,13 @@ async def figures(asker: Asker) -> None:
     await asker.sees("GET", "/v1/stats/rates?since=2020-01-01T00:00:00Z", "BAD_REQUEST")
     none = await asker.get("/v1/stats", who=someone("view", tasks=("nobodys",)))
     assert none["totals"] == none["failures"] == []
+    await asker.ledger.enqueue(bulk_act, to_do=ToDo(act="cancel"), jobs=[], by="ann")
+    for path, rows in (("/v1/stats", "totals"), ("/v1/stats/buckets", "items")):
+        seen = {each["queue"] for each in (await asker.get(path))[rows]}
+        assert "q-four" in seen
+        assert ACTS_QUEUE not in seen, path
+        own = await asker.get(path, params={"queue": ACTS_QUEUE})
+        assert {each["queue"] for each in own[rows]} == {ACTS_QUEUE}
 
 
 CASES: Final = (listing, pausing, draining, figures)

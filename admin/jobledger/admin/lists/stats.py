@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Protocol, TypeVar
 
 import anyio.to_thread
 import msgspec
 
 from jobledger.admin.rows import AnswerPosition, View
+from jobledger.ledger.model.subjects import INNER_QUEUES
 from jobledger.projections.filters import Term, of_fleet, visible
 from jobledger.projections.statistics.history import Happened, happened
 from jobledger.projections.statistics.rates import Rates, rates
+
+
+class _OfQueue(Protocol):
+    @property
+    def queue(self) -> str: ...
+
+
+R = TypeVar("R", bound=_OfQueue)
 
 
 class SpanRates(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +36,11 @@ class SpanRates(msgspec.Struct, frozen=True, kw_only=True):
         Happened
     ]  #: by span of `step_s` seconds and queue, the oldest first; without those where nothing did
     position: AnswerPosition
+
+
+def of_fleet_rows(rows: Sequence[R], queue: str | None, task: str | None) -> list[R]:
+    """Return the rows without those of the ledger's own queues, unless a queue or a task is named."""
+    return [row for row in rows if queue is not None or task is not None or row.queue not in INNER_QUEUES]
 
 
 async def stats(

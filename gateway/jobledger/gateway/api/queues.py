@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from jobledger.admin.lists.stats import SpanRates, stats
+from jobledger.admin.lists.stats import SpanRates, of_fleet_rows, stats
 from jobledger.admin.objects.fleet import (
     PauseShown,
     QueuePause,
@@ -28,6 +28,7 @@ from jobledger.gateway.scoped import queue_for, terms_for
 from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.model.subjects import check_token
 from jobledger.projections import BucketRow, FailureRow, TotalsRow
+from jobledger.projections.filters import of_fleet
 
 _BUCKETS_MAX: Final = 10_000
 _SPANS_MAX: Final = 1_500
@@ -174,10 +175,10 @@ async def show_stats(asked: Asked, *, query: StatsQuery) -> Stats:
     async with looking(asked, query) as (view, place):
         totals = view.store.totals(queue=query.queue, task=query.task)
         failures = view.store.failures(queue=query.queue, task=query.task)
-    may = asked.principal.may
+    may, named = asked.principal.may, (query.queue, query.task)
     return Stats(
-        totals=[row for row in totals if may("view", row.queue, row.task)],
-        failures=[row for row in failures if may("view", row.queue, row.task)],
+        totals=[row for row in of_fleet_rows(totals, *named) if may("view", row.queue, row.task)],
+        failures=[row for row in of_fleet_rows(failures, *named) if may("view", row.queue, row.task)],
         position=place,
     )
 
@@ -213,7 +214,7 @@ async def list_buckets(asked: Asked, *, query: BucketsQuery) -> Buckets:
             task=query.task,
             step_s=query.step_s,
             limit=query.limit,
-            terms=terms_for(asked.principal),
+            terms=[*of_fleet(query.queue, query.task), *terms_for(asked.principal)],
         )
     more = None
     if len(rows) == query.limit:  # the last span may lack rows: it is the first of the next look

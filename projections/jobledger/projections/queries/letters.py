@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Final
+
 import msgspec
 
 from jobledger.projections.filters import DeadLetterFilter, Term, joined
@@ -15,7 +19,10 @@ from jobledger.projections.queries.rows import (
     act_row,
     struct,
 )
-from jobledger.projections.tables.acts import ActFilter, ActRow
+from jobledger.projections.tables.acts import ActFilter, ActGroup, ActGroups, ActRow
+
+#: Between two acts of one person that are one act to many jobs.
+_TOGETHER: Final = timedelta(seconds=10)
 
 
 class FoundDeadLetters(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +87,77 @@ def find_groups(select: Select, chosen: DeadLetterFilter, *, cursor: str | None,
     end = items[limit - 1] if len(items) > limit else None
     following = None if end is None else make_cursor(question, end.count, end.fingerprint)
     return FoundGroups(items=items[:limit], next=following)
+
+
+class _Grouping:
+    """The acts of one person with one reason that follow each other within seconds, each to another job."""
+
+    def __init__(self, newest: ActRow) -> None:
+        self._newest = newest
+        self._last_at = datetime.fromisoformat(newest.at)
+        self._jobs = {(newest.queue, newest.job)}
+        self._tasks = {newest.task}
+
+    def takes(self, act: ActRow) -> bool:
+        """Return whether an act, older than those before it, is one of them; it is from then on."""
+        job, at = (act.queue, act.job), datetime.fromisoformat(act.at)
+        if not act.job or job in self._jobs or self.is_over(at):
+            return False
+        self._last_at = at
+        self._jobs.add(job)
+        self._tasks.add(act.task)
+        return True
+
+    def is_over(self, at: datetime) -> bool:
+        """Return whether no act at this time, or earlier, is one of them."""
+        return self._last_at - at > _TOGETHER
+
+    def made(self, end: datetime | None) -> ActGroup:
+        """Return the group; `end`: the time of the newest act that was not looked at."""
+        queues = {queue for queue, _ in self._jobs}
+        return ActGroup(
+            newest=self._newest,
+            count=len(self._jobs),
+            queue="" if len(queues) > 1 else self._newest.queue,
+            task="" if len(self._tasks) > 1 else self._newest.task,
+            is_whole=not self._newest.job or end is None or self.is_over(end),
+        )
+
+
+def group_acts(select: Select, chosen: ActFilter, *, limit: int, together: bool, acts_max: int) -> ActGroups:
+    """Return at most `limit` groups of acts, of the newest `acts_max` acts; see `Store.act_groups`."""
+    groups: list[_Grouping] = []
+    open_ones: dict[tuple[str, ...], _Grouping] = {}  # two people may do something to many jobs at one time
+    count, end = 0, None
+    for number, act in enumerate(_newest_acts(select, chosen, limit)):
+        at = datetime.fromisoformat(act.at)
+        if number == acts_max:
+            end = at
+            break
+        key = (act.by, act.act, act.reason, str(act.new_input))
+        group = open_ones.get(key)
+        if group is None or not group.takes(act):
+            if len(groups) == limit:
+                open_ones = {name: each for name, each in open_ones.items() if not each.is_over(at)}
+                if not open_ones:
+                    break
+                continue
+            group = _Grouping(act)
+            groups.append(group)
+            if act.job and together:
+                open_ones[key] = group
+        count += 1
+    return ActGroups(items=[each.made(end) for each in groups], acts=count)
+
+
+def _newest_acts(select: Select, chosen: ActFilter, portion: int) -> Iterator[ActRow]:
+    """Yield every act that fits, the newest first, read in portions as they are asked for."""
+    cursor: str | None = None
+    while True:
+        page = find_acts(select, chosen, cursor=cursor, limit=portion)
+        yield from page.items
+        if (cursor := page.next) is None:
+            return
 
 
 def find_acts(select: Select, chosen: ActFilter, *, cursor: str | None, limit: int) -> FoundActs:

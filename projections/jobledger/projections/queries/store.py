@@ -30,6 +30,7 @@ from jobledger.projections.queries.letters import (
     find_acts,
     find_groups,
     find_letters,
+    group_acts,
 )
 from jobledger.projections.queries.levels import Level, LevelsAt, levels_at
 from jobledger.projections.queries.levels import levels as read_levels
@@ -64,7 +65,7 @@ from jobledger.projections.statistics.answers import (
 )
 from jobledger.projections.statistics.tally import QUEUE_COUNTS
 from jobledger.projections.tables import job_values
-from jobledger.projections.tables.acts import ActFilter, ActRow
+from jobledger.projections.tables.acts import ActFilter, ActGroups, ActRow
 
 #: Matches that `find` returns at most: enough to say that a prefix is ambiguous.
 FIND_MATCHES_MAX = 20
@@ -257,6 +258,17 @@ class Store:
         """
         _check_limit(limit)
         return find_acts(self._query, chosen, cursor=cursor, limit=limit)
+
+    def act_groups(
+        self, limit: int = 50, *, chosen: ActFilter, together: bool = True, acts_max: int = 10_000
+    ) -> ActGroups:
+        """Return the newest acts that fit, at most `limit` of them: what was done at once to many jobs is one.
+
+        That is what one person did with one reason within seconds of each other, each to another job. At most the
+        newest `acts_max` acts are looked at. Without `together` each act is one.
+        """
+        _check_limit(limit)
+        return group_acts(self._query, chosen, limit=limit, together=together, acts_max=acts_max)
 
     def act_count(self, chosen: ActFilter) -> int:
         """Return how many acts fit."""

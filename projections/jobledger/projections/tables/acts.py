@@ -111,6 +111,23 @@ class ActRow(msgspec.Struct, frozen=True, kw_only=True):
     new_input: bool  #: of a requeue that replaced the job's input
 
 
+class ActGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that somebody did to one job, or at once to many."""
+
+    newest: ActRow
+    count: int  #: jobs; 1 also of what is about no job
+    queue: str  #: "" where the jobs are of several queues
+    task: str  #: "" where they are of several tasks
+    is_whole: bool = True  #: False: earlier acts were not looked at, and may belong to it
+
+
+class ActGroups(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest acts, those to many jobs at once in one group."""
+
+    items: list[ActGroup]
+    acts: int  #: how many acts they are
+
+
 class ActFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which acts; None is no condition."""
 

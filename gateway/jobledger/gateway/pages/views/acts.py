@@ -9,7 +9,7 @@ import msgspec
 from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.pages.page import Looked, When, moment_of
 from jobledger.gateway.pages.shell import Shell, surround
-from jobledger.projections.tables.acts import ActFilter, ActRow
+from jobledger.projections.tables.acts import ActFilter, ActGroup
 
 ACTS_MAX: Final = 200
 
@@ -21,10 +21,11 @@ class Query(When, frozen=True, kw_only=True):
 
     by: Text | None = None
     since: Text | None = None
+    each: Text | None = None  #: anything: job by job, also what was done at once to many jobs
 
     def asked(self) -> list[tuple[str, str]]:
         """Return the filters as an address has them."""
-        return [(name, value) for name in ("by", "since") if (value := getattr(self, name))]
+        return [(name, value) for name in ("by", "since", "each") if (value := getattr(self, name))]
 
     def chosen(self, principal: Principal) -> ActFilter:
         """Return the filter of what somebody may see. Raises: ProblemError."""
@@ -42,7 +43,8 @@ class Acts(msgspec.Struct, frozen=True, kw_only=True):
     shell: Shell
     query: Query
     asked: list[tuple[str, str]]
-    acts: list[ActRow]
+    acts: list[ActGroup]
+    shown: int  #: acts in these
     total: int
     acts_max: int
 
@@ -51,11 +53,13 @@ async def acts(looked: Looked, *, query: Query) -> Acts:
     """Return the newest acts."""
     past, chosen = query.as_of(), query.chosen(looked.principal)
     async with looked.gateway.projection.opened(past) as view:
+        found = view.store.act_groups(ACTS_MAX, chosen=chosen, together=not query.each)
         return Acts(
             shell=await surround(looked, view, past),
             query=query,
             asked=query.asked(),
-            acts=view.store.acts(ACTS_MAX, chosen=chosen),
+            acts=found.items,
+            shown=found.acts,
             total=view.store.act_count(chosen),
             acts_max=ACTS_MAX,
         )
