@@ -60,6 +60,7 @@ REASONS: Final[dict[str, str]] = {
     "operator_acts": "checks the chain of each job that it names; GET /v1/acts gives the same rows",
     "perform_one": _PART,
     "present": _PART,
+    "query_tables": "copies tables to the machine and starts a process there; GET /v1/tables lists them",
     "projection_path": _FILES,
     "read_logs": "GET /v1/jobs/{queue}/{id}/logs asks the job's handle",
     "refuse_hole": _FILES,

@@ -111,3 +111,52 @@ def test_steps_say_how_many_rows_they_made_and_a_rebuilt_projection_has_the_same
     assert cli("projection", "verify").code == 0
     assert cli("projection", "rebuild").code == 0
     assert cli("tables", "list", "--json").lines == before
+
+
+def test_a_question_in_sql_is_asked_of_the_tables_of_a_run(cli: Cli) -> None:
+    query = "select s.sku, s.cents, count(*) n from sums s join rows r using (sku) group by all order by 1"
+    table = cli("tables", "query", "totals-1", query)
+    assert table.out.splitlines() == [
+        "sku   cents    n",
+        "──────────────────",
+        "s0    249500   500",
+        "s1    250000   500",
+    ]
+    assert cli("tables", "query", "totals-1", query, "--json").lines == [
+        {"sku": "s0", "cents": 249_500, "n": 500},
+        {"sku": "s1", "cents": 250_000, "n": 500},
+    ]
+    typed = "select date '2026-01-02' as day, 1.50::decimal(9, 2) as euros, [1, 2] as list, null as nothing"
+    assert cli("tables", "query", "totals-1", typed, "--format", "csv").out == (
+        'day,euros,list,nothing\n2026-01-02,1.50,"[1, 2]",\n'
+    )
+    assert cli("tables", "query", "totals-1", typed, "--json").lines == [
+        {"day": "2026-01-02", "euros": "1.50", "list": [1, 2], "nothing": None}
+    ]
+    cut = cli("tables", "query", "totals-1", 'select cents from "rows" order by cents', "--limit", "2")
+    assert cut.out.split()[2:] == ["0", "1"]
+    assert "the first 2 rows" in cut.err
+
+
+def test_what_is_no_question_to_tables_is_refused(cli: Cli) -> None:
+    for query, reason in (
+        ("drop view rows", "a query of tables is one SELECT"),
+        ("select 1; select 2", "a query of tables is one SELECT"),
+        ("select * from read_text('/etc/hostname')", "Permission Error"),
+        ("select * from sum", "tables of the run: rows, sums"),
+        ("select nothing from rows", '"nothing" not found'),
+        ("", "got nothing"),
+    ):
+        found = cli("tables", "query", "totals-1", query)
+        assert (found.code, found.out, reason in found.err) == (2, "", True), found.err
+
+
+def test_a_question_to_tables_without_an_end_ends_and_one_without_rows_says_why(cli: Cli) -> None:
+    endless = "select count(*) from range(1000000) a, range(1000000) b"
+    found = cli("tables", "query", "totals-1", endless, "--timeout", "500ms")
+    assert (found.code, "took longer than 0.5 s" in found.err) == (2, True)
+    assert cli("tables", "remove", "totals-1", "rows", "--yes").code == 0
+    gone = cli("tables", "query", "totals-1", "select * from rows")
+    assert (gone.code, "makes it again" in gone.err) == (3, True)
+    assert cli("tables", "query", "totals-1", "select count(*) as n from sums", "--json").lines == [{"n": 2}]
+    assert cli("tables", "query", "nobody", "select 1").code == 3

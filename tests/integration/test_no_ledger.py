@@ -51,6 +51,7 @@ WORDS = {
     "unique show": "send",
     "tables list": "",
     "tables show": "r rows",
+    "tables query": "r SELECT",
     "tables export": "r rows FOLDER/rows.parquet",
     "tables remove": "r",
     "limits list": "",

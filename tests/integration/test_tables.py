@@ -258,7 +258,7 @@ async def test_a_query_that_is_refused_is_a_step_that_failed_and_says_why(ledger
     assert missing is not None
     assert dropped is not None
     assert (missing.type, "m" in missing.message) == ("BinderException", True)
-    assert dropped.message == "step 'sums': run.sql takes one SELECT, got DROP"
+    assert dropped.message == "step 'sums': a query of tables is one SELECT, got DROP"
 
 
 def rows_that_do_not_fit() -> dict[str, tuple[list[Any], type[Any] | None, str]]:

@@ -106,6 +106,7 @@ COMMANDS: Final = Group(
             {
                 "list": "tables.show",
                 "show": "tables.show",
+                "query": "tables.query",
                 "export": "tables.acts",
                 "remove": "tables.acts",
             },

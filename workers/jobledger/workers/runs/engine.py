@@ -29,10 +29,13 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @step(run_in="process")
-def select(query: str, views: dict[str, str], folder: str, limits: EngineLimits) -> Produced:
+def select(
+    query: str, views: dict[str, str], folder: str, limits: EngineLimits, rows_max: int | None = None
+) -> Produced:
     """Write the rows of a query into `result.parquet` in `folder`, a new one that is its alone.
 
-    `views`: names that the query may use, with the paths of their Parquet files.
+    `views`: names that the query may use, with the paths of their Parquet files. `rows_max`: how many of its rows are
+    written; None: all.
 
     Raises: InvalidInputError for anything but one SELECT; ConfigurationError; duckdb.Error.
     """
@@ -40,6 +43,8 @@ def select(query: str, views: dict[str, str], folder: str, limits: EngineLimits)
     connection = open_locked(views, Path(folder), [str(result)], limits)
     try:
         relation = connection.sql(_only_select(connection, query))
+        if rows_max is not None:
+            relation = relation.limit(rows_max)
         relation.write_parquet(str(result), compression="zstd", row_group_size=ROW_GROUP_ROWS)
     finally:
         connection.close()
@@ -76,7 +81,7 @@ def _only_select(connection: Any, query: str) -> str:
     kinds = [statement.type for statement in statements]
     if len(kinds) != 1 or kinds[0] != load("duckdb").StatementType.SELECT:
         found = ", ".join(str(kind).rpartition(".")[2] for kind in kinds) or "nothing"
-        raise InvalidInputError(f"run.sql takes one SELECT, got {found}")
+        raise InvalidInputError(f"a query of tables is one SELECT, got {found}")
     return str(statements[0].query)
 
 
