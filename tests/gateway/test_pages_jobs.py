@@ -13,10 +13,14 @@ from tests.support.working import record_steps
 
 from jobledger.audit.archive import Archiver, archive_deps
 from jobledger.gateway.parts import Gateway
+from jobledger.gateway.process.children import setup_of
+from jobledger.gateway.process.past import PastViews
+from jobledger.gateway.process.reading import FollowedRows
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.model.commands import CompleteStep, Fail
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import ErrorInfo, Noted, PayloadRef, Queued, Scheduled
+from jobledger.projections import PositionArchivedError
 
 pytestmark = pytest.mark.anyio
 
@@ -60,6 +64,45 @@ async def test_a_note_is_kept_and_a_job_that_waits_is_moved(
     page = await http.get(there)
     assert 'method="post"' not in page.text
     assert (await http.post(f"{there}/note", data={"token": token, "text": "x"})).status_code == 403
+
+
+async def test_a_job_page_that_is_read_twice_shows_what_happened_in_between(
+    http: httpx.AsyncClient, ledger: Ledger
+) -> None:
+    job = await ledger.enqueue(order.options(delay_s=3600), order="77")
+    there = f"/jobs/orders/{job.id}"
+    assert f'formaction="{there}/cancel"' in (await http.get(there)).text
+    await job.cancel()
+    assert "Nothing can be done to it any more." in (await http.get(there)).text
+    run = await ledger.enqueue(order, order="78")
+    await record_steps(ledger, run, "reserve", "pay")
+    plan = f"/jobs/orders/{run.id}/rerun?step=pay"
+    before = hidden_fields((await http.get(plan)).text)["sequence"]
+    await ledger.note(run, "look")
+    assert hidden_fields((await http.get(plan)).text)["sequence"] != before
+    wrong = await http.get("/jobs/orders/*")
+    assert wrong.status_code == 400
+
+
+async def test_pages_say_that_events_were_archived_before_the_lists_had_them(
+    http: httpx.AsyncClient, gateway: Gateway, ledger: Ledger, tmp_path: Path
+) -> None:
+    await ledger.enqueue(order, order="76")
+    await gateway.rows.catch_up()
+    run = await ledger.enqueue(order, order="77")
+    await record_steps(ledger, run, "reserve", "pay")
+    deps = archive_deps(ledger, by="ann", on_progress=lambda _step, _done, _total: None)
+    await Archiver(ledger.log, tmp_path / "archive", deps).run(datetime.now(UTC))
+    for there in (f"/jobs/orders/{run.id}", "/", "/v1/jobs"):
+        answer = await http.get(there)
+        assert answer.status_code == 503, there
+        assert "events were archived before the lists of this gateway had read them" in answer.text
+        assert "jobledger projection rebuild" in answer.text
+        assert str(tmp_path) not in answer.text
+    file = await gateway.rows.path()
+    followed = FollowedRows(ledger, file, PastViews(setup_of(ledger, file, "past")))
+    with pytest.raises(PositionArchivedError):  # at once: its projector cannot go on
+        await followed.catch_up()
 
 
 async def test_a_run_begins_again_as_it_was_planned(

@@ -71,7 +71,7 @@ KINDS: Final[dict[str, Kind]] = {
     "PLAN_EXPIRED": Kind(409, "The plan is too old"),
     "PRECONDITION_FAILED": Kind(412, "It has changed since"),
     "PROJECTION_BEHIND": Kind(503, "The lists are behind", retry=True),
-    "PROJECTION_UNFIT": Kind(500, "The lists cannot be read"),
+    "PROJECTION_UNFIT": Kind(503, "The lists cannot be read"),
     "PROVIDER_UNREACHABLE": Kind(503, "The provider does not answer", retry=True),
     "RATE_LIMITED": Kind(429, "Too many requests", retry=True),
     "READER_TOO_SLOW": Kind(503, "The reader is too slow", retry=True),
@@ -137,10 +137,15 @@ CODE_OF: Final[dict[type[BaseException], str]] = {
     UnfitFileError: "PROJECTION_UNFIT",
 }
 _BEHIND: Final = "the lists do not have what was asked for yet: try again in a moment"
+_UNREAD: Final = (
+    "events were archived before the lists of this gateway had read them: make the lists again on its machine with "
+    "`jobledger projection rebuild`, and with --archive DIR for the past to be in them as well"
+)
 _UNFIT: Final = "the lists of this gateway cannot be used: its log says why, and so does `jobledger projection status` there"
 #: What is told of errors whose own sentences name files of this machine; "" where that of a kind names none.
 _WITHOUT_FILES: Final[dict[type[BaseException], str]] = {
     projections.ProjectionError: _UNFIT,
+    projections.PositionArchivedError: _UNREAD,
     projections.ProjectionConfigError: "",
     projections.MomentArchivedError: "",
     projections.ProjectionMissingError: _BEHIND,

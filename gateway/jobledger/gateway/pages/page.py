@@ -64,6 +64,9 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     facts: Callable[..., Awaitable[Any]]
     permission: Permission | None = "view"
     query: type[msgspec.Struct] = When  #: parameters behind the `?`; others are ignored
+    #: async (looked, path words...) -> a number that changes with what the page is about: what is shown of one is then never
+    #: older than its newest event. None: the page shows lists, which lag anyhow.
+    stands_at: Callable[..., Awaitable[int]] | None = None
 
 
 class Fields:

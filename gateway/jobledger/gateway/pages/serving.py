@@ -112,8 +112,9 @@ class Dashboard:
             told = facts if isinstance(facts, Told) else Told(page.template, facts)
             return self._rendered(told)
 
+        stands_at = 0 if page.stands_at is None else await page.stands_at(looked, **request.path_params)
         # Whoever was told of a position asks for a rendering that was not begun before it.
-        made = await self._shared.get((request.url.path, query, scope, self._pulse.position), make)
+        made = await self._shared.get((request.url.path, query, scope, self._pulse.position, stands_at), make)
         return Response(self._personal(made, principal, request), media_type=_HTML)
 
     def _rendered(self, told: Told) -> bytes:

@@ -31,7 +31,7 @@ from jobledger.gateway.pages.views import (
     rerun,
     webhooks,
 )
-from jobledger.gateway.pages.views.job import job_page
+from jobledger.gateway.pages.views.job import job_page, newest_event
 from jobledger.gateway.pages.views.ledger import ledger
 from jobledger.gateway.pages.views.limits import limits
 from jobledger.gateway.pages.views.queues import queues
@@ -43,13 +43,14 @@ from jobledger.gateway.pages.views.workers import workers
 PAGES: Final = (
     Page(path="/", template="overview.html", facts=overview.overview, query=overview.Query),
     Page(path="/jobs", template="jobs.html", facts=jobs.jobs, query=jobs.Query),
-    Page(path="/jobs/{queue}/{id}", template="job.html", facts=job_page),
+    Page(path="/jobs/{queue}/{id}", template="job.html", facts=job_page, stands_at=newest_event),
     Page(
         path="/jobs/{queue}/{id}/rerun",
         template="rerun.html",
         facts=rerun.rerun,
         query=rerun.Query,
         permission="review",
+        stands_at=newest_event,
     ),
     Page(
         path="/dead-letters",

@@ -12,6 +12,7 @@ from jobledger.admin.rows import Rows, View
 from jobledger.gateway.process.past import PastViews
 from jobledger.ledger import Ledger
 from jobledger.projections import Moment, Position, Store
+from jobledger.projections.agreement import refuse_archived_position
 
 #: How long a reader of its own writes waits for the projector.
 CATCH_UP_S: Final = 5.0
@@ -28,10 +29,14 @@ class FollowedRows(Rows):
     async def catch_up(self) -> Position:
         """Wait until the rows have what the ledger has now; return how far they are.
 
-        Raises: ProjectionTimeoutError, ProjectionError in its other kinds, UnreachableError.
+        Raises: ProjectionTimeoutError; PositionArchivedError where they will never be there; ProjectionError in its other
+            kinds, UnreachableError.
         """
-        head = await self.ledger.log.head()
-        with Store.open(await self.path()) as store:
+        head, path = await self.ledger.log.head(), await self.path()
+        with Store.open(path) as store:
+            position = store.position()
+            if position.event_hash:  # a new file begins where the ledger does
+                refuse_archived_position(path, position, head)
             return await store.wait_for(head.last_sequence, timeout_s=CATCH_UP_S)
 
     @contextlib.asynccontextmanager

@@ -31,7 +31,7 @@ from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import JobNotFoundError, LedgerError
 from jobledger.ledger.model.events import event_type
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
-from jobledger.ledger.model.subjects import JobRef, is_own_queue
+from jobledger.ledger.model.subjects import JobRef, check_token, is_own_queue
 from jobledger.ledger.nats.attempt_logs import LogLine
 from jobledger.ledger.signalling.giving import announced_workflow
 
@@ -111,6 +111,15 @@ async def job_page(looked: Looked, queue: str, id: str, *, query: When) -> JobPa
         if found.missing is None
         else msgspec.structs.replace(shown, missing=where_is(found.missing, job.id))
     )
+
+
+async def newest_event(looked: Looked, queue: str, id: str) -> int:  # noqa: A002 - as in the address
+    """Return the stream sequence of a job's newest event; 0 where the ledger has none under that very id.
+
+    Raises: InvalidTokenError, UnreachableError.
+    """
+    ref = JobRef(queue=check_token("queue", queue), job_id=check_token("job id", id))
+    return await looked.gateway.ledger.log.newest_sequence(looked.gateway.ledger.names.chain(ref))
 
 
 async def _logs(looked: Looked, job: Job) -> list[LogLine]:
