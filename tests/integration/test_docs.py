@@ -350,7 +350,8 @@ class Terminal:
 
     def _call(self, step: Step) -> None:
         environment = self._environment | {"JOBLEDGER_URL": f"nats://127.0.0.1:{self._port}"}
-        code, printed = (self._called_here if self._here else self._called)(step.command, environment)
+        is_here = self._here and step.command.startswith("jobledger ")
+        code, printed = (self._called_here if is_here else self._called)(step.command, environment)
         # An error is shown as the sentence it ends with.
         refused = "\njobledger: " in f"\n{step.shown}"
         assert (code != 0) == refused, f"{step.command}: exit code {code}\n{printed}"
@@ -427,7 +428,7 @@ def free_port() -> int:
         README,
         *(
             ROOT / "docs" / f"{each}.md"
-            for each in ("start", "looking-back", "limits", "queues", "schedules")
+            for each in ("start", "looking-back", "limits", "projections", "queues", "schedules")
         ),
         ROOT / "CONTRIBUTING.md",
     ],
