@@ -35,6 +35,8 @@ from jobledger.ledger import (
     JobState,
     Ledger,
     Limit,
+    Route,
+    RouteDefinition,
     Run,
     Signal,
     TaskRegistry,
@@ -161,9 +163,11 @@ class Stage:
 
     async def work(self) -> None:
         """Run a worker with every reactor while another process produces."""
+        code = TaskRegistry([large, later, never, forever, tabulates])
+        code.add_route(Route("declared", RouteDefinition(scheme="internal")))
         async with (
             self.client("Worker", inline_bytes_max=1) as ledger,  # a snapshot of the limits is above that
-            working(ledger, large, later, never, forever, tabulates, ack_wait_s=1.0) as worker,
+            working(ledger, registry=code, ack_wait_s=1.0) as worker,
         ):
             await worker.taking.wait()
             await declare(ledger, "often", every_s=1)
@@ -176,6 +180,7 @@ class Stage:
             assert await ledger.leases.find("nobody") is None  # as claims do before they take a job over
             await self._resume_by_hand(ledger)
             await until(lambda: self._has_used("Worker", "$JS.ACK.LEDGER.reconcile_"))
+            await until(lambda: self._has_used("Worker", "ledger.route.declared."))
 
     async def _limit(self) -> None:
         """Let the worker give a job a slot of a limit; the definition is taken away again, for it would hold archives back."""

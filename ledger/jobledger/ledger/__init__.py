@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from jobledger.ledger.config import LedgerConfig
     from jobledger.ledger.connecting.connect import connect
     from jobledger.ledger.context import Context
+    from jobledger.ledger.declared_route import Route
     from jobledger.ledger.decorator import task
     from jobledger.ledger.event_stream import EventStream
     from jobledger.ledger.graphs.graph import Graph
@@ -164,6 +165,7 @@ else:  # the same as a table
             "subscriptions.subscription": ("EventDelivery", "Subscription"),
             "tables.errors": ("TableExpiredError",),
             "tables.table": ("Table",),
+            "declared_route": ("Route",),
             "tasks": ("Task", "TaskRegistry"),
             "unique.rule": ("Unique",),
         },
@@ -250,6 +252,7 @@ __all__ = [
     "ResultMismatchError",
     "ResultTimeoutError",
     "Retry",
+    "Route",
     "RouteDefinition",
     "RouteNotFoundError",
     "RouteRule",

@@ -43,6 +43,8 @@ C_co = TypeVar("C_co", covariant=True)
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
+    from jobledger.ledger.declared_route import Route
+
     #: What a job has as its result: what its task returns, without the outcomes that are none. A task that returns
     #: nothing but outcomes has the result None.
     Result = TypeVarWithDefault("Result", default=None)
@@ -272,6 +274,7 @@ class TaskRegistry:
         self.modules: tuple[str, ...] = ()  #: as given to `load`, so that another process can load the same
         self.hooks: tuple[Hooks, ...] = ()  #: found at the top of modules: for every task here
         self.schedules: dict[str, Schedule] = {}  #: those of the tasks, and those found at the top of modules
+        self.routes: dict[str, Route] = {}  #: found at the top of modules
         for found in tasks:
             self.add(found)
 
@@ -281,6 +284,8 @@ class TaskRegistry:
 
         Raises: ConfigurationError for a module that cannot be imported or holds no task, TaskDefinitionError.
         """
+        from jobledger.ledger.declared_route import Route  # noqa: PLC0415 - who only enqueues has no routes
+
         registry = cls()
         for name in modules:
             members: list[Any] = list(vars(_import(name)).values())
@@ -290,13 +295,16 @@ class TaskRegistry:
                     registry.hooks += (each,)
             found: list[Task[Any, Any]] = [value for value in members if isinstance(value, Task)]
             schedules = [each for each in members if isinstance(each, Schedule) and not each.is_used]
-            if not found and not schedules:
+            routes = [each for each in members if isinstance(each, Route)]
+            if not found and not schedules and not routes:
                 message = f"module {name!r} holds no task: decorate a function with @task"
                 raise ConfigurationError(message)
             for each in found:
                 registry.add(each)
             for each in schedules:
                 registry.add_schedule(each)
+            for each in routes:
+                registry.add_route(each)
         return registry
 
     def add(self, task: Task[Any, Any]) -> None:
@@ -337,6 +345,11 @@ class TaskRegistry:
         schedule.check()
         if self.schedules.setdefault(schedule.name, schedule) is not schedule:
             raise ConfigurationError(f"two schedules are called {schedule.name!r}: give one another name")
+
+    def add_route(self, route: Route) -> None:
+        """Add a route. Raises: ConfigurationError for a second one of the same name."""
+        if self.routes.setdefault(route.name, route) is not route:
+            raise ConfigurationError(f"two routes are called {route.name!r}: give one another name")
 
     def add_built_in(self, task: Task[Any, Any]) -> None:
         """Let a task of the ledger's own be found by its name, unless a module has one; it is not listed among these."""

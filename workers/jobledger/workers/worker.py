@@ -41,6 +41,7 @@ from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.attempt.settlement import elsewhere_s, nak
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.config import WorkerConfig
+from jobledger.workers.declared_routes import declare_routes
 from jobledger.workers.pool.pool import ProcessPool
 from jobledger.workers.reactors.children.opening import Opening
 from jobledger.workers.reactors.flow.reactor import FlowCounts, FlowReactor
@@ -269,6 +270,8 @@ class Worker:
         if self._config.schedules:
             declaring = Declaring(self._ledger, self._tasks.schedules.values(), self.queues)
             keepers.append(self._serve("the schedules", declaring.run))
+            routes = list(self._tasks.routes.values())
+            keepers.append(self._serve("the routes", lambda: declare_routes(self._ledger, routes)))
         pulling = self._serve("the intake", self._intake.run, fatal=(PermissionRefusedError,))
         reactors = (
             start_reactors(self._ledger, self._on_dead_letter, self.flow) if self._config.reactors else []

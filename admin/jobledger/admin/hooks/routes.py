@@ -43,6 +43,7 @@ class ShownRoute(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     sequence: int  #: stream sequence of its newest event
     history: tuple[Change, ...]  #: the newest first, at most as many as were asked for
+    source: str = "operator"  #: `code` where a process declared it, `operator` where a person set it
 
 
 class DeliverySaid(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,6 +195,7 @@ async def show_route(ledger: Ledger, name: str, *, history_max: int = 20) -> Sho
         reason=route.reason,
         sequence=route.sequence,
         history=tuple(reversed(said)),
+        source=route.source,
     )
 
 

@@ -94,7 +94,7 @@ NoSchedules = Annotated[
         "--no-schedules",
         metavar="",
         envvar="JOBLEDGER_NO_SCHEDULES",
-        help="Do not declare the schedules of the loaded modules.",
+        help="Do not declare the schedules and routes of the loaded modules.",
     ),
 ]
 UntilIdle = Annotated[

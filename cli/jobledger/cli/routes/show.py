@@ -95,7 +95,7 @@ def _tell_route(output: Output, found: ShownRoute, now: datetime) -> None:
                 ("tolerance", f"{definition.tolerance_s:,} s"),
                 ("largest body", f"{definition.body_bytes_max:,} bytes"),
                 ("bodies kept", f"{definition.keep_bodies_days:,} days"),
-                ("set by", found.by),
+                ("declared by the code of" if found.source == "code" else "set by", found.by),
                 ("since", moment(found.history[0].at, now)),
                 ("reason", found.reason or None),
             ]

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.model.identity import new_identity
 from jobledger.workers.announcing import announce_tasks
+from jobledger.workers.declared_routes import declare_routes
 from jobledger.workers.reactors.schedules.declaring import Declaring
 from jobledger.workers.reactors.schedules.hooking import with_hooks
 from jobledger.workers.services import outlive
@@ -17,12 +18,13 @@ class LoadedCode:
     """What the ledger is told of the code: without a worker, too, tasks can be enqueued by name and schedules tick."""
 
     def __init__(self, ledger: Ledger, tasks: TaskRegistry, *, schedules: bool) -> None:
-        """Tell nothing yet; without `schedules` none is declared. Raises: ConfigurationError where there is no task."""
+        """Tell nothing yet; without `schedules` neither these nor routes are declared. Raises: ConfigurationError where there is no task."""
         self.announced = asyncio.Event()  #: the tasks are written, or the server refused them
         self._ledger = ledger
         self._tasks = with_hooks(tasks)
         self._identity = new_identity()
         found = list(tasks.schedules.values()) if schedules else []
+        self._routes = list(tasks.routes.values()) if schedules else []
         # All of them: what no worker serves runs in requests of `/v1/run`, whichever queue these name.
         self._declaring = Declaring(ledger, found, [each.queue for each in found])
 
@@ -31,6 +33,7 @@ class LoadedCode:
         await asyncio.gather(
             self._outlive("the announcement", self._announce),
             self._outlive("the schedules", self._declaring.declare_once),
+            self._outlive("the routes", lambda: declare_routes(self._ledger, self._routes)),
         )
 
     async def _announce(self) -> None:

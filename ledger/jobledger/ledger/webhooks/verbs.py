@@ -46,6 +46,13 @@ class RouteVerbs:
         self._enqueuer = enqueuer
         self._receiver = Receiver(client.log, bodies, self._order, self._signal, client.stamp)
 
+    async def declare(self, name: str, definition: RouteDefinition) -> Changed[Route]:
+        """Have a route do what code says, unless a person set it: then it stays, and is returned as it is.
+
+        Raises: as `set`.
+        """
+        return await self._set(name, SetRoute(definition=definition, source="code"), "", plan=False)
+
     async def set(
         self, name: str, definition: RouteDefinition, *, reason: str = "", by: str = "", plan: bool = False
     ) -> Changed[Route]:
@@ -55,8 +62,10 @@ class RouteVerbs:
 
         Raises: InvalidInputError, InvalidTokenError, GraphNotFoundError, LedgerFullError, UnreachableError.
         """
-        command = SetRoute(definition=definition, reason=reason)
-        for rule in definition.rules:
+        return await self._set(name, SetRoute(definition=definition, reason=reason), by, plan=plan)
+
+    async def _set(self, name: str, command: SetRoute, by: str, *, plan: bool) -> Changed[Route]:
+        for rule in command.definition.rules:
             await self._require_fit(rule)
         return await self._change(name, command, by, plan=plan)
 

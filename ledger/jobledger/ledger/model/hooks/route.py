@@ -39,6 +39,7 @@ from jobledger.ledger.model.inputs import (
     checked_metadata,
 )
 from jobledger.ledger.model.json_text import encode_value
+from jobledger.ledger.model.limits.definition import Source
 from jobledger.ledger.model.limits.names import joined
 from jobledger.ledger.model.subjects import check_token, check_users_queue
 
@@ -170,6 +171,7 @@ class RouteSet(_Fact, frozen=True, kw_only=True, tag="set", gc=False):
     """From here on the route does what this event says, whatever it did before."""
 
     definition: RouteDefinition  #: what it does
+    source: Source = "operator"  #: the application's code, or a person, whom code never overrides
 
 
 class RouteRemoved(_Fact, frozen=True, kw_only=True, tag="removed", gc=False):
@@ -188,6 +190,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     by: str
     reason: str = ""
     sequence: int  #: stream sequence of that event
+    source: Source = "operator"  #: who said what it does
 
 
 def evolve(_before: Route | None, event: RouteEvent, stream_sequence: int) -> Route:
@@ -199,6 +202,7 @@ def evolve(_before: Route | None, event: RouteEvent, stream_sequence: int) -> Ro
         by=event.by,
         reason=event.reason,
         sequence=stream_sequence,
+        source=event.source if isinstance(event, RouteSet) else "operator",
     )
 
 
@@ -207,6 +211,7 @@ class SetRoute(msgspec.Struct, frozen=True, kw_only=True):
 
     definition: RouteDefinition
     reason: str = ""
+    source: Source = "operator"
 
     def __post_init__(self) -> None:
         """Refuse what cannot work. Raises: InvalidInputError, InvalidTokenError."""
@@ -225,15 +230,21 @@ RouteCommand = SetRoute | RemoveRoute
 def decide(name: str, before: Route | None, command: RouteCommand, stamp: Stamp) -> RouteEvent | None:
     """Return the event that follows from a command; None where the route is as it asks already.
 
+    Nor does code change what a person set.
+
     Raises: RouteNotFoundError for the removal of what is not there.
     """
     fact: dict[str, Any] = {"route": name, "at": stamp.at, "by": stamp.by, "trace": stamp.trace}
     definition = None if before is None else before.definition
     match command:
         case SetRoute():
-            if definition == command.definition:
-                return None
-            return RouteSet(**fact, definition=command.definition, reason=command.reason)
+            if before is not None and definition is not None:
+                is_same = definition == command.definition and before.source == command.source
+                if is_same or (command.source == "code" and before.source == "operator"):
+                    return None
+            return RouteSet(
+                **fact, definition=command.definition, reason=command.reason, source=command.source
+            )
         case RemoveRoute():
             if definition is None:
                 raise RouteNotFoundError(name)

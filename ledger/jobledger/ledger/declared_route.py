@@ -1,0 +1,23 @@
+"""Routes that code declares: `Route`."""
+
+from __future__ import annotations
+
+from jobledger.ledger.model.hooks.route import RouteDefinition, check_definition
+from jobledger.ledger.model.subjects import check_token
+
+
+class Route:
+    """What a route does, as code declares it.
+
+    At the top of a module that a worker or a gateway loads, which declares it at its start. What a person set stays.
+    """
+
+    def __init__(self, name: str, definition: RouteDefinition) -> None:
+        """`name`: the last word of its address `/in/<name>`. Raises: InvalidInputError, InvalidTokenError."""
+        check_definition(definition)
+        self.name = check_token("route", name)
+        self.definition = definition
+
+    def __repr__(self) -> str:
+        """Show its name."""
+        return f"<route {self.name}>"
