@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.support.forgery import Line, copied, relinked, rewritten
 from tests.support.groups import Groups
-from tests.support.working import LIMIT_S, Connect, ended, working
+from tests.support.working import LIMIT_S, Connect, becomes, ended, working
 
 from jobledger.audit.export import verify_export, write_export
 from jobledger.audit.verify import verify
@@ -34,6 +34,7 @@ from jobledger.ledger import (
 from jobledger.ledger.children import child_ref
 from jobledger.ledger.model.commands import Claim, CopyEnds, Interrupt, StartStep
 from jobledger.ledger.model.events import Copied, Joined, StepStarted
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.reruns import groups
 from jobledger.ledger.reruns.beginning import plan_rerun
 from jobledger.ledger.server import EmbeddedServer
@@ -245,6 +246,43 @@ async def test_a_child_that_completed_after_its_run_died_is_copied_too(ledger: L
         assert await again.result(timeout_s=LIMIT_S) == PAGES
     assert calls_again(before) == set()
     assert await check(ledger) == 6
+
+
+@workflow(queue="inner", max_attempts=1)
+async def inner(run: Run, count: int) -> list[str]:
+    return await run.options(on_dead_letter="fail").map(page, range(count))
+
+
+@workflow(queue="runs", max_attempts=1)
+async def outer(run: Run, count: int) -> list[str]:
+    return await run.options(on_dead_letter="fail").call(inner, count)
+
+
+async def test_a_rerun_whose_child_never_began_is_begun_again_with_what_the_first_run_did(
+    ledger: Ledger,
+) -> None:
+    BROKEN.add(3)
+    async with working(ledger, outer, inner, page, concurrency=8):
+        source = await failed(ledger, outer, 6)
+    BROKEN.clear()
+    async with working(ledger, outer):  # nobody serves the queue of the child
+        again = await ledger.rerun(source, failed=True, task=outer)
+        await becomes(again, JobState.PAUSED)
+        async with asyncio.timeout(LIMIT_S):
+            while not await ledger.log.newest_sequence(ledger.names.chain(await child_of(again, "inner"))):
+                await asyncio.sleep(0.01)
+        await again.cancel()
+        await ended(again)
+    before = CALLS.copy()
+    async with working(ledger, outer, inner, page, concurrency=8):
+        last = await ledger.rerun(again, failed=True, task=outer)
+        assert await last.result(timeout_s=LIMIT_S) == PAGES
+    assert calls_again(before) == {"page 3"}
+    await check(ledger)
+
+
+async def child_of(run: JobHandle[Any], step: str) -> JobRef:
+    return child_ref(run.ref, (await run.snapshot()).steps[step], 0)
 
 
 @workflow(name="waits", queue="runs", max_attempts=1)

@@ -10,6 +10,7 @@ from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.errors import InvalidError, JobNotFoundError, RefusedError, WrongSequenceError
 from jobledger.ledger.model.events import RerunOf
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.runs.reruns import has_copied
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
@@ -46,6 +47,10 @@ def _is_same(asked: Step, step: Step) -> bool:
 
 
 async def _planned(client: Client, child: JobRef, reason: str) -> RerunOf | None:
+    job = (await load(client.log, child)).job
+    copies = None if job is None else job.order.rerun_of
+    if job is not None and copies is not None and not has_copied(copies, job.steps):
+        return copies  # it ended before it had copied all, so nothing of it is its own
     try:
         plan = await plan_rerun(client, child, failed=True, reason=reason)
     except WrongSequenceError:
