@@ -115,6 +115,13 @@ def test_what_catches_everything_says_why() -> None:
 _OF_THE_TERMINAL = re.compile(r"sys\.(argv|stdin|stdout|stderr|exit)|os\.(environ|getenv)|print$")
 
 
+def test_make_test_collects_every_folder_of_tests() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    collected = settings["tool"]["pytest"]["ini_options"]["testpaths"]
+    folders = {path.relative_to(ROOT).parts[1] for path in (ROOT / "tests").rglob("test_*.py")}
+    assert sorted(collected) == sorted(f"tests/{folder}" for folder in folders)
+
+
 def _terminal_words(text: str) -> list[str]:
     names = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute | ast.Name)]
     imported = [

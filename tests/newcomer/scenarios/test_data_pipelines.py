@@ -67,7 +67,7 @@ def _totals(account: str) -> list[dict[str, Any]]:
 
 def _failed(place: Place) -> None:
     """A step that failed after its tries fails its run, as often as the run may begin again."""
-    status, refused = place.ask(f"/v1/jobs/{QUEUE}/broken/result", prefer="wait=30")
+    status, refused = place.ended(QUEUE, "broken")
     assert (status, refused["code"]) == (500, "JOB_EXECUTION_ERROR")
     assert "no price for item" in refused["detail"]
     assert len(_done(place, "items-broken")) >= 2

@@ -62,7 +62,7 @@ def _asked(place: Place) -> None:
 
 def _failed_for_good(place: Place) -> None:
     """The attempts of a hopeless job stood apart by the backoff; it is a dead letter that somebody discards."""
-    status, refused = place.ask("/v1/jobs/run-job/hopeless/result", prefer="wait=30")
+    status, refused = place.ended("run-job", "hopeless")
     assert (status, refused["code"]) == (500, "JOB_EXECUTION_ERROR")
     attempts = place.ask("/v1/jobs/run-job/hopeless/attempts")[1]["items"]
     begun = [datetime.fromisoformat(each["started_at"]) for each in attempts]
