@@ -17,6 +17,8 @@ from jobledger.audit.why_run import ChildNow, Moment, RunWait, explain_paused, r
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.lock import LOCK
+from jobledger.ledger.model.log import end_of_chain
 from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.times import shown_time
@@ -42,12 +44,22 @@ class Paused(msgspec.Struct, frozen=True, kw_only=True):
     until: str  #: as the server says it
 
 
+class LockWait(msgspec.Struct, frozen=True, kw_only=True):
+    """A lock that the code of an attempt waits for, as its worker said with the last renewal of its lease."""
+
+    scope: str
+    lock: str
+    holder: str  #: the process that holds it; "" where it is free by now
+    lives: bool  #: whether that process has a lease
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What surrounds a job at a moment."""
 
     now: datetime
     is_past: bool = False  #: `now` is a past moment: leases and consumers of that time are not known
     holder: WorkerInfo | None = None  #: the lease of the worker that runs it, if it lives
+    lock: LockWait | None = None  #: what the attempt that runs waits for, if it does
     workers: tuple[WorkerInfo, ...] = ()  #: with living leases, that serve its queue
     backlog: int | None = None  #: dispatches of its queue and priority not yet delivered; None: no consumer
     delivered: int = 0  #: stream sequence up to which that consumer has delivered
@@ -103,6 +115,7 @@ async def find_facts(ledger: Ledger, job: Job) -> Facts:
     return Facts(
         now=ledger.clock.now(),
         holder=holder,
+        lock=await _lock_wait(ledger, job, holder),
         workers=workers,
         announced=announced,
         backlog=backlog,
@@ -111,6 +124,19 @@ async def find_facts(ledger: Ledger, job: Job) -> Facts:
         queue=queue,
         key=None if not job.order.unique else await find_holder(ledger.log, key_of(job)),
     )
+
+
+async def _lock_wait(ledger: Ledger, job: Job, worker: WorkerInfo | None) -> LockWait | None:
+    """Return the lock that a running job waits for. Raises: UnreachableError."""
+    name = None if worker is None else worker.waits.get(f"{job.queue}/{job.id}")
+    if name is None:
+        return None
+    scope, _, lock = name.partition("/")
+    state = LOCK.view(*await end_of_chain(ledger.log, LOCK.chain(ledger.names, scope, lock))).state
+    if state is None or not state.is_held:
+        return LockWait(scope=scope, lock=lock, holder="", lives=False)
+    lives = await ledger.leases.find(state.holder) is not None
+    return LockWait(scope=scope, lock=lock, holder=state.holder, lives=lives)
 
 
 def _pause(info: ConsumerInfo, stream: str) -> Paused | None:
@@ -316,7 +342,17 @@ def _running(job: Job, facts: Facts) -> tuple[str, str]:
     hint = f"jobledger jobs cancel {job.id}"
     if job.cancel_requested or job.pause_requested:  # what is left is to look how far it is
         hint = f"jobledger jobs show {job.id}{' --tree' if job.steps else ''}"
-    return f"attempt {attempt.number} runs on worker {attempt.worker} for {ran}{asked}", hint
+    said = f"attempt {attempt.number} runs on worker {attempt.worker} for {ran}{asked}"
+    return f"{said}{'' if facts.lock is None else _lock(facts.lock)}", hint
+
+
+def _lock(lock: LockWait) -> str:
+    """Say which lock an attempt waits for, and who holds it."""
+    waits = f", and waits for lock {lock.scope}/{lock.lock}"
+    if not lock.holder:
+        return f"{waits}, which is free by now"
+    gone = "" if lock.lives else ", whose lease is over: whoever waits takes it over"
+    return f"{waits}, which process {lock.holder} holds{gone}"
 
 
 def _in_steps(job: Job) -> str:

@@ -52,7 +52,9 @@ def workers_for(principal: Principal, workers: Iterable[WorkerInfo]) -> list[Wor
     for each in workers:
         queues = tuple(queue for queue in each.queues if principal.may("view", queue))
         if queues:
-            found.append(replace(each, queues=queues, tasks=None, jobs=(), running=None, schedules=None))
+            found.append(
+                replace(each, queues=queues, tasks=None, jobs=(), running=None, schedules=None, waits={})
+            )
     return found
 
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Final
 
@@ -61,6 +61,7 @@ class LeaseKeeper:
         supervisor: str = "",
         concurrency: int = 0,
         reactors: bool = False,
+        waits: Callable[[], Mapping[str, str]] = dict,
         announce: Callable[[str], None] | None = None,
         outage: Outage | None = None,
     ) -> None:
@@ -78,6 +79,7 @@ class LeaseKeeper:
         self._supervisor = supervisor
         self._concurrency = concurrency
         self._reactors = reactors
+        self._waits = waits
         self._announce = announce
         self._outage = outage or Outage()
         self._revision = 0
@@ -194,6 +196,7 @@ class LeaseKeeper:
             version=version(),
             stopped=stopped,
             kind=self._kind,
+            waits=dict(islice(self._waits().items(), JOBS_MAX)),
             clock_apart_s=round(apart_s(self._clock), 1),
         )
 

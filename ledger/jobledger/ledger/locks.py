@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import Any, Final, TypeVar
 
 import anyio
 
 from jobledger.ledger.held_lock import AsyncBlock, HeldLock, Place, Turn
 from jobledger.ledger.lease_keeper import LeaseKeeper
+from jobledger.ledger.logs.job_filter import current
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Stamp
@@ -50,6 +51,7 @@ _LEASE_LOOK_S: Final = 0.02
 _RETRY_S: Final = 0.5
 _RELEASE_S: Final = 5.0  #: how long the end of a block waits for its `released`; after that it goes on behind
 _CLOSE_S: Final = 2.0
+_TOLD_AFTER_S: Final = 1.0  #: a wait that is shorter is not worth a word
 #: Who hears that a lock is free looks after this, divided by the seconds it has waited: long waits come first.
 _HEAD_START_S: Final = 0.02
 #: Whoever gave back a lock that others want waits this long (seconds) before taking it again: longer than they need.
@@ -82,6 +84,7 @@ class Locks:
         self._places: dict[LockRef, Place] = {}
         self._held: dict[int, HeldLock] = {}  # by fencing number
         self._rests: dict[LockRef, float] = {}  # until when a lock that others want is left to them
+        self._waits: dict[object, tuple[str, str, float]] = {}  # job, lock, since when
         self._background: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -119,13 +122,31 @@ class Locks:
         ref = LockRef(scope=check_token("lock scope", scope), lock_id=check_token("lock id", lock_id))
         _check_wait(wait_s)
         deadline = self._clock.monotonic() + wait_s
-        turn = await self._take_turn(ref, owner, wait_s, deadline)
+        with self._told(ref):
+            turn = await self._take_turn(ref, owner, wait_s, deadline)
+            try:
+                return await self._contend(turn, wait_s, deadline)
+            except BaseException:  # cancelled, too: the next one in this process waits for the turn
+                if not turn.is_handed_on:
+                    self._end_turn(turn)
+                raise
+
+    def waits(self) -> dict[str, str]:
+        """Return which jobs of this process have waited for a lock for a second: `queue/job` -> `scope/id`."""
+        told = self._clock.monotonic() - _TOLD_AFTER_S
+        return {job: lock for job, lock, since in self._waits.values() if since <= told}
+
+    @contextlib.contextmanager
+    def _told(self, ref: LockRef) -> Generator[None, None, None]:
+        """Know of the attempt that waits for a lock in this block, if one does."""
+        attempt, key = current.get(), object()
+        if attempt is not None:
+            job = f"{attempt.facts['queue']}/{attempt.facts['job']}"
+            self._waits[key] = job, f"{ref.scope}/{ref.lock_id}", self._clock.monotonic()
         try:
-            return await self._contend(turn, wait_s, deadline)
-        except BaseException:  # cancelled, too: the next one in this process waits for the turn
-            if not turn.is_handed_on:
-                self._end_turn(turn)
-            raise
+            yield
+        finally:
+            self._waits.pop(key, None)
 
     async def release(self, held: HeldLock) -> None:
         """Give a lock back; what cannot be stored now is stored behind, as long as this process has its lease.

@@ -161,6 +161,7 @@ class Worker:
             running=lambda: len(self._attempts.running),
             on_lost=lambda identity: self._attempts.lose(identity),  # noqa: PLW0108 - made below
             jobs=self._job_ids,
+            waits=self._ledger.locks.waits,
             tasks=tuple(
                 {task_word(task.name, each): None for task in self._tasks for each in ("", task.version)}
             ),

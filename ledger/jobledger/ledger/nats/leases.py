@@ -75,6 +75,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     kind: LeaseKind = "worker"
     concurrency: int = 0  #: how many attempts a worker runs at once; 0: it does not say
     reactors: bool = False  #: whether it hosts the reactors
+    #: Jobs that wait for a lock, `queue/job`, and which one, `scope/id`; `JOBS_MAX` at the most.
+    waits: dict[str, str] = {}
     clock_apart_s: float = 0.0  #: how far its machine's clock is ahead of the server's; below 0: behind it
 
 
