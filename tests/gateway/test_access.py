@@ -17,11 +17,11 @@ from tests.support.limits import LIMIT_S
 from tests.support.working import until
 
 from jobledger.admin.access.keys import Grant, MadeKey, create_link, list_keys, revoke_key, rotate_key
-from jobledger.gateway.access.permissions import ROLES, Role
 from jobledger.gateway.access.rates import Quota
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.ledger import Ledger
+from jobledger.ledger.model.rights.grants import ROLES, Role
 
 pytestmark = pytest.mark.anyio
 #: Addresses that say who asks, or what anybody may know.

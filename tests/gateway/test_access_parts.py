@@ -14,7 +14,6 @@ from jobledger.gateway.access.keys import AccessSettings
 from jobledger.gateway.access.listening import may_listen
 from jobledger.gateway.access.origins import Hosts, checked_origins, forwarded, is_among, networks
 from jobledger.gateway.access.people import People
-from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.access.rates import Quota, Rates, group_of
 from jobledger.gateway.access.ring import STALE_S, KeyRing
 from jobledger.gateway.access.sessions import SESSION_S, Session, Sessions, signing_keys
@@ -22,6 +21,7 @@ from jobledger.gateway.pages.login import inside
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.scoped import tree_for
 from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.model.rights.authority import Principal
 from jobledger.projections.tables.steps import StepRow
 
 KEY = b"k" * 43

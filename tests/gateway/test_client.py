@@ -14,7 +14,6 @@ from tests.support.limits import LIMIT_S
 from tests.support.working import working
 
 from jobledger.gateway.access.local import LocalAccess
-from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.client import Event, connect, sync
 from jobledger.gateway.client.problems import GatewayProblem, error_of
 from jobledger.gateway.client.remote import JobHandle, Requests
@@ -34,6 +33,7 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
 )
 from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
+from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.nats.task_book import write_tasks
 
 pytestmark = pytest.mark.anyio

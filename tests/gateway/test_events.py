@@ -16,7 +16,6 @@ from tests.support.working import until
 
 from jobledger.admin.events.choice import chosen_events
 from jobledger.gateway.access.local import LocalAccess
-from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.events.feed import Feed
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
@@ -24,6 +23,7 @@ from jobledger.gateway.shares import Asker, Share, Shares
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.model.commands import Claim, Fail, Note, Requeue
 from jobledger.ledger.model.events import ErrorInfo
+from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.subscriptions.filter import Start
 
 pytestmark = pytest.mark.anyio

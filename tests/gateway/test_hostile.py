@@ -15,7 +15,6 @@ from tests.support.working import bury
 
 from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.access.origins import check_origin
-from jobledger.gateway.access.permissions import ROLES, Principal
 from jobledger.gateway.acts.asked import QUEUE, ToDo
 from jobledger.gateway.acts.bulk_act import bulk_act
 from jobledger.gateway.api.table import ENDPOINTS
@@ -24,6 +23,8 @@ from jobledger.gateway.problems import ProblemError
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.rights.grants import ROLES
 from jobledger.ledger.model.subjects import JobRef
 
 pytestmark = pytest.mark.anyio

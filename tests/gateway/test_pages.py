@@ -16,7 +16,6 @@ from tests.support.dashboard import HOSTILE, Someone, check_page, hidden_fields,
 from tests.support.limits import LIMIT_S
 from tests.support.working import bury, working
 
-from jobledger.gateway.access.permissions import ROLES, Role
 from jobledger.gateway.acts.bulk_act import bulk_act
 from jobledger.gateway.acts.verifying import verify_task
 from jobledger.gateway.pages.table import FORMS, PAGES
@@ -25,6 +24,7 @@ from jobledger.ledger import Ledger, task
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.rights.grants import ROLES, Role
 from jobledger.ledger.nats.task_book import TaskEntry, write_tasks
 from jobledger.ledger.server import EmbeddedServer
 

@@ -14,7 +14,6 @@ from starlette.requests import Request
 
 from jobledger.audit.errors import ScratchSpaceError
 from jobledger.gateway.access.local import LocalAccess
-from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import JSON
@@ -27,6 +26,7 @@ from jobledger.gateway.process.past import PastViews
 from jobledger.gateway.process.reading import FollowedProjection, FollowedRows
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.model.errors import LedgerError
+from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.opening import UnfitFileError
 from jobledger.projections import errors as projections
 from jobledger.projections.errors import ProjectionError

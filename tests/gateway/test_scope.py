@@ -16,11 +16,12 @@ from tests.support.gateways import gateway_of
 from tests.support.keyholders import code_of
 from tests.support.working import bury, record_steps
 
-from jobledger.gateway.access.permissions import PERMISSIONS, Principal
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.http.endpoint import NDJSON, Endpoint
 from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.ledger import Task, TaskRegistry, connect, task
+from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.rights.grants import PERMISSIONS
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.server import EmbeddedServer
 

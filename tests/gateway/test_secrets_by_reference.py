@@ -13,9 +13,10 @@ from tests.support.gateway import someone
 from tests.support.gateways import gateway_of
 
 from jobledger.gateway.access.local import LocalAccess
-from jobledger.gateway.access.permissions import ROLES, Principal
 from jobledger.gateway.app import app
 from jobledger.ledger import Ledger
+from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.rights.grants import ROLES
 from jobledger.ledger.webhooks.secrets import Secrets
 
 pytestmark = pytest.mark.anyio

@@ -8,8 +8,9 @@ import re
 import httpx
 
 from jobledger.gateway.access.local import LocalAccess
-from jobledger.gateway.access.permissions import ROLES, Permission, Principal, Role
 from jobledger.gateway.pages.serving import POLICY
+from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.rights.grants import ROLES, Permission, Role
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'"
 

@@ -14,7 +14,6 @@ from starlette.requests import HTTPConnection
 from tests.support.limits import LIMIT_S
 
 from jobledger.gateway.access.gate import Gate
-from jobledger.gateway.access.permissions import ROLES, Permission, Principal
 from jobledger.gateway.app import app
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.parts import Gateway
@@ -24,6 +23,8 @@ from jobledger.ledger.adding.announced import entry_of
 from jobledger.ledger.model.commands import Claim, Complete, Fail, Interrupt
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.rights.grants import ROLES, Permission
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.nats.task_book import write_tasks
 

@@ -13,7 +13,6 @@ from tests.support.stories import Story, check, found
 from tests.support.tables import each_row
 
 from jobledger.ledger.access.secret import new_key, read_key
-from jobledger.ledger.model.access.grants import EVERYTHING, PERMISSIONS, Scope, checked_patterns, matches
 from jobledger.ledger.model.access.key import (
     ACCESS,
     AccessCommand,
@@ -32,6 +31,7 @@ from jobledger.ledger.model.access.key import (
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.errors import InvalidInputError, LedgerError, NotFoundError, RefusedError
+from jobledger.ledger.model.rights.grants import EVERYTHING, PERMISSIONS, Scope, checked_patterns, matches
 from jobledger.ledger.model.subjects import Names
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)

@@ -29,8 +29,8 @@ from jobledger.cli.output import Output
 from jobledger.cli.session import operator
 from jobledger.cli.text import age, moment, plain, shortened
 from jobledger.cli.times import seconds, time_of
-from jobledger.ledger.model.access.grants import PERMISSIONS, ROLES, Permission, Role
 from jobledger.ledger.model.access.key import GRACE_S_MAX
+from jobledger.ledger.model.rights.grants import PERMISSIONS, ROLES, Permission, Role
 from jobledger.ledger.model.times import shown_time
 
 _GATEWAY: Final = "http://127.0.0.1:8080"

@@ -10,13 +10,13 @@ from starlette.requests import HTTPConnection
 from jobledger.admin.past import AsOf
 from jobledger.admin.rows import Rows, View
 from jobledger.gateway.access.gate import Gate
-from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.events.feed import Feed
 from jobledger.gateway.life import Life
 from jobledger.gateway.refused import Refused
 from jobledger.gateway.route_names import RouteNames
 from jobledger.gateway.shares import Shares
 from jobledger.ledger import Ledger, TaskRegistry
+from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.webhooks.secrets import Secrets
 
 

@@ -100,6 +100,7 @@ CODE_OF: Final[dict[type[BaseException], str]] = {
     asked.JobNotYetError: "JOB_NOT_FOUND",
     subscriptions.SubscriptionNotFoundError: "NOT_FOUND",
     ledger.RefusedError: "REFUSED",
+    ledger.AccessDeniedError: "JOB_ACCESS_DENIED",
     ledger.AmbiguousIdError: "AMBIGUOUS_ID",
     ledger.IllegalTransitionError: "ILLEGAL_TRANSITION",
     runs.StepOverError: "ILLEGAL_TRANSITION",

@@ -11,7 +11,7 @@ from jobledger.admin.objects.fleet import LimitListed, LimitMissing, QueueShown
 from jobledger.admin.rows import Rows
 from jobledger.admin.runs import Tree, TreeStep
 from jobledger.admin.workflows.listing import Listed, list_workflows
-from jobledger.gateway.access.permissions import Principal
+from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections.filters import Term, visible
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack, overlo
 
 import msgspec
 
+from jobledger.ledger.access.acting import ACTING_FOR
 from jobledger.ledger.adding.bulk import BulkResult
 from jobledger.ledger.children import Children, Parent
 from jobledger.ledger.config import LedgerConfig
@@ -125,10 +126,14 @@ class Ledger:
             at = ticks.last + _MICROSECOND
         ticks.last = at
         trace = "" if self.tracing is None else self.tracing.current()
+        authority = ACTING_FOR.get()
+        if authority is not None:
+            by = authority.name
         if self._children is None:
-            return Stamp(at=at, by=by or self.identity, trace=trace)
-        parent = self._children.parent
-        return Stamp(at=at, by=by or self.identity, trace=trace or parent.trace, causation=parent.job_id)
+            return Stamp(at=at, by=by or self.identity, trace=trace, authority=authority)
+        parent, by = self._children.parent, by or self.identity
+        trace = trace or parent.trace
+        return Stamp(at=at, by=by, trace=trace, causation=parent.job_id, authority=authority)
 
     def on_behalf_of(self, parent: Parent) -> Ledger:
         """Return this client as the code of one attempt of a job uses it; see `Context.ledger`."""

@@ -10,12 +10,13 @@ import msgspec
 from jobledger.admin.rows import safe_name
 from jobledger.gateway.access.origins import Headers, Network, is_among
 from jobledger.gateway.access.people import People
-from jobledger.gateway.access.permissions import ROLES, Principal
 from jobledger.gateway.access.ring import KeyRing
 from jobledger.gateway.access.sessions import Session, Sessions
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.access.secret import ShownKey, read_key
 from jobledger.ledger.model.clock import Clock
+from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.rights.grants import ROLES
 
 _BEARER: Final = "bearer "
 _OURS: Final = "bearer jl_"

@@ -28,7 +28,6 @@ from jobledger.gateway.access.identity import (
 from jobledger.gateway.access.oidc import OidcSettings, Provider
 from jobledger.gateway.access.origins import Hosts, checked_origins, networks
 from jobledger.gateway.access.people import People
-from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.access.rates import Quota, Rates
 from jobledger.gateway.access.ring import KeyRing
 from jobledger.gateway.access.sessions import SESSION_S, SESSION_S_MAX, Session, Sessions, signing_keys
@@ -44,6 +43,7 @@ from jobledger.ledger.model.errors import (
     RefusedError,
     ServerUnreachableError,
 )
+from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.nats.books.ended_sessions import EndedSession, write_ended
 
 _SWEEP_EVERY_S: Final = 1.0

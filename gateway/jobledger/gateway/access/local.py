@@ -6,7 +6,7 @@ from starlette.requests import HTTPConnection
 
 from jobledger.gateway.access.gate import Gate
 from jobledger.gateway.access.identity import local_principal
-from jobledger.gateway.access.permissions import Principal
+from jobledger.ledger.model.rights.authority import Principal
 
 
 class LocalAccess:

@@ -21,10 +21,10 @@ from typing import Final
 
 import msgspec
 
-from jobledger.gateway.access.permissions import Permission, Principal, Role, principal_of
-from jobledger.ledger.model.access.grants import Scope, checked_patterns, permissions_of
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError
+from jobledger.ledger.model.rights.authority import Principal, principal_of
+from jobledger.ledger.model.rights.grants import Permission, Role, Scope, checked_patterns, permissions_of
 from jobledger.ledger.opening import open_file
 
 _FILE_BYTES_MAX: Final = 1 << 20

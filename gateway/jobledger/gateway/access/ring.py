@@ -6,12 +6,12 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
-from jobledger.gateway.access.permissions import Principal, principal_of
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.access.keys import take
 from jobledger.ledger.model.access.key import Key
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.rights.authority import Principal, principal_of
 
 #: For how long keys are good that were last known to be whole: a key that was revoked meanwhile works no longer than this.
 STALE_S: Final = 10.0

@@ -17,9 +17,9 @@ from jobledger.admin.bulk import (
     reschedule_act,
     retry_act,
 )
-from jobledger.gateway.access.permissions import Permission
 from jobledger.ledger.dead_letters import Requeuing
 from jobledger.ledger.model.events import Priority
+from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.subjects import ACTS_QUEUE
 
 #: The queue of the jobs that do acts; users cannot add jobs to it.

@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.admin.objects.jobs import JobShown
-from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.api.one_job import Held, read_job, shown
 from jobledger.gateway.events.waits import wait_for_end
 from jobledger.gateway.http.asked import Asked
@@ -20,6 +19,7 @@ from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.errors import JobNotFoundError, TaskNotFoundError
+from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.trace import own_trace, trace_id
 
 #: What each endpoint that adds jobs may refuse them for.

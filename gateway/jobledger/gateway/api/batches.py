@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from jobledger.gateway.access.permissions import Permission
 from jobledger.gateway.api.adding import naming_no_hidden_task
 from jobledger.gateway.api.asking import Reasoned
 from jobledger.gateway.http.asked import Asked
@@ -19,6 +18,7 @@ from jobledger.ledger.batches.by_name import Batch, batch_spec, close_batch, fin
 from jobledger.ledger.model.errors import NotFoundError
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.runs.orders import BATCH_STEP, ITEMS_MAX
 from jobledger.ledger.model.subjects import check_token
 

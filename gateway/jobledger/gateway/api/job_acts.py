@@ -9,7 +9,6 @@ import msgspec
 
 from jobledger.admin import acts, run_acts
 from jobledger.admin.objects.jobs import JobNow
-from jobledger.gateway.access.permissions import Permission
 from jobledger.gateway.api.asking import Reasoned, aware
 from jobledger.gateway.api.one_job import PROBLEMS, act
 from jobledger.gateway.http.asked import Asked
@@ -19,6 +18,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.dead_letters import Changes
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.outcome import DELAY_S_LIMIT
 

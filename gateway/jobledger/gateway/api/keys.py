@@ -19,10 +19,10 @@ from jobledger.admin.access.keys import (
     rotate_key,
     show_key,
 )
-from jobledger.gateway.access.permissions import Permission, Role
 from jobledger.gateway.api.asking import Reasoned
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.ledger.model.rights.grants import Permission, Role
 
 #: Of an answer with a secret: no cache keeps it.
 _SECRET: Final = {"cache-control": "no-store"}

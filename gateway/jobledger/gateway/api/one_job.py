@@ -12,7 +12,6 @@ from jobledger.admin.objects.jobs import JobShown, job_now, job_shown
 from jobledger.admin.past import events_until
 from jobledger.admin.views import job_details
 from jobledger.audit.verify.links import check_history
-from jobledger.gateway.access.permissions import Permission
 from jobledger.gateway.api.asking import Past
 from jobledger.gateway.conditions import acting_on, require_at
 from jobledger.gateway.http.asked import Asked
@@ -23,6 +22,7 @@ from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import AmbiguousIdError, JobNotFoundError
 from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.projections import Moment
 

@@ -13,7 +13,6 @@ from jobledger.admin.rows import AnswerPosition
 from jobledger.admin.runs import Tree, recorded, run_tree
 from jobledger.admin.workflows.listing import Listed
 from jobledger.audit.verify.links import check_history
-from jobledger.gateway.access.permissions import Permission
 from jobledger.gateway.api.asking import Limit, Looked, Past, Reasoned, aware
 from jobledger.gateway.api.looking import READ, looking
 from jobledger.gateway.api.one_job import PROBLEMS, read_job
@@ -22,6 +21,7 @@ from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.scoped import terms_for, tree_for, workflows_for
 from jobledger.ledger.model.commands import STEP_KEY_MAX
 from jobledger.ledger.model.errors import JobNotFoundError
+from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.runs.orders import RerunOf
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.reruns.beginning import RerunRequest

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from jobledger.admin.graphs import ChangedGraph, GraphInfo, ShownGraph, changed_graph, info_of, show_graph
-from jobledger.gateway.access.permissions import Permission, Principal
 from jobledger.gateway.api.adding import (
     JobEnqueued,
     added,
@@ -25,6 +24,8 @@ from jobledger.ledger.model.errors import InputMismatchError, InvalidInputError
 from jobledger.ledger.model.graphs.errors import GraphNotFoundError
 from jobledger.ledger.model.graphs.spec import GraphSpec
 from jobledger.ledger.model.graphs.stored import StoredGraph
+from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import OnOtherInput

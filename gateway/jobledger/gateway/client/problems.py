@@ -27,7 +27,7 @@ _ERRORS: Final[dict[str, type[errors.LedgerError]]] = {
     "IDEMPOTENCY_KEY_REUSED": errors.RefusedError,
     "ILLEGAL_TRANSITION": errors.IllegalTransitionError,
     "INPUT_MISMATCH": errors.InputMismatchError,
-    "JOB_ACCESS_DENIED": errors.PermissionRefusedError,
+    "JOB_ACCESS_DENIED": errors.AccessDeniedError,
     "JOB_CANCELLED": errors.JobCancelledError,
     "JOB_EXECUTION_ERROR": errors.JobFailedError,
     "JOB_INVALID_INPUT": errors.InvalidInputError,

@@ -105,7 +105,7 @@ class Ledger:
         `task`: its name, or the task itself, whose types then check the input here. The input is one mapping, or keyword
         arguments. A request that breaks is sent again: it has an `Idempotency-Key`, so there is one job.
 
-        Raises: UnknownTaskError, InvalidInputError, PayloadTooLargeError, PermissionRefusedError, LedgerFullError,
+        Raises: UnknownTaskError, InvalidInputError, PayloadTooLargeError, AccessDeniedError, LedgerFullError,
             ServerUnreachableError.
         """
         order = calls.order_of(task, values, arguments, options or {})
@@ -148,7 +148,7 @@ class Ledger:
     async def emit(self, route: str, data: Any, *, id: str | None = None) -> Emitted:  # noqa: A002 - as the ledger's
         """Hand data to a route as a delivery; `id` names it, and the same again makes nothing.
 
-        Raises: NotFoundError, InvalidInputError, PermissionRefusedError, LedgerFullError, ServerUnreachableError.
+        Raises: NotFoundError, InvalidInputError, AccessDeniedError, LedgerFullError, ServerUnreachableError.
         """
         reply = await self._requests.done(together.emit_call(route, data, id))
         return msgspec.json.decode(reply.body, type=Emitted)
@@ -202,7 +202,7 @@ class Ledger:
         A stream that breaks is opened again after the last event, on whichever gateway answers. Who stops before its
         end closes it: `async with contextlib.aclosing(ledger.events()) as events`.
 
-        Raises: InvalidInputError, PermissionRefusedError; ServerUnreachableError once no gateway answers for 10 s.
+        Raises: InvalidInputError, AccessDeniedError; ServerUnreachableError once no gateway answers for 10 s.
         """
         params = calls.event_params(types=types, queue=queue, task=task, job=job)
         reader = calls.EventReader("" if from_sequence is None else str(from_sequence - 1))
@@ -241,7 +241,7 @@ class Graphs:
         """Store a graph under its name, unless its newest version says the same; return the version.
 
         `graph`: one made of tasks in code, or the body of `POST /v1/graphs`. Raises: InvalidInputError,
-            TaskNotFoundError, PermissionRefusedError, LedgerFullError, ServerUnreachableError.
+            TaskNotFoundError, AccessDeniedError, LedgerFullError, ServerUnreachableError.
         """
         reply = await self._requests.done(together.put_graph_call(graph, reason))
         return together.version_in(reply.body)
@@ -258,7 +258,7 @@ class Graphs:
         return JobHandle(self._requests, made.queue, made.id, created=made.created, sequence=made.sequence)
 
     async def remove(self, name: str, *, reason: str = "") -> None:
-        """Take a stored graph away; its runs go on. Raises: NotFoundError, PermissionRefusedError, ServerUnreachableError."""
+        """Take a stored graph away; its runs go on. Raises: NotFoundError, AccessDeniedError, ServerUnreachableError."""
         await self._requests.done(together.remove_graph_call(name, reason))
 
 
@@ -302,7 +302,7 @@ class JobHandle:
     async def result(self, *, timeout_s: float | None = None) -> Any:
         """Wait for the job's end and return what its task returned.
 
-        Raises: JobFailedError, JobCancelledError, ResultTimeoutError, PermissionRefusedError.
+        Raises: JobFailedError, JobCancelledError, ResultTimeoutError, AccessDeniedError.
         """
         await self.wait(timeout_s=timeout_s)
         reply = await self._requests.done(Call("GET", f"{self._path}/result"))
@@ -311,7 +311,7 @@ class JobHandle:
     async def logs(self, *, attempt: int | None = None, step: str | None = None) -> JobLogs:
         """Return what the job's attempts logged, or one of them, or one step; some are not kept.
 
-        Raises: JobNotFoundError, PermissionRefusedError, ServerUnreachableError.
+        Raises: JobNotFoundError, AccessDeniedError, ServerUnreachableError.
         """
         params = {name: value for name, value in (("attempt", attempt), ("step", step)) if value is not None}
         reply = await self._requests.done(Call("GET", f"{self._path}/logs", params=params))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.hooks.definition import WebhookDefinition
 from jobledger.ledger.model.hooks.route import RouteDefinition
+from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.webhooks.secrets import OPEN_VARIABLES, Secrets
 
 

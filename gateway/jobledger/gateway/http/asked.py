@@ -10,12 +10,12 @@ from typing import Final
 import anyio
 from starlette.requests import Request
 
-from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.http.head import headers_of
 from jobledger.gateway.http.headers import KEY_LENGTH_MAX, WAIT_MAX_S, Header
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.shares import opened
+from jobledger.ledger.model.rights.authority import Principal
 
 _TRACEPARENT_LENGTH: Final = 55
 _DIGITS_MAX: Final = 19  #: of a sequence: what the server counts to

@@ -7,8 +7,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from jobledger.gateway.access.permissions import Permission
 from jobledger.gateway.http.headers import Header
+from jobledger.ledger.model.rights.grants import Permission
 
 Method = Literal["GET", "POST", "PUT", "DELETE"]
 

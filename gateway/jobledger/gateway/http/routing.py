@@ -17,13 +17,14 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.http.addresses import Addresses
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import JSON, Answer, Endpoint, Raw, Streamed
 from jobledger.gateway.http.head import REQUEST_ID, headers_of, request_id_of
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import MEDIA, Detail, ProblemError, code_of, problem_of
+from jobledger.ledger.access.acting import acting_for
+from jobledger.ledger.model.rights.authority import Principal
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -119,7 +120,9 @@ def _handler(gateway: Gateway, endpoint: Endpoint) -> Handler:
         if read_body is not None:
             asked.sent = await _body_of(request, endpoint.takes, needs_body=needs_body)
             given["body"] = _read(read_body, asked.sent, "the body")
-        return _response(await endpoint.handler(asked, **given), endpoint, asked)
+        with acting_for(None if endpoint.public else principal):
+            value = await endpoint.handler(asked, **given)
+        return _response(value, endpoint, asked)
 
     return handle
 

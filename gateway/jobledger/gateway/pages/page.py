@@ -10,10 +10,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from jobledger.admin.past import AsOf
-from jobledger.gateway.access.permissions import Permission, Principal
 from jobledger.gateway.pages.kept import Kept
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.rights.grants import Permission
 
 _DIGITS_MAX: Final = 15
 _REASON_MAX: Final = 2_000  #: characters, as over HTTP

@@ -17,7 +17,6 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.events.sse import primed
 from jobledger.gateway.http.head import request_id_of
 from jobledger.gateway.pages.kept import Kept
@@ -30,6 +29,8 @@ from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.gateway.pages.views.levels import levels
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError, problem_of
+from jobledger.ledger.access.acting import acting_for
+from jobledger.ledger.model.rights.authority import Principal
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -144,7 +145,8 @@ class Dashboard:
         if form.permission is not None:
             principal.require(form.permission)
         looked = Looked(self._gateway, principal, request.url.path, self._kept)
-        answer = await form.act(Sent(self._gateway, principal, fields, looked), **request.path_params)
+        with acting_for(principal):
+            answer = await form.act(Sent(self._gateway, principal, fields, looked), **request.path_params)
         self._shared.forget()
         self._kept.forget()
         if isinstance(answer, str):

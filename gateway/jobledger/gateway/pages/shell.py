@@ -12,10 +12,10 @@ from markupsafe import Markup
 from jobledger.admin.past import AsOf
 from jobledger.admin.queues import fleet_queues
 from jobledger.admin.rows import AnswerPosition, View
-from jobledger.gateway.access.permissions import Permission
 from jobledger.gateway.pages.charts.bars import Happened, strip
 from jobledger.gateway.pages.page import Looked
 from jobledger.gateway.scoped import terms_for
+from jobledger.ledger.model.rights.grants import Permission
 from jobledger.projections import DeadLetterFilter
 from jobledger.projections.statistics.history import happened
 

@@ -22,6 +22,7 @@ from jobledger.ledger.model.events import (
     StepKind,
 )
 from jobledger.ledger.model.inputs import check_finite, check_note, check_whole, checked_order, keep_utc
+from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.runs.orders import CopiedEnds, Ranges, check_order
 from jobledger.ledger.model.subjects import JobRef, check_token
 
@@ -36,6 +37,7 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     trace: str = ""
     correlation: str = ""
     causation: str = ""
+    authority: Principal | None = None  #: whose rights the command is decided with; None: an operator's
 
 
 class Enqueue(msgspec.Struct, frozen=True, kw_only=True):

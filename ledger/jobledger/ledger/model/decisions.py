@@ -60,6 +60,7 @@ from jobledger.ledger.model.deciding.facts import (
     require,
 )
 from jobledger.ledger.model.deciding.pausing import cancel, request_pause, resume
+from jobledger.ledger.model.deciding.permitting import permit
 from jobledger.ledger.model.deciding.runs import (
     copy_ends,
     give_signal,
@@ -110,12 +111,17 @@ _asdict: Final = msgspec.structs.asdict
 def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
     """Return the events that `command` adds to `job`, to be appended as one; at least one.
 
-    Raises: JobExistsError, JobNotFoundError, StaleClaimError, IllegalTransitionError and what is below it; nothing else.
+    Raises: JobExistsError, JobNotFoundError, StaleClaimError, IllegalTransitionError and what is below it, and
+        AccessDeniedError; nothing else.
     """
     if job is None:
         if isinstance(command, Enqueue):
+            if stamp.authority is not None:
+                permit(stamp.authority, job, command)
             return (_first(command, stamp),)
         raise JobNotFoundError("?")
+    if stamp.authority is not None:
+        permit(stamp.authority, job, command)
     # What every job asks comes first, for each case that does not fit costs a tenth of a microsecond.
     match command:
         case Claim():

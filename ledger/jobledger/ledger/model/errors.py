@@ -15,6 +15,7 @@ LedgerError
 │   ├── ScheduleNotFoundError
 │   └── LedgerNotFoundError
 ├── RefusedError              well-formed, but not now or not here: nothing was changed
+│   ├── AccessDeniedError
 │   ├── AmbiguousIdError
 │   ├── IllegalTransitionError
 │   ├── JobExistsError
@@ -194,6 +195,10 @@ class LedgerNotFoundError(NotFoundError):
 
 class RefusedError(LedgerError):
     """The request is well-formed and was refused; nothing was changed."""
+
+
+class AccessDeniedError(RefusedError):
+    """Whoever acts lacks the permission, or is not bound to the queue or the task."""
 
 
 class AmbiguousIdError(RefusedError):

@@ -6,12 +6,12 @@ from datetime import timedelta
 from typing import Any, Final
 
 from jobledger.admin.limits import remove_limit, set_limit
-from jobledger.gateway.access.permissions import Permission
 from jobledger.gateway.acts.verifying import begin_check
 from jobledger.gateway.pages.page import Sent
 from jobledger.gateway.pages.rendering import address
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.errors import ScheduleNotFoundError
+from jobledger.ledger.model.rights.grants import Permission
 
 _OF_SCHEDULES: Final[dict[str, Permission]] = {
     "pause": "manage",

@@ -8,7 +8,6 @@ from typing import Any, Final, cast
 import msgspec
 
 from jobledger.admin import run_acts
-from jobledger.gateway.access.permissions import Permission
 from jobledger.gateway.pages.page import Sent
 from jobledger.gateway.pages.rendering import address
 from jobledger.gateway.pages.schema_fields import value_of
@@ -19,6 +18,7 @@ from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.events import PRIORITIES, Priority
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.signalling.giving import announced_workflow
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import cast, get_args
 
 from jobledger.admin.access.keys import Grant, create_key, revoke_key, rotate_key
-from jobledger.gateway.access.permissions import PERMISSIONS, Role
 from jobledger.gateway.pages.page import Fields, Sent, Told
 from jobledger.gateway.pages.views.keys import shown
+from jobledger.ledger.model.rights.grants import PERMISSIONS, Role
 
 
 async def make_key(sent: Sent) -> Told:

@@ -6,9 +6,9 @@ from typing import Annotated, Final
 
 import msgspec
 
-from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.pages.page import Looked, When, moment_of
 from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.ledger.model.rights.authority import Principal
 from jobledger.projections.tables.acts import ActFilter, ActGroup
 
 ACTS_MAX: Final = 200

@@ -10,10 +10,10 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.admin.rows import View
-from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.pages.page import Looked, When, moment_of
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.times import time_text
 from jobledger.projections import JobFilter, JobRow, SaidFilter, SearchLimits, Store
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from jobledger.admin.access.keys import KeyInfo, MadeKey, list_keys
-from jobledger.gateway.access.permissions import PERMISSIONS, ROLES
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.ledger.model.rights.grants import PERMISSIONS, ROLES
 
 
 class Query(When, frozen=True, kw_only=True):

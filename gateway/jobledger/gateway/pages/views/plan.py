@@ -9,7 +9,6 @@ import msgspec
 
 from jobledger.admin.bulk import ActResult, perform
 from jobledger.admin.choice import Chosen, chosen_until
-from jobledger.gateway.access.permissions import Permission
 from jobledger.gateway.acts.asked import JOBS_MAX, PERMISSIONS, ToDo, act_of
 from jobledger.gateway.pages.page import Looked
 from jobledger.gateway.pages.shell import Shell, surround
@@ -17,6 +16,7 @@ from jobledger.gateway.pages.views.jobs import Query as JobsQuery
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.errors import JobNotFoundError
+from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.subjects import JobRef, check_token
 
 Verb = Literal["requeue", "discard", "retry", "cancel"]

@@ -10,7 +10,6 @@ from markupsafe import Markup
 from jobledger.admin.rows import View
 from jobledger.admin.run_graph import graph_of, levels
 from jobledger.admin.runs import StepShown, Tree, recorded, run_tree, step_shown
-from jobledger.gateway.access.permissions import Principal
 from jobledger.gateway.pages.charts.graph import Box, graph
 from jobledger.gateway.pages.schema_fields import Field, value_fields
 from jobledger.gateway.pages.words import state_word, style_of
@@ -19,6 +18,7 @@ from jobledger.ledger.adding.announced import AnnouncedTask
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import NotFoundError
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.runs.awaiting import awaited_of
 from jobledger.ledger.reruns.mending import beginnings, may_mend
 from jobledger.ledger.signalling.giving import takes_signals

@@ -15,7 +15,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from jobledger.ledger.model.access.grants import (
+from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.envelope import Envelope, Moment
+from jobledger.ledger.model.errors import InvalidInputError, NotFoundError, RefusedError
+from jobledger.ledger.model.inputs import check_word, keep_utc
+from jobledger.ledger.model.rights.grants import (
     PERMISSIONS,
     ROLES,
     Permission,
@@ -24,11 +29,6 @@ from jobledger.ledger.model.access.grants import (
     checked_patterns,
     permissions_of,
 )
-from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
-from jobledger.ledger.model.commands import Stamp
-from jobledger.ledger.model.envelope import Envelope, Moment
-from jobledger.ledger.model.errors import InvalidInputError, NotFoundError, RefusedError
-from jobledger.ledger.model.inputs import check_word, keep_utc
 from jobledger.ledger.model.times import shown_time
 
 #: How a key stands: it can be used; it is a link that nobody used; its time is over; somebody ended it.
@@ -293,8 +293,10 @@ def decide(key: str, before: Key | None, command: AccessCommand, stamp: Stamp) -
     """Return the event that follows from a command.
 
     Raises: NotFoundError for a key that nobody made; RefusedError for one that has ended, or is not what it takes;
-        InvalidInputError for a time that is past.
+        InvalidInputError for a time that is past; AccessDeniedError.
     """
+    if stamp.authority is not None:
+        stamp.authority.require_everywhere("admin")
     fact: dict[str, Any] = {"key": key, "at": stamp.at, "by": stamp.by, "trace": stamp.trace}
     if isinstance(command, CreateKey):
         return _created(before, command, fact)

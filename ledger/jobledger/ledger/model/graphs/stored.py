@@ -19,6 +19,7 @@ from jobledger.ledger.model.graphs.errors import GraphNotFoundError
 from jobledger.ledger.model.graphs.parameters import check_parameters, filled, pointers_in
 from jobledger.ledger.model.graphs.spec import GraphNode, GraphSpec
 from jobledger.ledger.model.json_text import encode_value
+from jobledger.ledger.model.rights.authority import Principal
 
 _BYTES_MAX: Final = 256 << 10
 
@@ -92,8 +93,11 @@ GraphCommand = SetGraph | RemoveGraph
 def decide(name: str, before: StoredGraph | None, command: GraphCommand, stamp: Stamp) -> GraphEvent | None:
     """Return the event that follows from a command; None where the graph is as it asks already.
 
-    Raises: GraphNotFoundError for the removal of what is not there.
+    Raises: GraphNotFoundError for the removal of what is not there, and for who is not bound to the jobs of a node;
+        AccessDeniedError.
     """
+    if stamp.authority is not None:
+        _permit(stamp.authority, name, before, command)
     fact: dict[str, Any] = {"graph": name, "at": stamp.at, "by": stamp.by, "trace": stamp.trace}
     version = 0 if before is None else before.version
     match command:
@@ -105,6 +109,15 @@ def decide(name: str, before: StoredGraph | None, command: GraphCommand, stamp: 
             if before is None or before.spec is None:
                 raise GraphNotFoundError(name)
             return GraphRemoved(**fact, version=version, reason=reason)
+
+
+def _permit(principal: Principal, name: str, before: StoredGraph | None, command: GraphCommand) -> None:
+    """Refuse who may not manage each node's jobs, of the graph as it is and as it is to be."""
+    if before is not None and before.spec is not None:
+        for node in before.spec.nodes:
+            principal.require_about("manage", node.node.queue, node.node.task, GraphNotFoundError(name))
+    for node in command.spec.nodes if isinstance(command, SetGraph) else ():
+        principal.require("manage", node.node.queue, node.node.task)
 
 
 def check_stored(spec: GraphSpec) -> None:

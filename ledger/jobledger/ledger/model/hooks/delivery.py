@@ -162,8 +162,10 @@ def decide(
 ) -> DeliveryEvent | None:
     """Return the event that follows from a command; None where the delivery was received before.
 
-    Raises: DeliveryNotFoundError for one that is to be processed again and never was received.
+    Raises: DeliveryNotFoundError for one that is to be processed again and never was received; AccessDeniedError.
     """
+    if stamp.authority is not None:
+        stamp.authority.require_everywhere("queue" if isinstance(command, Receive) else "manage")
     fact: dict[str, Any] = {
         "at": stamp.at,
         "by": stamp.by,

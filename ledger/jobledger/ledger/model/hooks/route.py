@@ -232,8 +232,13 @@ def decide(name: str, before: Route | None, command: RouteCommand, stamp: Stamp)
 
     Nor does code change what a person set.
 
-    Raises: RouteNotFoundError for the removal of what is not there.
+    Raises: RouteNotFoundError for the removal of what is not there; AccessDeniedError, also for a rule of what whoever
+        acts may not enqueue.
     """
+    if stamp.authority is not None:
+        stamp.authority.require_everywhere("manage")
+        if isinstance(command, SetRoute) and command.definition.rules:
+            stamp.authority.require("queue")
     fact: dict[str, Any] = {"route": name, "at": stamp.at, "by": stamp.by, "trace": stamp.trace}
     definition = None if before is None else before.definition
     match command:

@@ -157,8 +157,10 @@ WatchCommand = SetWatch | Judge | RemoveWatch
 def decide(name: str, watch: Watch | None, command: WatchCommand, stamp: Stamp) -> WatchEvent | None:
     """Return the event that follows from a command; None where all is as it asks.
 
-    Raises: WatchNotFoundError for one that is not set.
+    Raises: WatchNotFoundError for one that is not set; AccessDeniedError.
     """
+    if stamp.authority is not None:
+        stamp.authority.require_everywhere("manage")
     if watch is not None and watch.removed:
         watch = None
     fact: dict[str, Any] = {"watch": name, "at": stamp.at, "by": stamp.by, "trace": stamp.trace}

@@ -26,6 +26,7 @@ from jobledger.ledger.model.hooks.definition import (
     target_words,
 )
 from jobledger.ledger.model.hooks.errors import WebhookNotFoundError
+from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.times import shown_time
 
 #: How long nothing but failures ends a webhook.
@@ -190,8 +191,11 @@ WebhookCommand = SetWebhook | Pause | Resume | Rotate | Fail | Succeed | Disable
 def decide(name: str, webhook: Webhook | None, command: WebhookCommand, stamp: Stamp) -> WebhookEvent | None:
     """Return the event that follows from a command; None where all is as it asks.
 
-    Raises: WebhookNotFoundError for one that is not set, RefusedError for what is not possible now, InvalidInputError.
+    Raises: WebhookNotFoundError for one that is not set, RefusedError for what is not possible now, InvalidInputError;
+        AccessDeniedError, also for a target that is a task, of which whoever acts may enqueue none.
     """
+    if stamp.authority is not None:
+        _permit(stamp.authority, command)
     if webhook is not None and webhook.status == "removed":
         webhook = None
     fact: dict[str, Any] = {"webhook": name, "at": stamp.at, "by": stamp.by, "trace": stamp.trace}
@@ -217,6 +221,12 @@ def decide(name: str, webhook: Webhook | None, command: WebhookCommand, stamp: S
             return WebhookRemoved(**_but(fact, status="removed", since=0, reason=reason))
         case Fail() | Succeed() | Disable():
             return _heard(webhook, command, fact, stamp.at) if webhook.is_active else None
+
+
+def _permit(principal: Principal, command: WebhookCommand) -> None:
+    principal.require_everywhere("manage")
+    if isinstance(command, SetWebhook) and command.definition.target.task:
+        principal.require("queue")
 
 
 def _but(fact: dict[str, Any], **changes: Any) -> dict[str, Any]:

@@ -217,8 +217,10 @@ def decide(limit: str, before: Definition | None, command: LimitCommand, stamp: 
     """Return the event that follows from a command.
 
     Raises: LimitNotFoundError for the removal of what is not defined; InvalidInputError for too many keys; RefusedError
-        where code would override a person.
+        where code would override a person, AccessDeniedError.
     """
+    if stamp.authority is not None:
+        stamp.authority.require_everywhere("manage")
     match command:
         case RemoveLimit(reason=reason):
             if before is None or not before.is_set:

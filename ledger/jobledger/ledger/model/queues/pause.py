@@ -104,8 +104,12 @@ QueueCommand = PauseQueue | ResumeQueue
 def decide(queue: str, state: QueueState | None, command: QueueCommand, stamp: Stamp) -> QueueEvent:
     """Return the event that follows from a command.
 
-    Raises: InvalidInputError for a pause that would be over already; RefusedError for resuming what is not paused.
+    Raises: InvalidInputError for a pause that would be over already; RefusedError for resuming what is not paused;
+        AccessDeniedError for who is bound to some tasks: a pause holds those of all.
     """
+    if stamp.authority is not None:
+        stamp.authority.require("manage", queue)
+        stamp.authority.require_all_tasks()
     match command:
         case PauseQueue(until=until, reason=reason, interrupt=interrupt):
             if until is not None and until <= stamp.at:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.errors import (
+    AccessDeniedError,
     InvalidInputError,
     RefusedError,
     ScheduleExistsError,
@@ -19,6 +20,7 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.forms import CARRIED_FORM
 from jobledger.ledger.model.inputs import keep_utc
+from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.schedules.definition import LATE, Definition, check_definition
 from jobledger.ledger.model.schedules.events import (
     Backfilled,
@@ -126,6 +128,8 @@ def decide(
     Raises: ScheduleNotFoundError, ScheduleExistsError, RefusedError for what the schedule is not in the state for,
         InvalidInputError for a range with too many ticks.
     """
+    if stamp.authority is not None:
+        _permit(stamp.authority, name, schedule, command)
     if isinstance(command, Declare):
         return _declare(name, schedule, command, stamp)
     if schedule is None or schedule.removed:
@@ -145,6 +149,25 @@ def decide(
             return _fact(Carried, name, schedule, stamp, through=through, form=CARRIED_FORM)
         case Remove(reason=reason):
             return _fact(Removed, name, replace(schedule, next_tick=None, next_at=None), stamp, reason=reason)
+
+
+def _permit(principal: Principal, name: str, schedule: Schedule | None, command: ScheduleCommand) -> None:
+    """Refuse who may not manage the schedule, or may not enqueue what it makes.
+
+    Raises: ScheduleNotFoundError for who is not bound to the jobs of the schedule as it is; AccessDeniedError.
+    """
+    if schedule is not None:
+        of, missing = schedule.definition, ScheduleNotFoundError(name)
+        makes_jobs = isinstance(command, Trigger | Backfill)
+        principal.require_about("queue" if makes_jobs else "manage", of.queue, of.task, missing)
+    if isinstance(command, Declare):
+        to_be = command.definition
+        principal.require("manage", to_be.queue, to_be.task)
+        principal.require("queue", to_be.queue, to_be.task)
+    elif isinstance(command, Tick | Carry):
+        raise AccessDeniedError(
+            f"{principal.name} is no worker: only workers make the ticks of schedule {name}"
+        )
 
 
 def _turned(name: str, schedule: Schedule, command: Pause | Resume, stamp: Stamp) -> Paused | Resumed:

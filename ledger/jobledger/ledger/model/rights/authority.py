@@ -1,4 +1,9 @@
-"""Who asks, and what they may do: `Principal`. Permissions, roles and scopes are those of the ledger's keys. Pure."""
+"""Who acts, under which key, and what they may do to which jobs: the authority that a command carries. Pure.
+
+Whoever decides a command asks the authority in its stamp, so a right is checked once, whichever door the command came
+by. A command without one is an operator's: of a program that speaks to the ledger itself, such as an application, a
+worker or the command line.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,15 @@ from typing import Final
 
 import msgspec
 
-from jobledger.gateway.problems import ProblemError
-from jobledger.ledger.model.access.grants import PERMISSIONS, ROLES, Permission, Role, Scope, matches
-
-__all__ = ["EVERY", "PERMISSIONS", "ROLES", "Permission", "Principal", "Role", "Scope"]
+from jobledger.ledger.model.errors import AccessDeniedError
+from jobledger.ledger.model.rights.grants import Permission, Scope, matches
 
 #: What matches every name.
 EVERY: Final = ("*",)
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks: a key, a person that logged in, or whoever sits at this machine."""
+    """Who acts: a key, a person that logged in, or whoever sits at the machine of the gateway."""
 
     name: str  #: what events say in `by`: `key:<name>/<id>`, `user:<name>` or `local:<account>`
     permissions: frozenset[Permission]
@@ -36,15 +39,14 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def require(self, permission: Permission, queue: str | None = None, task: str | None = None) -> None:
-        """Refuse what is not allowed. Raises: ProblemError (JOB_ACCESS_DENIED)."""
+        """Refuse what is not allowed. Raises: AccessDeniedError."""
         if not self.may(permission, queue, task):
             of_what = " ".join(
                 f"{kind} {value}" for kind, value in (("queue", queue), ("task", task)) if value is not None
             )
             where = f" for {of_what}" if of_what else ""
-            raise ProblemError(
-                "JOB_ACCESS_DENIED",
-                f"{self.name} lacks the permission {permission!r}{where}: ask who manages the keys for it",
+            raise AccessDeniedError(
+                f"{self.name} lacks the permission {permission!r}{where}: ask who manages the keys for it"
             )
 
     def require_about(self, permission: Permission, queue: str, task: str, missing: Exception) -> None:
@@ -52,7 +54,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
         Who is not bound to this queue and task gets `missing`: another refusal would tell that the thing exists.
 
-        Raises: `missing`; ProblemError (JOB_ACCESS_DENIED) for who may see it and lacks the permission.
+        Raises: `missing`; AccessDeniedError for who may see it and lacks the permission.
         """
         if not (_matches(queue, self.queues) and _matches(task, self.tasks)):
             raise missing
@@ -71,23 +73,21 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     def require_everywhere(self, permission: Permission) -> None:
         """Refuse whoever is bound to some queues or tasks what belongs to none: keys, limits, routes, webhooks.
 
-        Raises: ProblemError (JOB_ACCESS_DENIED).
+        Raises: AccessDeniedError.
         """
         self.require(permission)
         if not self.is_everywhere:
-            raise ProblemError(
-                "JOB_ACCESS_DENIED",
+            raise AccessDeniedError(
                 f"{self.name} is bound to some queues or tasks, and this belongs to none: "
-                "ask somebody who may do it everywhere",
+                "ask somebody who may do it everywhere"
             )
 
     def require_all_tasks(self) -> None:
-        """Refuse whoever is bound to some tasks what counts the jobs of all. Raises: ProblemError (JOB_ACCESS_DENIED)."""
+        """Refuse whoever is bound to some tasks what is about the jobs of all. Raises: AccessDeniedError."""
         if not self.is_of_all_tasks:
-            raise ProblemError(
-                "JOB_ACCESS_DENIED",
-                f"{self.name} is bound to some tasks, and this counts the jobs of all: "
-                "ask somebody who may do it for all tasks",
+            raise AccessDeniedError(
+                f"{self.name} is bound to some tasks, and this is about the jobs of all: "
+                "ask somebody who may do it for all tasks"
             )
 
     @property

@@ -1,0 +1,68 @@
+"""Which permission each command on a job needs of whoever acts. Pure.
+
+A command that is not here is of workers and reactors, and nobody else may give it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from jobledger.ledger.model.commands import (
+    CancelJob,
+    Command,
+    Discard,
+    Dispatch,
+    Enqueue,
+    GiveSignal,
+    Note,
+    RequestPause,
+    Requeue,
+    Reschedule,
+    ResumeJob,
+)
+from jobledger.ledger.model.errors import AccessDeniedError, JobNotFoundError
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.rights.grants import Permission
+
+NEEDED: Final[Mapping[type, Permission]] = {
+    Enqueue: "queue",
+    GiveSignal: "queue",
+    CancelJob: "cancel",
+    Dispatch: "cancel",
+    Reschedule: "cancel",
+    RequestPause: "cancel",
+    ResumeJob: "cancel",
+    Requeue: "review",
+    Discard: "review",
+    Note: "review",
+}
+#: One more attempt of a dead letter, as it is: what `retry` asks for.
+_ONCE_MORE: Final = Requeue()
+
+
+def permit(principal: Principal, job: Job | None, command: Command) -> None:
+    """Refuse a command that whoever acts may not give.
+
+    Raises: JobNotFoundError for a job that is not there for them; AccessDeniedError.
+    """
+    needed = NEEDED.get(type(command))
+    if needed is None:
+        raise AccessDeniedError(
+            f"{principal.name} is no worker: only workers may {type(command).__name__} a job"
+        )
+    if isinstance(command, Enqueue):
+        principal.require(needed, command.ref.queue, command.task)
+        return
+    assert job is not None, "there is a job by now"
+    if isinstance(command, Requeue):
+        if _is_once_more(command) and principal.may("cancel"):
+            needed = "cancel"
+        if command.input != _ONCE_MORE.input or command.input_ref is not None:
+            principal.require_about("queue", job.queue, job.task, JobNotFoundError(job.id))
+    principal.require_about(needed, job.queue, job.task, JobNotFoundError(job.id))
+
+
+def _is_once_more(command: Requeue) -> bool:
+    return command == Requeue(reason=command.reason)
