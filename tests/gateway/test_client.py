@@ -22,13 +22,13 @@ from jobledger.gateway.problems import CODE_OF, KINDS
 from jobledger.ledger import Graph, Ledger, task
 from jobledger.ledger.adding.announced import entry_of
 from jobledger.ledger.model.errors import (
+    AccessDeniedError,
     InputMismatchError,
     InvalidInputError,
     JobFailedError,
     JobNotFoundError,
     LedgerError,
     NotFoundError,
-    PermissionRefusedError,
     ResultTimeoutError,
     ServerUnreachableError,
 )
@@ -204,7 +204,7 @@ async def test_who_may_not_is_told_so(ledger: Ledger, gateway: Gateway) -> None:
 
     gateway.access = Viewer()
     async with listening(gateway) as url, connect(url, key="jl_none") as remote:
-        with pytest.raises(PermissionRefusedError, match="'queue'"):
+        with pytest.raises(AccessDeniedError, match="'queue'"):
             await remote.enqueue("send", {"to": "ann"})
 
 
@@ -242,6 +242,7 @@ def test_every_code_of_a_gateway_is_an_error_of_its_kind() -> None:
 
 CODES = {
     "JOB_NOT_FOUND": JobNotFoundError,
+    "JOB_ACCESS_DENIED": AccessDeniedError,
     "JOB_INVALID_INPUT": InvalidInputError,
     "JOB_EXECUTION_ERROR": JobFailedError,
     "JOB_CANCELLED": LedgerError,

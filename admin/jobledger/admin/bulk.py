@@ -18,6 +18,7 @@ from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import CancelJob, Discard, Reschedule
 from jobledger.ledger.model.decisions import retry_command
 from jobledger.ledger.model.errors import (
+    AccessDeniedError,
     IllegalTransitionError,
     InvalidError,
     NotFoundError,
@@ -143,7 +144,7 @@ def reschedule_act(run_at: datetime, reason: str, *, by: str) -> Act:
 async def perform_one(ledger: Ledger, act: Act, chosen: Chosen, *, plan: bool) -> ActResult:
     """Try it on one job, or do it.
 
-    Raises: IllegalTransitionError, UniqueKeyTakenError, NotFoundError, InvalidError, PayloadMissingError,
+    Raises: AccessDeniedError, IllegalTransitionError, UniqueKeyTakenError, NotFoundError, InvalidError, PayloadMissingError,
         UnreachableError.
     """
     effect = await (act.plan if plan else act.do)(ledger, chosen)
@@ -181,7 +182,7 @@ async def perform(rows: Rows, act: Act, chosen: Sequence[Chosen], *, plan: bool)
 async def _outcome(ledger: Ledger, act: Act, chosen: Chosen, *, plan: bool) -> ActResult:
     try:
         return await perform_one(ledger, act, chosen, plan=plan)
-    except (IllegalTransitionError, NotFoundError, UniqueKeyTakenError) as error:
+    except (AccessDeniedError, IllegalTransitionError, NotFoundError, UniqueKeyTakenError) as error:
         return ActResult(chosen=chosen, result="refused", message=str(error))
     except (InvalidError, PayloadMissingError) as error:
         return ActResult(chosen=chosen, result="invalid", message=str(error))

@@ -18,7 +18,7 @@ from jobledger.ledger.model.errors import ScheduleNotFoundError, WrongSequenceEr
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.schedules.definition import LATE
-from jobledger.ledger.model.subjects import JobRef, check_token, check_users_queue
+from jobledger.ledger.model.subjects import JobRef, check_token, check_users_queue, check_users_task
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.nats.task_book import find_task
 from jobledger.ledger.options import Options
@@ -161,7 +161,7 @@ async def like_unloaded(
 
     Raises: InvalidInputError, InvalidTokenError, ConfigurationError, PayloadTooLargeError, UnreachableError.
     """
-    check_token("task name", task)
+    check_users_task(task)
     known = await find_task(ledger.inbox, ledger.names, task)
     chosen = {name: value for name, value in given.items() if value is not None}
     if "queue" in chosen:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
+from jobledger.audit.verify.actors import ActorRule
 from jobledger.audit.verify.chains import Chains
 from jobledger.audit.verify.earlier import Earlier, Told
 from jobledger.audit.verify.findings import Findings
@@ -127,6 +128,7 @@ class Checker:
             memory_bytes_max=_part_of(memory),
         )
         self._unique = UniqueRule(self._others[UNIQUE.name], self._jobs, from_start=from_sequence == 1)
+        self._actors = ActorRule()
         self._archived: Archived | None = None  # the newest one
         self._seals = 0
         self._half: tuple[str, int] | None = None  # name and sequence of a batch's first half
@@ -193,6 +195,8 @@ class Checker:
                 self._follow(name, reopened, stored, digest)
         else:
             self._follow(name, record, stored, digest)
+        for broken in self._actors.job(event):
+            self._note(stored, *broken)
         if self._knows_past:
             for broken in self._unique.job(event):
                 self._note(stored, *broken)

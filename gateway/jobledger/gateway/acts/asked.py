@@ -51,6 +51,14 @@ class ToDo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     priority: Priority | None = None  #: of a requeue; left out: as before
 
 
+class Allowed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What whoever asks for an act might do then; a key is looked up again, so this counts for people alone."""
+
+    permissions: tuple[Permission, ...] = ()
+    queues: tuple[str, ...] = ()  #: patterns; none: every queue
+    tasks: tuple[str, ...] = ()  #: patterns; none: every task
+
+
 class Job(msgspec.Struct, frozen=True, array_like=True):
     """One of the jobs."""
 

@@ -11,28 +11,75 @@ import msgspec
 from jobledger.admin.bulk import ActResult, perform
 from jobledger.admin.choice import Chosen
 from jobledger.admin.rows import Rows
-from jobledger.gateway.acts.asked import NAMED_MAX, QUEUE, TASK, Done, Job, Outcome, ToDo, act_of
-from jobledger.ledger import Context, Ledger, task
+from jobledger.gateway.acts.asked import NAMED_MAX, QUEUE, TASK, Allowed, Done, Job, Outcome, ToDo, act_of
+from jobledger.ledger import Context, Fail, Ledger, task
+from jobledger.ledger.access.acting import acting_for
+from jobledger.ledger.access.holders import authority_of
+from jobledger.ledger.model.chain import fold
+from jobledger.ledger.model.errors import AccessDeniedError
+from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.rights.grants import Scope
 from jobledger.ledger.model.subjects import JobRef
 
-#: Jobs between two checkpoints; an attempt that begins again repeats at most this number.
-_CHUNK: Final = 500
+#: Jobs between two checkpoints; an attempt that begins again repeats at most this number, and an authority that ended
+#: stops before the next ones, within a second.
+_CHUNK: Final = 250
+
+
+async def begin_act(ledger: Ledger, principal: Principal, job_id: str, to_do: ToDo, jobs: list[Job]) -> None:
+    """Enqueue the job that does an act to each of some jobs, with the authority of whoever asks for it.
+
+    Raises: as `Ledger.enqueue`.
+    """
+    allowed = Allowed(
+        permissions=tuple(sorted(principal.permissions)),
+        queues=principal.scope.queues,
+        tasks=principal.scope.tasks,
+    )
+    with acting_for(None):  # what it does to each job is decided with the authority that the job carries
+        task = bulk_act.options(id=job_id, by=principal.name)
+        await ledger.enqueue(task, to_do=to_do, jobs=jobs, allowed=allowed)
 
 
 @task(name=TASK, queue=QUEUE, max_attempts=20)
-async def bulk_act(context: Context, to_do: ToDo, jobs: list[Job], by: str) -> Done:
-    """Do an act to each job, in the name of whoever asked for it; one that is refused does not stop the others."""
-    kept = context.checkpoint_value
+async def bulk_act(
+    context: Context, to_do: ToDo, jobs: list[Job], allowed: Allowed | None = None, by: str = ""
+) -> Done | Fail:
+    """Do an act to each job, with the authority of whoever asked for it; one that is refused does not stop the others.
+
+    Who that is stands in the job's first event, never in its input. `by` is what older gateways said, and counts for
+    nothing. An authority that has ended, as a revoked key, ends the act: its checkpoint says how far it came.
+    """
+    del by
+    kept, ledger = context.checkpoint_value, context.ledger
     so_far = Done() if kept is None else msgspec.convert(kept, Done)
-    act, rows = act_of(to_do, by), Rows(context.ledger, Path())  # it is told of each job where that is
+    who = await _asker(ledger, context.job_id)
+    act, rows = act_of(to_do, who), Rows(ledger, Path())  # it is told of each job where that is
+    rights = Allowed() if allowed is None else allowed
+    scope = Scope(queues=rights.queues, tasks=rights.tasks)
     while so_far.next < len(jobs):
         chunk = jobs[so_far.next : so_far.next + _CHUNK]
-        outcomes = await perform(rows, act, [_chosen(job) for job in chunk], plan=False)
-        again = await _done_before(context.ledger, outcomes, context.job_id)
+        try:
+            authority = await authority_of(
+                ledger.log, who, ledger.clock.now(), allowed=rights.permissions, scope=scope
+            )
+        except AccessDeniedError as error:
+            return Fail(f"{error}; {so_far.done:,} of {len(jobs):,} were done")
+        with acting_for(authority):
+            outcomes = await perform(rows, act, [_chosen(job) for job in chunk], plan=False)
+        again = await _done_before(ledger, outcomes, context.job_id)
         so_far = _after(so_far, outcomes, again)
         context.progress(so_far.next, len(jobs))
         await context.checkpoint(msgspec.to_builtins(so_far))
     return so_far
+
+
+async def _asker(ledger: Ledger, job_id: str) -> str:
+    """Return who asked for the act. Raises: UnreachableError."""
+    ref = JobRef(queue=QUEUE, job_id=job_id)
+    job = fold(await ledger.log.read_chain(ledger.names.chain(ref))).job
+    assert job is not None, "it runs"
+    return job.created_by
 
 
 def _chosen(job: Job) -> Chosen:

@@ -25,7 +25,7 @@ from jobledger.gateway.acts.asked import (
     act_of,
     job_id_of,
 )
-from jobledger.gateway.acts.bulk_act import bulk_act
+from jobledger.gateway.acts.bulk_act import begin_act
 from jobledger.gateway.api.asking import Looked, Text, aware
 from jobledger.gateway.api.listing import Which
 from jobledger.gateway.api.looking import looking
@@ -207,8 +207,7 @@ async def _begun(asked: Asked, token: str) -> Answer:
             raise ProblemError("PLAN_EXPIRED", "the plan is older than 15 minutes: plan the act again")
         chosen = await _chosen(asked, plan)
         jobs = [Job(each.ref.queue, each.ref.job_id, each.task) for each in chosen]
-        task = bulk_act.options(id=job_id, by=principal.name)
-        await ledger.enqueue(task, to_do=to_do, jobs=jobs, by=principal.name)
+        await begin_act(ledger, principal, job_id, to_do, jobs)
         count = len(jobs)
     else:
         count = (await _progress(asked, job)).count

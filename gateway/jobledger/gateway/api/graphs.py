@@ -18,6 +18,7 @@ from jobledger.gateway.api.one_job import Held
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.graphs.graph_run import run_graph
 from jobledger.ledger.graphs.named import NamedGraph, graph_of
 from jobledger.ledger.model.errors import InputMismatchError
@@ -54,7 +55,8 @@ async def begin_graph(asked: Asked, *, body: NewGraph) -> Answer:
     # `_require_graph` compares it with one that exists.
     said = {"id": job_id, "by": principal.name, "trace": asked.trace, "on_other_input": "keep"}
     options = task.defaults.changed(said, queue=None, limits=())
-    handle = await ledger.enqueue(TaskWithOptions(task, options), **values)
+    with acting_for(None):  # each of its nodes was allowed
+        handle = await ledger.enqueue(TaskWithOptions(task, options), **values)
     held = await existing(asked, handle)
     if held is not None:
         await _require_graph(asked, held, spec, is_keyed=is_keyed)

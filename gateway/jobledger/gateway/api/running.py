@@ -11,6 +11,7 @@ from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.http.headers import WAIT_MAX_S
 from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.model.subjects import check_token
 from jobledger.workers.budget import Ran, run_within
 
@@ -50,9 +51,10 @@ async def _run(asked: Asked, budget: Budget) -> Ran:
             "JOB_ACCESS_DENIED",
             f"{principal.name} may not run every task that this gateway has: ask for a key that may",
         )
-    return await run_within(
-        asked.gateway.ledger, tasks, queue=budget.queue, limit=budget.limit, budget_s=budget.budget_s
-    )
+    with acting_for(None):  # the gateway is the worker
+        return await run_within(
+            asked.gateway.ledger, tasks, queue=budget.queue, limit=budget.limit, budget_s=budget.budget_s
+        )
 
 
 def _endpoint(method: Any, handler: Any, **more: Any) -> Endpoint:

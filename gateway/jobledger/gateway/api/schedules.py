@@ -23,6 +23,7 @@ from jobledger.gateway.api.stored_graphs import require_of_nodes
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.graphs.verbs import GraphRun
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import ScheduleNotFoundError
@@ -269,7 +270,8 @@ async def handle_schedules(asked: Asked) -> Handled:
         rows = [row.row for row in listed_in(view, (), removed=False)]
     may = asked.principal.may
     seen = [row for row in rows if may("run", row.queue, row.task)]
-    ticked, left = await tick_due(asked.gateway.ledger, seen)
+    with acting_for(None):  # the gateway is the worker
+        ticked, left = await tick_due(asked.gateway.ledger, seen)
     return Handled(items=ticked, left=left)
 
 

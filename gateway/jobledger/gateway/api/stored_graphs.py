@@ -19,6 +19,7 @@ from jobledger.gateway.api.adding import (
 from jobledger.gateway.api.asking import Text
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.graphs.named import NamedGraph, graph_of
 from jobledger.ledger.model.errors import InputMismatchError, InvalidInputError
 from jobledger.ledger.model.graphs.errors import GraphNotFoundError
@@ -155,17 +156,18 @@ async def run_graph(asked: Asked, name: str, *, body: NewRun) -> Answer:
     if is_keyed and job_id is not None:
         await require_free(asked, job_id, BUILT_IN_QUEUE)
     try:
-        handle = await ledger.graphs.run(
-            name,
-            body.input,
-            id=job_id,
-            by=principal.name,
-            trace=asked.trace,
-            tenant=body.tenant,
-            correlation=body.correlation,
-            metadata=body.metadata,
-            on_other_input=body.on_other_input,
-        )
+        with acting_for(None):  # each of its nodes was allowed
+            handle = await ledger.graphs.run(
+                name,
+                body.input,
+                id=job_id,
+                by=principal.name,
+                trace=asked.trace,
+                tenant=body.tenant,
+                correlation=body.correlation,
+                metadata=body.metadata,
+                on_other_input=body.on_other_input,
+            )
     except InputMismatchError:
         if is_keyed:
             raise reused(f"job {job_id}") from None

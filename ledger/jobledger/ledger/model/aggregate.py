@@ -49,6 +49,7 @@ Rule = Literal[
     "signal",  # a message is told once, and taken once by a wait for its name
     "orphan",  # no child is left open by a run that ended, and no end of a child is left uncounted
     "copied",  # a step that a rerun copied is that of the run it names
+    "actor",  # what a job does to others for somebody is recorded as done by whoever made that job
     "unique",  # no job takes a key or comes alive while another one holds the key
     "history",  # the ledger begins as an earlier report saw it
     "archive",  # what is gone from the beginning was archived, and who was under way was carried over

@@ -34,6 +34,10 @@ ACTS_QUEUE: Final = "jobledger-acts"
 #: Queues of jobs that nobody enqueued: figures and lists of the fleet leave them out, unless somebody names them. Those
 #: of `jobledger` are graphs and batches, which people began.
 INNER_QUEUES: Final = (DELIVERIES_QUEUE, ACTS_QUEUE)
+#: Tasks of the ledger's own. Only what begins a graph, a batch, a delivery, an act or a check makes jobs of them.
+INNER_TASKS: Final = frozenset(
+    {"run_graph", "run_stored_graph", "run_batch", "deliver", "bulk_act", "verify_ledger"}
+)
 _OWN_QUEUES: Final = ("jobledger", DELIVERIES_QUEUE)
 
 TIMERS_CONSUMER_PREFIX: Final = "timers_"
@@ -80,6 +84,17 @@ def check_users_queue(queue: object) -> str:
             f"queue {name!r} is for the ledger's own jobs: choose a name that does not begin with "
             f"{' or '.join(_OWN_QUEUES)}"
         )
+    return name
+
+
+def check_users_task(task: object) -> str:
+    """Return the name of a task if it may be named by whoever adds jobs, or sets up who adds them.
+
+    Raises: InvalidTokenError; InvalidInputError for a task of the ledger's own.
+    """
+    name = check_token("task name", task)
+    if name in INNER_TASKS:
+        raise InvalidInputError(f"task {name} is one of the ledger's own: name a task of yours")
     return name
 
 

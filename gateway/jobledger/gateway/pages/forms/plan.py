@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from jobledger.gateway.acts.asked import PERMISSIONS, QUEUE, TASK, Job, ToDo, job_id_of
-from jobledger.gateway.acts.bulk_act import bulk_act
+from jobledger.gateway.acts.bulk_act import begin_act
 from jobledger.gateway.pages.page import Sent
 from jobledger.gateway.pages.reading import read_query
 from jobledger.gateway.pages.rendering import address
@@ -35,6 +35,5 @@ async def do_plan(sent: Sent) -> str:
         if not chosen:
             raise ProblemError("BAD_REQUEST", "no job matches any more: plan it again")
         jobs = [Job(each.ref.queue, each.ref.job_id, each.task) for each in chosen]
-        task = bulk_act.options(id=ref.job_id, by=by)
-        await ledger.enqueue(task, to_do=ToDo(act=query.verb, reason=reason), jobs=jobs, by=by)
+        await begin_act(ledger, sent.principal, ref.job_id, ToDo(act=query.verb, reason=reason), jobs)
     return address(f"/jobs/{QUEUE}/{ref.job_id}") if sent.principal.may("view", QUEUE, TASK) else "/acts"

@@ -25,6 +25,7 @@ from jobledger.ledger.model.errors import AccessDeniedError, JobNotFoundError
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import Permission
+from jobledger.ledger.model.subjects import check_users_queue, check_users_task
 
 NEEDED: Final[Mapping[type, Permission]] = {
     Enqueue: "queue",
@@ -45,7 +46,10 @@ _ONCE_MORE: Final = Requeue()
 def permit(principal: Principal, job: Job | None, command: Command) -> None:
     """Refuse a command that whoever acts may not give.
 
-    Raises: JobNotFoundError for a job that is not there for them; AccessDeniedError.
+    A job of the ledger's own is begun by what was allowed piece by piece, and as an operator's.
+
+    Raises: JobNotFoundError for a job that is not there for them; AccessDeniedError; InvalidInputError for a job of the
+        ledger's own.
     """
     needed = NEEDED.get(type(command))
     if needed is None:
@@ -53,7 +57,8 @@ def permit(principal: Principal, job: Job | None, command: Command) -> None:
             f"{principal.name} is no worker: only workers may {type(command).__name__} a job"
         )
     if isinstance(command, Enqueue):
-        principal.require(needed, command.ref.queue, command.task)
+        check_users_task(command.task)
+        principal.require(needed, check_users_queue(command.ref.queue), command.task)
         return
     assert job is not None, "there is a job by now"
     if isinstance(command, Requeue):

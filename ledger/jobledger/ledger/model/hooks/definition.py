@@ -14,7 +14,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import EVENT_TYPES
 from jobledger.ledger.model.hooks.places import address_in, is_public
 from jobledger.ledger.model.hooks.references import check_reference, is_reference
-from jobledger.ledger.model.subjects import check_token, check_users_queue
+from jobledger.ledger.model.subjects import check_token, check_users_queue, check_users_task
 
 #: What a message says beyond what happened: the job's input, its result, its error.
 Part = Literal["input", "result", "error"]
@@ -124,7 +124,7 @@ def _target(given: WebhookDefinition) -> WebhookTarget:
             raise InvalidInputError("a URL has no queue: give a queue only with a task")
         _check_url(target.url, given)
         return target
-    check_token("task name", target.task)
+    check_users_task(target.task)
     queue = check_users_queue(target.queue or "default")
     if given.task in {"", target.task} and given.queue in {"", queue} and _is_of_jobs(given):
         raise InvalidInputError(

@@ -41,13 +41,11 @@ from jobledger.ledger.model.inputs import (
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.limits.definition import Source
 from jobledger.ledger.model.limits.names import joined
-from jobledger.ledger.model.subjects import check_token, check_users_queue
+from jobledger.ledger.model.subjects import check_token, check_users_queue, check_users_task
 
 #: The jobs that one delivery may make: with `received` they are one batch, of which the server takes 1,000.
 RULES_MAX: Final = 900
 SECRETS_MAX: Final = 8
-#: Tasks of the ledger's own, whose jobs nobody makes by their names.
-INNER_TASKS: Final = frozenset({"run_graph", "run_stored_graph", "run_batch", "deliver", "bulk_act"})
 #: What a route is that nobody can send requests to: what comes in was emitted by a program with a client.
 INTERNAL: Final = "internal"
 _DEFINITION_BYTES_MAX: Final = 256 << 10
@@ -316,10 +314,8 @@ def _check_rule(rule: RouteRule, secret_headers: frozenset[str]) -> None:
         raise InvalidInputError("say what it runs: give either task or graph")
     if rule.graph:
         _check_of_graph(rule)
-    elif rule.task and check_token("task", rule.task) in INNER_TASKS:
-        raise InvalidInputError(
-            f"task {rule.task} is one of the ledger's own: name a task of yours, or a graph"
-        )
+    elif rule.task:
+        check_users_task(rule.task)
     if rule.queue:
         check_users_queue(rule.queue)
     check_whole("max_attempts", rule.max_attempts)

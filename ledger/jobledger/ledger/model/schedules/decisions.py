@@ -21,6 +21,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.forms import CARRIED_FORM
 from jobledger.ledger.model.inputs import keep_utc
 from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.schedules.definition import LATE, Definition, check_definition
 from jobledger.ledger.model.schedules.events import (
     Backfilled,
@@ -38,6 +39,7 @@ from jobledger.ledger.model.schedules.events import (
 )
 from jobledger.ledger.model.schedules.jobs import tick_job_id
 from jobledger.ledger.model.schedules.ticks import newest_tick, next_tick, ticks_from
+from jobledger.ledger.model.subjects import check_users_queue, check_users_task
 
 #: Jobs of one event, and how far missed ticks are counted.
 TICKS_MAX: Final = 1_000
@@ -49,6 +51,10 @@ _AHEAD: Final = timedelta(seconds=5)
 E = TypeVar("E", bound=ScheduleEvent)
 
 
+#: What a schedule of a graph makes.
+_OF_GRAPHS: Final = {(BUILT_IN_QUEUE, "run_graph"), (BUILT_IN_QUEUE, "run_stored_graph")}
+
+
 class Declare(msgspec.Struct, frozen=True, kw_only=True):
     """Say what the schedule does. What says the same as before is no event."""
 
@@ -58,8 +64,12 @@ class Declare(msgspec.Struct, frozen=True, kw_only=True):
     replace: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot tick. Raises: InvalidInputError, InvalidTokenError."""
-        check_definition(self.definition)
+        """Refuse what cannot tick, and what nobody may name. Raises: InvalidInputError, InvalidTokenError."""
+        definition = self.definition
+        check_definition(definition)
+        if (definition.queue, definition.task) not in _OF_GRAPHS:
+            check_users_task(definition.task)
+            check_users_queue(definition.queue)
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
