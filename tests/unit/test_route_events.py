@@ -35,7 +35,6 @@ from jobledger.ledger.model.hooks.delivery import evolve as evolve_delivery
 from jobledger.ledger.model.hooks.errors import DeliveryNotFoundError, RouteNotFoundError
 from jobledger.ledger.model.hooks.match import Delivered
 from jobledger.ledger.model.hooks.route import (
-    INNER_TASKS,
     ROUTE,
     RULES_MAX,
     RemoveRoute,
@@ -52,7 +51,7 @@ from jobledger.ledger.model.hooks.route import (
     order_for,
 )
 from jobledger.ledger.model.hooks.schemes import Scheme
-from jobledger.ledger.model.subjects import Names, is_token
+from jobledger.ledger.model.subjects import INNER_TASKS, Names, is_token
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 STAMP = Stamp(at=NOW, by="alice", trace="t")

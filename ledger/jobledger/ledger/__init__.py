@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from jobledger.ledger.loading.on_demand import on_demand
 from jobledger.ledger.model.errors import (
+    AccessDeniedError,
     AmbiguousIdError,
     AppendOutcomeUnknownError,
     AttemptStoppedError,
@@ -181,6 +182,7 @@ else:  # the same as a table
 
 __all__ = [
     "NOT_DONE",
+    "AccessDeniedError",
     "AmbiguousIdError",
     "AppendOutcomeUnknownError",
     "Attempt",
