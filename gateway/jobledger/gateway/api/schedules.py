@@ -28,6 +28,7 @@ from jobledger.ledger.graphs.verbs import GraphRun
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import ScheduleNotFoundError
 from jobledger.ledger.model.events import Priority
+from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.schedules.definition import WINDOW_S_DEFAULT, Catchup, Overlap
 from jobledger.ledger.model.schedules.events import Schedule
 from jobledger.ledger.model.subjects import JobRef, check_token
@@ -195,8 +196,10 @@ async def _like(asked: Asked, body: NewSchedule) -> tuple[Enqueue, bool]:
     return await ledger.schedules.like(GraphRun(body.graph, body.input)), True
 
 
-async def _require(asked: Asked, name: str, *, missing_is_fine: bool = False) -> Schedule | None:
-    """Return a schedule that the asker may manage. Raises: ProblemError, ScheduleNotFoundError."""
+async def _require(
+    asked: Asked, name: str, permission: Permission = "manage", *, missing_is_fine: bool = False
+) -> Schedule | None:
+    """Return a schedule for whose jobs the asker has a permission. Raises: ProblemError, ScheduleNotFoundError."""
     principal, schedules = asked.principal, asked.gateway.ledger.schedules
     if missing_is_fine:
         check_token("schedule name", name)
@@ -205,7 +208,7 @@ async def _require(asked: Asked, name: str, *, missing_is_fine: bool = False) ->
         found = await schedules.get(name)
     if found is not None:
         of = found.definition
-        principal.require_about("manage", of.queue, of.task, ScheduleNotFoundError(name))
+        principal.require_about(permission, of.queue, of.task, ScheduleNotFoundError(name))
     return found
 
 
@@ -238,7 +241,7 @@ async def reset_schedule(asked: Asked, name: str) -> ScheduleNow:
 
 async def trigger_schedule(asked: Asked, name: str, *, body: Reasoned) -> Answer:
     """Make a job of the schedule now, beside its ticks, also while it is paused; each call makes one."""
-    await _require(asked, name)
+    await _require(asked, name, "queue")
     schedules, by = asked.gateway.ledger.schedules, asked.principal.name
     job = await schedules.trigger(name, reason=body.reason, by=by, trace=asked.trace)
     value = JobMade(id=job.job_id, queue=job.queue, trace=asked.trace or msgspec.UNSET)
@@ -250,7 +253,7 @@ async def backfill_schedule(asked: Asked, name: str, *, body: Range) -> JobsName
     begin, end = aware("from", body.begin), aware("to", body.end)
     assert begin is not None, "it is required"
     assert end is not None, "it is required"
-    await _require(asked, name)
+    await _require(asked, name, "queue")
     schedules, by = asked.gateway.ledger.schedules, asked.principal.name
     jobs = await schedules.backfill(name, begin, end, reason=body.reason, by=by)
     return JobsNamed(items=list(map(_named, jobs)))
@@ -309,7 +312,7 @@ _PUT: Final = {
     "problems": ("DUPLICATE", "JOB_INVALID_INPUT", "PAYLOAD_TOO_LARGE", "LEDGER_FULL", "LEDGER_BUSY"),
 }
 _PAUSE: Final = {"body": Reasoned, "problems": (*_CHANGES, "REFUSED")}
-_BACKFILL: Final = {"body": Range, "problems": (*_CHANGES, "JOB_INVALID_INPUT")}
+_BACKFILL: Final = {"permission": "queue", "body": Range, "problems": (*_CHANGES, "JOB_INVALID_INPUT")}
 
 ENDPOINTS: Final = (
     _endpoint("GET", "/v1/schedules", list_schedules, "List the schedules", Schedules, **_LIST),
@@ -328,6 +331,7 @@ ENDPOINTS: Final = (
         trigger_schedule,
         "Make a job of it now",
         JobMade,
+        permission="queue",
         body=Reasoned,
         status=202,
     ),

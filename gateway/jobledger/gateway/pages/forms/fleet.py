@@ -17,7 +17,7 @@ _OF_SCHEDULES: Final[dict[str, Permission]] = {
     "pause": "manage",
     "resume": "manage",
     "remove": "manage",
-    "trigger": "run",
+    "trigger": "queue",
 }
 
 
