@@ -20,7 +20,7 @@ from jobledger.gateway.access.sessions import SESSION_S, Session, Sessions, sign
 from jobledger.gateway.pages.login import inside
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.scoped import tree_for
-from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.model.errors import AccessDeniedError, ConfigurationError
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.projections.tables.steps import StepRow
 
@@ -262,9 +262,9 @@ def test_after_logging_in_one_stays_here(address: str, expected: str) -> None:
 def test_whoever_is_bound_to_some_queues_may_not_change_what_belongs_to_none() -> None:
     bound = Principal(name="eve", permissions=frozenset({"manage"}), queues=("mail*",))
     bound.require("manage", "mail-2", "any")
-    with pytest.raises(ProblemError, match="bound to some queues"):
+    with pytest.raises(AccessDeniedError, match="bound to some queues"):
         bound.require_everywhere("manage")
-    with pytest.raises(ProblemError, match="lacks the permission 'manage' for queue web"):
+    with pytest.raises(AccessDeniedError, match="lacks the permission 'manage' for queue web"):
         bound.require("manage", "web")
     assert bound.scope.has("mail", "x")
     assert not bound.scope.has("web", "x")

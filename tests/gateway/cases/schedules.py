@@ -66,7 +66,7 @@ async def acting(asker: Asker) -> None:
     wrong = {"from": time_text(now), "to": time_text(now - timedelta(days=3))}
     await asker.post(f"{path}/backfill", wrong, "JOB_INVALID_INPUT")
     assert (await asker.sees("POST", f"{path}/reset", 200)).json()["name"] == "nightly"
-    elsewhere = someone("manage", queues=("bills",))
+    elsewhere = someone("manage", "queue", queues=("bills",))
     await asker.post(f"{path}/trigger", {}, "NOT_FOUND", who=elsewhere)
 
 
