@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
+import io
 import json
 import logging
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +17,18 @@ from tests.support.limits import LIMIT_S
 from tests.support.working import ended, working
 
 from jobledger.cli.main import run as run_command
-from jobledger.ledger import Backoff, Context, JobFailedError, JobHandle, Ledger, Run, step, task, workflow
+from jobledger.ledger import (
+    Backoff,
+    Context,
+    JobFailedError,
+    JobHandle,
+    Ledger,
+    Run,
+    TaskRegistry,
+    step,
+    task,
+    workflow,
+)
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.attempt_logs import JobLogs
 
@@ -197,6 +212,145 @@ async def test_the_command_shows_and_follows_them(
         assert "INFO attempt=1 logged_app: second" in capsys.readouterr().out
         assert await asyncio.to_thread(command, job.id, "--attempt", "2") == 0
         assert "nothing that it logged is kept" in capsys.readouterr().out
+
+
+POOLED = """
+import contextvars, logging, threading
+
+from jobledger.ledger import Context, Run, step, task, workflow
+
+log = logging.getLogger("pooled_app")
+left, spoken = threading.Event(), threading.Event()
+
+
+@task(queue="logs", run_in="process")
+async def digs(context: Context, name: str) -> None:
+    log.warning("digs %s", name)
+    context.logger.warning("deeper")
+    print("printed", name, sep="-")
+    for number in range(2_000 if name == "much" else 0):
+        log.warning("line %d %s", number, "x" * 100)
+
+
+@task(queue="logs", run_in="process")
+def leaves(name: str) -> None:
+    # A thread that runs on, and speaks in the next job's time.
+    def late() -> None:
+        left.wait(60)
+        log.warning("late")
+        spoken.set()
+
+    run = contextvars.copy_context().run
+    threading.Thread(target=run, args=(late,), daemon=True).start()
+
+
+@task(queue="logs", run_in="process")
+def hears(name: str) -> None:
+    left.set()
+    spoken.wait(60)
+    log.warning("heard")
+
+
+@step(run_in="process")
+def dig(metres: int) -> int:
+    log.warning("digs %d m", metres)
+    print("printed")
+    return metres
+
+
+@workflow(queue="logs")
+async def mine(run: Run) -> None:
+    await run.step(dig, 7)
+"""
+
+
+@pytest.fixture
+def pooled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TaskRegistry]:
+    """Tasks and steps for the processes of a pool."""
+    (tmp_path / "pooled_app.py").write_text(POOLED)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield TaskRegistry.load(["pooled_app"])
+    sys.modules.pop("pooled_app", None)
+
+
+async def test_lines_of_processes_of_the_pool_are_kept_as_those_of_threads(
+    ledger: Ledger, pooled: TaskRegistry
+) -> None:
+    async with working(ledger, registry=pooled, pool_size=1):
+        dug = await ledger.enqueue(pooled.get("digs"), name="gold")
+        much = await ledger.enqueue(pooled.get("digs"), name="much")
+        run = await ledger.enqueue(pooled.get("mine"))
+        for job in (dug, much, run):
+            await ended(job)
+        found, cut, steps = await kept(dug), await kept(much), await kept(run, step="dig")
+    assert [(line.attempt, line.logger, line.text) for line in found.items] == [
+        (1, "pooled_app", "digs gold"),
+        (1, "jobledger.task", "deeper"),
+    ]
+    assert {(line.job, len(line.trace)) for line in found.items} == {(dug.id, 32)}
+    assert cut.cut[1] > 1_000
+    assert cut.items[-1].text.startswith("line 1999 ")
+    assert [(line.step, line.text) for line in steps.items] == [("dig", "digs 7 m")]
+
+
+async def test_a_line_of_an_earlier_call_is_not_told_of_the_next_job(
+    ledger: Ledger, pooled: TaskRegistry
+) -> None:
+    async with working(ledger, registry=pooled, pool_size=1):
+        await ended(await ledger.enqueue(pooled.get("leaves"), name="a"))
+        job = await ledger.enqueue(pooled.get("hears"), name="b")
+        await ended(job)
+        assert [line.text for line in (await kept(job)).items] == ["heard"]
+
+
+@task(queue="logs")
+async def prints(name: str) -> None:
+    print("found", name, "\x1b[31m")  # noqa: T201 - what is tested
+    print()  # noqa: T201 - what is tested
+    print("to a file", file=io.StringIO())
+    print("in two", "lines", sep="\n", file=sys.stderr)  # noqa: T201 - what is tested
+
+
+@task(queue="logs")
+def prints_in_thread(name: str) -> None:
+    print(f"thread {name}")  # noqa: T201 - what is tested
+
+
+async def test_prints_are_kept_where_the_worker_was_asked_to(
+    ledger: Ledger, pooled: TaskRegistry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = builtins.print
+    async with (
+        working(ledger, registry=pooled, pool_size=1, log_prints=True),
+        working(ledger, prints, prints_in_thread, log_prints=True, queues=("prints",)),
+    ):
+        jobs = [
+            await ledger.enqueue(each, name="ada")
+            for each in (
+                prints.options(queue="prints"),
+                prints_in_thread.options(queue="prints"),
+                pooled.get("digs"),
+            )
+        ]
+        run = await ledger.enqueue(pooled.get("mine"))
+        for job in (*jobs, run):
+            await ended(job)
+        print("outside of jobs")  # noqa: T201 - what is tested
+        found = [(await kept(job)).items for job in (*jobs, run)]
+    assert [[(line.level, line.text) for line in lines if line.logger == "print"] for lines in found] == [
+        [("info", "found ada \x1b[31m"), ("info", "in two\nlines")],
+        [("info", "thread ada")],
+        [("info", "printed-ada")],
+        [("info", "printed")],
+    ]
+    assert [line.step for line in found[3]] == ["dig", "dig"]
+    out, err = capsys.readouterr()
+    assert ("found ada" in out, "thread ada" in out, "in two\nlines" in err) == (True, True, True)
+    assert builtins.print is before
+    async with working(ledger, prints_in_thread):
+        job = await ledger.enqueue(prints_in_thread, "bob")
+        await ended(job)
+    assert (await job.logs()).items == []
 
 
 async def test_jobs_that_log_nothing_make_no_bucket(ledger: Ledger) -> None:

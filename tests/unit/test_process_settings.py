@@ -56,6 +56,7 @@ _VALUES: Final[Mapping[str, tuple[str, Any]]] = {
     "pool_size": ("3", 3),
     "pool_memory_bytes_max": ("128", 128 << 20),
     "log_bytes_max": ("0", 0),
+    "log_prints": ("1", True),
     "ack_wait_s": ("11", 11.0),
     "ack_pending_max": ("500", 500),
     "table_memory_bytes_max": ("67108864", 64 << 20),

@@ -49,6 +49,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     stall_s: float = 1.0  #: a task that blocks the event loop for this many seconds is named in the log
     #: Of what the code of one attempt logs the newest so many bytes are kept, for `jobs logs`; 0: none.
     log_bytes_max: int = 64 << 10
+    log_prints: bool = False  #: keep what the code of attempts prints as well
     reactors: bool = True  #: host the reactors (timers, ...) too; some worker of the environment has to
     schedules: bool = (
         True  #: declare the schedules of the loaded modules whose jobs go to a queue that is served
@@ -70,6 +71,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
             memory_bytes_max=self.pool_memory_bytes_max,
             payload_bytes_max=payload_bytes_max,
             silence_s=lease_s / 2,
+            log_prints=self.log_prints and self.log_bytes_max > 0,
         )
 
     def __post_init__(self) -> None:

@@ -141,7 +141,7 @@ class Worker:
         self._execution.runs = self._runs
         self._hooks = HookRunner(tasks)
         self._pauses = PauseWatch(ledger, self.served, on_change=self._on_queue)
-        self._logs = LogKeeper(ledger, self._config.log_bytes_max, lambda: self._attempts.running)
+        self._logs = LogKeeper(ledger, self._config, lambda: self._attempts.running)
         self._attempts = self._make_attempts()
         self._cancels = CancelWatch(
             ledger, self.served, running=self._attempts.claims_held, on_cancel=self._attempts.cancel

@@ -171,6 +171,7 @@ WORKER: Final[dict[str, Setting]] = {
         flag="--log-bytes",
         panel=None,
     ),
+    "log_prints": _setting("log_prints", "Keep what tasks print for `jobs logs`, too.", panel=None),
     **{
         name: _setting(name, told, default=default)
         for name, default, told in (

@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.logs import job_filter
+from jobledger.ledger.logs import job_filter, prints
 from jobledger.ledger.model.errors import LedgerError, UnreachableError
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.trace import trace_id
 from jobledger.ledger.nats.attempt_logs import KeptLine, KeptLog, make_bucket, write_log
 from jobledger.workers.attempt.log_lines import AttemptLog
 from jobledger.workers.attempt.running import Attempt
+from jobledger.workers.config import WorkerConfig
 
 logger = logging.getLogger("jobledger.workers.attempt.logs")
 
@@ -36,13 +37,14 @@ class LogKeeper(logging.Handler):
     """A handler of the root logger, which stores the records of the attempts of one worker."""
 
     def __init__(
-        self, ledger: Ledger, bytes_max: int, running: Callable[[], Mapping[JobRef, Attempt]]
+        self, ledger: Ledger, config: WorkerConfig, running: Callable[[], Mapping[JobRef, Attempt]]
     ) -> None:
-        """`running`: the attempts whose records are kept; `bytes_max`: of each of them, 0 keeps none."""
+        """`running`: the attempts whose records are kept; `config` says how much of them, and whether prints, too."""
         super().__init__()
         self._ledger = ledger
-        self._bytes_max = bytes_max
+        self._bytes_max = config.log_bytes_max  #: of each attempt; 0 keeps none
         self._running = running
+        self._with_prints = config.log_prints
         self._formatter = logging.Formatter()
         self._waiting: dict[Attempt, None] = {}  #: whose logs are to be stored; a set with an order
         self._changed = asyncio.Event()
@@ -53,6 +55,13 @@ class LogKeeper(logging.Handler):
         """Keep records from now on."""
         if self._bytes_max:
             logging.getLogger().addHandler(self)
+            if self._with_prints:
+                prints.listen(self._on_print)
+
+    def _on_print(self, text: str) -> None:
+        """Keep what an attempt printed, whatever levels loggers have; no other handler gets it: it was printed."""
+        fields = {"name": prints.LOGGER, "msg": text, "levelno": logging.INFO, "levelname": "INFO"}
+        self.handle(logging.makeLogRecord(fields))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record that the code of an attempt made; from any thread."""
@@ -107,6 +116,7 @@ class LogKeeper(logging.Handler):
     async def end(self) -> None:
         """Keep no more, and store what waits, within a limit."""
         logging.getLogger().removeHandler(self)
+        prints.leave(self._on_print)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 await self._store_all()

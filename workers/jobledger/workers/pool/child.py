@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from jobledger.ledger.context import done
+from jobledger.ledger.logs import job_filter, prints
 from jobledger.ledger.model.errors import (
     AttemptStoppedError,
     InvalidError,
@@ -239,11 +240,30 @@ class _Relay(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            text = self.format(record)[:_LOG_TEXT_MAX].encode("utf-8", "replace").decode()
-            name = record.name[:_NAME_MAX].encode("utf-8", "replace").decode()
-            self._link.send(Logged(logger=name, level=record.levelno, text=text))
+            text, name = _sendable(self.format(record), _LOG_TEXT_MAX), _sendable(record.name, _NAME_MAX)
+            self._link.send(Logged(logger=name, level=record.levelno, text=text, of_call=_call_number()))
         except Exception:  # noqa: BLE001 - logging's own rule: a record that cannot be shown harms nobody
             self.handleError(record)
+
+    def tell_print(self, text: str) -> None:
+        """Hand over what a task printed; a line to a worker that is gone is lost."""
+        with contextlib.suppress(OSError):
+            words = _sendable(text, _LOG_TEXT_MAX)
+            self._link.send(
+                Logged(
+                    logger=prints.LOGGER, level=logging.INFO, text=words, of_call=_call_number(), printed=True
+                )
+            )
+
+
+def _sendable(text: str, length_max: int) -> str:
+    return text[:length_max].encode("utf-8", "replace").decode()
+
+
+def _call_number() -> int:
+    """Return the number of the call whose code runs here, also in what it left behind; 0: none is known."""
+    call = job_filter.current.get()
+    return call.number if isinstance(call, Call) else 0
 
 
 class Runner:
@@ -261,10 +281,12 @@ class Runner:
         """Run one call and send what came of it."""
         owner = os.getpid()
         channel = CallChannel(self._link, call, self._payload_bytes_max, self._own_ledger)
+        before = job_filter.current.set(call)
         try:
             result = self._result(call, channel)
         except MemoryError as error:  # raised by our own work on the value; there is room for a few words
             result = Failure(number=call.number, error=error_info("exception", error), may_retry=True)
+        job_filter.current.reset(before)
         if os.getpid() != owner:
             os._exit(0)  # the task forked, and this is the fork
         channel.close()
@@ -401,9 +423,12 @@ def _limit_memory(setup: Setup) -> None:
 def _set_up_logs(link: Link, setup: Setup) -> None:
     log_what_nobody_catches()
     root = logging.getLogger()
-    root.handlers[:] = [_Relay(link)]
+    relay = _Relay(link)
+    root.handlers[:] = [relay]
     root.setLevel(setup.log_level)
     logging.getLogger("jobledger.task").setLevel(setup.task_log_level)
+    if setup.log_prints:
+        prints.listen(relay.tell_print)
 
 
 def _load(link: Link, setup: Setup) -> TaskRegistry:

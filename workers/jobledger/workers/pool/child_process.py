@@ -13,10 +13,11 @@ import sys
 import tempfile
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import IO, Final, Protocol
 
 import msgspec
 
+from jobledger.ledger.logs import job_filter, prints
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import AttemptStoppedError, LedgerError
 from jobledger.ledger.model.events import ErrorInfo
@@ -168,7 +169,7 @@ class ChildProcess:
                 await self._send(setup)
                 message = await self._receive()
                 while isinstance(message, Logged):
-                    _relay(message, {})
+                    _relay(message, None)
                     message = await self._receive()
         except TimeoutError as error:
             names = ", ".join(setup.modules)
@@ -229,7 +230,7 @@ class ChildProcess:
             case CheckpointAsked():
                 await self._send(await _store(message.value, listener))
             case Logged():
-                _relay(message, call.facts)
+                _relay(message, call)
             case Heartbeat():
                 if listener is not None:
                     listener.heartbeat()
@@ -343,9 +344,20 @@ async def _spawn(setup: Setup) -> ChildProcess:
     return ChildProcess(process, streams, lifeline, faults, limit)
 
 
-def _relay(message: Logged, facts: dict[str, Any]) -> None:
-    """Log what was logged there, as if it were here."""
-    logging.getLogger(message.logger).log(message.level, "%s", message.text, extra=facts)
+def _relay(message: Logged, call: Call | None) -> None:
+    """Log what was logged there, as if it were here: within the attempt where the code of its call did it."""
+    is_of_call = call is not None and message.of_call == call.number
+    if message.printed:
+        if is_of_call:
+            prints.tell(message.text)
+        return
+    facts = call.facts if call is not None and message.of_call in (0, call.number) else {}
+    before = None if is_of_call else job_filter.current.set(None)
+    try:
+        logging.getLogger(message.logger).log(message.level, "%s", message.text, extra=facts)
+    finally:
+        if before is not None:
+            job_filter.current.reset(before)
 
 
 async def _store(value: msgspec.Raw, listener: Listener | None) -> Answer:

@@ -52,6 +52,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     )  #: the process ends itself when it hears nothing from the worker for this many seconds; None: never
     log_level: int  #: of the root logger
     task_log_level: int  #: of `jobledger.task`, to which a context's logger writes
+    log_prints: bool = False  #: tell what tasks print
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=True):
@@ -157,12 +158,14 @@ class CheckpointAsked(msgspec.Struct, frozen=True, tag="checkpoint"):
     value: msgspec.Raw
 
 
-class Logged(msgspec.Struct, frozen=True, kw_only=True, tag="logged"):
+class Logged(msgspec.Struct, frozen=True, kw_only=True, tag="logged", omit_defaults=True):
     """A log record: its text as formatted, none of its arguments."""
 
     logger: str
     level: int
     text: str
+    of_call: int = 0  #: number of the call whose code made it; 0: none is known
+    printed: bool = False  #: it is no record: the code printed it, and the worker asked to be told
 
 
 class ReturnedValue(msgspec.Struct, frozen=True, kw_only=True, tag="returned"):

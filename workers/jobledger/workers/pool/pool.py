@@ -72,6 +72,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     #: A process that hears nothing from its worker for that long ends itself and the task, since the job of a frozen
     #: worker may be taken over. Half a lease is right; it must exceed the longest time the loop is blocked. None: never.
     silence_s: float | None = None
+    log_prints: bool = False  #: the processes tell what tasks print
 
     def __post_init__(self) -> None:
         """Check every value.
@@ -317,6 +318,7 @@ class ProcessPool:
             memory_bytes_max=self._config.memory_bytes_max,
             silence_s=self._config.silence_s,
             log_level=logging.getLogger().getEffectiveLevel(),
+            log_prints=self._config.log_prints,
             task_log_level=logging.getLogger("jobledger.task").getEffectiveLevel(),
         )
 

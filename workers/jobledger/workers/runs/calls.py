@@ -36,10 +36,10 @@ class StepCalls:
     ) -> Any:
         """Call the function where the step's rules say, and return or raise what it does."""
         step = self._in_place_of(step)
-        if step.rules.rules.run_in == "process":
-            return await self._in_process(attempt, step, args, kwargs)
         before = job_filter.step.set(step.name)
         try:
+            if step.rules.rules.run_in == "process":
+                return await self._in_process(attempt, step, args, kwargs)
             if step.is_async:
                 return await step.function(*args, **kwargs)
             name = f"step {step.name} of {attempt.name}"
