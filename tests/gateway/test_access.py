@@ -320,6 +320,8 @@ async def test_a_proxy_that_is_believed_says_who_somebody_is(ledger: Ledger, tmp
             for wrong in ("eve@shop.example", "eve, dana@shop.example", "x" * 201):
                 answer = await client.get("/v1/me", headers={"x-forwarded-user": wrong})
                 assert code_of(answer) == "UNAUTHENTICATED", wrong
+            me = (await client.get("/v1/me", headers={"x-forwarded-user": " dana@shop.example \t"})).json()
+            assert me["name"] == "user:dana@shop.example", "blanks around it are not of the name"
             theirs = {"authorization": "Bearer of-the-provider"}  # which some proxies hand on
             assert (await client.get("/v1/me", headers=theirs)).json()["name"] == "user:dana@shop.example"
             forged = await client.post(
@@ -330,6 +332,55 @@ async def test_a_proxy_that_is_believed_says_who_somebody_is(ledger: Ledger, tmp
             assert code_of(posted) == "CROSS_SITE"
         async with home.client(peer="192.0.2.1", headers=said) as client:
             assert code_of(await client.get("/v1/me")) == "UNAUTHENTICATED"
+
+
+async def test_a_name_of_a_proxy_is_read_in_utf_8(ledger: Ledger, tmp_path: Path) -> None:
+    book = tmp_path / "people.toml"
+    book.write_text('[users."Zoë"]\nrole = "viewer"\n', encoding="utf-8")
+    trusted: dict[str, Any] = {"user_header": "X-User", "trust_from": ("10.0.0.0/8",), "people": book}
+    async with house(ledger, tmp_path, **trusted) as home, home.client(peer="10.1.2.3") as client:
+        me = (await client.get("/v1/me", headers={b"x-user": "Zoë".encode()})).json()
+        assert me["name"] == "user:Zoë"
+        for wrong in ("Zoë".encode("latin-1"), b"\xff", "\u00a0Zoë".encode()):
+            assert code_of(await client.get("/v1/me", headers={b"x-user": wrong})) == "UNAUTHENTICATED"
+
+
+async def test_a_proxy_that_nobody_named_gives_nobody_rights(ledger: Ledger, tmp_path: Path) -> None:
+    said = {
+        "x-forwarded-for": "192.0.2.7",
+        "X-Forwarded-Host": "jobs.example",
+        "x-forwarded-anything": "1",
+        "forwarded": "for=192.0.2.7",
+        "x-real-ip": "192.0.2.7",
+        "via": "1.1 squid",
+    }
+    async with house(ledger, tmp_path) as home, home.client() as client:
+        for name, value in said.items():
+            for method, path in (("GET", "/v1/me"), ("POST", "/v1/jobs"), ("GET", "/"), ("POST", "/in/shop")):
+                answer = await client.request(method, path, headers={name: value})
+                assert (answer.status_code, name.lower() in answer.text) == (421, True), (name, path)
+            assert (await client.get("/healthz", headers={name: value})).status_code == 200
+        assert (await client.get("/v1/me")).status_code == 200
+    settings: dict[str, Any] = {"behind_proxy": ("10.0.0.0/8",)}
+    async with house(ledger, tmp_path, **settings) as home:
+        made = await home.key()
+        async with home.holder(made, peer="10.0.0.1") as client:
+            for name, value in said.items():
+                assert (await client.get("/v1/me", headers={name: value})).status_code == 200, name
+
+
+async def test_a_get_that_runs_jobs_needs_a_key_or_says_that_it_comes_from_here(home: House) -> None:
+    async with home.client() as client:
+        assert code_of(await client.get("/v1/run")) == "CROSS_SITE", (
+            "as an image of any page in an old browser"
+        )
+        assert code_of(await client.get("/v1/run", headers={"sec-fetch-site": "none"})) == "CROSS_SITE"
+        assert code_of(await client.get("/v1/run", headers={"sec-fetch-site": "same-origin"})) == "NO_APP"
+        assert code_of(await client.get("/v1/run", headers={"origin": BASE})) == "NO_APP"
+        assert code_of(await client.post("/v1/run", json={})) == "NO_APP"
+    made = await home.key(role="operator")
+    async with home.holder(made) as client:
+        assert code_of(await client.get("/v1/run")) == "NO_APP"
 
 
 async def test_a_proxy_in_front_says_where_a_request_began(ledger: Ledger, tmp_path: Path) -> None:

@@ -18,8 +18,12 @@ from jobledger.gateway.access.origins import check_origin
 from jobledger.gateway.acts.asked import QUEUE, ToDo
 from jobledger.gateway.acts.bulk_act import bulk_act
 from jobledger.gateway.api.table import ENDPOINTS
+from jobledger.gateway.app import app
+from jobledger.gateway.life import Life
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.process.counting import Counted
+from jobledger.gateway.process.requests import Requests
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.errors import InvalidInputError
@@ -155,3 +159,29 @@ async def test_only_an_admin_has_a_secret_of_the_gateway_sent_somewhere(
     body = {"target": {"url": "https://example.com/x"}, "events": ["completed"], "headers": {"x": "env:HOME"}}
     refused = await http.put("/v1/webhooks/w", json=body)
     assert (refused.status_code, refused.json()["code"]) == (403, "JOB_ACCESS_DENIED")
+
+
+async def test_no_answer_is_kept_on_the_way_or_read_as_another_type(gateway: Gateway) -> None:
+    inner = Requests(app(gateway), Life(), Counted(), body_bytes_max=1_000, appends=lambda: 0)
+    transport = httpx.ASGITransport(inner)
+    paths = {endpoint.path for endpoint in ENDPOINTS} | {
+        *(
+            "/",
+            "/jobs",
+            "/login",
+            "/openapi.json",
+            "/docs",
+            "/static/live.js",
+            "/nothing",
+            "/v1/nothing",
+            "/healthz",
+        )
+    }
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as client:
+        for path in sorted(paths - {"/v1/events"}):  # which has no end
+            for method in ("HEAD", "GET", "POST", "OPTIONS"):
+                answer = await client.request(method, path.replace("{", "").replace("}", ""))
+                assert answer.headers.get("x-content-type-options") == "nosniff", (method, path)
+                assert answer.headers.get("cache-control"), (method, path)
+        large = await client.post("/v1/jobs", content=b"x" * 2_000)
+        assert (large.status_code, large.headers["cache-control"]) == (413, "no-store")

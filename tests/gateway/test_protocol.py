@@ -111,3 +111,19 @@ async def test_a_head_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPat
     async with connected() as (reader, writer):
         writer.write(before + b"GET / HT")
         assert b"HTTP/1.1 408 Request Timeout" in await reader.read()
+
+
+@pytest.mark.parametrize("before", [b"", asking("GET /")])
+@pytest.mark.parametrize("long", ["x: {}", "GET /{}"])
+async def test_a_head_that_is_too_long_is_refused_also_where_it_comes_at_once(
+    before: bytes, long: str
+) -> None:
+    """The system hands over up to 256 KiB at once, which is a whole head for the parser."""
+    text = long.format("a" * (protocol.HEAD_BYTES_MAX + 1))
+    head = asking("GET /", more=f"{text}\r\n") if long[0] == "x" else asking(text)
+    async with connected() as (reader, writer):
+        writer.write(before + head)
+        found = (await reader.read()).decode()
+    assert "HTTP/1.1 431 Request Header Fields Too Large" in found
+    assert found.count("HTTP/1.1 200") == 0 or before
+    assert "cache-control: no-store\r\nx-content-type-options: nosniff" in found

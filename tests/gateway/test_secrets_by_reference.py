@@ -21,7 +21,7 @@ from jobledger.ledger.webhooks.secrets import Secrets
 
 pytestmark = pytest.mark.anyio
 ADMIN = Principal(name="ann", permissions=ROLES["admin"])
-MANAGER = someone("view", "manage")
+MANAGER = someone("view", "manage", "queue")
 SEALED = f"sealed:{'A' * 120}"
 
 

@@ -113,3 +113,30 @@ def test_refused_requests_are_logged_at_most_once_a_minute_for_each_route(
     ]
     assert len(refused.newest) == KEPT_MAX
     assert msgspec.structs.asdict(refused.newest[0])["code"] == "STALE_TIMESTAMP"
+
+
+async def test_a_delivery_id_that_comes_with_another_body_is_kept_and_counted_as_such(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    await ledger.routes.set("github", definition_of(GITHUB))
+    async with gateway_of(ledger, tmp_path) as gateway:
+        gateway.secrets = Secrets({"NEW": "new"})
+        codes: list[str | None] = []
+        inner = app(gateway)
+
+        async def noted(scope: Any, receive: Any, send: Any) -> None:
+            await inner(scope, receive, send)
+            codes.append(scope.get("jobledger.code"))
+
+        transport = httpx.ASGITransport(noted)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as client:
+            first = await client.post("/in/github", **pushed("d1"))
+            again = await client.post("/in/github", **pushed("d1"))
+            assert (again.text, list(gateway.refused.newest)) == (first.text, [])
+            other = await client.post(
+                "/in/github", **pushed("d1", body=b'{"ref": "refs/heads/main", "more": 1}')
+            )
+            assert other.text == first.text, "who sends it gets what the first one got"
+            kept = (await client.get("/v1/routes/github/refused")).json()["items"]
+    assert [(each["code"], "d1" in each["why"]) for each in kept] == [("DIFFERENT_BODY", True)]
+    assert codes[:3] == [None, None, "DIFFERENT_BODY"], "by which requests are counted"

@@ -286,6 +286,9 @@ def test_a_port_that_is_taken_and_a_certificate_that_is_none_are_said(
     (tmp_path / "cert.pem").write_text("no certificate")
     answer = cli.run("gateway", "--port", "0", "--https-cert", str(tmp_path / "cert.pem"), *cli.where)
     assert (answer.code, "no certificate" in answer.err) == (2, True)
+    os.mkfifo(tmp_path / "pipe.pem")  # its other end never comes
+    answer = cli.run("gateway", "--port", "0", "--https-cert", str(tmp_path / "pipe.pem"), *cli.where)
+    assert (answer.code, "it is a pipe: name a regular file" in answer.err) == (2, True)
 
 
 @pytest.mark.fault

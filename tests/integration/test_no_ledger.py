@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import typer
 from nats.aio.client import Client
 from tests.support.command_line import Answer, CommandLine
+from tests.support.gateway import send
 from tests.support.tables import each_row
 from tests.support.working import Connect
 
@@ -358,3 +360,14 @@ async def test_a_ledger_that_is_deleted_later_is_named(ledger: Ledger) -> None:
         await ledger.log.head()
     with pytest.raises(Exception, match="stream"):
         await purge_stream(ledger.inbox, ledger.names.ledger_stream, before_sequence=1)
+
+
+async def test_a_ledger_that_is_deleted_later_is_told_to_who_enqueues(ledger: Ledger) -> None:
+    await ledger.enqueue(send)
+    await delete_ledger(ledger.config.url, ledger.names.environment)
+    began = time.monotonic()
+    with pytest.raises(LedgerNotFoundError, match="somebody deleted it after this program connected"):
+        await ledger.enqueue(send)
+    with pytest.raises(LedgerNotFoundError, match="somebody deleted it after this program connected"):
+        await ledger.enqueue_many(send, [{}, {}])
+    assert time.monotonic() - began < 4, "before the client gives up waiting"

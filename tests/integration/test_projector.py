@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sqlite3
 import tempfile
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.histories import STEPS, SteppedClock, act, memory_history, random_history
 from tests.support.limits import LIMIT_S
+from tests.support.working import until
 
 from jobledger.ledger.connecting.connect import connect
 from jobledger.ledger.model.codec import digest
@@ -26,12 +28,15 @@ from jobledger.ledger.model.subjects import Names
 from jobledger.projections import (
     EventGapError,
     PositionMismatchError,
+    ProjectionError,
     ProjectionTimeoutError,
     Projector,
     ProjectorConfig,
     Store,
     difference,
 )
+from jobledger.projections.files import require_beginning
+from jobledger.projections.layout import LEDGER
 
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
@@ -44,10 +49,10 @@ pytestmark = pytest.mark.anyio
 async def test_catching_up_in_pieces_equals_catching_up_at_once(tmp_path: Path) -> None:
     log = await memory_history(runs=True)
     head = (await log.head()).last_sequence
-    for until in (*range(0, head, 23), head + 1_000):
+    for end in (*range(0, head, 23), head + 1_000):
         with Projector(log, tmp_path / "pieces", config=SMALL) as projector:
-            position = await projector.catch_up(until)
-            assert position.stream_sequence == min(until, head)
+            position = await projector.catch_up(end)
+            assert position.stream_sequence == min(end, head)
     await finish(log, tmp_path / "whole", ProjectorConfig())
     assert difference(tmp_path / "pieces", tmp_path / "whole") is None
     await assert_true(log, tmp_path / "pieces")
@@ -232,3 +237,47 @@ async def test_the_histories_have_every_kind_of_event() -> None:
     log = await memory_history(seed=5, jobs=300, steps=1_800, runs=True)
     seen = {event_type(stored.event) async for batch in log.read() for stored in batch}
     assert seen == set(EVENT_TYPES)
+
+
+@pytest.mark.parametrize("how", ["deleted", "garbled", "emptied"])
+async def test_a_file_that_is_deleted_or_damaged_is_written_again_without_an_event(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobledger.projections.projector._LOOK_EVERY_S", 0.05)
+    log = await memory_history()
+    path, head = tmp_path / "p", (await log.head()).last_sequence
+    with Projector(log, path) as projector:
+        async with anyio.create_task_group() as group:
+            group.start_soon(projector.run)
+            await projector.wait_for(head, timeout_s=LIMIT_S)
+            spoil(path, how)
+            await until(lambda: reached(path) == head, limit_s=LIMIT_S)
+            group.cancel_scope.cancel()
+    await assert_true(log, path)
+
+
+def spoil(path: Path, how: str) -> None:
+    """Delete a file with what lies beside it, or write something else over it."""
+    if how == "deleted":
+        for each in path.parent.glob(f"{path.name}*"):
+            each.unlink()
+    else:
+        path.write_bytes(b"" if how == "emptied" else b"\xa5" * path.stat().st_size)
+
+
+def reached(path: Path) -> int:
+    """Return how far a file is, 0 where it cannot be read or is none of ours."""
+    try:
+        require_beginning(path, LEDGER)
+        with Store.open(path) as store:
+            return store.position().stream_sequence
+    except (ProjectionError, sqlite3.Error):
+        return 0
+
+
+async def test_a_file_of_somebody_else_is_never_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("mine")
+    with Projector(await memory_history(), path) as projector, pytest.raises(ProjectionError):
+        await projector.run()
+    assert path.read_text() == "mine"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.tables import each_row
 
+from jobledger.ledger.model.inputs import traceparent_in
 from jobledger.ledger.model.trace import is_own, own_trace, trace_id
 
 UUID = "01a201ce-31a8-7284-879d-d9276e0d61c9"
@@ -31,3 +33,25 @@ def test_any_other_job_has_one_that_follows_from_its_name(job_id: str) -> None:
 def test_a_callers_trace_is_not_the_jobs_own() -> None:
     assert (trace_id(CALLERS), is_own(CALLERS)) == ("4bf92f3577b34da6a3ce929d0e0e4736", False)
     assert (trace_id(""), is_own("")) == ("", False)
+
+
+@each_row(
+    ("header", "expected"),
+    [
+        (CALLERS, CALLERS),
+        (f"cc{CALLERS[2:]}", CALLERS),
+        (f"cc{CALLERS[2:]}-more-of-later", CALLERS),
+        (f"cc{CALLERS[2:]}more", ""),
+        (f"{CALLERS}-more", ""),
+        (f"ff{CALLERS[2:]}", ""),
+        (CALLERS.upper(), ""),
+        (f"00-{'0' * 32}-00f067aa0ba902b7-01", ""),
+        (f"00-4bf92f3577b34da6a3ce929d0e0e4736-{'0' * 16}-01", ""),
+        (f"{CALLERS}, {CALLERS}", ""),
+        ("00-" + "-" * 52, ""),
+        ("x-y-z-" + "0" * 49, ""),
+        ("", ""),
+    ],
+)
+def test_a_traceparent_that_is_not_valid_is_ignored(header: str, expected: str) -> None:
+    assert traceparent_in(header) == expected

@@ -26,7 +26,7 @@ class RefusedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     at: Moment  #: by the gateway's clock
     route: str
-    code: str  #: BAD_SIGNATURE or STALE_TIMESTAMP
+    code: str  #: BAD_SIGNATURE, STALE_TIMESTAMP, or DIFFERENT_BODY of a delivery's id that came with another body
     why: str
     client: str  #: the address that it came from
 

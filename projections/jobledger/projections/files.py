@@ -306,6 +306,20 @@ def refuse_foreign(path: Path, layout: Layout = LEDGER) -> None:
         raise NotAProjectionError(path)
 
 
+def require_beginning(path: Path, layout: Layout) -> None:
+    """Raise DamagedProjectionError where something else was written over a projection that somebody has open.
+
+    Without its log, which has pages that are not in the file yet. Opened by SQLite alone: whoever closes a file takes the
+    locks away that this process has on it.
+    """
+    connection = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
+    try:
+        if connection.execute("PRAGMA application_id").fetchone()[0] != layout.application_id:
+            raise DamagedProjectionError(path, "something else was written over it")
+    finally:
+        connection.close()
+
+
 def _refuse_never_ours(path: Path) -> None:
     """Raise NotAProjectionError for a file that is no database and has no lock of ours beside it.
 

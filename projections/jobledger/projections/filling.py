@@ -29,7 +29,12 @@ from jobledger.projections.agreement import (
     refuse_other_environment,
     refuse_other_past,
 )
-from jobledger.projections.errors import EventGapError, PositionMismatchError, ProjectionConfigError
+from jobledger.projections.errors import (
+    DamagedProjectionError,
+    EventGapError,
+    PositionMismatchError,
+    ProjectionConfigError,
+)
 from jobledger.projections.layout import LEDGER, Layout
 from jobledger.projections.position import BEGIN_AT, UPDATE_POSITION, Position, read_position
 from jobledger.projections.snapshots import Snapshots
@@ -97,6 +102,7 @@ class Filler:
         self._rows: Rows | None = None
         self._position: Position | None = None
         self._advanced = anyio.Event()
+        self._is_doubtful = False  # the file looked damaged when it was looked at last
 
     def __enter__(self) -> Self:
         return self
@@ -252,6 +258,24 @@ class Filler:
     def _known_position(self) -> Position:
         assert self._position is not None, "prepare() comes first"
         return self._position
+
+    def is_there(self) -> bool:
+        """Whether the file is the one that was opened. Raises: DamagedProjectionError for one that is no database any more.
+
+        While another process moves its log into it, it may look like none: what is seen once may not be so.
+        """
+        if files.identity(self.path) != self._identity:
+            return False
+        try:
+            with files.translated(self.path, self.config.busy_timeout_s):
+                files.require_beginning(self.path, self._layout)
+        except DamagedProjectionError:
+            if self._is_doubtful:
+                raise
+            self._is_doubtful = True
+        else:
+            self._is_doubtful = False
+        return True
 
     def commit(self, events: Sequence[Message]) -> bool:
         """Apply `events` (never empty, in stream order) and move the position, as one.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Final, NoReturn
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from jobledger.ledger.model.codec import Message
-from jobledger.projections.errors import OlderSchemaError, ProjectionTimeoutError
+from jobledger.projections.errors import DamagedProjectionError, OlderSchemaError, ProjectionTimeoutError
 from jobledger.projections.filling import Filler, ProgressCallback, ProjectorConfig, reading, stored_bytes
 from jobledger.projections.position import Position, read_position
 from jobledger.projections.rebuilding import rebuild
@@ -16,6 +17,9 @@ from jobledger.projections.rebuilding import rebuild
 __all__ = ["Position", "ProgressCallback", "Projector", "ProjectorConfig", "read_position"]
 
 _READ_AHEAD_BATCHES: Final = 16
+#: While no event comes, this often a projector looks whether its file is still there.
+_LOOK_EVERY_S: Final = 1.0
+_log: Final = logging.getLogger("jobledger.projections")
 
 
 class Projector(Filler):
@@ -25,28 +29,43 @@ class Projector(Filler):
     the others go on from there. Not to be used from two tasks, except that `wait_for` may run beside `run`.
     """
 
-    async def prepare(self) -> Position:
+    async def prepare(self, *, mend: bool = False) -> Position:
         """Open the file (an older schema is rebuilt first) and check that ledger and file share their past.
+
+        `mend`: a damaged file of ours is rebuilt, too.
 
         Raises: PositionMismatchError, PositionArchivedError, EventGapError and the errors of opening.
         """
         try:
             return await super().prepare()
-        except OlderSchemaError:
-            await rebuild(self._log, self.path, clock=self._clock, layout=self._layout)
+        except (OlderSchemaError, DamagedProjectionError) as error:
+            if isinstance(error, DamagedProjectionError) and not mend:
+                raise
+            await self._rebuild(error)
             return await super().prepare()
+
+    async def _rebuild(self, error: OlderSchemaError | DamagedProjectionError) -> None:
+        if isinstance(error, DamagedProjectionError):
+            _log.warning("the projection is damaged, and is written from the ledger again: %s", error)
+        self.close()
+        await rebuild(self._log, self.path, clock=self._clock, layout=self._layout)
 
     async def run(self) -> NoReturn:
         """Follow the ledger until cancelled; an event is committed `linger_s` after its arrival at the latest.
 
+        A file that somebody deleted or damaged meanwhile is written again, within seconds, also where no event comes.
+
         Raises: ProjectionError, in all its kinds, and what `Log.read` raises.
         """
-        try:
-            while True:
-                position = await self.prepare()
+        while True:
+            position = await self.prepare(mend=True)
+            try:
                 await self._follow(position.stream_sequence + 1)
-        except BaseExceptionGroup as group:
-            raise _first_of(group) from group
+            except BaseExceptionGroup as group:
+                first = _first_of(group)
+                if not isinstance(first, DamagedProjectionError):
+                    raise first from group
+                await self._rebuild(first)
 
     async def _follow(self, from_sequence: int) -> None:
         """Apply what comes; returns when the file's position is not where this reader can go on."""
@@ -54,7 +73,7 @@ class Projector(Filler):
         async with anyio.create_task_group() as group:
             group.start_soon(self._feed, from_sequence, send)
             with send, receive:
-                while self.commit(await self._collect(receive)):
+                while (events := await self._collect(receive)) and self.commit(events):
                     await self._committed()
             group.cancel_scope.cancel()
 
@@ -65,8 +84,16 @@ class Projector(Filler):
                     await send.send(part)
 
     async def _collect(self, receive: MemoryObjectReceiveStream[list[Message]]) -> list[Message]:
-        """Wait for a first batch, then for more until it is enough or the first one has waited long enough."""
-        events = list(await receive.receive())
+        """Wait for a first batch, then for more until it is enough or the first one has waited long enough.
+
+        Returns nothing where the file is another one by then. Raises: DamagedProjectionError.
+        """
+        events: list[Message] = []
+        while not events:
+            with anyio.move_on_after(_LOOK_EVERY_S):
+                events = list(await receive.receive())
+            if not events and not self.is_there():
+                return []
         size = stored_bytes(events)
         with anyio.move_on_after(self.config.linger_s):
             while not self._is_enough(events, size):

@@ -26,7 +26,8 @@ async def one_job(asker: Asker) -> None:
     shown = await asker.get(answer.headers["location"])
     assert (shown["created_by"], shown["input"], shown["priority"]) == ("ann", {"to": "hal"}, "high")
     named = {"task": "send", "id": "named-1"}
-    first = await asker.post("/v1/jobs", named, 202)
+    wrong = {"traceparent": "no-trace-of-w3c-" + "-" * 39}  # it is ignored, and not refused
+    first = await asker.post("/v1/jobs", named, 202, headers=wrong)
     assert first["trace_id"] == (await asker.get("/v1/jobs/mail/named-1"))["trace"][3:35]
     again = await asker.post("/v1/jobs", named, 200)
     assert (again["created"], again["id"], again["trace_id"]) == (False, "named-1", first["trace_id"])

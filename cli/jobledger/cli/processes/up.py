@@ -130,7 +130,7 @@ async def _projecting(
 ) -> AsyncGenerator[_Projecting, None]:
     """Give what keeps the projection up to date; where metrics were asked for, serve them for the length of the block."""
     with Projector(ledger.log, path, snapshots=Snapshots(path)) as projector:
-        missing = (await projector.prepare()).missing
+        missing = (await projector.prepare(mend=True)).missing
         if missing:
             output.note(missing)
         if exposure.port is None:

@@ -11,8 +11,10 @@ from jobledger.gateway.access.origins import (
     Headers,
     Hosts,
     Network,
+    check_direct,
     check_kind,
     check_origin,
+    check_proof,
     cors,
     forwarded,
     is_among,
@@ -63,6 +65,7 @@ class Gate:
         self._hosts = hosts
         self._origins = origins
         self._proxies = proxies
+        self._is_proxy_known = bool(proxies) or identities.knows_proxy
         self._rates = rates
         self._on_use = on_use
         self._sweeps: list[Callable[[], None]] = []
@@ -98,6 +101,8 @@ class Gate:
         is_preflight = method == "OPTIONS" and bool(origin) and "access-control-request-method" in headers
         added += cors(origin, self._origins, is_preflight=is_preflight)
         if path not in _ANY_HOST:
+            if not self._is_proxy_known:
+                check_direct(headers)
             self._hosts.check(headers.get("host", ""))
         if is_preflight:
             return None
@@ -120,6 +125,8 @@ class Gate:
         principal, session = admitted.principal, admitted.session
         if admitted.is_ambient and path.startswith(_API):
             check_kind(method, caller.headers)
+            if path in _ACTS_BY_GET and method in SAFE:
+                check_proof(caller.headers)
         if principal.key_id:
             self._on_use(principal.key_id, client)
         if admitted.is_counted:

@@ -20,6 +20,7 @@ from jobledger.ledger.model.rights.grants import ROLES
 
 _BEARER: Final = "bearer "
 _OURS: Final = "bearer jl_"
+_NO_UTF_8: Final = "\ufffd"  #: stands where bytes of a header are not UTF-8
 _USER_MAX: Final = 200
 #: In the scope of a request that passed the gate: who asks, as `Admitted`, or why nobody does, as `ProblemError`.
 ADMITTED: Final = "jobledger.admitted"
@@ -81,6 +82,11 @@ def local_principal() -> Principal:
     return Principal(name=f"local:{account or 'operator'}", permissions=ROLES["admin"])
 
 
+def _text(value: str) -> str:
+    """Return what a proxy says in a header, without blanks around it; what is not in UTF-8 names nobody."""
+    return value.strip(" \t").encode("latin-1").decode(errors="replace")
+
+
 class Identities:
     """Says who asks. A key's record decides, each time."""
 
@@ -102,13 +108,18 @@ class Identities:
         self._header = header
         self._people = people
 
+    @property
+    def knows_proxy(self) -> bool:
+        """Whether a proxy in front is believed about who somebody is."""
+        return self._header is not None
+
     def admit(self, caller: Caller) -> Admitted:
         """Return who asks. Raises: ProblemError (UNAUTHENTICATED, LEDGER_UNREACHABLE)."""
         headers = caller.headers
         if carries_key(headers):
             return self._by_key(headers["authorization"])
         if self._header is not None and is_among(caller.peer, self._header.proxies):
-            user = headers.get(self._header.name, "")
+            user = _text(headers.get(self._header.name, ""))
             if user:
                 return Admitted(principal=self._person(user), user=user)
         if "authorization" in headers:
@@ -174,7 +185,7 @@ class Identities:
     def _person(self, user: str) -> Principal:
         """Return a person whom a proxy names. Raises: ProblemError (UNAUTHENTICATED)."""
         # A comma is how a header looks that came twice: once from the client, and once from the proxy.
-        is_name = len(user) <= _USER_MAX and user.isprintable() and "," not in user
+        is_name = len(user) <= _USER_MAX and user.isprintable() and not {",", _NO_UTF_8} & set(user)
         found = self._people.principal(user) if is_name and self._people is not None else None
         if found is None:
             raise ProblemError(

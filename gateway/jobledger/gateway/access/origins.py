@@ -23,6 +23,8 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _OURS: Final = frozenset({"same-origin", "none"})
 #: What a form of another site's page can send. Scripts can send bodies without a type; browsers name their origin then.
 _SIMPLE: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"})
+#: Headers that only proxies add, besides all that begin with x-forwarded-.
+_OF_PROXIES: Final = frozenset({"forwarded", "x-real-ip", "via"})
 _CORS_AGE_S: Final = 600
 _CORS_HEADERS: Final = "authorization, content-type, idempotency-key, if-match, if-none-match, last-event-id, prefer, traceparent"
 _CORS_SHOWN: Final = (
@@ -81,6 +83,34 @@ def check_origin(method: str, headers: Headers, scheme: str) -> None:
     origin = headers.get("origin", "")
     if origin and not _is_same(origin, scheme, headers.get("host", "")):
         raise _cross_site(ascii(origin[:80]))
+
+
+def check_proof(headers: Headers) -> None:
+    """Refuse a GET that acts and does not say that it comes from here, after `check_origin` did not refuse what it says.
+
+    Any page can make a browser send one, and an old browser says nothing of where it comes from.
+
+    Raises: ProblemError (CROSS_SITE).
+    """
+    if not headers.get("origin") and headers.get("sec-fetch-site") != "same-origin":
+        raise ProblemError(
+            "CROSS_SITE",
+            "any web page can make a browser send this GET, and it runs jobs: send a key in Authorization, or POST",
+        )
+
+
+def check_direct(headers: Headers) -> None:
+    """Refuse what came through a proxy, where the gateway was told of none: whoever asks there sits anywhere.
+
+    Raises: ProblemError (MISDIRECTED).
+    """
+    found = next((name for name in headers if name in _OF_PROXIES or name.startswith("x-forwarded-")), None)
+    if found is not None:
+        raise ProblemError(
+            "MISDIRECTED",
+            f"the header {found[:40]} says that a proxy handed this on, and the gateway was told of none: start it with "
+            "--behind-proxy ADDRESS of that proxy, or ask it directly",
+        )
 
 
 def check_kind(method: str, headers: Headers) -> None:

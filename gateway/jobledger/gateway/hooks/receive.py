@@ -21,6 +21,8 @@ from jobledger.ledger.webhooks.secrets import Secrets
 
 _log: Final = logging.getLogger("jobledger.gateway")
 _ACCEPTED: Final = 202
+#: Of a repeat that is none: it is answered as the first one was, and kept with what was refused.
+DIFFERENT_BODY: Final = "DIFFERENT_BODY"
 _ID_CHARACTERS_MAX: Final = 1_000
 #: What the gateway answers with `text/plain` of its own is never read; a body may be of any kind.
 ANYTHING: Final = "*/*"
@@ -59,6 +61,13 @@ async def receive_webhook(asked: Asked, route: str) -> Answer | Raw:
         secret=verified.secret,
     )
     found = await gateway.ledger.routes.receive(known, arrival, trace=asked.trace)
+    if found.differs:
+        why = (
+            f"delivery {found.delivery} was received before with another body: nothing was done with this one"
+        )
+        client = asked.request.client.host if asked.request.client else ""
+        asked.request.scope["jobledger.code"] = DIFFERENT_BODY  # it is counted and logged as such
+        gateway.refused.add(route, DIFFERENT_BODY, why, client=client, at=gateway.ledger.clock.now())
     taken = Taken(delivery=found.delivery, matched=len(found.matched), jobs=found.matched)
     return Answer(value=taken, status=_ACCEPTED if found.matched else 200)
 

@@ -15,9 +15,9 @@ from jobledger.gateway.http.headers import KEY_LENGTH_MAX, WAIT_MAX_S, Header
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.shares import opened
+from jobledger.ledger.model.inputs import traceparent_in
 from jobledger.ledger.model.rights.authority import Principal
 
-_TRACEPARENT_LENGTH: Final = 55
 _DIGITS_MAX: Final = 19  #: of a sequence: what the server counts to
 
 
@@ -51,9 +51,8 @@ class Asked:
 
     @property
     def trace(self) -> str:
-        """The W3C traceparent of the request, "" without one that can be one."""
-        given = self.header("traceparent")
-        return given if len(given) == _TRACEPARENT_LENGTH and given.count("-") == 3 else ""  # noqa: PLR2004
+        """The W3C traceparent of the request, "" without one that is valid."""
+        return traceparent_in(self.header("traceparent"))
 
     @property
     def idempotency_key(self) -> str:

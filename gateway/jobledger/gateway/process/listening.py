@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from jobledger.ledger.model.errors import ConfigurationError, PortInUseError
+from jobledger.ledger.opening import refuse_unfit
 
 BACKLOG: Final = 2_048
 FILES_MAX: Final = 1 << 16  #: what a process needs at the most
@@ -88,6 +89,11 @@ def url_of(bound: socket.socket, *, https: bool) -> str:
 def check_certificate(certificate: Path, key: Path | None) -> None:
     """Refuse files that are no certificate and its key. Raises: ConfigurationError."""
     try:
+        for each in (certificate, key):
+            if each is not None:
+                refuse_unfit(
+                    each, links=True
+                )  # OpenSSL would wait for the other end of a pipe, deaf to signals
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:  # the latter is one of the former, and says less
         what = f"{certificate}" if key is None else f"{certificate} and {key}"

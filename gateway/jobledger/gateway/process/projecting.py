@@ -18,6 +18,6 @@ async def project(ledger: Ledger, setup: Setup, line: Line, _requests: ObjectRec
     """
     path = Path(setup.projection)
     with Projector(ledger.log, path, snapshots=Snapshots(path)) as projector:
-        await projector.prepare()
+        await projector.prepare(mend=True)
         line.send(Ready())
         await projector.run()

@@ -85,6 +85,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refused = False
         # Of this head; within a body, since its last part; of a body whose answer was given, in all.
         self._bytes = 0
+        self._fed = 0  # bytes that the parser got at once
         self._head_limit: asyncio.TimerHandle | None = None
         self._reader_limit: asyncio.TimerHandle | None = None
 
@@ -115,6 +116,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._bytes += len(data)
+        self._fed = len(data)
         self._between = False
         super().data_received(data)
         if self._between or self._refused:
@@ -123,11 +125,10 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._bytes > _LEFT_OVER_BYTES_MAX:
                 self.transport.close()
         elif self._bytes > HEAD_BYTES_MAX:
-            what = (
-                "what is around the body's chunks has" if self._in_body else "request line and headers have"
-            )
-            sentence = f"{what} more than {HEAD_BYTES_MAX:,} bytes: send less"
-            self._refuse("431 Request Header Fields Too Large", sentence)
+            if self._in_body:
+                self._refuse_head("what is around the body's chunks has")
+            else:
+                self._refuse_head()
         elif self._in_body:
             return
         elif self._head_limit is None:
@@ -139,7 +140,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Begin the request."""
+        """Begin the request, unless its head is too long: one that comes at once was not looked at before."""
+        if self._refused or (max(self._bytes, self._fed) > HEAD_BYTES_MAX and self._is_head_too_long()):
+            self._refuse_head()
+            return
         self._in_body, self._bytes = True, 0
         if self._head_limit is not None:
             self._end_head()
@@ -147,8 +151,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self.headers = _TRAILERS  # those of the request are in its scope
         self.cycle.transport = self._together  # type: ignore[assignment]  # uvicorn calls no other method of it
 
+    def _is_head_too_long(self) -> bool:
+        lengths = (len(name) + len(value) for name, value in self.headers)
+        return len(self.url) + sum(lengths) > HEAD_BYTES_MAX
+
+    def _refuse_head(self, what: str = "request line and headers have") -> None:
+        sentence = f"{what} more than {HEAD_BYTES_MAX:,} bytes: send less"
+        self._refuse("431 Request Header Fields Too Large", sentence)
+
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
+        if self._refused:
+            return
         if not self.cycle.response_complete:
             self._bytes = 0
         super().on_body(body)
@@ -160,6 +174,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End the body."""
+        if self._refused:
+            return
         self._in_body, self._between, self._bytes = False, True, 0
         self.scope[WHOLE] = True  # type: ignore[typeddict-unknown-key]
         super().on_message_complete()
@@ -204,6 +220,7 @@ class BoundedProtocol(HttpToolsProtocol):
         body = f"{sentence}\n".encode()
         head = (
             f"HTTP/1.1 {status}\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: {len(body)}\r\n"
+            "cache-control: no-store\r\nx-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
         )
-        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        self.transport.write(head.encode() + body)
         self.loop.call_later(LINGER_S, self.transport.close)

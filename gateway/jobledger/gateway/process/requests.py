@@ -31,6 +31,17 @@ _PATH_SHOWN_MAX: Final = 200
 _log: Final = logging.getLogger("jobledger.gateway")
 
 
+#: Of every answer, unless it says otherwise itself: nothing of it is kept on the way, or read as another type.
+_GUARDS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+
+
+def _guarded(message: Message) -> Message:
+    given = message.get("headers", ())
+    names = {name for name, _ in given}
+    missing = [pair for pair in _GUARDS if pair[0] not in names]
+    return {**message, "headers": [*given, *missing]} if missing else message
+
+
 class Requests:
     """The outermost part of the application. `appends` returns how many appends are on their way."""
 
@@ -54,6 +65,7 @@ class Requests:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message = _guarded(message)
             await send(message)
 
         counted.in_flight += 1

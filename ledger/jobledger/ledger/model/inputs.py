@@ -24,6 +24,7 @@ _FAIR_MAX: Final = 64 + 1 + _WORD_MAX  #: of a name and a key
 _VALUE_MAX: Final = 256
 _SHOWN_MAX: Final = 60
 #: The version ff and ids of nothing but zeros are invalid.
+_TRACEPARENT_LENGTH: Final = 55
 _TRACEPARENT: Final = re.compile("(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -96,6 +97,17 @@ def _word(field: str, value: object, most: int) -> str:
             f"{field} must be 1 to {most} printable characters without spaces, got {_shown(value)}"
         )
     return value
+
+
+def traceparent_in(header: str) -> str:
+    """Return the traceparent of a request's header, "" for none that is valid: W3C has that ignored, and not refused.
+
+    One of a later version is read as far as version 00 goes, as W3C says, and returned as one of that version.
+    """
+    words, more = header[:_TRACEPARENT_LENGTH], header[_TRACEPARENT_LENGTH:]
+    if _TRACEPARENT.fullmatch(words) is None or (more and (words.startswith("00") or more[0] != "-")):
+        return ""
+    return f"00{words[2:]}"
 
 
 def check_traceparent(value: object) -> str:

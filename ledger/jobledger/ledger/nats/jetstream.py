@@ -39,7 +39,7 @@ from jobledger.ledger.nats.publisher import (
     AppendRefusedError,
     Publisher,
 )
-from jobledger.ledger.nats.streams import deleted_ledger, newest_at
+from jobledger.ledger.nats.streams import deleted_ledger, find_stream, newest_at
 from jobledger.ledger.nats.writer import Commit, Writer
 
 _LAST_SEQUENCE: Final = re.compile(r"wrong last sequence: (\d+)")
@@ -47,6 +47,8 @@ _TRY_AGAIN: Final = frozenset({10176, 10210, 10211})  # batch cut by a restart, 
 _HEADROOM_BYTES: Final = 4096  # for subject and headers, out of the server's max_payload
 _PRESENT_BYTES_MAX: Final = 4 << 20
 _RETRY_S: Final = 0.05
+#: After this time without a stream that listens, an append asks whether the ledger was deleted.
+_GONE_S: Final = 0.5
 
 
 class _Submitted(msgspec.Struct, eq=False):
@@ -168,7 +170,7 @@ class JetStreamLog(JobReading):
         self, entries: Sequence[Entry], error: Exception, outcome: asyncio.Future[int]
     ) -> int:
         """Bring an append that was not plainly accepted to a definite end, as long as somebody waits for it."""
-        loop = self._loop
+        loop, began = self._loop, self._loop.time()
         # An answer that did not come has taken its part of the time already.
         spent_s = REPLY_TIMEOUT_S if isinstance(error, ReplyTimeoutError) else 0.0
         deadline = loop.time() + self._append_timeout_s - spent_s
@@ -187,6 +189,8 @@ class JetStreamLog(JobReading):
                 return await self._send(entries)
             except (AppendRefusedError, ConnectionLostError, ReplyTimeoutError) as again:
                 error = again
+                if loop.time() - began >= _GONE_S:
+                    await self._refuse_deleted(again)
                 if loop.time() >= deadline or self._connection.is_closed or outcome.cancelled():
                     break
                 if not isinstance(again, AppendRefusedError):
@@ -197,6 +201,14 @@ class JetStreamLog(JobReading):
             "look the job up when the server is back; doing the same again is safe"
         )
         raise AppendOutcomeUnknownError(message) from error
+
+    async def _refuse_deleted(self, error: Exception) -> None:
+        """Say so where nobody listens because the ledger is gone: to try again is in vain. Raises: LedgerNotFoundError."""
+        if not isinstance(error, ConnectionLostError) or not self._connection.is_connected:
+            return
+        with contextlib.suppress(ConnectionLostError, ReplyTimeoutError):
+            if await find_stream(self._inbox, self._stream) is None:
+                raise deleted_ledger(self._connection, self._stream) from error
 
     async def _stored_as(self, entries: Sequence[Entry], limit_s: float) -> int | None:
         """Return the first entry's sequence if the entries are stored, None if nothing stands in their place.

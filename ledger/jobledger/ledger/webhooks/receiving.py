@@ -93,6 +93,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     route: str
     delivery: str  #: its name, with which it can be found
     matched: tuple[MatchedJob, ...]  #: the jobs that it made, and the runs that it sent signals
+    differs: bool = False  #: the one before of this name had another body: this one was not looked at
     repeated: bool = False  #: it was received before: these are the jobs that it made then
     sequence: int = 0  #: stream sequence of the event that records it; 0 for a repeat
 
@@ -192,7 +193,7 @@ class Receiver:
         stamp = self._stamp(by)
         known = await self._look(route.name, name)
         if known.state is not None and is_repeat(known.state, again_after_s, stamp.at):
-            return _repeated(known.state)
+            return _repeated(known.state, sha256)
         arrived = Arrived(
             given=given if arrival.given else "",
             sha256=sha256,
@@ -269,10 +270,12 @@ class Receiver:
             if wish.trace:
                 stamp = msgspec.structs.replace(stamp, trace=wish.trace)
             additions, matched = await self._begun(wish, acts, places, stamp)
-            event = decide(wish.route, wish.delivery, before.state, wish.command(matched), stamp)
+            command = wish.command(matched)
+            event = decide(wish.route, wish.delivery, before.state, command, stamp)
             if event is None:
                 assert before.state is not None, "it was received before"
-                return _repeated(before.state)
+                assert isinstance(command, Receive), "what is processed again is no repeat"
+                return _repeated(before.state, command.arrived.sha256)
             try:
                 sequence = await commit_all(self._log, [(before, [event]), *additions])
             except WrongSequenceError:
@@ -369,8 +372,14 @@ class _Wish(NamedTuple):
     trace: str
 
 
-def _repeated(delivery: Delivery) -> Outcome:
-    return Outcome(route=delivery.route, delivery=delivery.delivery, matched=delivery.matched, repeated=True)
+def _repeated(delivery: Delivery, sha256: str) -> Outcome:
+    return Outcome(
+        route=delivery.route,
+        delivery=delivery.delivery,
+        matched=delivery.matched,
+        repeated=True,
+        differs=delivery.sha256 != sha256,
+    )
 
 
 def _kept(definition: RouteDefinition, headers: Mapping[str, str]) -> dict[str, str]:

@@ -11,8 +11,16 @@ from typing import Final
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-#: Relays of 6to4: public in the registry, but not the address of one machine.
-_RELAYS: Final = ipaddress.ip_network("192.88.99.0/24")
+#: What the registry of IANA says is for one purpose; `is_global` knows less of it, and each Python another part. The
+#: relays of 6to4 (192.88.99.0/24) are public in the registry, but not the address of one machine.
+_PURPOSES: Final = tuple(
+    ipaddress.IPv4Network(each)
+    for each in (
+        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+        *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15"),
+        *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
+    )
+)
 #: Only here are IPv6 addresses of single machines on the internet; what is mapped, translated or local is elsewhere.
 _GLOBAL_UNICAST: Final = ipaddress.ip_network("2000::/3")
 #: Of these, what leads to other addresses (Teredo, 6to4) or is for documents.
@@ -25,7 +33,7 @@ _LOCAL: Final = "localhost"
 def is_public(address: Address) -> bool:
     """Return whether an address is one of the public internet, and leads to no other one."""
     if isinstance(address, ipaddress.IPv4Address):
-        return address.is_global and not address.is_multicast and address not in _RELAYS
+        return address.is_global and not any(address in network for network in _PURPOSES)
     is_place = address in _GLOBAL_UNICAST and address.is_global and address.scope_id is None
     return is_place and not any(address in network for network in _NOT_PLACES)
 
