@@ -100,7 +100,10 @@ class Asked:
     async def waiting(self, limit_s: float) -> AsyncGenerator[anyio.CancelScope, None]:
         """Let the block wait this long at most, and no longer than its client does or the gateway goes on.
 
-        The body was read before; the scope says if the wait was cut. Raises: ProblemError (SHARE_USED, BUSY).
+        The body was read before. The scope says if the wait was cut.
+
+        Raises: ProblemError (SHARE_USED, BUSY); BAD_REQUEST at the end where the client has left, so that nothing is
+            read for it any more.
         """
         with opened("waits"), self.gateway.life.waiting(limit_s) as scope:
             leaving = asyncio.create_task(self._cancelled_when_left(scope))
@@ -108,13 +111,14 @@ class Asked:
                 yield scope
             finally:
                 leaving.cancel()
+        if leaving.done() and not leaving.cancelled():
+            raise ProblemError("BAD_REQUEST", "the connection ended while the request waited: send it again")
 
     async def _cancelled_when_left(self, scope: anyio.CancelScope) -> None:
-        try:
+        # A problem is that of a body that nobody wanted, or of a key that ended meanwhile.
+        with contextlib.suppress(ProblemError):
             while (await self.request.receive())["type"] != "http.disconnect":
                 pass
-        except ProblemError:
-            pass  # of a body that nobody wanted, or a key that ended meanwhile
         scope.cancel()
 
     @property
