@@ -53,6 +53,7 @@ from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
 from jobledger.ledger.model.hooks.route import check_definition as check_route
 from jobledger.ledger.model.job import Job as LedgerJob
 from jobledger.ledger.model.job import evolve
+from jobledger.ledger.model.reactor import REACTOR, Verified
 from jobledger.ledger.model.rights.authority import Principal, principal_of
 from jobledger.ledger.model.rights.grants import PERMISSIONS, Permission, Scope
 from jobledger.ledger.model.subjects import INNER_TASKS, JobRef
@@ -252,6 +253,20 @@ async def test_an_act_on_many_jobs_may_what_its_author_may(ledger: Ledger) -> No
     assert (result["done"], result["refused"]) == (0, 1)
     assert "lacks the permission 'cancel'" in result["others"][0]["message"]
     assert (await job.snapshot()).state == "queued"
+
+
+async def test_a_check_of_the_ledger_is_recorded_as_that_of_whoever_made_its_job(ledger: Ledger) -> None:
+    check = verify_task()
+    job = await ledger.enqueue(check.options(by="key:ops/abc"), by="user:cfo@shop.example")
+    async with working(ledger, check):
+        await job.result(timeout_s=LIMIT_S)
+    said = [
+        each
+        async for batch in ledger.log.read_messages(subject=REACTOR.everything(ledger.names))
+        for each in batch
+    ]
+    events = [REACTOR.decode(each) for each in said]
+    assert [each.by for each in events if isinstance(each, Verified)] == ["key:ops/abc"]
 
 
 @pytest.mark.unsound_ledger("an act is forged")

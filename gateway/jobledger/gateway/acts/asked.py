@@ -17,10 +17,12 @@ from jobledger.admin.bulk import (
     reschedule_act,
     retry_act,
 )
+from jobledger.ledger.client import Ledger
 from jobledger.ledger.dead_letters import Requeuing
+from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.rights.grants import Permission
-from jobledger.ledger.model.subjects import ACTS_QUEUE
+from jobledger.ledger.model.subjects import ACTS_QUEUE, JobRef
 
 #: The queue of the jobs that do acts; users cannot add jobs to it.
 QUEUE: Final = ACTS_QUEUE
@@ -108,3 +110,11 @@ def act_of(to_do: ToDo, by: str) -> Act:
 def job_id_of(plan: str) -> str:
     """Return the id of the job that does a plan: a plan is done once, however often that is asked for."""
     return f"act-{hashlib.sha256(plan.encode()).hexdigest()[:40]}"
+
+
+async def asker_of(ledger: Ledger, job_id: str) -> str:
+    """Return who asked for what a job of this queue does: whoever its first event names. Raises: UnreachableError."""
+    ref = JobRef(queue=QUEUE, job_id=job_id)
+    job = fold(await ledger.log.read_chain(ledger.names.chain(ref))).job
+    assert job is not None, "it runs"
+    return job.created_by

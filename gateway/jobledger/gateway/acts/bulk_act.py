@@ -11,11 +11,21 @@ import msgspec
 from jobledger.admin.bulk import ActResult, perform
 from jobledger.admin.choice import Chosen
 from jobledger.admin.rows import Rows
-from jobledger.gateway.acts.asked import NAMED_MAX, QUEUE, TASK, Allowed, Done, Job, Outcome, ToDo, act_of
+from jobledger.gateway.acts.asked import (
+    NAMED_MAX,
+    QUEUE,
+    TASK,
+    Allowed,
+    Done,
+    Job,
+    Outcome,
+    ToDo,
+    act_of,
+    asker_of,
+)
 from jobledger.ledger import Context, Fail, Ledger, task
 from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.access.holders import authority_of
-from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.errors import AccessDeniedError
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import Scope
@@ -53,7 +63,7 @@ async def bulk_act(
     del by
     kept, ledger = context.checkpoint_value, context.ledger
     so_far = Done() if kept is None else msgspec.convert(kept, Done)
-    who = await _asker(ledger, context.job_id)
+    who = await asker_of(ledger, context.job_id)
     act, rows = act_of(to_do, who), Rows(ledger, Path())  # it is told of each job where that is
     rights = Allowed() if allowed is None else allowed
     scope = Scope(queues=rights.queues, tasks=rights.tasks)
@@ -72,14 +82,6 @@ async def bulk_act(
         context.progress(so_far.next, len(jobs))
         await context.checkpoint(msgspec.to_builtins(so_far))
     return so_far
-
-
-async def _asker(ledger: Ledger, job_id: str) -> str:
-    """Return who asked for the act. Raises: UnreachableError."""
-    ref = JobRef(queue=QUEUE, job_id=job_id)
-    job = fold(await ledger.log.read_chain(ledger.names.chain(ref))).job
-    assert job is not None, "it runs"
-    return job.created_by
 
 
 def _chosen(job: Job) -> Chosen:

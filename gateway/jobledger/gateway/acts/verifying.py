@@ -9,7 +9,7 @@ from typing import Any, Final
 from jobledger.audit.verify import Expected, Report, Witness, verify
 from jobledger.audit.verify.seals import seals_as_witness
 from jobledger.audit.watch import record_verify
-from jobledger.gateway.acts.asked import QUEUE
+from jobledger.gateway.acts.asked import QUEUE, asker_of
 from jobledger.ledger import Context, JobHandle, Ledger, Task, Unique, task
 from jobledger.ledger.access.acting import acting_for
 from jobledger.projections import ProjectionError
@@ -24,8 +24,12 @@ def verify_task(projection: Path | None = None) -> Task[..., Any]:
     """Return the task; `projection`: the file whose position the ledger must reach, where it can be read."""
 
     @task(name=TASK, queue=QUEUE, max_attempts=2, timeout_s=_TIMEOUT_S, unique=Unique(args=()))
-    async def verify_ledger(context: Context, by: str) -> Report:
-        """Read every event, within 64 MiB of memory, and record the verdict in the name of who asked for it."""
+    async def verify_ledger(context: Context, by: str = "") -> Report:
+        """Read every event, within 64 MiB of memory, and record the verdict in the name of who asked for it.
+
+        Who that is stands in the job's first event; `by` is what older gateways said, and counts for nothing.
+        """
+        del by
         ledger = context.ledger
         report = await verify(
             ledger.log,
@@ -33,7 +37,7 @@ def verify_task(projection: Path | None = None) -> Task[..., Any]:
             witnesses=[each async for each in _witnesses(ledger, projection)],
             on_progress=context.progress,
         )
-        await record_verify(ledger.log, report, ledger.stamp(by))
+        await record_verify(ledger.log, report, ledger.stamp(await asker_of(ledger, context.job_id)))
         return report
 
     return verify_ledger
@@ -42,7 +46,7 @@ def verify_task(projection: Path | None = None) -> Task[..., Any]:
 async def begin_check(ledger: Ledger, by: str) -> JobHandle[Any]:
     """Enqueue a check; while one waits or runs, that one is given. Raises: as `Ledger.enqueue`."""
     with acting_for(None):  # its door asks who may
-        return await ledger.enqueue(verify_task().options(by=by), by=by)
+        return await ledger.enqueue(verify_task().options(by=by))
 
 
 async def _witnesses(ledger: Ledger, projection: Path | None) -> AsyncGenerator[Witness, None]:
