@@ -29,6 +29,7 @@ from jobledger.ledger.model.errors import InvalidError
 from jobledger.ledger.model.limits.definition import terms_words
 from jobledger.ledger.model.limits.names import RESERVED, joined
 from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.reserved_ids import INSTEAD_OF, TAKEN
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.schedules.definition import LATE
 from jobledger.ledger.model.subjects import SUBSCRIPTION_CONSUMER_PREFIX, check_users_queue
@@ -59,6 +60,7 @@ Kind = Literal[
     "dead_letters",
     "webhook_fails",
     "clock_apart",
+    "id_taken",
 ]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 #: `fail`: jobs stand still, or soon will. `warn`: a person should know it.
@@ -76,6 +78,12 @@ _FORECAST_WARN: Final = timedelta(days=7)
 _FORECAST_OVER: Final = timedelta(hours=24)
 _FORECAST_OVER_MIN: Final = timedelta(minutes=10)
 _WORK: Final = "work_"
+#: How long a job is named whose derived id was taken.
+_MOVED_SHOWN: Final = timedelta(days=1)
+_MOVED: Final = (
+    f"SELECT id, queue, created_at, task, coalesce(json_extract(metadata, '$.{INSTEAD_OF}'), '') FROM jobs "  # noqa: S608
+    f"WHERE id > '{TAKEN}' AND id < '{TAKEN}g' ORDER BY created_at DESC LIMIT 1000"
+)
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +131,7 @@ class Rows(NamedTuple):
     dead: list[DeadLetterGroup]
     stuck: list[Stuck]
     for_person: list[DeadChildren]
+    moved: list[tuple[str, ...]]  #: jobs whose derived id was taken: id, queue, since when, task and that id
 
 
 async def diagnose(ledger: Ledger, view: View, queues: tuple[str, ...] = ()) -> list[Diagnosis]:
@@ -185,6 +194,7 @@ def _rows(view: View, workers: list[WorkerInfo], queues: tuple[str, ...]) -> Row
             dead=view.store.dead_letter_groups(SHOWN_MAX, chosen=DeadLetterFilter(visible_queues=queues)),
             stuck=stuck_runs(select),
             for_person=dead_children(view.store),
+            moved=[tuple(map(str, row)) for row in select(_MOVED)],
         )
 
 
@@ -479,6 +489,24 @@ def _clocks(facts: Facts) -> Iterator[Diagnosis]:
         )
 
 
+def _taken_ids(facts: Facts) -> Iterator[Diagnosis]:
+    for job, queue, created_at, task, instead in facts.rows.moved:
+        since = as_utc(datetime.fromisoformat(created_at))
+        if facts.now - since < _MOVED_SHOWN:
+            yield Diagnosis(
+                kind="id_taken",
+                level="warn",
+                object=f"job {queue}/{job}",
+                found=f"its id was to be {instead}, which another job has: somebody gave away an id of a form that is kept",
+                since=since,
+                advice=(
+                    f"`jobledger jobs show {instead}` tells who made that job; this one is of task {task} and runs all the "
+                    "same"
+                ),
+                queue=queue,
+            )
+
+
 #: Each part, and the command that shows what is left out of a long list.
 _PARTS: Final[tuple[tuple[Callable[[Facts], Iterable[Diagnosis]], str], ...]] = (
     (_queues, "queues list"),
@@ -495,6 +523,7 @@ _PARTS: Final[tuple[tuple[Callable[[Facts], Iterable[Diagnosis]], str], ...]] = 
     (_dead_letters, "dlq list"),
     (_webhooks, "webhooks list"),
     (_clocks, "workers list"),
+    (_taken_ids, "jobs list"),
 )
 
 

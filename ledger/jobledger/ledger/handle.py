@@ -311,14 +311,20 @@ async def execute(client: Client, ref: JobRef, command: Command, *, by: str = ""
     return chain.job
 
 
-async def tell(client: Client, ref: JobRef, command: Command) -> bool:
-    """Decide a command on a job that may be missing, or may have ended by now; return whether there is such a job.
+async def tell(client: Client, ref: JobRef, command: Command, *, of: JobRef) -> bool:
+    """Decide a command on a child that may be missing, or may have ended by now; return whether there is such a job.
+
+    `of`: whose child it is. A job of somebody else that has the child's id is left alone.
 
     Raises: WrongSequenceError where a replica does not show the job yet: try again later; LedgerFullError,
         UnreachableError.
     """
+    view = await load(client.log, ref)
+    member = None if view.job is None else view.job.member
+    if view.job is not None and (member is None or (member.queue, member.job) != (of.queue, of.job_id)):
+        return False
     try:
-        await transact(client.log, ref, command, client.stamp)
+        await transact(client.log, ref, command, client.stamp, known=view)
     except IllegalTransitionError:
         return True  # it has ended, or was told before
     except JobNotFoundError:

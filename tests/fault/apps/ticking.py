@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from jobledger.ledger import TaskRegistry, connect, task
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.schedules.events import ScheduleEvent
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.schedules.acting import Schedules
 from jobledger.workers import Worker, WorkerConfig
 
@@ -29,10 +30,12 @@ def die_in_between(chance: float, seed: str) -> None:
     """Make this process die between the two appends, now and then."""
     choices, make = random.Random(seed), Schedules._make
 
-    async def make_or_die(self: Schedules, event: ScheduleEvent, jobs: Sequence[Enqueue]) -> None:
+    async def make_or_die(
+        self: Schedules, event: ScheduleEvent, jobs: Sequence[Enqueue]
+    ) -> tuple[JobRef, ...]:
         if jobs and choices.random() < chance:
             os._exit(DIED_IN_BETWEEN)
-        await make(self, event, jobs)
+        return await make(self, event, jobs)
 
     Schedules._make = make_or_die  # type: ignore[method-assign]
 

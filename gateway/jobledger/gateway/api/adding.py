@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
 from collections.abc import Generator
 from typing import Any, Final
 
@@ -13,12 +11,14 @@ import msgspec
 from jobledger.admin.objects.jobs import JobShown
 from jobledger.gateway.api.one_job import Held, read_job, shown
 from jobledger.gateway.events.waits import wait_for_end
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import Asked, keyed_id
 from jobledger.gateway.http.endpoint import Answer
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.errors import JobNotFoundError, TaskNotFoundError
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.reserved_ids import check_unreserved
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.trace import own_trace, trace_id
 
@@ -45,19 +45,18 @@ class JobEnqueued(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def id_of(asked: Asked, given: str | None) -> str | None:
-    """Return what the job to come is called: by its asker, or by the `Idempotency-Key`. Raises: ProblemError."""
+    """Return what the job to come is called: by its asker, or by the `Idempotency-Key`.
+
+    Raises: ProblemError; InvalidInputError for an id of a form that is kept.
+    """
     key = asked.idempotency_key
     if not key:
+        if given is not None:
+            check_unreserved(given)
         return given
     if given is not None:
         raise ProblemError("BAD_REQUEST", "id and Idempotency-Key both name the job: give one of them")
     return keyed_id(asked.principal.name, key)
-
-
-def keyed_id(principal: str, key: str) -> str:
-    """Return the id of the job that a principal names by a key; two principals never get the same one."""
-    digest = hashlib.sha256(f"{principal}\0{key}".encode()).digest()
-    return "i-" + base64.urlsafe_b64encode(digest)[:43].decode()
 
 
 async def require_free(asked: Asked, job_id: str, queue: str) -> None:
@@ -76,6 +75,16 @@ def reused(what: str) -> ProblemError:
         "IDEMPOTENCY_KEY_REUSED",
         f"this Idempotency-Key made {what}, with another task, queue or input: give each job a key of its own",
     )
+
+
+def require_own(asked: Asked, job: Job) -> None:
+    """Refuse a job that has the id of a key, and that somebody else made. Raises: ProblemError (IDEMPOTENCY_KEY_REUSED)."""
+    if job.created_by not in {"", asked.principal.name}:  # "": in an archive, so nobody knows any more
+        raise ProblemError(
+            "IDEMPOTENCY_KEY_REUSED",
+            f"the id {job.id}, which follows from this Idempotency-Key, was given to a job that this key did not make: "
+            "send the request with another key",
+        )
 
 
 @contextlib.contextmanager

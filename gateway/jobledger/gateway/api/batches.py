@@ -19,6 +19,7 @@ from jobledger.ledger.batches.by_name import Batch, batch_spec, close_batch, fin
 from jobledger.ledger.model.errors import NotFoundError
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.reserved_ids import check_unreserved
 from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.runs.orders import BATCH_STEP, ITEMS_MAX
 from jobledger.ledger.model.subjects import check_token
@@ -70,6 +71,7 @@ class BatchShown(msgspec.Struct, frozen=True, kw_only=True):
 async def open_one(asked: Asked, name: str, *, body: NewBatch) -> Answer:
     """Open a batch; one that is there with the same task, queue and end stays as it is."""
     ledger, principal, end = asked.gateway.ledger, asked.principal, body.on_end
+    check_unreserved(name)
     follows = None if end is None else (end.task, {each: getattr(end, each) for each in _CHOSEN})
     for task in (body.task,) if end is None else (body.task, end.task):
         principal.require("queue", None, check_token("task name", task))

@@ -14,13 +14,13 @@ from jobledger.gateway.api.adding import (
     added,
     existing,
     id_of,
-    keyed_id,
     naming_no_hidden_task,
     require_free,
+    require_own,
     reused,
 )
 from jobledger.gateway.api.batches import batch_for
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import Asked, keyed_id
 from jobledger.gateway.http.endpoint import NDJSON, Answer, Endpoint
 from jobledger.gateway.problems import ProblemError, code_of
 from jobledger.gateway.shares import opened
@@ -121,6 +121,7 @@ async def _names_jobs(asked: Asked, task: str) -> bool:
 
 async def _require_same(asked: Asked, job: Job, task: str, text: bytes) -> None:
     """Refuse a key that named another job. Raises: ProblemError (IDEMPOTENCY_KEY_REUSED)."""
+    require_own(asked, job)
     ledger = asked.gateway.ledger
     stored = await ledger.patience.read(lambda: ledger.inputs.get(job.order.input, job.order.input_ref))
     if job.task != task or _canonical(stored) != _canonical(text):

@@ -12,6 +12,7 @@ from jobledger.gateway.api.adding import (
     id_of,
     naming_no_hidden_task,
     require_free,
+    require_own,
     reused,
 )
 from jobledger.gateway.api.one_job import Held
@@ -69,6 +70,8 @@ async def _require_graph(asked: Asked, held: Held, spec: GraphSpec, *, is_keyed:
     Raises: ProblemError (DUPLICATE; IDEMPOTENCY_KEY_REUSED where a key named it), InputMismatchError.
     """
     ledger, job = asked.gateway.ledger, held.job
+    if is_keyed:
+        require_own(asked, job)
     if job.task != run_graph.name:
         raise ProblemError(
             "DUPLICATE", f"job {job.id} of queue {job.queue} is no graph: give this one another id"

@@ -14,6 +14,7 @@ from jobledger.gateway.api.adding import (
     id_of,
     naming_no_hidden_task,
     require_free,
+    require_own,
     reused,
 )
 from jobledger.gateway.api.asking import Text
@@ -172,7 +173,10 @@ async def run_graph(asked: Asked, name: str, *, body: NewRun) -> Answer:
         if is_keyed:
             raise reused(f"job {job_id}") from None
         raise
-    return await added(asked, handle, await existing(asked, handle))
+    held = await existing(asked, handle)
+    if held is not None and is_keyed:
+        require_own(asked, held.job)
+    return await added(asked, handle, held)
 
 
 def _endpoint(method: Any, path: str, handler: Any, summary: str, **more: Any) -> Endpoint:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
 
 import anyio
+import msgspec
 from starlette.requests import Request
 
 from jobledger.gateway.http.head import headers_of
@@ -63,6 +66,14 @@ class Asked:
                 "BAD_REQUEST", f"Idempotency-Key has {len(given)} characters: give at most {KEY_LENGTH_MAX}"
             )
         return given
+
+    @property
+    def authority(self) -> Principal:
+        """Who asks, with the id that the `Idempotency-Key` lets this request name. Raises: ProblemError."""
+        key = self.idempotency_key if "Idempotency-Key" in self._heeds else ""
+        if not key:
+            return self.principal
+        return msgspec.structs.replace(self.principal, keyed=keyed_id(self.principal.name, key))
 
     @property
     def if_match(self) -> int | None:
@@ -139,3 +150,9 @@ class Asked:
     def chunks(self) -> AsyncIterator[bytes]:
         """Give the body part by part, no faster than it is taken."""
         return self.request.stream()
+
+
+def keyed_id(principal: str, key: str) -> str:
+    """Return the id of the job that a principal names by a key; two principals never get the same one."""
+    digest = hashlib.sha256(f"{principal}\0{key}".encode()).digest()
+    return "i-" + base64.urlsafe_b64encode(digest)[:43].decode()

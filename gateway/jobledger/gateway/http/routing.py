@@ -120,7 +120,7 @@ def _handler(gateway: Gateway, endpoint: Endpoint) -> Handler:
         if read_body is not None:
             asked.sent = await _body_of(request, endpoint.takes, needs_body=needs_body)
             given["body"] = _read(read_body, asked.sent, "the body")
-        with acting_for(None if endpoint.public else principal):
+        with acting_for(None if endpoint.public else asked.authority):
             value = await endpoint.handler(asked, **given)
         return _response(value, endpoint, asked)
 

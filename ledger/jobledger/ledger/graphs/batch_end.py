@@ -75,7 +75,9 @@ async def end_jobs(client: Client, ref: JobRef) -> None:
     gap = 0
     for first in range(0, ITEMS_MAX, _AT_ONCE):
         refs = [JobRef(queue=queue, job_id=child_id(ref.job_id, 1, first + each)) for each in range(_AT_ONCE)]
-        found = await asyncio.gather(*(tell(client, each, command) for each in refs), return_exceptions=True)
+        found = await asyncio.gather(
+            *(tell(client, each, command, of=ref) for each in refs), return_exceptions=True
+        )
         for each in found:
             if isinstance(each, BaseException):
                 raise each

@@ -9,37 +9,45 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from typing import Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from jobledger.ledger.access.acting import acting_for
+from jobledger.ledger.derived_jobs import Begun, begin_derived, is_of_tick
 from jobledger.ledger.limits.defining import define_key
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.chain import load, retry_raced
-from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.events import Cancelled, Completed, DeadLettered, Discarded
-from jobledger.ledger.model.lifecycle import REMARKS
+from jobledger.ledger.model.events import JobEvent
 from jobledger.ledger.model.limits.definition import Terms
 from jobledger.ledger.model.limits.names import split
 from jobledger.ledger.model.log import end_of_chain
+from jobledger.ledger.model.reserved_ids import instead_of
 from jobledger.ledger.model.schedules.decisions import ScheduleCommand, Tick, decide
 from jobledger.ledger.model.schedules.definition import OVERLAP_MODES, Overlap, overlap_limit
 from jobledger.ledger.model.schedules.events import Backfilled, Declared, Schedule, ScheduleEvent, Ticked
-from jobledger.ledger.model.schedules.jobs import hooks_job_id, jobs_of, own_ids, tick_job_id
+from jobledger.ledger.model.schedules.jobs import (
+    hooks_job_id,
+    hooks_task,
+    jobs_of,
+    order_of,
+    own_ids,
+    tick_job_id,
+    tick_name,
+)
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import JobRef, first_leaf
 from jobledger.ledger.parts import Client
 
-#: Appends a job's first event; returns its stream sequence, and whether it is new: one that exists stays as it is.
-Begin = Callable[[Enqueue, str], Awaitable[tuple[int, bool]]]
 #: Returns which subjects are in use; see `Log.present`.
 Present = Callable[[Sequence[str]], Awaitable[set[str]]]
 
 R = TypeVar("R")
 _AT_ONCE: Final = 128
-_ENDS: Final = (Completed, Cancelled, DeadLettered, Discarded)
 
 
 class Known(msgspec.Struct, frozen=True, gc=False):
@@ -49,6 +57,7 @@ class Known(msgspec.Struct, frozen=True, gc=False):
     event: ScheduleEvent | None = None  #: the newest one; None: the chain has none
     sequence: int = 0  #: its stream sequence
     whole: bool = False  #: whether the jobs that it asks for were seen to exist
+    made: tuple[JobRef, ...] = ()  #: which they are, where they were made now
 
     @property
     def schedule(self) -> Schedule | None:
@@ -70,9 +79,8 @@ def known_from(newest: Message, last_sequence: int = 0) -> Known:
 class Schedules:
     """The schedules of a ledger, as one client acts on them."""
 
-    def __init__(self, client: Client, begin: Begin) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._begin = begin
 
     async def read(self, name: str) -> Known:
         """Return a schedule as it is stored. Raises: UnreachableError, UnknownEventError."""
@@ -115,7 +123,8 @@ class Schedules:
             return
         limit, key = split(overlap_limit(name))
         terms = Terms(slots=1, keep="job", mode=mode)
-        await define_key(self._client.log, limit, key, terms, self._client.stamp)
+        with acting_for(None):  # whoever may declare the schedule may say how its jobs overlap
+            await define_key(self._client.log, limit, key, terms, self._client.stamp)
 
     async def tick(self, name: str, known: Known) -> Known:
         """Record the tick that is due, and make its jobs.
@@ -127,8 +136,7 @@ class Schedules:
         known = await self.healed(known)  # before anything else: a job that is missing has not ended
         ended = True
         if schedule.definition.overlap == "skip" and schedule.ran is not None:
-            ref = JobRef(queue=schedule.definition.queue, job_id=tick_job_id(name, schedule.ran))
-            ended = await self._has_ended(ref, hooks=schedule.definition.hooks)
+            ended = await self._has_ended(name, schedule, schedule.ran)
         event = decide(name, schedule, Tick(ended=ended), self._client.stamp())
         assert event is not None, "a tick is an event"
         return await self.append(known, event)
@@ -140,8 +148,9 @@ class Schedules:
         """
         (entry,) = SCHEDULE.link(self._client.log.names, [event], known.view)
         sequence = await self._client.log.append((entry,))
-        await self._make(event, jobs_of(event, sequence))
-        return Known(SCHEDULE.advance(entry, event, sequence, known.schedule), event, sequence, whole=True)
+        made = await self._make(event, jobs_of(event, sequence))
+        view = SCHEDULE.advance(entry, event, sequence, known.schedule)
+        return Known(view, event, sequence, whole=True, made=made)
 
     async def healed(self, known: Known, present: Present | None = None) -> Known:
         """Make the jobs of a schedule's newest event that are missing, as a process that died had to.
@@ -162,13 +171,25 @@ class Schedules:
         leaf = first_leaf(order.priority, order.limits, order.deadline_s)
         return self._client.log.names.of_type(job.ref, leaf)
 
-    async def _make(self, event: ScheduleEvent, jobs: Sequence[Enqueue]) -> None:
-        """Begin the jobs of an event; one that exists stays as it is. Raises: LedgerFullError, UnreachableError."""
+    async def _make(self, event: ScheduleEvent, jobs: Sequence[Enqueue]) -> tuple[JobRef, ...]:
+        """Begin the jobs of an event; one that exists stays as it is. Return which they are.
+
+        They are begun as an operator's: whoever declared the schedule was allowed to.
+
+        Raises: LedgerFullError, UnreachableError.
+        """
         if isinstance(event, Backfilled):  # the schedule may have had another queue when these ticks came
             found = await self.places(event, jobs)
             jobs = [job for job, place in zip(jobs, found, strict=True) if place is None]
         by = "" if isinstance(event, Ticked) else event.by  # a person who asked, whoever makes the jobs
-        await _few_at_once(lambda job: self._begin(job, by), jobs)
+
+        async def begin(job: Enqueue) -> Begun:
+            with acting_for(None):
+                return await begin_derived(
+                    self._client.log, job, lambda: self._client.stamp(by), is_of_tick(job)
+                )
+
+        return tuple(begun.ref for begun in await _few_at_once(begin, jobs))
 
     async def places(self, event: Backfilled, jobs: Sequence[Enqueue]) -> list[JobRef | None]:
         """Return where the jobs of past ticks are, whatever queue the schedule had then; None for those not made.
@@ -176,34 +197,50 @@ class Schedules:
         Of a schedule with hooks the tick's own job counts too. Raises: UnreachableError.
         """
         own = own_ids(event)
+        ticks = {tick_job_id(event.schedule, tick): tick_name(event.schedule, tick) for tick in event.ticks}
 
         async def place(job: Enqueue) -> JobRef | None:
-            for job_id in dict.fromkeys((job.ref.job_id, own[job.ref.job_id])):
-                newest = await self._client.log.last(self._client.log.names.chains_of_id(job_id))
-                if newest is not None:
-                    return JobRef(queue=newest.subject.split(".")[2], job_id=job_id)
-            return None
+            own_id = own[job.ref.job_id]
+            if own_id == job.ref.job_id:
+                return await self._place(job)
+            ref, order = replace(job.ref, job_id=own_id), order_of(event.definition, ticks[own_id])
+            return await self._place(job) or await self._place(replace(job, ref=ref, order=order))
 
         return await _few_at_once(place, jobs)
 
-    async def _has_ended(self, ref: JobRef, *, hooks: bool) -> bool:
-        """Return whether a job, or where it is yet to be made the one that calls its hooks, has ended or is not there.
+    async def _place(self, job: Enqueue) -> JobRef | None:
+        """Return where a schedule's job is, in any queue; None where it is not there. Raises: UnreachableError."""
+        log, is_own = self._client.log, is_of_tick(job)
+        for ref in (job.ref, instead_of(job.ref)):
+            chains = log.names.chains_of_id(ref.job_id)
+            if await log.last(chains) is None:
+                continue
+            first: dict[str, JobEvent] = {}
+            for stored in await log.read_chain(chains):
+                first.setdefault(stored.event.queue, stored.event)
+            queue = next((queue for queue, event in first.items() if is_own(event)), None)
+            if queue is not None:
+                return replace(ref, queue=queue)
+        return None
 
-        In any queue: the schedule may have moved to another one since.
+    async def _has_ended(self, name: str, schedule: Schedule, ran: datetime) -> bool:
+        """Return whether the job of a tick, or where it is yet to be made the one that calls its hooks, has ended.
+
+        One that is not there has. In any queue: the schedule may have moved to another one since.
 
         Raises: UnreachableError.
         """
-        log = self._client.log
-        newest = await log.last(log.names.chains_of_id(ref.job_id))
-        if newest is None and hooks:
-            return await self._has_ended(replace(ref, job_id=hooks_job_id(ref.job_id)), hooks=False)
-        event = newest.event if isinstance(newest, StoredEvent) else None
-        if event is not None:
-            ref = replace(ref, queue=event.queue)
-        if newest is not None and (event is None or isinstance(event, REMARKS)):
-            job = (await load(log, ref)).job  # what may come after its end does not say whether it has ended
-            return job is None or job.is_final
-        return event is None or isinstance(event, _ENDS)
+        definition = schedule.definition
+        ref = JobRef(queue=definition.queue, job_id=tick_job_id(name, ran))
+        order = order_of(definition, tick_name(name, ran))
+        place = await self._place(Enqueue(ref=ref, task=definition.task, order=order))
+        if place is None and definition.hooks:
+            hooks = replace(ref, job_id=hooks_job_id(ref.job_id))
+            place = await self._place(Enqueue(ref=hooks, task=hooks_task(name)))
+        if place is None:
+            return True
+        job = (await load(self._client.log, place)).job
+        return job is None or job.is_final
 
 
 async def _few_at_once(do: Callable[[Enqueue], Awaitable[R]], jobs: Sequence[Enqueue]) -> list[R]:

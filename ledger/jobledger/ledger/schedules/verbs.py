@@ -64,10 +64,6 @@ class Enqueues(Protocol):
         """Return what would enqueue a job of this input now."""
         ...
 
-    async def begin(self, command: Enqueue, by: str = "") -> tuple[int, bool]:
-        """Append the first event of a job."""
-        ...
-
 
 def definition_of(like: Enqueue, **when: Unpack[When]) -> Definition:
     """Return what makes jobs like `like`, as an operator declares it.
@@ -90,7 +86,7 @@ class ScheduleVerbs(Schedules):
     """
 
     def __init__(self, client: Client, enqueuer: Enqueues) -> None:
-        super().__init__(client, enqueuer.begin)
+        super().__init__(client)
         self._enqueuer = enqueuer
 
     async def add(
@@ -168,8 +164,8 @@ class ScheduleVerbs(Schedules):
 
         `trace`: the W3C traceparent that the job belongs to; "": that of the span under way.
         """
-        (job,) = (await self._act(name, Trigger(reason=reason), by, trace)).jobs()
-        return job.ref
+        (job,) = (await self._act(name, Trigger(reason=reason), by, trace)).made
+        return job
 
     async def backfill(
         self, name: str, from_at: datetime, to_at: datetime, *, reason: str = "", by: str = ""

@@ -13,16 +13,19 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from jobledger.ledger.model.chain import EMPTY_CHAIN, link, load
+from jobledger.ledger.access.acting import acting_for
+from jobledger.ledger.derived_jobs import author_of, begin_derived
+from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.commands import Enqueue, Stamp
-from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.envelope import PayloadRef
-from jobledger.ledger.model.errors import PayloadTooLargeError, WrongSequenceError
+from jobledger.ledger.model.errors import PayloadTooLargeError
 from jobledger.ledger.model.events import Event, Order
 from jobledger.ledger.model.hooks.definition import WATCH_EVENTS, WebhookDefinition
 from jobledger.ledger.model.hooks.watch import WATCH
+from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.reserved_ids import instead_of
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE, JobRef, Names, aggregate_of
 from jobledger.ledger.parts import Client
 from jobledger.ledger.subscriptions.filter import EventFilter
@@ -115,14 +118,16 @@ async def generation(log: Log, message: Message, webhooks: Mapping[str, object])
 async def _is_by(log: Log, event: Event, name: str) -> bool:
     """Return whether a webhook made the job of an event; an application may give its own jobs such ids."""
     job = (await load(log, JobRef(queue=event.queue, job_id=event.job))).job
-    return job is None or job.created_by in {
-        "",
-        _author(name),
-    }  # None, "": archived, so nobody knows any more who made it
+    return job is None or job.created_by in _own(name)
 
 
 def _author(name: str) -> str:
     return f"webhook:{name}"
+
+
+def _own(name: str) -> frozenset[str]:
+    """Return who made a webhook's jobs, as their first events say: "" of one that is archived, so nobody knows any more."""
+    return frozenset(("", _author(name)))
 
 
 def target_of(name: str, definition: WebhookDefinition, sequence: int, again: int = 0) -> JobRef:
@@ -131,6 +136,18 @@ def target_of(name: str, definition: WebhookDefinition, sequence: int, again: in
     return JobRef(
         queue=definition.target.queue or DELIVERIES_QUEUE, job_id=prefix + job_id(name, sequence, again)
     )
+
+
+async def made(
+    client: Client, name: str, definition: WebhookDefinition, sequence: int, again: int = 0
+) -> Job | None:
+    """Return the job that a webhook made of an event; None where it made none. Raises: UnreachableError."""
+    ref = target_of(name, definition, sequence, again)
+    for each in (ref, instead_of(ref)):
+        job = (await load(client.log, each)).job
+        if job is not None and job.created_by in _own(name):
+            return job
+    return None
 
 
 async def make(
@@ -154,11 +171,16 @@ async def make(
             limits=(f"{LIMIT}:{name}",),
         )
         command = Enqueue(ref=ref, task=DELIVER, order=order)
-    return await _begin(client, command, _stamp(client, name, message))
+    own = _own(name)
+    begun = await begin_derived(
+        client.log, command, lambda: _stamp(client, name, message), lambda first: author_of(first) in own
+    )
+    return begun.created
 
 
 def _stamp(client: Client, name: str, message: Message) -> Stamp:
-    stamp = client.stamp(_author(name))
+    with acting_for(None):  # whoever set the webhook up was allowed to, whoever has events sent again
+        stamp = client.stamp(_author(name))
     if not isinstance(message, StoredEvent):
         return stamp
     event = message.event
@@ -179,12 +201,3 @@ async def _task_input(
         told = await told_of(client, message)
         told.data["missing"] = list(definition.include)
         return await client.inputs.put(msgspec.json.encode(told), what=what)
-
-
-async def _begin(client: Client, command: Enqueue, stamp: Stamp) -> bool:
-    names = client.log.names
-    try:
-        await client.log.append(link(EMPTY_CHAIN, decide(None, command, stamp), names).entries)
-    except WrongSequenceError:
-        return False  # the chain has begun: whoever was first made the job
-    return True

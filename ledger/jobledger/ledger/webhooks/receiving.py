@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.chain import EMPTY_CHAIN, Addition, JobView, commit_all, load, retry_raced
 from jobledger.ledger.model.codec import digest
@@ -318,7 +319,10 @@ class Receiver:
         """
         added: dict[JobRef, _Added] = {}
         matched: list[MatchedJob] = []
-        own = self._stamp(f"route:{wish.route}")
+        with acting_for(
+            None
+        ):  # whoever set the rule up was allowed to, whoever has the delivery processed once more
+            own = self._stamp(f"route:{wish.route}")
         own = msgspec.structs.replace(own, trace=stamp.trace, correlation=wish.delivery)
         for act in acts:
             refused = ""

@@ -13,14 +13,13 @@ from typing import Final, Literal
 
 import msgspec
 
-from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import InvalidInputError, RefusedError
 from jobledger.ledger.model.hooks.definition import WebhookDefinition
 from jobledger.ledger.model.hooks.webhook import Webhook
 from jobledger.ledger.model.job import CLOSED_STATES, JobState
 from jobledger.ledger.parts import Client
-from jobledger.ledger.webhooks.making import make, matches, subjects, target_of
+from jobledger.ledger.webhooks.making import made, make, matches, subjects
 
 #: Which events of a range: all of them, or those that never arrived.
 Only = Literal["all", "failed"]
@@ -89,7 +88,7 @@ async def redeliver(
     """
     if not webhook.is_active:
         raise RefusedError(f"webhook {webhook.name} is {webhook.status}: resume it, then redeliver")
-    made = 0
+    count = 0
 
     async def send(owed: Owed) -> bool:
         message = await client.log.get(owed.sequence)
@@ -98,10 +97,10 @@ async def redeliver(
         return await make(client, webhook.name, webhook.definition, message, owed.again)
 
     for start in range(0, len(plan.owed), _AT_ONCE):
-        made += sum(await asyncio.gather(*map(send, plan.owed[start : start + _AT_ONCE])))
+        count += sum(await asyncio.gather(*map(send, plan.owed[start : start + _AT_ONCE])))
         if on_progress is not None:
             on_progress(min(start + _AT_ONCE, len(plan.owed)), len(plan.owed))
-    return made
+    return count
 
 
 async def _matched(
@@ -132,8 +131,7 @@ async def _deliveries(client: Client, webhook: Webhook, sequence: int) -> list[J
     """Return what became of each delivery of one event, the first one first."""
     states: list[JobState] = []
     while len(states) < _AGAIN_MAX:
-        ref = target_of(webhook.name, webhook.definition, sequence, len(states))
-        job = (await load(client.log, ref)).job
+        job = await made(client, webhook.name, webhook.definition, sequence, len(states))
         if job is None:
             break
         states.append(job.state)

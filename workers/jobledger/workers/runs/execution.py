@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from jobledger.ledger.derived_jobs import is_of_run, moved
 from jobledger.ledger.model.commands import Complete, ConfirmCancel, Enqueue, Fail, Interrupt, Outcome
 from jobledger.ledger.model.deciding.facts import MENDABLE
 from jobledger.ledger.model.errors import (
@@ -330,9 +331,15 @@ class _Play:
             return outcome
         if isinstance(outcome, Complete) or self._is_failure(outcome):
             begin = await children.callback(job, self._end(outcome))
-            if begin is not None:
-                with contextlib.suppress(JobExistsError):
+            while begin is not None:
+                try:
                     await self._journal.end(outcome, begin)
+                    break
+                except JobExistsError:
+                    known, _ = await self._journal.read(begin.ref)
+                    if not known or is_of_run(begin, job.id)(known[0].event):
+                        break
+                    begin = moved(begin)
         return outcome
 
     def _end(self, outcome: Outcome) -> RunEnd:

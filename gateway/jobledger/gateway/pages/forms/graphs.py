@@ -10,6 +10,7 @@ from jobledger.gateway.pages.rendering import address
 from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.json_text import check_text
+from jobledger.ledger.model.reserved_ids import check_unreserved
 
 
 async def run_graph(sent: Sent, name: str) -> str:
@@ -21,8 +22,11 @@ async def run_graph(sent: Sent, name: str) -> str:
         values = msgspec.json.decode(text, type=dict[str, object])
     except msgspec.ValidationError as error:
         raise InvalidInputError(f"the input of graph {name} must be a JSON object: {error}") from error
+    chosen = fields.one("id") or None
+    if chosen is not None:
+        check_unreserved(chosen)
     with acting_for(None):  # each of its nodes was allowed
-        made = await ledger.graphs.run(name, values, id=fields.one("id") or None, by=sent.principal.name)
+        made = await ledger.graphs.run(name, values, id=chosen, by=sent.principal.name)
     return address(f"/jobs/{made.ref.queue}/{made.id}")
 
 

@@ -23,6 +23,7 @@ from jobledger.ledger.model.commands import (
 )
 from jobledger.ledger.model.errors import AccessDeniedError, JobNotFoundError
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.reserved_ids import check_unreserved
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.subjects import check_users_queue, check_users_task
@@ -49,7 +50,7 @@ def permit(principal: Principal, job: Job | None, command: Command) -> None:
     A job of the ledger's own is begun by what was allowed piece by piece, and as an operator's.
 
     Raises: JobNotFoundError for a job that is not there for them; AccessDeniedError; InvalidInputError for a job of the
-        ledger's own.
+        ledger's own, and for an id that is kept for one that follows from something else.
     """
     needed = NEEDED.get(type(command))
     if needed is None:
@@ -59,6 +60,8 @@ def permit(principal: Principal, job: Job | None, command: Command) -> None:
     if isinstance(command, Enqueue):
         check_users_task(command.task)
         principal.require(needed, check_users_queue(command.ref.queue), command.task)
+        if command.order.member is None:  # nobody but a batch says so, of its own jobs
+            check_unreserved(command.ref.job_id, principal.keyed)
         return
     if job is None:
         return  # there is nothing to protect: the decision says so

@@ -41,6 +41,7 @@ from jobledger.ledger.model.inputs import (
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.limits.definition import Source
 from jobledger.ledger.model.limits.names import joined
+from jobledger.ledger.model.reserved_ids import check_unreserved
 from jobledger.ledger.model.subjects import check_token, check_users_queue, check_users_task
 
 #: The jobs that one delivery may make: with `received` they are one batch, of which the server takes 1,000.
@@ -407,6 +408,8 @@ def order_for(rule: RouteRule, delivered: Delivered) -> dict[str, Any]:
         of, _, key = field.partition(", ")
         try:
             value = fits(_text(source_value(source, delivered)))
+            if field == "id" and not rule.signal:  # a signal may be for any run
+                check_unreserved(value)
         except InvalidError:
             value = (
                 key if of == "limits" else None

@@ -26,6 +26,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...] = EVERY  #: name patterns; jobs of other queues are not there for it
     tasks: tuple[str, ...] = EVERY  #: the same of tasks
     key_id: str = ""  #: "" for who needs no key
+    keyed: str = ""  #: the id that the `Idempotency-Key` of their request gives to its job; "": none
 
     def may(self, permission: Permission, queue: str | None = None, task: str | None = None) -> bool:
         """Return whether this is allowed, in a queue and for a task where those are given.

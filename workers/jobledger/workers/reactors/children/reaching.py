@@ -87,7 +87,9 @@ class Reaching:
 
         Raises: as `follow`.
         """
-        await self._each(parent, job, items, lambda child: self._tell(child, CancelJob(reason=reason)))
+        await self._each(
+            parent, job, items, lambda child: self._tell(parent, child, CancelJob(reason=reason))
+        )
 
     async def resume(self, parent: JobRef, job: Job) -> None:
         """Resume the open children that were paused because their run was.
@@ -121,7 +123,7 @@ class Reaching:
             )
         elif course == "paused":
             pause = RequestPause(reason=_paused_with(parent))
-            await self._each(parent, job, items, lambda child: self._tell(child, pause))
+            await self._each(parent, job, items, lambda child: self._tell(parent, child, pause))
         else:
             await self._each(parent, job, items, lambda child: self._go_on(parent, child))
 
@@ -140,15 +142,15 @@ class Reaching:
                 if isinstance(outcome, BaseException):
                     raise outcome
 
-    async def _tell(self, child: JobRef, command: Command) -> None:
+    async def _tell(self, parent: JobRef, child: JobRef, command: Command) -> None:
         """Do it to a child; one that is not there sees by itself what became of its run, once it is enqueued."""
-        await tell(self._client, child, command)
+        await tell(self._client, child, command, of=parent)
 
     async def _go_on(self, parent: JobRef, child: JobRef) -> None:
         """Resume a child that is paused because its run was; one that a person paused stays so."""
         job = (await load(self._client.log, child)).job
         if job is not None and job.paused_by_operator and job.pause_reason == _paused_with(parent):
-            await self._tell(child, ResumeJob(reason="its run goes on"))
+            await self._tell(parent, child, ResumeJob(reason="its run goes on"))
 
 
 def _paused_with(parent: JobRef) -> str:

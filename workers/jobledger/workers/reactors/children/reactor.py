@@ -8,15 +8,13 @@ here.
 
 from __future__ import annotations
 
-import contextlib
-
 import msgspec
 
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.derived_jobs import begin_derived, is_of_run
 from jobledger.ledger.graphs.batch_end import end_jobs
-from jobledger.ledger.model.chain import EMPTY_CHAIN, link, load
+from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.codec import StoredEvent
-from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.subjects import CHILDREN_CONSUMER, JobRef
 from jobledger.ledger.nats.consumer import Source
@@ -87,9 +85,12 @@ class ChildrenReactor(ConsumerReactor):
             return  # all of it is in an archive
         begin = await callback_for(self.ledger, job, end)
         if begin is not None:
-            stamp = msgspec.structs.replace(self.ledger.stamp(), causation=run.job_id)
-            with contextlib.suppress(WrongSequenceError):  # it is there
-                await log.append(link(EMPTY_CHAIN, decide(None, begin, stamp), log.names).entries)
+            await begin_derived(
+                log,
+                begin,
+                lambda: msgspec.structs.replace(self.ledger.stamp(), causation=run.job_id),
+                is_of_run(begin, run.job_id),
+            )
 
     async def _follow(self, child: JobRef) -> None:
         """Resume a child that paused with its run, if the run goes on by now: a child may obey long after it was asked."""

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from jobledger.ledger.context import Context
 from jobledger.ledger.decorator import task
+from jobledger.ledger.derived_jobs import begin_derived, is_of_tick
 from jobledger.ledger.enqueueing import Enqueuer
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, ScheduleNotFoundError
@@ -89,8 +90,9 @@ async def _make(
         definition = replace(definition, order=replace(definition.order, **fields))
     ref = JobRef(queue=context.queue, job_id=job_id)
     order = order_of(definition, tick, limit)
-    sequence, created = await enqueuer.begin(Enqueue(ref=ref, task=definition.task, order=order))
-    return ledger.handle_of(ref, created=created, sequence=sequence)
+    command = Enqueue(ref=ref, task=definition.task, order=order)
+    begun = await begin_derived(ledger.log, command, ledger.stamp, is_of_tick(command))
+    return ledger.handle_of(begun.ref, created=begun.created, sequence=begun.sequence)
 
 
 async def _ask(hook: Callable[..., Any], *told: Any) -> Any:

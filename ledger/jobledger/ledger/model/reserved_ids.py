@@ -1,0 +1,57 @@
+"""Ids that follow from something else: which forms are kept for them, and what is called what finds its id taken. Pure.
+
+A tick, a webhook, a run or an `Idempotency-Key` derives the id of the job that it makes, so that it is made once. Nobody
+else may give a job such an id: it would stand in the place of the one that is to come. Each form is as narrow as what
+derives it, so `week-end` and `order-77` are anybody's. Source: ADR 051.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.subjects import JobRef
+
+_UUID7: Final = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+#: The id of a key (`keyed_id` of a gateway), and that of a line of a request in bulk.
+_KEYED: Final = re.compile(r"(i-[A-Za-z0-9_-]{43})(?:-[1-9]\d*)?", flags=re.ASCII)
+_FORMS: Final = tuple(
+    (whose, re.compile(form, flags=re.ASCII))
+    for whose, form in (
+        ("ticks of schedules", r".+-\d{8}T\d{6}(?:\d{6})?Z(?:-hooks)?"),
+        ("jobs that somebody triggers", r".+-manual-\d{1,19}(?:-hooks)?"),
+        ("jobs of webhooks", r"webhook-.+-\d{1,19}(?:-r\d{1,6})?"),
+        ("jobs of deliveries", r"w-[A-Za-z0-9_-]{43}(?:-r\d{1,6})?"),
+        ("what a run makes", _UUID7 + r"-(?:end|\d+-\d+)(?:-of-.+)?"),
+        ("derived ids that were too long", r"[tce][0-9a-f]{40}"),
+        ("jobs whose derived id was taken", r"taken-[0-9a-f]{40}"),
+    )
+)
+_DIGITS: Final = 40
+#: How the id begins of a job whose derived id was taken.
+TAKEN: Final = "taken-"
+#: Its metadata under this name says which id that was.
+INSTEAD_OF: Final = "instead_of"
+
+
+def check_unreserved(job_id: str, keyed: str = "") -> None:
+    """Refuse an id that somebody chose, where it has the form of a derived one.
+
+    `keyed`: the id that follows from the `Idempotency-Key` of the request; it and those of its lines may be named.
+
+    Raises: InvalidInputError.
+    """
+    of_key = _KEYED.fullmatch(job_id)
+    if of_key is not None:
+        whose = "" if keyed and of_key[1] == keyed else "jobs that an Idempotency-Key names"
+    else:
+        whose = next((whose for whose, form in _FORMS if form.fullmatch(job_id)), "")
+    if whose:
+        raise InvalidInputError(f"id {job_id} has the form that is kept for {whose}: choose another one")
+
+
+def instead_of(ref: JobRef) -> JobRef:
+    """Return the name of the job that is made where another one has its id."""
+    return JobRef(queue=ref.queue, job_id=TAKEN + hashlib.sha256(ref.job_id.encode()).hexdigest()[:_DIGITS])
