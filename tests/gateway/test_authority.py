@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 from tests.support.gateway import Asker, Doorman, send, someone
@@ -21,9 +24,8 @@ from jobledger.gateway.acts.asked import QUEUE, TASK, Job, ToDo
 from jobledger.gateway.acts.bulk_act import begin_act, bulk_act
 from jobledger.gateway.acts.verifying import verify_task
 from jobledger.gateway.api.table import ENDPOINTS
-from jobledger.gateway.hooks.deliver import deliver_task
 from jobledger.gateway.parts import Gateway
-from jobledger.ledger import Ledger
+from jobledger.ledger import Ledger, TaskRegistry, task
 from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.graphs.batch_run import run_batch
 from jobledger.ledger.graphs.graph_run import run_graph, run_stored_graph
@@ -57,6 +59,8 @@ from jobledger.ledger.model.reactor import REACTOR, Verified
 from jobledger.ledger.model.rights.authority import Principal, principal_of
 from jobledger.ledger.model.rights.grants import PERMISSIONS, Permission, Scope
 from jobledger.ledger.model.subjects import INNER_TASKS, JobRef
+from jobledger.ledger.nats.task_book import task_names
+from jobledger.workers.announcing import announce_tasks
 
 pytestmark = pytest.mark.anyio
 
@@ -130,17 +134,31 @@ def test_a_job_is_begun_where_and_of_what_its_author_may() -> None:
 
     bound = someone("queue", queues=("mail",), tasks=("send",))
     assert _refused(bound, begin("mail", "send"), None) is None
-    for queue, task in (("vault", "send"), ("mail", "open")):
-        assert _refused(bound, begin(queue, task), None) is AccessDeniedError
-    for queue, task in (("mail", TASK), (QUEUE, "send")):
+    for queue, name in (("vault", "send"), ("mail", "open")):
+        assert _refused(bound, begin(queue, name), None) is AccessDeniedError
+    for queue, name in (("mail", TASK), (QUEUE, "send")):
         with pytest.raises(InvalidInputError, match="own"):
-            decide(None, begin(queue, task), Stamp(at=NOW, by="eve", authority=someone(*PERMISSIONS)))
+            decide(None, begin(queue, name), Stamp(at=NOW, by="eve", authority=someone(*PERMISSIONS)))
 
 
 def test_every_task_of_the_ledgers_own_is_named_as_such() -> None:
     own: list[Any] = [run_graph, run_stored_graph, run_batch, bulk_act, verify_task()]
-    assert {each.name for each in own} | {"deliver"} == INNER_TASKS
-    assert deliver_task.__name__ == "deliver_task"
+    assert {each.name for each in own} == INNER_TASKS
+
+
+async def test_nobody_finds_tasks_of_the_ledgers_own_by_their_names(ledger: Ledger) -> None:
+    @task(queue="mail")
+    async def deliver() -> None:
+        """A task of the application's, which has the name of one of the ledger's."""
+
+    for tasks in (TaskRegistry([deliver]), TaskRegistry([bulk_act, verify_task()])):
+        async with anyio.create_task_group() as group:
+            done = asyncio.Event()
+            group.start_soon(partial(announce_tasks, ledger, tasks, "web-1-0a", done=done))
+            await done.wait()
+            group.cancel_scope.cancel()
+    assert await task_names(ledger.inbox, ledger.names) == ["deliver"]
+    assert (await ledger.enqueue_named("deliver")).queue == "mail"
 
 
 @pytest.mark.parametrize("name", sorted(INNER_TASKS))

@@ -372,4 +372,5 @@ def test_events_are_told_in_a_few_words() -> None:
         "moved away",
         "internal, 2 rules",
         "internal, 2 rules",
+        "internal, 1 rule",
     ]

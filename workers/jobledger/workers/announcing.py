@@ -16,6 +16,7 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
 )
 from jobledger.ledger.model.limits.names import split
+from jobledger.ledger.model.subjects import is_own_queue
 from jobledger.ledger.nats.task_book import write_tasks
 from jobledger.ledger.tasks import TaskRegistry
 
@@ -33,7 +34,8 @@ async def announce_tasks(
     """
     versions: dict[str, list[str]] = {}
     for task in tasks:
-        versions.setdefault(task.name, []).append(task.version)
+        if not is_own_queue(task.defaults.queue):  # nobody names those of the ledger's own
+            versions.setdefault(task.name, []).append(task.version)
     try:
         entries = [
             # Of several versions of a workflow the one that is enqueued by the task's name alone.

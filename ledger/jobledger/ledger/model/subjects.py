@@ -34,10 +34,9 @@ ACTS_QUEUE: Final = "jobledger-acts"
 #: Queues of jobs that nobody enqueued: figures and lists of the fleet leave them out, unless somebody names them. Those
 #: of `jobledger` are graphs and batches, which people began.
 INNER_QUEUES: Final = (DELIVERIES_QUEUE, ACTS_QUEUE)
-#: Tasks of the ledger's own. Only what begins a graph, a batch, a delivery, an act or a check makes jobs of them.
-INNER_TASKS: Final = frozenset(
-    {"run_graph", "run_stored_graph", "run_batch", "deliver", "bulk_act", "verify_ledger"}
-)
+#: Tasks of the ledger's own that nobody may name. Only what begins a graph, a batch, an act or a check makes jobs of them.
+#: `deliver` is not among them, for applications have tasks of that name: theirs wait in queues of their own.
+INNER_TASKS: Final = frozenset({"run_graph", "run_stored_graph", "run_batch", "bulk_act", "verify_ledger"})
 _OWN_QUEUES: Final = ("jobledger", DELIVERIES_QUEUE)
 
 TIMERS_CONSUMER_PREFIX: Final = "timers_"
