@@ -16,6 +16,7 @@ from playwright.async_api import Browser, expect
 from tests.support.browsers import LIMIT_MS, barriers, browsing, examining, looking, too_wide
 from tests.support.gateways import gateway_of, listening
 from tests.support.limits import LIMIT_S
+from tests.support.run_tables import make_tables
 from tests.support.working import bury, record_steps, working
 
 from jobledger.admin.access.keys import Grant, create_key, create_link
@@ -28,6 +29,7 @@ from jobledger.gateway.pages.table import PAGES
 from jobledger.ledger import Ledger, connect, task
 from jobledger.ledger.events import Queued
 from jobledger.ledger.server import EmbeddedServer
+from jobledger.ledger.tables.stores import open_store
 from jobledger.projections import ActFilter
 
 pytestmark = pytest.mark.anyio
@@ -82,6 +84,7 @@ async def shop(nats_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFac
             await dead.wait()
         run = await ledger.enqueue(send.options(queue="orders"), to="a run")
         await record_steps(ledger, run, "reserve", "pay")
+        await make_tables(ledger, run, {"rows": {"sku": ["a", None], "cents": [1, 2]}})
         await ledger.enqueue_many(send, ({"to": f"person{n}"} for n in range(120)))
         yield Shop(
             url, ledger, gateway.rows, sent.id, dead.id, run.id, (await ledger.log.head()).last_sequence
@@ -92,17 +95,18 @@ def addresses(shop: Shop) -> list[str]:
     """Return an address of every page, now and, where it has one, in the past."""
     words = {"queue": "billing", "id": shop.dead, "task": "charge"}
     run = {"queue": "orders", "id": shop.run}
-    again = "/jobs/{queue}/{id}/rerun"
+    again, rows = "/jobs/{queue}/{id}/rerun", "/jobs/{queue}/{id}/rows"
     few = {"/jobs": "?queue=billing"}  # one row is like the other, and each costs time
     now = [
         page.path.format(**words) + few.get(page.path, "")
         for page in PAGES
-        if page.path not in {"/plan", again}
+        if page.path not in {"/plan", again, rows}
     ]
     now += [
         "/plan?state=dead_lettered",
         "/jobs/{queue}/{id}".format(**run),
         f"{again.format(**run)}?step=pay",
+        rows.format(**run),
     ]
     job = f"/jobs/billing/{shop.dead}"
     folded = ("/", "/jobs", job, "/dead-letters", "/queues", "/schedules", "/limits", "/runs")
@@ -306,6 +310,45 @@ async def test_many_jobs_are_cancelled_as_planned_under_the_readers_eyes(
         await expect(rows).to_have_count(1)
         await rows.get_by_role("link", name="3 jobs").click()
         await expect(rows).to_have_count(3)
+
+
+async def test_rows_of_a_table_are_fetched_when_its_drawer_is_opened_and_stay(
+    browser: Browser, shop: Shop, tmp_path: Path
+) -> None:
+    ledger = shop.ledger
+    run = await ledger.enqueue(send.options(queue="etl"), to="a run")
+    await record_steps(ledger, run)
+    made = await make_tables(ledger, run, {"sums": {"sku": [HOSTILE]}, "late": {"n": [1]}})
+    there = f"/jobs/etl/{run.id}"
+    async with looking(browser, shop.url, status=410) as page:
+        fetched: list[str] = []
+        page.on("request", lambda request: fetched.append(request.url) if "/rows" in request.url else None)
+        await page.goto(there)
+        await expect(page.locator("#live.on")).to_be_visible()
+        title, drawer = await page.title(), page.locator("#r1")
+        assert fetched == []
+        await drawer.locator("summary").click()
+        await expect(drawer.locator("td")).to_contain_text("<script>")
+        await expect(drawer.get_by_role("link")).to_have_count(0)
+        await open_store(ledger).remove(made["late"])
+        await ledger.note(run, "the page changes under the reader")
+        await expect(page.locator(".events")).to_contain_text("under the reader")
+        await expect(drawer.locator("td")).to_be_visible()
+        await drawer.locator("summary").click()
+        await drawer.locator("summary").click()
+        await expect(drawer.locator("td")).to_be_visible()
+        await page.locator("#r2 summary").click()
+        await expect(page.locator("#r2 .problem")).to_contain_text("was removed before its time")
+        assert await page.title() == title
+        assert [each.removeprefix(f"{shop.url}{there}") for each in fetched] == [
+            "/rows?step=sums",
+            "/rows?step=late",
+        ]
+    async with looking(browser, shop.url, java_script_enabled=False) as page:
+        await page.goto(there)
+        await page.locator("#r1 summary").click()
+        await page.get_by_role("link", name="The first rows").first.click()
+        await expect(page.locator(".rows-of td")).to_contain_text("<script>")
 
 
 async def test_pages_work_without_script(browser: Browser, shop: Shop) -> None:

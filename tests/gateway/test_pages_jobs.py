@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 from tests.support.dashboard import HOSTILE, Someone, check_page, hidden_fields, token_of
+from tests.support.run_tables import make_tables
 from tests.support.working import record_steps
 
 from jobledger.audit.archive import Archiver, archive_deps
@@ -20,6 +23,7 @@ from jobledger.ledger import Ledger, task
 from jobledger.ledger.model.commands import CompleteStep, Fail
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import ErrorInfo, Noted, PayloadRef, Queued, Scheduled
+from jobledger.ledger.tables.stores import open_store
 from jobledger.projections import PositionArchivedError
 
 pytestmark = pytest.mark.anyio
@@ -169,6 +173,47 @@ async def test_the_page_of_a_run_shows_values_of_steps_to_who_may_see_them(
     blind = (await http.get(there)).text
     assert "<code>pay</code>" in blind
     assert ('sub">values' in blind, "beside the ledger" in blind) == (False, False)
+
+
+async def test_the_rows_of_a_table_are_a_page_for_who_may_see_payloads(
+    http: httpx.AsyncClient, gateway: Gateway, ledger: Ledger, tmp_path: Path
+) -> None:
+    run = await ledger.enqueue(order, order="red shoes")
+    columns = {"sku": [HOSTILE, None, *"c" * 40], "cents": range(42), "list": [[1, 2]] * 42}
+    await record_steps(ledger, run)
+    made = await make_tables(ledger, run, {"a/sums": {**columns, **{f"c{n}": range(42) for n in range(40)}}})
+    there = f"/jobs/orders/{run.id}"
+    page = await http.get(there)
+    check_page(page)
+    assert '<summary class="sub">42 rows</summary>' in page.text
+    link = html.unescape(re.findall(r'<a href="([^"]+/rows[^"]*)"', page.text)[0])
+    assert link == f"{there}/rows?step=a%2Fsums"
+    rows = await http.get(link)
+    check_page(rows)
+    assert "the first 20 of 42 rows" in rows.text
+    assert "3 more columns are not shown" in rows.text
+    assert rows.text.count("<tr>") == 21
+    for text in (
+        '<span class="none">\u2013</span>',
+        "&lt;script&gt;alert(1)",
+        "<td>[1,2]</td>",
+        'title="int64">c0<',
+    ):
+        assert text in rows.text, text
+    other = await http.get(f"{there}/rows?step=other")
+    check_page(other)
+    assert (other.status_code, '<p class="problem">run' in other.text) == (404, True)
+    gateway.access = Someone("operator", without=("payloads",))
+    assert "/rows" not in (await http.get(there)).text
+    assert (await http.get(link)).status_code == 403
+    gateway.access = Someone("operator", ("mail",))
+    assert (await http.get(link)).status_code == 403
+    gateway.access = Someone("operator")
+    await open_store(ledger).remove(made["a/sums"])
+    await ledger.note(run, "its rows are gone")
+    gone = await http.get(link)
+    check_page(gone)
+    assert (gone.status_code, "jobledger jobs rerun" in gone.text) == (410, True)
 
 
 async def test_a_run_begins_again_with_all_that_completed(http: httpx.AsyncClient, ledger: Ledger) -> None:

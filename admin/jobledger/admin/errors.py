@@ -9,7 +9,8 @@ LedgerError                    the root, of jobledger.ledger
 │   ├── JobNotHeldError        no event of the job is there, and events are missing where it was looked for
 │   └── JobNotYetError         the job came after the moment that was asked for
 └── RefusedError
-    └── NotADeadLetterError    the job is something else, or was revived
+    ├── NotADeadLetterError    the job is something else, or was revived
+    └── TableTooLargeError     a table is too large for its first rows to be read
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Self
 
 import msgspec
 
+from jobledger.admin.amounts import size
 from jobledger.ledger.model.errors import InvalidError, NotFoundError, RefusedError
 
 
@@ -91,3 +93,17 @@ class JobNotYetError(NotFoundError):
 
 class NotADeadLetterError(RefusedError):
     """A job was asked for as a dead letter, and is none or none any more."""
+
+
+class TableTooLargeError(RefusedError):
+    """A table is too large for its first rows to be read in memory."""
+
+    def __init__(self, run: str, step: str, what: str, limit_bytes: int) -> None:
+        """`what` of the table has more than these bytes: its file, a row group, a row."""
+        self.run = run
+        self.step = step
+        self.limit_bytes = limit_bytes
+        super().__init__(
+            f"table {step!r} of run {run} has {what} of more than {size(limit_bytes)}, too large to be shown: "
+            f"`jobledger tables export {run} {step} FILE` copies it"
+        )

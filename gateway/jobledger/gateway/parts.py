@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Final, Protocol
 
 from starlette.requests import HTTPConnection
 
@@ -18,6 +19,9 @@ from jobledger.gateway.shares import Shares
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.webhooks.secrets import Secrets
+
+#: Files of tables that are in memory at the same time.
+_TABLE_READS: Final = 2
 
 
 class Access(Protocol):
@@ -100,3 +104,4 @@ class Gateway:
         self.access = access
         self.feed = feed
         self.tasks = tasks
+        self.table_reads = asyncio.Semaphore(_TABLE_READS)

@@ -18,6 +18,7 @@ from jobledger.ledger.model import errors as ledger
 from jobledger.ledger.model.runs import errors as runs
 from jobledger.ledger.opening import UnfitFileError
 from jobledger.ledger.subscriptions import errors as subscriptions
+from jobledger.ledger.tables.errors import TableExpiredError
 from jobledger.projections import errors as projections
 
 MEDIA: Final = "application/problem+json"
@@ -62,6 +63,7 @@ KINDS: Final[dict[str, Kind]] = {
     "LEDGER_UNREACHABLE": Kind(503, "The ledger does not answer", retry=True),
     "METHOD_NOT_ALLOWED": Kind(405, "Not this method"),
     "NO_APP": Kind(501, "This gateway runs no jobs"),
+    "NO_TABLES": Kind(501, "This gateway reads no tables"),
     "MISDIRECTED": Kind(421, "Not the host that was asked for"),
     "NO_PAST": Kind(400, "This has no past"),
     "NOT_READY": Kind(503, "Not ready", retry=True),
@@ -123,6 +125,8 @@ CODE_OF: Final[dict[type[BaseException], str]] = {
     ledger.UnreachableError: "LEDGER_UNREACHABLE",
     ledger.CorruptLedgerError: "LEDGER_DAMAGED",
     ledger.PayloadMissingError: "PAYLOAD_GONE",
+    TableExpiredError: "PAYLOAD_GONE",
+    asked.TableTooLargeError: "PAYLOAD_TOO_LARGE",
     audit.ScratchSpaceError: "BUSY",
     ledger.OutcomeError: "JOB_EXECUTION_ERROR",
     ledger.JobFailedError: "JOB_EXECUTION_ERROR",

@@ -23,6 +23,7 @@ _READ: Final = (
     "/logs",
     "/steps",
     "/graph",
+    "/rows",
 )
 _LISTS: Final = (
     "/v1/jobs",

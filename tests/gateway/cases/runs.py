@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Final
+import contextlib
+import sys
+from collections.abc import Generator
+from datetime import UTC, datetime
+from decimal import Decimal
+from types import ModuleType
+from typing import Any, Final, cast
 
 import msgspec
+import pyarrow as arrow_package  # noqa: ICN001
 from tests.support.gateway import Asker, someone
+from tests.support.run_tables import make_tables
 from tests.support.working import working
 
 from jobledger.ledger import Run, Signal, workflow
 from jobledger.ledger.model.commands import CompleteStep
 from jobledger.ledger.tables.record import TableRecord
+from jobledger.ledger.tables.stores import open_store
 
+pa: Any = arrow_package  # it says nothing of its types
 APPROVAL: Final = Signal("approval", dict[str, str])
 
 
@@ -80,7 +90,7 @@ async def reruns(asker: Asker, path: str) -> None:
 
 
 async def what_is_not_there(asker: Asker) -> None:
-    for what in ("steps", "graph", "tree"):
+    for what in ("steps", "graph", "tree", "rows"):
         await asker.sees("GET", f"/v1/jobs/mail/none/{what}", "JOB_NOT_FOUND")
     await asker.post("/v1/jobs/mail/none/signals/approval", {}, "JOB_NOT_FOUND")
     await asker.post("/v1/jobs/mail/none/rerun", {"from": "a"}, "JOB_NOT_FOUND")
@@ -108,4 +118,106 @@ async def tables(asker: Asker) -> None:
         assert [each["queue"] for each in (await asker.get(path, who=who))["items"]] == queues
 
 
-CASES: Final = (stories, tables, what_is_not_there)
+async def rows(asker: Asker) -> None:
+    """The first rows of a table, for who may see payloads, as JSON has them and within bounds."""
+    far = pa.array([1_000_000_000_000, None, 0], pa.timestamp("s"))
+    exact = pa.array([1, None, 3_000_000_001], pa.timestamp("ns"))
+    typed: dict[str, Any] = {
+        "n": [1, 2, 3],
+        "text": ["<b>", None, ""],
+        "euros": [Decimal("1.50"), None, Decimal("2.00")],
+        "at": [datetime(2026, 1, 2, tzinfo=UTC)] * 3,
+        "raw": [b"\x00", b"", None],
+        "list": [[{"a": 1}], [], None],
+        "far": far,
+        "exact": exact,
+    }
+    long = {"text": [f"{n}{'x' * 100_000}" for n in range(12)]}
+    job = await asker.job(queue="sheets")
+    await asker.running(job)
+    path = f"/v1/jobs/sheets/{job.id}/rows"
+    made = await make_tables(asker.ledger, job, {"a/typed": typed, "long": long})
+    shown = await asker.get(f"{path}?table=a/typed&limit=2")
+    moment = shown["items"][0]["exact"]
+    assert moment.replace("T", " ") == "1970-01-01 00:00:00.000000001"  # of pandas, or without it
+    assert shown == {
+        "step": "a/typed",
+        "name": "typed",
+        "rows": 3,
+        "columns": made["a/typed"].schema,
+        "items": [
+            {
+                "n": 1,
+                "text": "<b>",
+                "euros": "1.50",
+                "at": "2026-01-02T00:00:00Z",
+                "raw": "AA==",
+                "list": [{"a": 1}],
+                "far": "<value out of range: 1000000000000000>",
+                "exact": moment,
+            },
+            {
+                "n": 2,
+                "text": None,
+                "euros": None,
+                "at": "2026-01-02T00:00:00Z",
+                "raw": "",
+                "list": [],
+                "far": None,
+                "exact": None,
+            },
+        ],
+    }
+    assert [each["n"] for each in (await asker.get(f"{path}?table=typed"))["items"]] == [1, 2, 3]
+    cut = await asker.get(f"{path}?table=long")
+    assert (cut["rows"], len(cut["items"])) == (12, 10)  # 1 MiB
+    for who in (someone("view"), someone("view", "payloads", queues=("mail",))):
+        await asker.sees("GET", path, "JOB_ACCESS_DENIED", who=who)
+    bound = someone("view", "payloads", tasks=("greet",))
+    await asker.sees("GET", f"{path}?table=typed", "JOB_NOT_FOUND", who=bound)
+    for query in ("limit=0", "limit=101", "limit=many"):
+        await asker.sees("GET", f"{path}?table=typed&{query}", "BAD_REQUEST")
+    for query in ("", "?table=other"):
+        refused = await asker.sees("GET", f"{path}{query}", "NOT_FOUND")
+        assert "its steps with tables: a/typed, long" in refused.json()["detail"]
+    with without("duckdb"):
+        refused = await asker.sees("GET", f"{path}?table=typed", "NO_TABLES")
+    assert "pip install 'jobledger[tables]'" in refused.json()["detail"]
+    assert await open_store(asker.ledger).remove(made["long"])
+    refused = await asker.sees("GET", f"{path}?table=long", "PAYLOAD_GONE")
+    assert f"/{job.id}/rerun" in refused.json()["detail"]
+
+
+async def rows_that_are_not_shown(asker: Asker) -> None:
+    """What is too large, another file than was stored, and values that nothing has a text for."""
+    wide = {"text": ["x" * (2 << 20)]}
+    hidden: dict[str, Any] = {"text": pa.array([b"\xff"]).view(pa.string())}
+    for columns, record, code in (
+        ({"n": [1]}, {"bytes": (16 << 20) + 1}, "PAYLOAD_TOO_LARGE"),
+        (wide, {}, "PAYLOAD_TOO_LARGE"),
+        ({"n": [1]}, {"sha256": "0" * 64}, "PAYLOAD_GONE"),
+        ({"n": [1]}, {"bytes": 10}, "PAYLOAD_GONE"),
+        (hidden, {}, "REFUSED"),
+    ):
+        job = await asker.job(queue="sheets")
+        await asker.running(job)
+        await make_tables(asker.ledger, job, {"t": columns}, **record)
+        refused = await asker.sees("GET", f"/v1/jobs/sheets/{job.id}/rows", code)
+        if code != "PAYLOAD_GONE":
+            assert f"`jobledger tables export {job.id} t FILE`" in refused.json()["detail"]
+
+
+@contextlib.contextmanager
+def without(library: str) -> Generator[None, None, None]:
+    """Let a library be one that is not installed, for the length of a block."""
+    kept = sys.modules.get(library)
+    sys.modules[library] = cast("ModuleType", None)
+    try:
+        yield
+    finally:
+        del sys.modules[library]
+        if kept is not None:
+            sys.modules[library] = kept
+
+
+CASES: Final = (stories, tables, rows, rows_that_are_not_shown, what_is_not_there)

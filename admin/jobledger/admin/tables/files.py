@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from datetime import datetime
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 import anyio.to_thread
 
@@ -17,10 +17,12 @@ from jobledger.ledger.model.errors import (
     JobNotFoundError,
     NotFoundError,
 )
+from jobledger.ledger.model.job import Job
 from jobledger.ledger.opening import make_folder, open_file, open_to_write, rename_over, sync_file
 from jobledger.ledger.tables.errors import TableExpiredError, TableState
+from jobledger.ledger.tables.record import TableRecord
 from jobledger.ledger.tables.stores import MissingFileError, open_store
-from jobledger.projections.tables.run_tables import TableRow, list_tables
+from jobledger.projections.tables.run_tables import TableRow, list_tables, made_table
 
 #: Of one run, or at once, at most this many tables are listed.
 TABLES_MAX: Final = 10_000
@@ -32,6 +34,18 @@ class Listed(NamedTuple):
 
     tables: list[TableRow]  #: those made last first
     now: datetime
+
+
+class RecordedTable(NamedTuple):
+    """A table, as the run that has it is recorded."""
+
+    run: str
+    step: str  #: key of the step that made it
+    record: TableRecord
+
+    def expired(self, state: TableState) -> TableExpiredError:
+        """Return the error of somebody who needs its rows."""
+        return TableExpiredError(self.record, self.step, self.run, state)
 
 
 async def tables_of(rows: Rows, run: str | None, queue: str | None, *, limit: int = TABLES_MAX) -> Listed:
@@ -56,12 +70,30 @@ async def one_table(rows: Rows, run: str, step: str, queue: str | None) -> Table
 
     Raises: NotFoundError, which names those that there are; as `tables_of`.
     """
-    found = (await tables_of(rows, run, queue)).tables
-    exact = [each for each in found if each.step == step] or [each for each in found if each.name == step]
+    found = {each.step: each for each in (await tables_of(rows, run, queue)).tables}
+    return found[_named({key: table.name for key, table in found.items()}, run, step)]
+
+
+def recorded_table(job: Job, step: str) -> RecordedTable:
+    """Return the table that a step of a run is recorded to have made; `step` as of `one_table`, "" for its only table.
+
+    Raises: NotFoundError, which names those that there are.
+    """
+    made = {key: record for key, each in job.steps.items() if (record := made_table(each)) is not None}
+    key = _named({key: record.name for key, record in made.items()}, job.id, step)
+    return RecordedTable(run=job.id, step=key, record=made[key])
+
+
+def _named(names: dict[str, str], run: str, step: str) -> str:
+    """Return the key of the step whose table is meant. `names`: of the tables, by the keys of their steps."""
+    if step in names:
+        return step
+    exact = [key for key, name in names.items() if step in {"", name}]
     if len(exact) == 1:
         return exact[0]
-    known = ", ".join(each.step for each in found[:20]) or "none"
-    raise NotFoundError(f"run {run} has no table {step!r}; its steps with tables: {known}")
+    known = ", ".join(list(names)[:20]) or "none"
+    what = f"no table {step!r}" if step or not names else f"{len(names):,} tables: name the step of one"
+    raise NotFoundError(f"run {run} has {what}; its steps with tables: {known}")
 
 
 async def is_stored(ledger: Ledger, table: TableRow) -> bool:
@@ -75,20 +107,29 @@ async def export_table(ledger: Ledger, table: TableRow, path: Path) -> None:
     Raises: InvalidInputError where something is there, TableExpiredError, ServerUnreachableError, ConfigurationError, OSError.
     """
     draft = _draft(path)
-    record = table.record
+    made = RecordedTable(run=table.job_id, step=table.step, record=table.record)
     try:
         with open_to_write(draft, "wb") as file:
-            await open_store(ledger).copy_to(record, file)
+            await copy_table(ledger, made, file)
             sync_file(file)
-        if await anyio.to_thread.run_sync(_digest, draft) != record.sha256:
-            raise TableExpiredError(record, table.step, table.job_id, "differs")
+        if await anyio.to_thread.run_sync(_digest, draft) != table.sha256:
+            raise made.expired("differs")
         rename_over(draft, path)
-    except MissingFileError as error:
-        until = record.expires_at
-        state: TableState = "expired" if until is not None and until <= ledger.clock.now() else "gone"
-        raise TableExpiredError(record, table.step, table.job_id, state) from error
     finally:
         draft.unlink(missing_ok=True)
+
+
+async def copy_table(ledger: Ledger, made: RecordedTable, file: IO[bytes]) -> None:
+    """Write a table's Parquet file into another one, whose digest is to be compared then.
+
+    Raises: TableExpiredError, ServerUnreachableError, ConfigurationError, and the file's OSError.
+    """
+    try:
+        await open_store(ledger).copy_to(made.record, file)
+    except MissingFileError as error:
+        until = made.record.expires_at
+        is_over = until is not None and until <= ledger.clock.now()
+        raise made.expired("expired" if is_over else "gone") from error
 
 
 def _draft(path: Path) -> Path:

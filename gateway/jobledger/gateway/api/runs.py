@@ -11,6 +11,7 @@ from jobledger.admin import run_acts
 from jobledger.admin.objects.jobs import GraphShown, StepsShown, graph_shown, steps_shown
 from jobledger.admin.rows import AnswerPosition
 from jobledger.admin.runs import Tree, recorded, run_tree
+from jobledger.admin.tables.first_rows import FirstRows
 from jobledger.admin.workflows.listing import Listed
 from jobledger.audit.verify.links import check_history
 from jobledger.gateway.api.asking import Limit, Looked, Past, Reasoned, aware
@@ -19,6 +20,7 @@ from jobledger.gateway.api.one_job import PROBLEMS, read_job
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.scoped import terms_for, tree_for, workflows_for
+from jobledger.gateway.table_rows import rows_of
 from jobledger.ledger.model.commands import STEP_KEY_MAX
 from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.rights.grants import Permission
@@ -27,6 +29,7 @@ from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.reruns.beginning import RerunRequest
 from jobledger.projections.tables.run_tables import TableRow, list_tables
 
+ROWS_MAX: Final = 100
 _TREE_NODES: Final = ("ARCHIVED", "PROJECTION_BEHIND", "BUSY", "JOB_NOT_FOUND")
 _Key = Annotated[str, msgspec.Meta(max_length=STEP_KEY_MAX)]
 
@@ -112,6 +115,15 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True):
 
     items: list[TableRow]
     position: AnswerPosition
+
+
+class RowsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which table, and how many of its rows."""
+
+    table: _Key = (
+        ""  #: the key of its step, or its name where one alone has it; left out: the run's only table
+    )
+    limit: Annotated[int, msgspec.Meta(ge=1, le=ROWS_MAX)] = 20
 
 
 async def list_steps(asked: Asked, queue: str, id: str, *, query: StepsQuery) -> Answer:  # noqa: A002 - as in the address
@@ -227,6 +239,16 @@ async def list_run_tables(asked: Asked, *, query: TablesQuery) -> Tables:
         return Tables(items=list(found), position=place)
 
 
+async def show_rows(asked: Asked, queue: str, id: str, *, query: RowsQuery) -> FirstRows:  # noqa: A002
+    """Show the first rows of a table that a run made.
+
+    The gateway fetches the file: one of more than 16 MiB is refused, and `jobledger tables export` copies it. Values
+    that JSON does not have are text: times, decimals, bytes (base64).
+    """
+    held = await read_job(asked, queue, id, permission="payloads")
+    return await rows_of(asked.gateway, held.job, query.table, query.limit)
+
+
 _RUN: Final = "/v1/jobs/{queue}/{id}"
 
 
@@ -261,12 +283,28 @@ _RERUN: Final = {
 }
 _TREE: Final = {"query": Looked, "problems": _TREE_NODES}
 
+_ROWS: Final = {
+    "permission": "payloads",
+    "query": RowsQuery,
+    "problems": (
+        *PROBLEMS,
+        "NOT_FOUND",
+        "PAYLOAD_GONE",
+        "PAYLOAD_TOO_LARGE",
+        "REFUSED",
+        "NO_TABLES",
+    ),
+}
+
 _READ: Final = {"query": Past, "heeds": ("If-None-Match",)}
 _STEPS: Final = {**_READ, "query": StepsQuery}
 ENDPOINTS: Final = (
     _endpoint("GET", f"{_RUN}/steps", list_steps, "List the steps of a run", StepsShown, **_STEPS),
     _endpoint("GET", f"{_RUN}/graph", show_graph, "Show the steps of a run as a graph", GraphShown, **_READ),
     _endpoint("GET", f"{_RUN}/tree", show_tree, "Show a run and all the jobs below it", Tree, **_TREE),
+    _endpoint(
+        "GET", f"{_RUN}/rows", show_rows, "Show the first rows of a table of a run", FirstRows, **_ROWS
+    ),
     _endpoint("POST", f"{_RUN}/signals/{{name}}", send_signal, "Send a run a signal", Signalled, **_SIGNAL),
     _endpoint(
         "POST",

@@ -29,6 +29,7 @@ from jobledger.gateway.pages.views import (
     overview,
     plan,
     rerun,
+    rows,
     webhooks,
 )
 from jobledger.gateway.pages.views.job import job_page, newest_event
@@ -50,6 +51,14 @@ PAGES: Final = (
         facts=rerun.rerun,
         query=rerun.Query,
         permission="review",
+        stands_at=newest_event,
+    ),
+    Page(
+        path="/jobs/{queue}/{id}/rows",
+        template="rows.html",
+        facts=rows.rows,
+        query=rows.Query,
+        permission="payloads",
         stands_at=newest_event,
     ),
     Page(

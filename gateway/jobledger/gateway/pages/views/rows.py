@@ -1,0 +1,80 @@
+"""The first rows of a table of a run: a page of its own, of which the page of the run shows the table."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from jobledger.gateway.pages.page import Looked
+from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.words import cut, json_line
+from jobledger.gateway.table_rows import rows_of
+from jobledger.ledger.model.chain import load
+from jobledger.ledger.model.commands import STEP_KEY_MAX
+from jobledger.ledger.model.errors import JobNotFoundError
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.subjects import JobRef, check_token
+
+_ROWS: Final = 20
+_COLUMNS_MAX: Final = 40
+_TEXT_MAX: Final = 160  #: characters of a value
+_NUMBERS: Final = ("int", "uint", "halffloat", "float", "double", "decimal")
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """Which table."""
+
+    step: Annotated[str, msgspec.Meta(max_length=STEP_KEY_MAX)] = ""  #: "": the only one of the run
+
+
+class Column(msgspec.Struct, frozen=True, kw_only=True):
+    """A column that is shown."""
+
+    name: str
+    type: str
+    is_number: bool
+
+
+class RowsPage(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    shell: Shell
+    job: Job
+    step: str
+    total: int  #: rows of the table
+    columns: list[Column]
+    columns_more: int
+    rows: list[list[str | None]]  #: by column; None: there is no value
+
+
+async def rows(looked: Looked, queue: str, id: str, *, query: Query) -> RowsPage:  # noqa: A002 - as in the address
+    """Return the first rows of a table that a run made. Raises: ProblemError, and as `rows_of`."""
+    gateway, principal = looked.gateway, looked.principal
+    principal.require("payloads", check_token("queue", queue))
+    job = (await load(gateway.ledger.log, JobRef(queue=queue, job_id=check_token("job id", id)))).job
+    if job is None:
+        raise JobNotFoundError(id)
+    principal.require_about("payloads", queue, job.task, JobNotFoundError(id))
+    found = await rows_of(gateway, job, query.step, _ROWS)
+    async with gateway.projection.opened() as view:
+        shell = await surround(looked, view, None, fleet=False)
+    shown = list(found.columns)[:_COLUMNS_MAX]
+    return RowsPage(
+        shell=shell,
+        job=job,
+        step=found.step,
+        total=found.rows,
+        columns=[
+            Column(name=name, type=found.columns[name], is_number=found.columns[name].startswith(_NUMBERS))
+            for name in shown
+        ],
+        columns_more=len(found.columns) - len(shown),
+        rows=[[_text(row.get(name)) for name in shown] for row in found.items],
+    )
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    return cut(value, _TEXT_MAX) if isinstance(value, str) else json_line(value)

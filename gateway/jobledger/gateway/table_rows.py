@@ -1,0 +1,23 @@
+"""The first rows of a table of a run: for the API and for the page of the run, which both show them to who may see payloads."""
+
+from __future__ import annotations
+
+from jobledger.admin.tables.files import recorded_table
+from jobledger.admin.tables.first_rows import FirstRows, first_rows
+from jobledger.gateway.parts import Gateway
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.model.job import Job
+
+
+async def rows_of(gateway: Gateway, run: Job, step: str, limit: int) -> FirstRows:
+    """Return the first rows of a table of a run, as `recorded_table` names it; a few at a time are read in one process.
+
+    Raises: ProblemError (NO_TABLES); NotFoundError; as `first_rows`.
+    """
+    made = recorded_table(run, step)
+    async with gateway.table_reads:
+        try:
+            return await first_rows(gateway.ledger, made, limit)
+        except ConfigurationError as error:
+            raise ProblemError("NO_TABLES", f"this gateway cannot read tables: {error}") from error
