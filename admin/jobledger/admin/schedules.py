@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from jobledger.admin.rows import Rows, View
+from jobledger.ledger.access.acting import require_limits
 from jobledger.ledger.adding.announced import AnnouncedTask
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.enqueueing import with_tenant
@@ -168,11 +169,12 @@ async def like_unloaded(
         check_users_queue(chosen["queue"])
     elif known is not None:
         chosen["queue"] = known.queue
+    announced = None if known is None else AnnouncedTask(known)
+    require_limits(chosen.get("limits", ()), () if announced is None else announced.defaults.limits)
     options = Options(**chosen)
     what = f"input of task {task}"
     text = encode_value(dict(values), what=what)
-    if known is not None:
-        announced = AnnouncedTask(known)
+    if announced is not None:
         declared = msgspec.structs.replace(options, tenant_template=announced.defaults.tenant_template)
         options = with_tenant(announced, declared, text)
     value, reference = await ledger.inputs.put(text, what=what)

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 from msgspec.structs import force_setattr
 
+from jobledger.ledger.access.acting import require_limits
 from jobledger.ledger.backoff import Backoff
 from jobledger.ledger.hooks import Hooks
 from jobledger.ledger.limits.declared import Limit, Queue, divided, queue_of
@@ -21,7 +22,7 @@ from jobledger.ledger.model.inputs import (
     checked_metadata,
     keep_utc,
 )
-from jobledger.ledger.model.limits.names import RESERVED
+from jobledger.ledger.model.limits.names import UNNAMED, split
 from jobledger.ledger.model.subjects import check_token, check_users_queue
 from jobledger.ledger.outcome import check_delay
 from jobledger.ledger.templates import check_template
@@ -115,7 +116,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Options:
         """Return these with some that are given for one job, None among them being none; `limits` are added.
 
-        Raises: InvalidTokenError, ConfigurationError, InvalidInputError.
+        Raises: InvalidTokenError, ConfigurationError, InvalidInputError; AccessDeniedError as `require_limits`.
         """
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if queue is not None:  # the task's own may be named by its name alone
@@ -126,6 +127,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
                 check_users_queue(found[0])
         if limits != ():
             names, declared = divided(limits)
+            require_limits(names, self.limits)
             changes["limits"] = (*self.limits, *names)
             changes["declared"] = (*self.declared, *declared)
         return msgspec.structs.replace(self, **changes)
@@ -230,9 +232,9 @@ def _own_limits(given: object) -> tuple[str, ...]:
     """Return checked names of limits. Raises: InvalidInputError, InvalidTokenError."""
     limits = checked_limits(given)
     for each in limits:
-        if each.partition(":")[0] in RESERVED:
+        if split(each)[0] in UNNAMED:
             raise InvalidInputError(
-                f"limit {each!r} has a name that the ledger itself uses ({', '.join(RESERVED)}): choose another"
+                f"limit {each!r} has a name that the ledger itself uses ({', '.join(UNNAMED)}): choose another"
             )
     return limits
 

@@ -17,11 +17,11 @@ import msgspec
 from jobledger.ledger.model.chain import EMPTY_CHAIN, Addition, commit, commit_all, load, retry_raced
 from jobledger.ledger.model.commands import CancelJob, Dispatch, Enqueue, Reschedule, Stamp
 from jobledger.ledger.model.decisions import decide
-from jobledger.ledger.model.errors import UniqueKeyTakenError, WrongSequenceError
+from jobledger.ledger.model.errors import AccessDeniedError, UniqueKeyTakenError, WrongSequenceError
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.model.unique import UNIQUE
+from jobledger.ledger.model.unique import UNIQUE, UniqueKey
 from jobledger.ledger.model.unique import decide as decide_key
 from jobledger.ledger.unique.holders import NOBODY, Holder, find_holder, find_waiting
 from jobledger.ledger.unique.keys import Wish
@@ -57,8 +57,8 @@ class UniqueJobs:
     async def enqueue(self, wish: Wish) -> Begun:
         """Make the job, or find the one that has its key.
 
-        Raises: UniqueKeyTakenError where that is to be an error, WrongSequenceError after too many lost races,
-            LedgerFullError, UnreachableError.
+        Raises: UniqueKeyTakenError where that is to be an error, AccessDeniedError where the job that has the key is not
+            there for whoever enqueues, WrongSequenceError after too many lost races, LedgerFullError, UnreachableError.
         """
         if wish.rule.is_by_id:
             return await self._make(wish)
@@ -92,10 +92,13 @@ class UniqueJobs:
             if key.owner == wish.command.ref:
                 return Begun(key.owner, holder.first_sequence, created=False)  # the same call once more
             if wish.debounce is not None and job.state is JobState.SCHEDULED:
+                _require_visible(wish, key, stamp)
                 return await self._postpone(wish, wish.debounce, holder, stamp)
         try:
             taken = decide_key(wish.key, key, job, wish.take(wish.command.ref, stamp.at), stamp)
         except UniqueKeyTakenError as error:
+            assert key is not None, "somebody holds it"
+            _require_visible(wish, key, stamp)
             return await self._conflict(wish, holder, error)
         await self._log.append(UNIQUE.link(self._log.names, [taken], holder.key))
         return await self._make(wish)
@@ -177,3 +180,15 @@ class UniqueJobs:
             raise WrongSequenceError(self._log.names.chain(ref), holder.chain.last_sequence)
         dispatch = Dispatch(cause="due", asked_by=chain.job.wait_sequence)
         return holder._replace(chain=await commit(self._log, chain, decide(chain.job, dispatch, stamp)))
+
+
+def _require_visible(wish: Wish, key: UniqueKey, stamp: Stamp) -> None:
+    """Refuse a key whose job is not there for whoever enqueues; the refusal tells nothing of that job.
+
+    Raises: AccessDeniedError.
+    """
+    if stamp.authority is not None and not stamp.authority.scope.has(key.queue, wish.key.task):
+        raise AccessDeniedError(
+            f"the unique key that this job of task {wish.key.task} would need is not free for {stamp.authority.name}: "
+            "enqueue it with other arguments, or ask somebody who may see all queues of the task"
+        )

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
+
 #: Limits whose keys the ledger makes itself: `queue:<queue>`, `task:<task>`, `schedule:<schedule>`.
 RESERVED: Final = ("queue", "task", "schedule")
+#: Those and what keeps posts of webhooks apart, `webhooks-out:<webhook>`: no job is given one of them by its name.
+UNNAMED: Final = (*RESERVED, DELIVERIES_QUEUE)
 
 
 def split(limit: str) -> tuple[str, str]:
