@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -70,8 +71,21 @@ async def run(rows: Rows, tasks: TaskRegistry, job_id: str, queue: str | None = 
     return Ran(job, history, [stored for stored in history if stored.stream_sequence > seen])
 
 
-async def why(rows: Rows, job_id: str, queue: str | None = None, *, past: AsOf | None = None) -> Explained:
+def _all(_job: Job, facts: Facts) -> Facts:
+    return facts
+
+
+async def why(
+    rows: Rows,
+    job_id: str,
+    queue: str | None = None,
+    *,
+    past: AsOf | None = None,
+    narrowed: Callable[[Job, Facts], Facts] = _all,
+) -> Explained:
     """Say what a job waits for, or waited for at a past moment, since when, and which event says so.
+
+    `narrowed`: takes away what of its surroundings whoever asks may not see.
 
     Raises: as `find_job`; UnreachableError; for a past moment as `AsOf.moment` and `events_until`.
     """
@@ -90,6 +104,7 @@ async def why(rows: Rows, job_id: str, queue: str | None = None, *, past: AsOf |
         was = fold(history).job
         assert was is not None, "a history is not empty"
         job, facts = was, Facts(now=then.at or history[-1].stored_at, is_past=True)
+    facts = narrowed(job, facts)
     found = explain(job, facts)
     if queue is not None:  # whoever named it may have had to
         found = in_its_queue(found, job)

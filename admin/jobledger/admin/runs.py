@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,7 @@ from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.envelope import NO_VALUE, PayloadRef
 from jobledger.ledger.model.errors import AmbiguousIdError, JobNotFoundError
 from jobledger.ledger.model.job import CLOSED_STATES, FINAL_STATES, Job, evolve
+from jobledger.ledger.model.rights.marks import PAYLOAD
 from jobledger.ledger.model.runs.orders import ChildOrder
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.projections import Store
@@ -83,11 +84,11 @@ class StepValues(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Of a `call` that of its job, of other steps with children an array. None: the ledger has none, since of what
     #: a step's function is called with it keeps a digest.
-    input: Any
+    input: Annotated[Any, PAYLOAD]
     input_ref: PayloadRef | None  #: where a large one lies
     input_sha256: str  #: the first 16 hex digits of its digest, of every step; "": it has no JSON form
     #: Of a `call` that of its job, of other steps with children what was recorded of all of them; None: none (yet).
-    result: Any
+    result: Annotated[Any, PAYLOAD]
     result_ref: PayloadRef | None  #: where a large one lies
 
 

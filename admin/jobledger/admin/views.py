@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -18,6 +18,7 @@ from jobledger.ledger.model.errors import PayloadMissingError, PayloadState
 from jobledger.ledger.model.events import ErrorInfo, Held, PayloadRef, Queued, RerunOf, Scheduled
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.jobs.attempts import Attempt, Progress
+from jobledger.ledger.model.rights.marks import PAYLOAD
 from jobledger.ledger.nats.payloads import Payloads
 from jobledger.ledger.timers import deadline_at
 
@@ -58,8 +59,8 @@ class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
     correlation: str
     metadata: dict[str, str]
     limits: tuple[str, ...]
-    input: Any  #: decoded; one that is gone or differs is an `Absent`
-    result: Any
+    input: Annotated[Any, PAYLOAD]  #: decoded; one that is gone or differs is an `Absent`
+    result: Annotated[Any, PAYLOAD]
     error: ErrorInfo | None
     created_at: datetime
     updated_at: datetime

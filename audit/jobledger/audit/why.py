@@ -70,6 +70,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     queue: QueueState = QueueState()  #: whether its queue is paused
     held: HeldFacts | None = None  #: of a job that is held: its limits, and its place among those that wait
     key: Holder | None = None  #: its unique key as it is now, and the job that took it last
+    key_elsewhere: bool = False  #: the job that holds the key is not for whoever asks to see
     children: dict[
         str, tuple[ChildNow, ...]
     ] = {}  #: of a run that waits for children: by the key of its step
@@ -227,6 +228,8 @@ def _unique(job: Job, facts: Facts) -> str:
         return ""
     if not is_held(key, facts.key.chain.job, facts.now):
         return "no job holds its key: another one of its kind would be made"
+    if facts.key_elsewhere:
+        return "another job holds its key"
     if key.owner != JobRef(queue=job.queue, job_id=job.id):
         return f"job {key.job} in queue {key.queue} holds its key {until_words(key.until, key.expires_at)}"
     return f"it holds its key {until_words(key.until, key.expires_at)}: no other one of its kind is made"

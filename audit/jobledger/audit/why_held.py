@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -29,11 +29,16 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
         0  #: how many jobs it admitted that are not known to have started; of a limit with a rate
     )
 
+    #: Where whoever asks may not see all jobs: whether it has room, in place of the numbers above, which are 0.
+    only: Literal["", "full", "room"] = ""
+
     @property
     def is_full(self) -> bool:
         """Whether it has no room for another job."""
         if self.terms is None:
             return True
+        if self.only:
+            return self.only == "full"
         no_slot = self.terms.slots is not None and self.used >= self.terms.slots
         return no_slot or self.free_at is not None or self._waits_for_starts
 
@@ -48,6 +53,8 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
             return f"nobody defined limit {self.limit}"
         if terms.slots == 0:
             return f"{self.limit} has 0 slots, so that none may start"
+        if self.only:
+            return f"{self.limit} {'is full' if self.is_full else 'has room'}"
         used = f"{self.used:,}" if terms.slots is None else f"{self.used:,} of {terms.slots:,}"
         if terms.slots is not None and self.used >= terms.slots:
             return f"{self.limit} is full ({used}: {self._who()})"
@@ -57,6 +64,11 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
             have = "has" if self.unstarted == 1 else "have"
             return f"{self.limit} waits until {count(self.unstarted, 'job')} that it admitted {have} started"
         return f"{self.limit} has room ({used})"
+
+    def without_numbers(self) -> LimitState:
+        """Return it without who holds it and how many, for somebody who may not see all jobs."""
+        only: Literal["full", "room"] = "full" if self.is_full else "room"
+        return LimitState(limit=self.limit, terms=self.terms, only=only)
 
     def _who(self) -> str:
         return first_few(self.holders, _HOLDERS_SHOWN, self.used)

@@ -1,8 +1,8 @@
-"""What of a tree of jobs, of queues, and of who works, somebody may see."""
+"""What of a tree of jobs, of what surrounds a job, of queues, and of who works, somebody may see."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
@@ -11,6 +11,9 @@ from jobledger.admin.objects.fleet import LimitListed, LimitMissing, QueueShown
 from jobledger.admin.rows import Rows
 from jobledger.admin.runs import Tree, TreeStep
 from jobledger.admin.workflows.listing import Listed, list_workflows
+from jobledger.audit.why import Facts
+from jobledger.audit.why_run import ChildNow
+from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections.filters import Term, visible
@@ -26,6 +29,31 @@ def _step_for(principal: Principal, step: TreeStep) -> TreeStep:
     gone = len(step.children) - len(seen)
     children = tuple(tree_for(principal, each) for each in seen)
     return TreeStep(step=step.step, children=children, hidden=step.hidden + gone)
+
+
+def facts_for(principal: Principal) -> Callable[[Job, Facts], Facts]:
+    """Return what takes the jobs away from what surrounds one that its asker may not see."""
+
+    def narrowed(job: Job, facts: Facts) -> Facts:
+        if principal.is_everywhere:
+            return facts
+        held = facts.held
+        if held is not None:  # jobs of any queue and task hold a limit
+            held = replace(held, limits=tuple(each.without_numbers() for each in held.limits))
+        key = None if facts.key is None else facts.key.key.state
+        elsewhere = key is not None and not principal.may("view", key.owner.queue, job.task)
+        children = {
+            step: tuple(each for each in found if _may_see_child(principal, job, step, each))
+            for step, found in facts.children.items()
+        }
+        return replace(facts, held=held, key_elsewhere=elsewhere, children=children)
+
+    return narrowed
+
+
+def _may_see_child(principal: Principal, job: Job, step: str, child: ChildNow) -> bool:
+    order = job.steps[step].order
+    return order is not None and principal.may("view", child.queue, order.node(child.item).task)
 
 
 def terms_for(principal: Principal) -> list[Term]:

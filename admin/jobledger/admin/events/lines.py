@@ -6,8 +6,12 @@ from typing import Any, cast
 
 import msgspec
 
-from jobledger.ledger.model.codec import Message, Unreadable
+from jobledger.ledger.model.aggregates import AGGREGATES
+from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
+from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.lifecycle import VALUE_FIELDS
+from jobledger.ledger.model.rights.marks import Mark, hide
+from jobledger.ledger.model.subjects import aggregate_of
 from jobledger.ledger.model.times import time_text
 
 
@@ -16,7 +20,7 @@ def event_json(stored: Message) -> str:
 
     What is no event has its subject and a field `unreadable` that says why.
     """
-    head = f'{{"stream_sequence":{stored.stream_sequence},"stored_at":"{time_text(stored.stored_at)}",'
+    head = _head(stored)
     if isinstance(stored, Unreadable):
         said = {"subject": stored.subject, "unreadable": stored.why}
         return head + msgspec.json.encode(said).decode()[1:]
@@ -26,15 +30,32 @@ def event_json(stored: Message) -> str:
     return head + data[1:].decode()
 
 
-def event_json_without_values(stored: Message) -> str:
-    """Return the same without the values of users: inputs, results, checkpoints; the fields of values are left out."""
-    return msgspec.json.encode(without_values(msgspec.json.decode(event_json(stored)))).decode()
+def _head(stored: Message) -> str:
+    return f'{{"stream_sequence":{stored.stream_sequence},"stored_at":"{time_text(stored.stored_at)}",'
+
+
+def event_json_for(stored: Message, hidden: frozenset[Mark]) -> str:
+    """Return the same without the fields that are hidden, as inputs, results and checkpoints; see `rights.marks`.
+
+    Where something is hidden, a field that only a newer version knows is left out, too: nobody knows what it holds.
+    """
+    if not hidden or isinstance(stored, Unreadable):
+        return event_json(stored)
+    event: Envelope = (
+        stored.event
+        if isinstance(stored, StoredEvent)
+        else AGGREGATES[aggregate_of(stored.subject)].decode(stored)
+    )
+    shown = msgspec.json.encode(hide(event, hidden, by_default=True)).decode()
+    return f"{_head(stored)}{shown[1:]}"
 
 
 def without_values(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of an event but for the values of users, at any depth."""
-    return {
-        name: without_values(cast("dict[str, Any]", value)) if isinstance(value, dict) else value
-        for name, value in fields.items()
-        if name not in VALUE_FIELDS
-    }
+    return {name: _without_values(value) for name, value in fields.items() if name not in VALUE_FIELDS}
+
+
+def _without_values(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_values(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+    return without_values(cast("dict[str, Any]", value)) if isinstance(value, dict) else value

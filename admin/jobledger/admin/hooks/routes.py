@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 
@@ -18,6 +18,7 @@ from jobledger.ledger.model.hooks.pointers import NOTHING
 from jobledger.ledger.model.hooks.route import ROUTE, Route, RouteDefinition, RouteRule
 from jobledger.ledger.model.hooks.schemes import Scheme
 from jobledger.ledger.model.log import events_among
+from jobledger.ledger.model.rights.marks import PAYLOAD, PAYLOADS, SAID_HEADERS
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.webhooks.receiving import Arrival, Outcome
 
@@ -70,7 +71,7 @@ class ShownDelivery(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str  #: of its body
     size_bytes: int
     kept_until: Moment | None  #: how long its body is kept; none: it is not
-    headers: dict[str, str]  #: those that rules look at
+    headers: Annotated[dict[str, str], SAID_HEADERS]  #: those that rules look at
     history: tuple[DeliverySaid, ...]  #: the oldest first
 
 
@@ -80,11 +81,11 @@ class RuleTried(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     task: str  #: "": a graph
     queue: str  #: "": the task's own
-    input: dict[str, Any]
+    input: Annotated[dict[str, Any], PAYLOADS]
     graph: str = ""  #: the stored graph that would be run; "": a task
     order: dict[str, Any] = {}  #: what the delivery says of the job's order, such as its id and tenant
     signal: str = ""  #: the signal that the run with the id of `order` would be sent; "": none
-    value: Any = None  #: what that says; none also where the delivery lacks it
+    value: Annotated[Any, PAYLOAD] = None  #: what that says; none also where the delivery lacks it
 
 
 class EmittedDelivery(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from jobledger.admin.bulk import ActResult, Result
+from jobledger.ledger.model.rights.marks import PAYLOAD
 
 
 class ActDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +21,9 @@ class ActDone(msgspec.Struct, frozen=True, kw_only=True):
         Result  #: refused: the job's state does not allow it; invalid: it cannot be done as it was asked for
     )
     message: str  #: why it was not done, or what is still to come
-    input: Any | msgspec.UnsetType = msgspec.UNSET  #: the new input; left out where the old one stays
+    input: Annotated[Any | msgspec.UnsetType, PAYLOAD] = (
+        msgspec.UNSET
+    )  #: the new input; left out where the old one stays
 
 
 def act_done(verb: str, outcome: ActResult) -> ActDone:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -16,6 +16,7 @@ from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.limits.definition import Author, Override, Terms
 from jobledger.ledger.model.limits.names import joined, split
 from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.rights.marks import PAYLOADS
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo
 from jobledger.ledger.unique.reading import KeyHolder
@@ -98,7 +99,7 @@ class KeyShown(msgspec.Struct, frozen=True, kw_only=True):
 
     task: str
     key: str  #: 40 hexadecimal digits
-    arguments: dict[str, Any] | None  #: those that made it; None: not known
+    arguments: Annotated[dict[str, Any] | None, PAYLOADS]  #: those that made it; None: not known, or hidden
     tenant: str
     queue: str
     job: str

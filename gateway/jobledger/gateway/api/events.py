@@ -23,6 +23,7 @@ from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.shares import opened
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.rights.marks import Mark, hidden_from
 from jobledger.ledger.subscriptions.filter import Start, chosen_start
 
 
@@ -46,11 +47,11 @@ async def list_events(asked: Asked, *, query: EventQuery) -> Streamed | Raw:
     """
     choice = chosen_events(query.types, queue=query.queue, task=query.task, job=query.job)
     start = _start(asked, query)
-    feed, shown, with_values = asked.gateway.feed, shown_to(asked), asked.principal.may("payloads")
+    feed, shown, hidden = asked.gateway.feed, shown_to(asked), hidden_from(asked.principal)
     portions = feed.portions(choice, start)
     if NDJSON in asked.header("accept"):
-        return await _lines(asked, portions, shown, query, with_values=with_values)
-    parts = sse.sse(feed, portions, shown, with_values=with_values, request_id=asked.request_id)
+        return await _lines(asked, portions, shown, query, hidden)
+    parts = sse.sse(feed, portions, shown, hidden=hidden, request_id=asked.request_id)
     return await _streamed(asked, parts)
 
 
@@ -105,7 +106,7 @@ async def stream_job(asked: Asked, held: Held) -> Streamed | Answer:
         feed,
         feed.portions(choice, start),
         lambda kept: isinstance(kept.message, StoredEvent),
-        with_values=asked.principal.may("payloads"),
+        hidden=hidden_from(asked.principal),
         request_id=asked.request_id,
         is_last=is_last,
     )
@@ -131,8 +132,7 @@ async def _lines(
     portions: AsyncGenerator[Portion, None],
     shown: Shown,
     query: EventQuery,
-    *,
-    with_values: bool,
+    hidden: frozenset[Mark],
 ) -> Raw:
     """Return up to `limit` lines; `Last-Event-ID` of the answer is what to ask with next."""
     found: list[Kept] = []
@@ -151,7 +151,7 @@ async def _lines(
     if len(found) > query.limit:
         found = found[: query.limit]
         position = found[-1].sequence
-    body = "".join(each.text(with_values=with_values) + "\n" for each in found)
+    body = "".join(each.text(hidden) + "\n" for each in found)
     return Raw(
         data=body.encode(),
         media=NDJSON,

@@ -133,7 +133,8 @@ def _task(entry: TaskEntry, workers: list[WorkerInfo]) -> TaskShown:
 
 
 async def show_locks(asked: Asked, *, query: LocksQuery) -> Locks:
-    """List the locks that are held."""
+    """List the locks that are held: nothing tells of which queue and task the jobs are that hold them."""
+    asked.principal.require_everywhere("view")
     return Locks(items=await list_locks(asked.gateway.ledger, limit=query.limit))
 
 

@@ -32,6 +32,7 @@ from jobledger.gateway.http.endpoint import Answer, Endpoint, Raw, Streamed
 from jobledger.gateway.http.headers import Header
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.remedies import hint_over_http
+from jobledger.gateway.scoped import facts_for
 from jobledger.ledger.model.events import Completed, PayloadRef
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.nats.attempt_logs import JobLogs
@@ -110,7 +111,9 @@ async def tell_trail(asked: Asked, queue: str, id: str, *, query: Past) -> Trail
 async def tell_why(asked: Asked, queue: str, id: str, *, query: Past) -> WhyShown:  # noqa: A002
     """Say what a job waits for, since when, and which event says so."""
     await read_job(asked, queue, id, query)
-    found = await acts.why(asked.gateway.rows, id, queue, past=query.as_of())
+    found = await acts.why(
+        asked.gateway.rows, id, queue, past=query.as_of(), narrowed=facts_for(asked.principal)
+    )
     return _with_requests(why_shown(found.job, found.why), found.job.queue)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Final
 
-import msgspec
-
 from jobledger.admin.lists import acts as lists_of_acts
 from jobledger.admin.lists import dead_letters as lists_of_letters
 from jobledger.admin.lists.acts import ActPage
@@ -17,7 +15,7 @@ from jobledger.admin.views import job_details
 from jobledger.audit.verify.links import check_history
 from jobledger.gateway.api.asking import Limit, Looked, Past, aware
 from jobledger.gateway.api.looking import READ, looking, next_page
-from jobledger.gateway.api.one_job import HIDDEN, PROBLEMS, read_job
+from jobledger.gateway.api.one_job import PROBLEMS, read_job
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
@@ -35,7 +33,6 @@ from jobledger.projections import (
 from jobledger.projections.tables.acts import ActName
 
 _PAIRS_MAX: Final = 10
-_HIDDEN_VALUE: Final = msgspec.Raw(msgspec.json.encode(HIDDEN))
 
 
 class Said(Looked, frozen=True, kw_only=True):
@@ -167,10 +164,6 @@ async def list_all_jobs(asked: Asked, *, query: JobsQuery) -> Answer:
     chosen = query.filter(asked)
     async with looking(asked, query) as (view, _):
         page = await list_jobs(view, chosen, cursor=query.after, limit=query.limit, order=query.order)
-    if not asked.principal.may("payloads"):
-        hidden = {"input": _HIDDEN_VALUE, "result": _HIDDEN_VALUE}
-        items = [msgspec.structs.replace(row, **hidden) for row in page.items]
-        page = msgspec.structs.replace(page, items=items)
     return Answer(value=page, headers=next_page(asked, page.next))
 
 
@@ -204,8 +197,6 @@ async def show_dead_letter(asked: Asked, queue: str, id: str, *, query: Past) ->
     if job.state is not JobState.DEAD_LETTERED:
         raise ProblemError("ILLEGAL_TRANSITION", f"job {job.id} is {job.state.value} and not a dead letter")
     details = await job_details(ledger, job, held.history)
-    if not asked.principal.may("payloads"):
-        details = msgspec.structs.replace(details, input=HIDDEN, result=HIDDEN)
     check = await check_history(ledger.log, held.history)
     return Answer(value=dead_letter_shown(details, job, check), etag=str(job.last_sequence))
 

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Final, Self
 
 from jobledger.admin.events.choice import EventChoice
-from jobledger.admin.events.lines import event_json, event_json_without_values
+from jobledger.admin.events.lines import event_json_for
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.shares import opened
 from jobledger.ledger import Ledger
@@ -26,6 +26,7 @@ from jobledger.ledger.event_stream import read_from
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.errors import LedgerError, ServerUnreachableError
 from jobledger.ledger.model.limits.holders import FINAL
+from jobledger.ledger.model.rights.marks import Mark
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.subscriptions.consumers import check_begin
 from jobledger.ledger.subscriptions.filter import Start
@@ -42,27 +43,24 @@ _log = logging.getLogger("jobledger.gateway.feed")
 
 
 class Kept:
-    """An event of the ledger, and its text once somebody wanted it: it is written once for all readers."""
+    """An event of the ledger, and its texts once somebody wanted them: each is written once for all readers."""
 
-    __slots__ = ("_text", "_text_without_values", "message")
+    __slots__ = ("_texts", "message")
 
     def __init__(self, message: Message) -> None:
         self.message = message
-        self._text = ""
-        self._text_without_values = ""
+        self._texts: dict[frozenset[Mark], str] = {}
 
     @property
     def sequence(self) -> int:
         """Its stream sequence."""
         return self.message.stream_sequence
 
-    def text(self, *, with_values: bool) -> str:
-        """Return it as one line of JSON."""
-        if with_values:
-            self._text = self._text or event_json(self.message)
-            return self._text
-        self._text_without_values = self._text_without_values or event_json_without_values(self.message)
-        return self._text_without_values
+    def text(self, hidden: frozenset[Mark]) -> str:
+        """Return it as one line of JSON, without the fields that are hidden."""
+        if hidden not in self._texts:
+            self._texts[hidden] = event_json_for(self.message, hidden)
+        return self._texts[hidden]
 
 
 #: Some events in stream order, and the sequence up to which everything was looked at.

@@ -16,6 +16,7 @@ from jobledger.gateway.events.feed import Feed, Kept, Portion
 from jobledger.gateway.problems import ProblemError, problem_of
 from jobledger.gateway.shares import opened
 from jobledger.ledger.model.errors import LedgerError
+from jobledger.ledger.model.rights.marks import Mark
 
 MEDIA: Final = "text/event-stream"
 #: A proxy must hand on each part at once, and nobody may keep it.
@@ -30,7 +31,7 @@ async def sse(
     portions: AsyncGenerator[Portion, None],
     shown: Shown,
     *,
-    with_values: bool,
+    hidden: frozenset[Mark],
     request_id: str,
     is_last: Shown = lambda _kept: False,
 ) -> AsyncGenerator[bytes, None]:
@@ -44,7 +45,7 @@ async def sse(
 
     def text(portion: Portion) -> tuple[str, bool]:
         wanted = [each for each in portion[0] if shown(each)]
-        written = "".join(_event(each, with_values=with_values) for each in wanted)
+        written = "".join(_event(each, hidden) for each in wanted)
         # The id alone moves a reader on, and keeps the connection alive where nothing is shown.
         return written or f"id: {portion[1]}\n\n", [False, *map(is_last, wanted)][-1]
 
@@ -75,7 +76,5 @@ async def primed(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, No
     return all_of_them()
 
 
-def _event(kept: Kept, *, with_values: bool) -> str:
-    return (
-        f"id: {kept.sequence}\nevent: {name_of(kept.message)}\ndata: {kept.text(with_values=with_values)}\n\n"
-    )
+def _event(kept: Kept, hidden: frozenset[Mark]) -> str:
+    return f"id: {kept.sequence}\nevent: {name_of(kept.message)}\ndata: {kept.text(hidden)}\n\n"

@@ -25,6 +25,7 @@ from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import MEDIA, Detail, ProblemError, code_of, problem_of
 from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.rights.marks import hidden_from, hide
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -218,7 +219,7 @@ def _response(result: Any, endpoint: Endpoint, asked: Asked) -> Response:
     status = endpoint.status if answer.status is None else answer.status
     if answer.value is None and (endpoint.returns is None or status == HTTPStatus.NO_CONTENT):
         return Response(b"", status, headers)
-    return _Json(_encode(answer.value), status, headers)
+    return _Json(_encode(hide(answer.value, hidden_from(asked.principal))), status, headers)
 
 
 class _Json(Response):

@@ -31,6 +31,7 @@ from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError, problem_of
 from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.rights.marks import hidden_from, hide
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -111,16 +112,17 @@ class Dashboard:
         async def make() -> bytes:
             facts = await page.facts(looked, **request.path_params, query=query)
             told = facts if isinstance(facts, Told) else Told(page.template, facts)
-            return self._rendered(told)
+            return self._rendered(told, principal)
 
         stands_at = 0 if page.stands_at is None else await page.stands_at(looked, **request.path_params)
         # Whoever was told of a position asks for a rendering that was not begun before it.
         made = await self._shared.get((request.url.path, query, scope, self._pulse.position, stands_at), make)
         return Response(self._personal(made, principal, request), media_type=_HTML)
 
-    def _rendered(self, told: Told) -> bytes:
+    def _rendered(self, told: Told, principal: Principal) -> bytes:
         marks = {"name": self._name_mark, "token": self._token_mark}
-        facts = {"shell": told.facts.shell, "page": told.facts, "marks": marks, "assets": ASSETS}
+        shown = hide(told.facts, hidden_from(principal))
+        facts = {"shell": shown.shell, "page": shown, "marks": marks, "assets": ASSETS}
         return rendered(told.template, facts)
 
     def _personal(self, made: bytes, principal: Principal, request: Request) -> bytes:
@@ -151,7 +153,7 @@ class Dashboard:
         self._kept.forget()
         if isinstance(answer, str):
             return RedirectResponse(answer, 303)
-        made = self._rendered(answer)
+        made = self._rendered(answer, principal)
         return Response(self._personal(made, principal, request), media_type=_HTML)
 
     async def _live(self, request: Request, _about: None) -> Response:

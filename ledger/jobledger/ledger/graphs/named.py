@@ -18,6 +18,7 @@ from jobledger.ledger.model.graphs.spec import NODES_MAX, GraphNode, GraphSpec
 from jobledger.ledger.model.graphs.stored import for_run
 from jobledger.ledger.model.hooks.pointers import check_pointer, index_in, pointer_of, words_of
 from jobledger.ledger.model.json_text import encode_value
+from jobledger.ledger.model.rights.marks import PAYLOADS
 from jobledger.ledger.model.runs.orders import OnDeadLetter, Take
 from jobledger.ledger.named.book import AnnouncedTasks, find_announced
 from jobledger.ledger.named.verbs import options_of
@@ -35,7 +36,7 @@ class NamedNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     name: NodeName  #: no other node of the graph has it; the graph's result has the node's result under it
     task: str
-    input: dict[str, Any] = {}  #: the arguments by name
+    input: Annotated[dict[str, Any], PAYLOADS] = {}  #: the arguments by name
     #: where results of other nodes go: JSON pointers into the input, such as `/text`, with the nodes' names
     takes: dict[str, NodeName] = {}
     after: tuple[NodeName, ...] = ()  #: nodes that it waits for beside those whose results it takes

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.hooks.delivery import DELIVERY, MatchedJob
-from jobledger.ledger.model.hooks.route import ROUTE
+from jobledger.ledger.model.hooks.route import ROUTE, RouteDefinition
+from jobledger.ledger.model.rights.marks import JsonOf
 from jobledger.ledger.model.times import time_text
 from jobledger.projections.table import (
     AggregateTables,
@@ -76,7 +77,7 @@ class RouteRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     scheme: str
     rules: int
-    definition: msgspec.Raw
+    definition: Annotated[msgspec.Raw, JsonOf(RouteDefinition)]
     set_by: str
     set_at: str
     reason: str

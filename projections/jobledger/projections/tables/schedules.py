@@ -5,11 +5,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.rights.marks import JsonOf
+from jobledger.ledger.model.schedules.definition import Definition
 from jobledger.ledger.model.schedules.events import (
     Declared,
     Paused,
@@ -129,7 +131,7 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
     skipped_count: int
     missed_count: int
     last_skipped_at: str | None
-    definition: msgspec.Raw
+    definition: Annotated[msgspec.Raw, JsonOf(Definition)]
     updated_at: str
     declared_at: str | None
     declared_by: str | None

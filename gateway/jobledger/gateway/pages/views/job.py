@@ -26,6 +26,7 @@ from jobledger.gateway.pages.spans import drawn
 from jobledger.gateway.pages.views.archived import archived, where_is
 from jobledger.gateway.pages.views.run import RunPart, run_part
 from jobledger.gateway.pages.words import json_text, took
+from jobledger.gateway.scoped import facts_for
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import JobNotFoundError, LedgerError
@@ -40,7 +41,6 @@ Act = Literal["cancel", "retry", "reschedule", "requeue", "discard", "pause", "r
 EVENTS_SHOWN_MAX: Final = 300
 LINES_SHOWN_MAX: Final = 300
 _EDITED_MAX: Final = 100_000  #: characters of an input that a form holds
-_HIDDEN: Final = "hidden: this needs the permission 'payloads'"
 
 
 class EventLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +95,8 @@ async def job_page(looked: Looked, queue: str, id: str, *, query: When) -> JobPa
     job = fold(seen).job
     assert job is not None, "a history is not empty"
     asked = AsOf(stream_sequence=seen[-1].stream_sequence) if is_past else None
-    explained = await why_of(gateway.rows, job.id, job.queue, past=asked)
+    narrowed = facts_for(looked.principal)
+    explained = await why_of(gateway.rows, job.id, job.queue, past=asked, narrowed=narrowed)
     of_run = bool(job.steps or job.signals)
     workflow = await announced_workflow(gateway.ledger, job.task, job.order.version) if of_run else None
     async with gateway.projection.opened(None) as view:
@@ -152,8 +153,6 @@ def _page(  # noqa: PLR0917 - everything that was read, once
     picture = drawn(
         history, trail.clocks.times, now=shell.today, shown=seen[-1].stream_sequence if is_past else None
     )
-    if hidden:
-        details = msgspec.structs.replace(details, input=_HIDDEN, result=_HIDDEN)
     text = None if hidden or is_own_queue(job.queue) else editable(details)
     last = seen[-1].stream_sequence
     told = zip(history, trail.lines, details.events, strict=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.rights.marks import PAYLOADS
 from jobledger.ledger.model.runs.orders import ITEMS_MAX, ChildNode, ChildOrder, OnDeadLetter
 from jobledger.ledger.model.subjects import check_token
 
@@ -18,7 +19,7 @@ class GraphNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     label: str  #: its name in the graph: the task's, with `#n` from the second node of the task on
     node: ChildNode  #: what it runs, and which results go into its input
-    input: dict[str, Any] = {}  #: its keyword arguments, null where a result comes in
+    input: Annotated[dict[str, Any], PAYLOADS] = {}  #: its keyword arguments, null where a result comes in
     after: tuple[int, ...] = ()  #: the nodes that it waits for, by their places; each is before it
     always: bool = False  #: whether it runs whatever became of those
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
@@ -14,11 +14,13 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import EVENT_TYPES
 from jobledger.ledger.model.hooks.places import address_in, is_public
 from jobledger.ledger.model.hooks.references import check_reference, is_reference
+from jobledger.ledger.model.rights.marks import SECRET_HEADERS, SECRET_URL
 from jobledger.ledger.model.subjects import check_token, check_users_queue, check_users_task
 
 #: What a message says beyond what happened: the job's input, its result, its error.
 Part = Literal["input", "result", "error"]
 Format = Literal["standard", "cloudevents"]
+Headers = Annotated[Mapping[str, str], SECRET_HEADERS]
 
 #: Names of webhooks; the id of a delivery has the event's sequence and the number of the repetition behind it.
 NAME_MAX: Final = 32
@@ -42,7 +44,7 @@ _OWN_HEADERS: Final = frozenset({
 class WebhookTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Where events go: either posted to a URL, or as the input of a new job."""
 
-    url: str = ""  #: where each event is posted; "": nowhere
+    url: Annotated[str, SECRET_URL] = ""  #: where each event is posted; "": nowhere
     task: str = ""  #: the task that gets a job for each event; "": none
     queue: str = ""  #: the queue of those jobs; "" with a URL
 
@@ -59,7 +61,7 @@ class WebhookDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     old_secret_until: Moment | None = None  #: when the second secret stops to sign; none: it goes on
     include: tuple[Part, ...] = ()  #: what a message holds beyond what happened
     format: Format = "standard"  #: the form of a message
-    headers: Mapping[str, str] = {}  #: more headers of each message; a value may be a reference to a secret
+    headers: Headers = {}  #: more headers of each message; a value may be a reference to a secret
     allow_http: bool = False  #: whether the URL may be without encryption
     allow_private: bool = False  #: whether the URL may name an address that is not of the public internet
 

@@ -11,7 +11,7 @@ import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -19,6 +19,7 @@ from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import Envelope, Moment, Whole
 from jobledger.ledger.model.hooks.errors import DeliveryNotFoundError
+from jobledger.ledger.model.rights.marks import SAID_HEADERS
 from jobledger.ledger.model.subjects import is_token
 
 _GIVEN_MAX: Final = 200
@@ -71,7 +72,9 @@ class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
     kept_until: Moment | None = None  #: how long the body is kept; none: it is not
     scheme: str = ""  #: how it was proven; "": it was emitted by a program with a client
     secret: Whole = 0  #: the number of the secret that fitted, from 1; 0: none was asked for
-    headers: Mapping[str, str] = {}  #: those that rules look at, by their names in lower case
+    headers: Annotated[
+        Mapping[str, str], SAID_HEADERS
+    ] = {}  #: those that rules look at, by their names in lower case
     definition: Whole  #: stream sequence of the route's `set` whose rules were matched
     matched: tuple[MatchedJob, ...] = ()  #: what follows in the same batch; none: no rule holds
 

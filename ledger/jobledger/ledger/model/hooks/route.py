@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 
@@ -42,6 +42,7 @@ from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.limits.definition import Source
 from jobledger.ledger.model.limits.names import joined
 from jobledger.ledger.model.reserved_ids import check_unreserved
+from jobledger.ledger.model.rights.marks import PAYLOAD, PAYLOADS
 from jobledger.ledger.model.subjects import check_token, check_users_queue, check_users_task
 
 #: The jobs that one delivery may make: with `received` they are one batch, of which the server takes 1,000.
@@ -78,7 +79,9 @@ class RouteRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str  #: unlike those of the route's other rules; it is part of the job's id
     task: str = ""  #: what the job runs; "": a graph
     when: dict[str, Any] = {}  #: the condition; none: every delivery
-    input: dict[str, Any] = {}  #: the job's parameters: pointers into the body, or constants
+    input: Annotated[
+        dict[str, Any], PAYLOADS
+    ] = {}  #: the job's parameters: pointers into the body, or constants
     queue: str = ""  #: where the job goes; "": the task's own queue
     priority: Priority | None = None  #: none: as the task has it
     max_attempts: Whole = 0  #: 0: as the task has it
@@ -91,7 +94,7 @@ class RouteRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metadata: dict[str, Any] = {}  #: sources of words about the job, by their keys
     limits: dict[str, Any] = {}  #: limits beside those of the task: sources of their keys; "": without a key
     signal: str = ""  #: the signal that the run of this `id` is sent; a `task` is begun under the id where no run is there
-    value: Any = (
+    value: Annotated[Any, PAYLOAD] = (
         None  #: source of what the signal says, or `{"object": sources by their names}`; none: the whole body
     )
     signal_id: Any = (
