@@ -58,10 +58,7 @@ def permit(principal: Principal, job: Job | None, command: Command) -> None:
             f"{principal.name} is no worker: only workers may {type(command).__name__} a job"
         )
     if isinstance(command, Enqueue):
-        check_users_task(command.task)
-        principal.require(needed, check_users_queue(command.ref.queue), command.task)
-        if command.order.member is None:  # nobody but a batch says so, of its own jobs
-            check_unreserved(command.ref.job_id, principal.keyed)
+        _permit_to_begin(principal, command)
         return
     if job is None:
         return  # there is nothing to protect: the decision says so
@@ -71,6 +68,17 @@ def permit(principal: Principal, job: Job | None, command: Command) -> None:
         if command.input != _ONCE_MORE.input or command.input_ref is not None:
             principal.require_about("queue", job.queue, job.task, JobNotFoundError(job.id))
     principal.require_about(needed, job.queue, job.task, JobNotFoundError(job.id))
+
+
+def _permit_to_begin(principal: Principal, command: Enqueue) -> None:
+    queue, task, order = command.ref.queue, command.task, command.order
+    if order.rerun_of is not None:  # of a run that exists, a graph's also
+        principal.require("review", queue, task)
+    else:
+        check_users_task(task)
+        principal.require(NEEDED[Enqueue], check_users_queue(queue), task)
+    if order.member is None:  # nobody but a batch says so, of its own jobs
+        check_unreserved(command.ref.job_id, principal.keyed)
 
 
 def _is_once_more(command: Requeue) -> bool:
