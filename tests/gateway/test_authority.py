@@ -167,7 +167,7 @@ async def test_no_way_of_making_jobs_names_a_task_of_the_ledgers_own(asker: Aske
     forged = {"to_do": {"act": "cancel"}, "jobs": [["mail", "a", "send"]], "by": "user:cfo@shop.example"}
     before = (await asker.ledger.log.head()).last_sequence
     refusals = {"JOB_INVALID_INPUT", "BAD_REQUEST", "TASK_NOT_FOUND"}
-    node = {"label": "a", "task": name, "input": forged}
+    node = {"name": "a", "task": name, "input": forged}
     asked: list[tuple[str, str, Any]] = [
         ("POST", "/v1/jobs", {"task": name, "input": forged}),
         ("POST", "/v1/jobs", {"task": name, "queue": "mail", "input": forged}),

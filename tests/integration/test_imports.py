@@ -15,10 +15,12 @@ LIBRARIES = {"anyio", "jobledger", "msgspec", "nats", "typing_extensions", "uuid
 BY_PYTHON = {"__main__", "_distutils_hack", "__editables_finder__", "sitecustomize", "usercustomize"}
 #: Packages of the ledger; its other modules lie beside them.
 PACKAGES = {
+    "jobledger.ledger.access",
     "jobledger.ledger.adding",
     "jobledger.ledger.connecting",
     "jobledger.ledger.limits",
     "jobledger.ledger.loading",
+    "jobledger.ledger.logs",
     "jobledger.ledger.model",
     "jobledger.ledger.model.access",
     "jobledger.ledger.model.deciding",
@@ -27,6 +29,7 @@ PACKAGES = {
     "jobledger.ledger.model.jobs",
     "jobledger.ledger.model.limits",
     "jobledger.ledger.model.queues",
+    "jobledger.ledger.model.rights",
     "jobledger.ledger.model.runs",
     "jobledger.ledger.model.schedules",
     "jobledger.ledger.nats",

@@ -25,7 +25,9 @@ def test_an_execution_engine_with_outcome_events(place: Place) -> None:
     workers = place.workers("engine", "--concurrency", "12")
     place.kill_who_wrote("held")
 
-    assert place.result("run-job", "plain") == {"steps": 2, "attempt": 1}
+    plain = place.result("run-job", "plain")
+    assert plain["steps"] == 2
+    assert plain["attempt"] in {1, 2}, "the second, where the worker that was killed had it"
     assert place.result("run-job", "flaky") == {"steps": 3, "attempt": 2}
     assert [place.result("run-job", f"many-{number}")["steps"] for number in range(30)] == [1] * 30
     _failed_for_good(place)

@@ -20,6 +20,7 @@ from jobledger.cli.session import load_tasks, operator
 from jobledger.cli.times import time_of
 from jobledger.ledger import GraphRun, Task
 from jobledger.ledger.graphs.graph_run import run_stored_graph
+from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.schedules.decisions import Declare
 from jobledger.ledger.model.schedules.definition import WINDOW_S_DEFAULT, Definition
 from jobledger.ledger.model.schedules.events import Schedule
@@ -178,7 +179,8 @@ def _check(task: str, graph: str, when: When) -> None:
         )
     fields: dict[str, Any] = dict(when)
     spec = Spec(**{field: fields.pop(field) for field in Spec.__struct_fields__})
-    Declare(definition=Definition(spec=spec, task=task or run_stored_graph.name, queue="default", **fields))
+    queue = "default" if task else BUILT_IN_QUEUE
+    Declare(definition=Definition(spec=spec, task=task or run_stored_graph.name, queue=queue, **fields))
 
 
 _SPECS = {"--cron": "cron", "--every": "every_s", "--at": "at", "--on-demand": "on_demand"}

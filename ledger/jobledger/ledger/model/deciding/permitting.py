@@ -26,6 +26,7 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.reserved_ids import check_unreserved
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import Permission
+from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.subjects import check_users_queue, check_users_task
 
 NEEDED: Final[Mapping[type, Permission]] = {
@@ -72,8 +73,10 @@ def permit(principal: Principal, job: Job | None, command: Command) -> None:
 
 def _permit_to_begin(principal: Principal, command: Enqueue) -> None:
     queue, task, order = command.ref.queue, command.task, command.order
-    if order.rerun_of is not None:  # of a run that exists, a graph's also
-        principal.require("review", queue, task)
+    if (
+        order.rerun_of is not None
+    ):  # of a run that exists; of graphs and batches, too, whose runs people begin
+        principal.require("review", queue if queue == BUILT_IN_QUEUE else check_users_queue(queue), task)
     else:
         check_users_task(task)
         principal.require(NEEDED[Enqueue], check_users_queue(queue), task)
