@@ -65,7 +65,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"limits": (7,)}, "name of a limit 7 is not valid: use 1 to 64 characters out of A-Z a-z 0-9 _ and -"),
     ({"limits": ("tenant:",)}, f"key of limit tenant {PRINTABLE}''"),
     ({"limits": ("tenant:a b",)}, f"key of limit tenant {PRINTABLE}'a b'"),
-    ({"limits": ("queue:email",)}, "limit 'queue:email' has a name that the ledger itself uses (queue, task, schedule): choose another"),
+    ({"limits": ("queue:email",)}, "limit 'queue:email' has a name that the ledger itself uses (queue, task, schedule, webhooks-out): choose another"),
 ]  # fmt: skip
 
 
