@@ -265,7 +265,8 @@ class Enqueuer:
         return new_job_id() if self._children is None else self._children.next_id(task)
 
     async def _order(self, task: Kind, options: Options, job_id: str, text: bytes, *, notify: str) -> Enqueue:
-        options = with_tenant(task, options, text)
+        if options.tenant_template:
+            options = with_tenant(task, options, text)
         value, reference = await self._client.inputs.put(text, what=task.signature.what)
         order = Order(
             input=value,
@@ -380,18 +381,23 @@ class Enqueuer:
     def _seal_first(self, command: Enqueue, chain: JobView = EMPTY_CHAIN, by: str = "") -> Linked:
         return link(chain, decide(None, command, self._client.stamp(by)), self._log.names)
 
-    async def bulk_order(self, task: Kind, options: Options, job_id: str | None, text: bytes) -> Enqueue:
+    def bulk_order(self, task: Kind, options: Options, job_id: str | None, text: bytes) -> Awaitable[Enqueue]:
         """Return what begins one of many jobs; without an id it has the one that its task declares, or a new one.
 
         Raises: as `enqueue`.
         """
         if job_id is None:
-            options = self._identified(task, options, text)
+            if options.id_template:
+                options = self._identified(task, options, text)
             job_id = self._job_id(task, options)
-        command = await self._order(task, options, job_id, text, notify="")
-        if options.unique is not None:
-            command = self._wish(task, options, options.unique, command, text).command
-        return command
+        ordered = self._order(task, options, job_id, text, notify="")  # one call less for each of many jobs
+        return ordered if options.unique is None else self._unique_order(task, options, ordered, text)
+
+    async def _unique_order(
+        self, task: Kind, options: Options, ordered: Awaitable[Enqueue], text: bytes
+    ) -> Enqueue:
+        assert options.unique is not None
+        return self._wish(task, options, options.unique, await ordered, text).command
 
 
 def with_tenant(task: Kind, options: Options, text: bytes) -> Options:
