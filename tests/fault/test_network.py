@@ -173,8 +173,13 @@ async def test_lost_answers_and_acks_store_and_run_everything_once(
         for start in range(0, count, 100):
             proxy.to_steal = {is_append_answer: 30, is_delivery: 10}
             wanted = [TASKS["nap"].options(id=f"n-{n}", max_attempts=50) for n in range(start, start + 100)]
+            naps = [chance.random() * 0.1 for _ in wanted]  # the same for both callers: one id has one input
             handles = await asyncio.gather(
-                *(client.enqueue(each, chance.random() * 0.1) for each in wanted for client in (one, two))
+                *(
+                    client.enqueue(each, nap)
+                    for each, nap in zip(wanted, naps, strict=True)
+                    for client in (one, two)
+                )
             )
             created += [handle.created for handle in handles]
             stolen = proxy.stolen

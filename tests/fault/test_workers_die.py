@@ -96,7 +96,7 @@ async def test_a_hundred_outcomes_of_a_frozen_worker_are_refused(
         )
         assert [await each.stop() for each in (frozen, heir)] == [0, 0]
     proof.hold()
-    assert watch.count == {"queued": 100, "started": 200, "completed": 100, "fenced": 100}
+    assert watch.count == {"queued": 100, "started": 200, "lost": 100, "completed": 100, "fenced": 100}
     assert len(proof.judged.zombie_s) == 100
     record(
         "3",
