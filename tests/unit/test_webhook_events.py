@@ -204,9 +204,8 @@ def test_a_definition_is_kept_in_one_form() -> None:
         ("https://10.example/in", {}),
     ):
         SetWebhook(definition=msgspec.structs.replace(TERMS, target=WebhookTarget(url=url), **terms))
-    assert (
-        target_words(WebhookTarget(url="https://example.com/in?key=hidden")) == "https://example.com/in?..."
-    )
+    for behind in ("/in?key=gold", "/services/T000/B000/gold", ""):
+        assert target_words(WebhookTarget(url=f"https://example.com{behind}")) == "https://example.com/..."
 
 
 def test_names_of_webhooks_leave_room_for_what_ids_of_deliveries_add() -> None:

@@ -71,8 +71,8 @@ async def run(rows: Rows, tasks: TaskRegistry, job_id: str, queue: str | None = 
     return Ran(job, history, [stored for stored in history if stored.stream_sequence > seen])
 
 
-def _all(_job: Job, facts: Facts) -> Facts:
-    return facts
+def _all(job: Job, facts: Facts) -> tuple[Job, Facts]:
+    return job, facts
 
 
 async def why(
@@ -81,11 +81,11 @@ async def why(
     queue: str | None = None,
     *,
     past: AsOf | None = None,
-    narrowed: Callable[[Job, Facts], Facts] = _all,
+    narrowed: Callable[[Job, Facts], tuple[Job, Facts]] = _all,
 ) -> Explained:
     """Say what a job waits for, or waited for at a past moment, since when, and which event says so.
 
-    `narrowed`: takes away what of its surroundings whoever asks may not see.
+    `narrowed`: takes away what of a job and its surroundings whoever asks may not see.
 
     Raises: as `find_job`; UnreachableError; for a past moment as `AsOf.moment` and `events_until`.
     """
@@ -104,7 +104,7 @@ async def why(
         was = fold(history).job
         assert was is not None, "a history is not empty"
         job, facts = was, Facts(now=then.at or history[-1].stored_at, is_past=True)
-    facts = narrowed(job, facts)
+    job, facts = narrowed(job, facts)
     found = explain(job, facts)
     if queue is not None:  # whoever named it may have had to
         found = in_its_queue(found, job)

@@ -18,7 +18,7 @@ from jobledger.ledger.model.errors import PayloadMissingError, PayloadState
 from jobledger.ledger.model.events import ErrorInfo, Held, PayloadRef, Queued, RerunOf, Scheduled
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.jobs.attempts import Attempt, Progress
-from jobledger.ledger.model.rights.marks import PAYLOAD
+from jobledger.ledger.model.rights.marks import NOTHING, OTHER_JOB, PAYLOAD, Hidden, hide
 from jobledger.ledger.nats.payloads import Payloads
 from jobledger.ledger.timers import deadline_at
 
@@ -78,16 +78,23 @@ class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
     last_sequence: int  #: stream sequence of its newest event
     trace: str  #: a W3C traceparent, of the enqueuer or of the job's own
     created_by: str  #: who appended its first event; "": an archive has it, from before jobs kept that
-    made_by: str | None  #: the job whose code made it; None: none did, or an archive has its beginning
+    made_by: Annotated[
+        str | None, OTHER_JOB
+    ]  #: the job whose code made it; None: none did, or an archive has its beginning
     rerun_of: RerunOf | None  #: the run whose first steps it copied
     attempts: list[AttemptView]
     events: list[dict[str, Any]]  #: as they are stored, without inputs, results and checkpoints
 
 
 async def job_details(
-    ledger: Ledger, job: Job, history: Iterable[StoredEvent], archived: PayloadFiles | None = None
+    ledger: Ledger,
+    job: Job,
+    history: Iterable[StoredEvent],
+    archived: PayloadFiles | None = None,
+    *,
+    hidden: Hidden = NOTHING,
 ) -> JobDetails:
-    """Return the job with its events.
+    """Return the job with its events, these without what is hidden.
 
     Inputs and results in the object store are fetched, those that are gone from there out of the archive.
 
@@ -125,7 +132,7 @@ async def job_details(
         made_by=_maker(events),
         rerun_of=job.order.rerun_of,
         attempts=attempt_views(job),
-        events=list(map(event_fields, events)),
+        events=[event_fields(stored, hidden) for stored in events],
     )
 
 
@@ -151,9 +158,15 @@ async def _value(
     return Absent(sha256=ref.sha256, size_bytes=ref.size_bytes, state=state)
 
 
-def event_fields(stored: StoredEvent) -> dict[str, Any]:
-    """Return an event with the fields that it was stored with, but for values: the job's own stand beside it."""
-    fields: dict[str, Any] = without_values(msgspec.json.decode(stored.data))
+def event_fields(stored: StoredEvent, hidden: Hidden = NOTHING) -> dict[str, Any]:
+    """Return an event with the fields that it was stored with, but for values: the job's own stand beside it.
+
+    Where something is hidden, a field that only a newer version knows is left out.
+    """
+    data = (
+        stored.data if hidden is NOTHING else msgspec.json.encode(hide(stored.event, hidden, by_default=True))
+    )
+    fields: dict[str, Any] = without_values(msgspec.json.decode(data))
     return {"stream_sequence": stored.stream_sequence, "stored_at": stored.stored_at, **fields}
 
 

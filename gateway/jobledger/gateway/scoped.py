@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -13,8 +13,10 @@ from jobledger.admin.runs import Tree, TreeStep
 from jobledger.admin.workflows.listing import Listed, list_workflows
 from jobledger.audit.why import Facts
 from jobledger.audit.why_run import ChildNow
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.rights.marks import hide, names_hidden_from
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections.filters import Term, visible
 
@@ -31,12 +33,25 @@ def _step_for(principal: Principal, step: TreeStep) -> TreeStep:
     return TreeStep(step=step.step, children=children, hidden=step.hidden + gone)
 
 
-def facts_for(principal: Principal) -> Callable[[Job, Facts], Facts]:
-    """Return what takes the jobs away from what surrounds one that its asker may not see."""
+def names_cleared(principal: Principal, history: Sequence[StoredEvent]) -> list[StoredEvent]:
+    """Return a job's events without the names of jobs that somebody may not see; their bytes are as they are stored.
 
-    def narrowed(job: Job, facts: Facts) -> Facts:
+    What is worked out of them, such as a trail in words, then names none of those either.
+    """
+    hidden = names_hidden_from(principal)
+    found: list[StoredEvent] = []
+    for stored in history:
+        event = hide(stored.event, hidden)
+        found.append(stored if event is stored.event else replace(stored, event=event))
+    return found
+
+
+def facts_for(principal: Principal) -> Callable[[Job, Facts], tuple[Job, Facts]]:
+    """Return what takes the jobs that its asker may not see away from one and from what surrounds it."""
+
+    def narrowed(job: Job, facts: Facts) -> tuple[Job, Facts]:
         if principal.is_everywhere:
-            return facts
+            return job, facts
         held = facts.held
         if held is not None:  # jobs of any queue and task hold a limit
             held = replace(held, limits=tuple(each.without_numbers() for each in held.limits))
@@ -46,7 +61,8 @@ def facts_for(principal: Principal) -> Callable[[Job, Facts], Facts]:
             step: tuple(each for each in found if _may_see_child(principal, job, step, each))
             for step, found in facts.children.items()
         }
-        return replace(facts, held=held, key_elsewhere=elsewhere, children=children)
+        shown = hide(job, names_hidden_from(principal))
+        return shown, replace(facts, held=held, key_elsewhere=elsewhere, children=children)
 
     return narrowed
 

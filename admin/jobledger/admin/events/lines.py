@@ -10,7 +10,7 @@ from jobledger.ledger.model.aggregates import AGGREGATES
 from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.lifecycle import VALUE_FIELDS
-from jobledger.ledger.model.rights.marks import Mark, hide
+from jobledger.ledger.model.rights.marks import Hidden, hide
 from jobledger.ledger.model.subjects import aggregate_of
 from jobledger.ledger.model.times import time_text
 
@@ -34,12 +34,12 @@ def _head(stored: Message) -> str:
     return f'{{"stream_sequence":{stored.stream_sequence},"stored_at":"{time_text(stored.stored_at)}",'
 
 
-def event_json_for(stored: Message, hidden: frozenset[Mark]) -> str:
+def event_json_for(stored: Message, hidden: Hidden) -> str:
     """Return the same without the fields that are hidden, as inputs, results and checkpoints; see `rights.marks`.
 
     Where something is hidden, a field that only a newer version knows is left out, too: nobody knows what it holds.
     """
-    if not hidden or isinstance(stored, Unreadable):
+    if not hidden.marks or isinstance(stored, Unreadable):
         return event_json(stored)
     event: Envelope = (
         stored.event

@@ -23,7 +23,7 @@ from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.shares import opened
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
-from jobledger.ledger.model.rights.marks import Mark, hidden_from
+from jobledger.ledger.model.rights.marks import Hidden, hidden_from
 from jobledger.ledger.subscriptions.filter import Start, chosen_start
 
 
@@ -132,7 +132,7 @@ async def _lines(
     portions: AsyncGenerator[Portion, None],
     shown: Shown,
     query: EventQuery,
-    hidden: frozenset[Mark],
+    hidden: Hidden,
 ) -> Raw:
     """Return up to `limit` lines; `Last-Event-ID` of the answer is what to ask with next."""
     found: list[Kept] = []

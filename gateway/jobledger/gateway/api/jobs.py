@@ -35,6 +35,7 @@ from jobledger.gateway.remedies import hint_over_http
 from jobledger.gateway.scoped import facts_for
 from jobledger.ledger.model.events import Completed, PayloadRef
 from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.rights.marks import hidden_from
 from jobledger.ledger.nats.attempt_logs import JobLogs
 from jobledger.ledger.nats.payloads import Payloads
 
@@ -88,7 +89,8 @@ async def list_job_events(asked: Asked, queue: str, id: str, *, query: Past) -> 
     if sse.MEDIA in asked.header("accept"):
         return await stream_job(asked, held)
     check = await check_history(asked.gateway.ledger.log, held.history)
-    value = JobEvents(items=list(map(event_fields, held.history)), chain=checked(check))
+    hidden = hidden_from(asked.principal)
+    value = JobEvents(items=[event_fields(stored, hidden) for stored in held.history], chain=checked(check))
     return Answer(value=value, etag=str(held.job.last_sequence), headers=_FRESH)
 
 

@@ -21,6 +21,7 @@ from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.events import DeadReason
 from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.rights.marks import hidden_from
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.model.times import time_text
 from jobledger.projections import (
@@ -196,7 +197,7 @@ async def show_dead_letter(asked: Asked, queue: str, id: str, *, query: Past) ->
     job, ledger = held.job, asked.gateway.ledger
     if job.state is not JobState.DEAD_LETTERED:
         raise ProblemError("ILLEGAL_TRANSITION", f"job {job.id} is {job.state.value} and not a dead letter")
-    details = await job_details(ledger, job, held.history)
+    details = await job_details(ledger, job, held.history, hidden=hidden_from(asked.principal))
     check = await check_history(ledger.log, held.history)
     return Answer(value=dead_letter_shown(details, job, check), etag=str(job.last_sequence))
 

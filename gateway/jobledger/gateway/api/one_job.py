@@ -15,12 +15,14 @@ from jobledger.gateway.conditions import acting_on, require_at
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer
 from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.scoped import names_cleared
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import AmbiguousIdError, JobNotFoundError
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.rights.grants import Permission
+from jobledger.ledger.model.rights.marks import hidden_from
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.projections import Moment
 
@@ -30,7 +32,7 @@ NOW = Past()
 
 
 class Held(NamedTuple):
-    """A job, and the events that it is made of."""
+    """A job, and the events that it is made of, without the names of jobs that the asker may not see."""
 
     job: Job
     history: list[StoredEvent]
@@ -69,9 +71,10 @@ async def read_job(
     then = None if past is None else await past.moment(ledger.log, ledger.clock)
     if then is not None:
         history = events_until(history, then)
-    job = fold(history).job
+    seen = names_cleared(asked.principal, history)
+    job = fold(seen).job
     assert job is not None, "a history is not empty"
-    return Held(job, history, then)
+    return Held(job, seen, then)
 
 
 def _seen(asked: Asked, history: list[StoredEvent]) -> list[StoredEvent]:
@@ -104,7 +107,7 @@ async def _missing(asked: Asked, queue: str | None, job_id: str) -> Exception:
 async def shown(asked: Asked, held: Held) -> JobShown:
     """Return a job whole; what its asker may not see is hidden."""
     ledger = asked.gateway.ledger
-    details = await job_details(ledger, held.job, held.history)
+    details = await job_details(ledger, held.job, held.history, hidden=hidden_from(asked.principal))
     return job_shown(details, await check_history(ledger.log, held.history), held.then)
 
 

@@ -26,7 +26,7 @@ from jobledger.ledger.event_stream import read_from
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.errors import LedgerError, ServerUnreachableError
 from jobledger.ledger.model.limits.holders import FINAL
-from jobledger.ledger.model.rights.marks import Mark
+from jobledger.ledger.model.rights.marks import Hidden
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.subscriptions.consumers import check_begin
 from jobledger.ledger.subscriptions.filter import Start
@@ -49,14 +49,14 @@ class Kept:
 
     def __init__(self, message: Message) -> None:
         self.message = message
-        self._texts: dict[frozenset[Mark], str] = {}
+        self._texts: dict[Hidden, str] = {}
 
     @property
     def sequence(self) -> int:
         """Its stream sequence."""
         return self.message.stream_sequence
 
-    def text(self, hidden: frozenset[Mark]) -> str:
+    def text(self, hidden: Hidden) -> str:
         """Return it as one line of JSON, without the fields that are hidden."""
         if hidden not in self._texts:
             self._texts[hidden] = event_json_for(self.message, hidden)

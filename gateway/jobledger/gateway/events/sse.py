@@ -16,7 +16,7 @@ from jobledger.gateway.events.feed import Feed, Kept, Portion
 from jobledger.gateway.problems import ProblemError, problem_of
 from jobledger.gateway.shares import opened
 from jobledger.ledger.model.errors import LedgerError
-from jobledger.ledger.model.rights.marks import Mark
+from jobledger.ledger.model.rights.marks import Hidden
 
 MEDIA: Final = "text/event-stream"
 #: A proxy must hand on each part at once, and nobody may keep it.
@@ -31,7 +31,7 @@ async def sse(
     portions: AsyncGenerator[Portion, None],
     shown: Shown,
     *,
-    hidden: frozenset[Mark],
+    hidden: Hidden,
     request_id: str,
     is_last: Shown = lambda _kept: False,
 ) -> AsyncGenerator[bytes, None]:
@@ -76,5 +76,5 @@ async def primed(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, No
     return all_of_them()
 
 
-def _event(kept: Kept, hidden: frozenset[Mark]) -> str:
+def _event(kept: Kept, hidden: Hidden) -> str:
     return f"id: {kept.sequence}\nevent: {name_of(kept.message)}\ndata: {kept.text(hidden)}\n\n"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
@@ -33,6 +34,8 @@ _JITTER: Final = 0.1
 _COUNTS_FROM: Final = 3
 _GONE: Final = 410
 _WHY_MAX: Final = 1_500
+#: A word of a URL that is shorter may be any word of an answer.
+_TOKEN_MIN: Final = 16
 
 
 class Delivered(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,9 +86,12 @@ class Delivering:
         signed = self._signed(webhook, message_id, body.data, now)
         headers = {**own, "content-type": body.media, **signed}
         answered = await self.poster.post(terms.target.url, body.data, headers)
-        # What a receiver repeats of a request would stay in the ledger.
+        # What a receiver repeats of a request would stay in the ledger, for more people than may see the webhook.
         hidden = [own[name] for name, value in terms.headers.items() if is_reference(value)]
-        return msgspec.structs.replace(answered, answer=_without(answered.answer, hidden))
+        hidden += _behind_host(terms.target.url)
+        return msgspec.structs.replace(
+            answered, answer=_without(answered.answer, hidden), why=_without(answered.why, hidden)
+        )
 
     def _header(self, name: str, value: str) -> str:
         if not is_reference(value):
@@ -124,6 +130,14 @@ class Delivering:
         if answered.retry_after_s is not None:
             return answered.retry_after_s
         return DELAYS_S[min(attempt, len(DELAYS_S)) - 1] * (1 + self.chance.random() * _JITTER)
+
+
+def _behind_host(url: str) -> list[str]:
+    """Return what of a URL may be a token, as receivers write it into their refusals: the longest part first."""
+    parts = urlsplit(url)
+    words = [*parts.path.split("/"), *(value for _, value in parse_qsl(parts.query))]
+    told = [parts.path, parts.query, *(each for each in words if len(each) >= _TOKEN_MIN)]
+    return sorted((each for each in told if len(each) > 1), key=len, reverse=True)
 
 
 def _without(text: str, hidden: Sequence[str]) -> str:

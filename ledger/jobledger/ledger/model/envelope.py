@@ -8,6 +8,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec.structs import force_setattr
 
+from jobledger.ledger.model.rights.marks import OTHER_JOB
+
 #: The absence of a JSON value; told from a stored `null` by identity, and never written.
 NO_VALUE: Final = msgspec.Raw(b"")
 
@@ -94,4 +96,4 @@ class Event(Envelope, frozen=True, kw_only=True, gc=False):
     queue: str  #: the job's queue
     task: str  #: the name of the function the job runs
     correlation: str = ""  #: the first cause this fact belongs to: a batch, a run, a request
-    causation: str = ""  #: the fact or job that led directly to this one
+    causation: Annotated[str, OTHER_JOB] = ""  #: the fact or job that led directly to this one

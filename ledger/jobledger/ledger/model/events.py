@@ -8,7 +8,7 @@ have defaults, and one golden line per event of every release must decode for ev
 from __future__ import annotations
 
 import operator
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -24,6 +24,7 @@ from jobledger.ledger.model.envelope import (
     Priority,
     Whole,
 )
+from jobledger.ledger.model.rights.marks import REASON
 from jobledger.ledger.model.runs.carrying import CarriedSignal, CarriedStep
 from jobledger.ledger.model.runs.events import (
     Joined,
@@ -226,7 +227,7 @@ class CarriedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     error: ErrorInfo | None = None  #: of the newest failed attempt or of the dead letter
     dead_reason: DeadReason | None = None  #: why a dead letter cannot be finished
     cancel_requested: bool = False  #: whether somebody asked the running attempt to end
-    cancel_reason: str = ""  #: why
+    cancel_reason: Annotated[str, REASON] = ""  #: why
     checkpoint: msgspec.Raw = NO_VALUE  #: what the next attempt is handed
     checkpoint_ref: PayloadRef | None = None  #: where a large checkpoint lies
     progress: CarriedProgress | None = None  #: what the running attempt last said of itself
@@ -239,7 +240,7 @@ class CarriedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     advanced: bool = False  #: whether the running attempt recorded the end of a step
     pause_requested: bool = False  #: whether somebody asked the running attempt to pause
     paused_by_operator: bool = False  #: whether the job waits until a person resumes it
-    pause_reason: str = ""  #: why
+    pause_reason: Annotated[str, REASON] = ""  #: why
     created_by: str = ""  #: who appended its first event; "": that one was gone already
 
 
@@ -339,7 +340,7 @@ class Failed(Event, frozen=True, kw_only=True, tag="failed", gc=False):
 class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled", gc=False):
     """The job ended by request."""
 
-    reason: str = ""  #: why, if somebody said so
+    reason: Annotated[str, REASON] = ""  #: why, if somebody said so
     member: Member | None = None  #: whose child the job is
     open_children: Whole = 0  #: how many children of the run did not end before it
     calls_back: bool = False  #: whether a job is enqueued that is told of it
@@ -374,7 +375,7 @@ class Paused(Event, frozen=True, kw_only=True, tag="paused", gc=False):
     undos: Whole = (
         0  #: how many undos are registered, to be done before the run ends without having completed
     )
-    reason: str = ""  #: why a person paused it
+    reason: Annotated[str, REASON] = ""  #: why a person paused it
     open_children: Whole = 0  #: of a run that a person paused: how many children did not end before it
 
 
@@ -403,7 +404,7 @@ class DeadLettered(Event, frozen=True, kw_only=True, tag="dead_lettered", gc=Fal
 class Discarded(Event, frozen=True, kw_only=True, tag="discarded", gc=False):
     """A person gave a dead letter up; it is kept for audit."""
 
-    reason: str = ""  #: why, if somebody said so
+    reason: Annotated[str, REASON] = ""  #: why, if somebody said so
     member: Member | None = None  #: whose child the job is
     open_children: Whole = 0  #: how many children of the run did not end before it
 
@@ -428,7 +429,7 @@ class Progressed(Event, frozen=True, kw_only=True, tag="progressed", gc=False):
 class CancelRequested(Event, frozen=True, kw_only=True, tag="cancel_requested", gc=False):
     """Somebody wants a running job to end; whoever runs it, now or after a takeover, obeys."""
 
-    reason: str = ""  #: why, if somebody said so
+    reason: Annotated[str, REASON] = ""  #: why, if somebody said so
 
 
 class Fenced(Event, frozen=True, kw_only=True, tag="fenced", gc=False):

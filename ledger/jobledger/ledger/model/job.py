@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from datetime import datetime
-from typing import Any, Final, assert_never
+from typing import Annotated, Any, Final, assert_never
 
 import msgspec
 
@@ -50,6 +50,7 @@ from jobledger.ledger.model.events import (
     order_of,
 )
 from jobledger.ledger.model.jobs.attempts import ATTEMPTS_KEPT, Attempt, AttemptState, Progress, closed
+from jobledger.ledger.model.rights.marks import REASON
 from jobledger.ledger.model.runs.carrying import Part, fold_part
 from jobledger.ledger.model.runs.steps import (
     NO_STEPS,
@@ -119,7 +120,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     error: ErrorInfo | None = None  #: of the newest failed attempt or of the dead letter
     dead_reason: DeadReason | None = None
     cancel_requested: bool = False
-    cancel_reason: str = ""
+    cancel_reason: Annotated[str, REASON] = ""
     checkpoint: msgspec.Raw = NO_VALUE
     checkpoint_ref: PayloadRef | None = None
     progress: Progress | None = None
@@ -133,7 +134,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     advanced: bool = False  #: whether the running attempt recorded the end of a step
     pause_requested: bool = False  #: whether somebody asked the running attempt to pause
     paused_by_operator: bool = False  #: whether the job waits until a person resumes it
-    pause_reason: str = ""
+    pause_reason: Annotated[str, REASON] = ""
     created_by: str = ""  #: who appended its first event; "": that one is not known
     is_incomplete: bool = False  #: whether further steps and signals are told by the `carried` that follow
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from jobledger.ledger.model.rights.marks import PARENT
 from jobledger.projections.tables.acts import ActRow
 
 _Row = TypeVar("_Row", bound=msgspec.Struct)
@@ -49,9 +50,9 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     created_by: str  #: who asked for it; "": that is not known
     trace_id: str
     last_sequence: int
-    parent_queue: str | None  #: of the child of a run; None: it is nobody's child
-    parent_id: str | None
-    parent_step: str | None  #: key of the step that asked for it
+    parent_queue: Annotated[str | None, PARENT]  #: of the child of a run; None: it is nobody's child
+    parent_id: Annotated[str | None, PARENT]
+    parent_step: Annotated[str | None, PARENT]  #: key of the step that asked for it
     parent_item: int | None
     version: str | None  #: of the workflow's code that a run is bound to
     awaiting: str | None  #: what a paused run waits for

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from datetime import datetime
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -31,6 +31,7 @@ from jobledger.ledger.model.events import (
 )
 from jobledger.ledger.model.identity import is_identity
 from jobledger.ledger.model.job import OPERATOR, WAITING_STATES, Job, JobState
+from jobledger.ledger.model.rights.marks import REASON
 from jobledger.ledger.model.runs.orders import WITH_ITS_RUN
 from jobledger.ledger.model.times import time_text
 from jobledger.projections.filters import Term, joined, visible
@@ -107,7 +108,7 @@ class ActRow(msgspec.Struct, frozen=True, kw_only=True):
     queue: str  #: of the job, or that was paused or resumed; "" of `acknowledge`
     job: str  #: "" of a queue, and of `acknowledge`
     task: str
-    reason: str
+    reason: Annotated[str, REASON]
     new_input: bool  #: of a requeue that replaced the job's input
 
 

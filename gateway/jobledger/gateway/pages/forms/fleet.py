@@ -13,7 +13,8 @@ from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.errors import ScheduleNotFoundError
 from jobledger.ledger.model.rights.grants import Permission
 
-_OF_SCHEDULES: Final[dict[str, Permission]] = {
+#: Which permission each act on a schedule needs, by the verb in the address.
+VERBS: Final[dict[str, Permission]] = {
     "pause": "manage",
     "resume": "manage",
     "remove": "manage",
@@ -52,13 +53,13 @@ async def resume_queue(sent: Sent, queue: str) -> str:
 async def act_on_schedule(sent: Sent, name: str, verb: str) -> str:
     """Pause, resume, trigger or remove a schedule. Raises: ProblemError, and as the verbs of schedules."""
     schedules, by = sent.gateway.ledger.schedules, sent.principal.name
-    if verb not in _OF_SCHEDULES:
+    if verb not in VERBS:
         raise ProblemError("ENDPOINT_NOT_FOUND", f"nobody can {verb[:40]!r} a schedule here")
-    sent.principal.require(_OF_SCHEDULES[verb])
+    sent.principal.require(VERBS[verb])
     reason = sent.fields.reason()
     definition = (await schedules.get(name)).definition
     missing = ScheduleNotFoundError(name)
-    sent.principal.require_about(_OF_SCHEDULES[verb], definition.queue, definition.task, missing)
+    sent.principal.require_about(VERBS[verb], definition.queue, definition.task, missing)
     match verb:
         case "pause":
             await schedules.pause(name, reason=reason, by=by)

@@ -22,8 +22,8 @@ from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.signalling.giving import announced_workflow
 
-#: Which permission each act needs.
-_NEEDS: Final[dict[str, Permission]] = {
+#: Which permission each act needs, by the verb in the address.
+VERBS: Final[dict[str, Permission]] = {
     "cancel": "cancel",
     "retry": "cancel",
     "requeue": "review",
@@ -44,9 +44,9 @@ async def act_on_job(sent: Sent, queue: str, id: str, verb: str) -> str:  # noqa
     Raises: ProblemError, JobNotFoundError, and as the verbs of `Ledger`.
     """
     ledger, by = sent.gateway.ledger, sent.principal.name
-    if verb not in _NEEDS:
+    if verb not in VERBS:
         raise ProblemError("ENDPOINT_NOT_FOUND", f"nobody can {verb[:40]!r} a job here")
-    ref, job = await job_of(sent, queue, id, _NEEDS[verb])
+    ref, job = await job_of(sent, queue, id, VERBS[verb])
     reason = "" if verb in _WITHOUT_REASON else sent.fields.reason()
     match verb:
         case "cancel":

@@ -26,12 +26,13 @@ from jobledger.gateway.pages.spans import drawn
 from jobledger.gateway.pages.views.archived import archived, where_is
 from jobledger.gateway.pages.views.run import RunPart, run_part
 from jobledger.gateway.pages.words import json_text, took
-from jobledger.gateway.scoped import facts_for
+from jobledger.gateway.scoped import facts_for, names_cleared
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import JobNotFoundError, LedgerError
 from jobledger.ledger.model.events import event_type
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
+from jobledger.ledger.model.rights.marks import hidden_from
 from jobledger.ledger.model.subjects import JobRef, check_token, is_own_queue
 from jobledger.ledger.nats.attempt_logs import LogLine
 from jobledger.ledger.signalling.giving import announced_workflow
@@ -87,9 +88,10 @@ async def job_page(looked: Looked, queue: str, id: str, *, query: When) -> JobPa
         found = await find_history(gateway.rows, id, queue)
     except JobNotHeldError as error:
         return Told("archived.html", await archived(looked, queue, error))
-    history, _ = newest_life(found.history)
-    first = history[0].event
+    stored, _ = newest_life(found.history)
+    first = stored[0].event
     looked.principal.require_about("view", first.queue, first.task, JobNotFoundError(id))
+    history = names_cleared(looked.principal, stored)
     seen = history if past is None else await _until(looked, history, past)
     is_past = past is not None and len(seen) < len(history)
     job = fold(seen).job
@@ -103,7 +105,8 @@ async def job_page(looked: Looked, queue: str, id: str, *, query: When) -> JobPa
         shell = await surround(looked, view, asked, fleet=False)
         run = run_part(job, seen, view, looked.principal, workflow)
     hidden = not looked.principal.may("payloads")
-    details = await job_details(gateway.ledger, job, history)
+    cleared = hidden_from(looked.principal)
+    details = await job_details(gateway.ledger, job, history, hidden=cleared)
     shown = _page(shell, job, explained.why, history, seen, found.chain, details, run, hidden=hidden)
     if not (hidden or is_past):
         shown = msgspec.structs.replace(shown, logs=await _logs(looked, job))

@@ -14,7 +14,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import EVENT_TYPES
 from jobledger.ledger.model.hooks.places import address_in, is_public
 from jobledger.ledger.model.hooks.references import check_reference, is_reference
-from jobledger.ledger.model.rights.marks import SECRET_HEADERS, SECRET_URL
+from jobledger.ledger.model.rights.marks import SECRET_HEADERS, SECRET_URL, host_of
 from jobledger.ledger.model.subjects import check_token, check_users_queue, check_users_task
 
 #: What a message says beyond what happened: the job's input, its result, its error.
@@ -208,10 +208,9 @@ def _check_headers(headers: Mapping[str, str]) -> None:
 
 
 def target_words(target: WebhookTarget) -> str:
-    """Return where events go, for a person. What a URL asks for behind `?` is not shown: it may be a secret."""
+    """Return where events go, for a person. Of a URL only the host is shown: what stands behind it may be a secret."""
     if target.url:
-        path, asks, _ = target.url.partition("?")
-        return f"{path}?..." if asks else path
+        return host_of(target.url)
     return f"task {target.task} in queue {target.queue}"
 
 

@@ -2,30 +2,53 @@
 
 A field is marked where it is declared: `input: Annotated[dict[str, Any], PAYLOAD]`. One of the type `msgspec.Raw` is a
 payload without a mark. Whatever answers somebody hands it to `hide` once, at the end, with what is hidden from them.
+
+A name of another job is marked, too. Whether somebody may see that job follows from its queue where a field beside the
+name tells it; whoever is bound to tasks may see none, as no event tells another job's task.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
+from urllib.parse import urlsplit
 
 import msgspec
 
 from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.rights.grants import matches
 
 #: `payload`: what jobs are given, keep and return, for who has `payloads`; `secret`: what may open something elsewhere, as
-#: a URL or a header, for who has `manage`.
-Mark = Literal["payload", "secret"]
+#: a URL or a header, for who has `manage`; `job`: names of other jobs, for who may see those.
+Mark = Literal["payload", "secret", "job"]
 
 HIDDEN: Final = "hidden: who asks lacks the permission 'payloads'"
-VALUES: Final[frozenset[Mark]] = frozenset({"payload"})
+#: What stands in the place of another job's name.
+HIDDEN_JOB: Final = "hidden"
 _HIDDEN_RAW: Final = msgspec.Raw(msgspec.json.encode(HIDDEN))
-_NOTHING: Final[frozenset[Mark]] = frozenset()
+#: Names of other jobs in reasons that the ledger itself gave: of the run of a child, and of whichever job took the place
+#: of one whose unique key or limit says so.
+_NAMED_IN_REASON: Final = re.compile(
+    r"^(its run|superseded by job|superseded by) [A-Za-z0-9_-]{1,64}(?=[ ,]|$)"
+)
 
 T = TypeVar("T")
+
+
+class Hidden(NamedTuple):
+    """What somebody may not see."""
+
+    marks: frozenset[Mark] = frozenset()
+    queues: tuple[str, ...] = ()  #: where names of jobs are hidden: patterns of queues whose jobs are not
+
+
+NOTHING: Final = Hidden()
+#: Inputs, results and the like, and nothing else.
+VALUES: Final = Hidden(marks=frozenset({"payload"}))
 
 
 class Marked(NamedTuple):
@@ -33,6 +56,7 @@ class Marked(NamedTuple):
 
     mark: Mark
     instead: Callable[[Any], Any]  #: what stands in the place of a value, which has the same type
+    queue: str = ""  #: of another job's name: the field beside it that tells its queue; "": none does
 
 
 class JsonOf(NamedTuple):
@@ -41,9 +65,22 @@ class JsonOf(NamedTuple):
     kind: type[msgspec.Struct]
 
 
-def _without_query(url: str) -> str:
-    path, asks, _ = url.partition("?")
-    return f"{path}?..." if asks else path
+def host_of(url: str) -> str:
+    """Return a URL without what may be a token: all that stands behind its host, and a name and password before it."""
+    try:
+        parts = urlsplit(url)
+        host = f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
+    except ValueError:
+        return "hidden" if url else ""
+    return f"{host}/..." if url else ""
+
+
+def _nameless(reason: str) -> str:
+    return _NAMED_IN_REASON.sub(r"\1 (hidden)", reason)
+
+
+def _hidden_job(name: str | None) -> str | None:
+    return name and HIDDEN_JOB
 
 
 def _named(words: str) -> Callable[[Any], Any]:
@@ -68,30 +105,46 @@ PAYLOAD: Final = Marked("payload", _instead_of_any)
 PAYLOADS: Final = Marked("payload", _named(HIDDEN))
 SAID_HEADERS: Final = Marked("payload", _named("hidden"))
 SECRET_HEADERS: Final = Marked("secret", _named("hidden"))
-SECRET_URL: Final = Marked("secret", _without_query)
+SECRET_URL: Final = Marked("secret", host_of)
+#: The name of another job, or of what it is part of; one whose queue is told by the field `queue` beside it, or by
+#: `parent_queue`; and a reason, which may name one.
+OTHER_JOB: Final = Marked("job", _hidden_job)
+OTHER_JOB_HERE: Final = Marked("job", _hidden_job, "queue")
+PARENT: Final = Marked("job", _hidden_job, "parent_queue")
+REASON: Final = Marked("job", _nameless)
 _RAW: Final = Marked("payload", _instead_of_raw)
 
 
-def hidden_from(principal: Principal) -> frozenset[Mark]:
-    """Return the marks of what somebody may not see."""
-    if principal.permissions >= {"payloads", "manage"}:
-        return _NOTHING
-    secret: frozenset[Mark] = _NOTHING if principal.may("manage") else frozenset({"secret"})
-    return secret if principal.may("payloads") else secret | VALUES
+def hidden_from(principal: Principal) -> Hidden:
+    """Return what somebody may not see."""
+    marks: set[Mark] = set()
+    if not principal.may("payloads"):
+        marks.add("payload")
+    if not principal.may("manage"):
+        marks.add("secret")
+    names = names_hidden_from(principal)
+    return Hidden(frozenset(marks | names.marks), names.queues) if marks or names.marks else NOTHING
 
 
-def hide(value: T, hidden: frozenset[Mark], *, by_default: bool = False) -> T:
+def names_hidden_from(principal: Principal) -> Hidden:
+    """Return the same of names of other jobs alone."""
+    if principal.is_everywhere:
+        return NOTHING
+    return Hidden(frozenset({"job"}), principal.queues if principal.is_of_all_tasks else ())
+
+
+def hide(value: T, hidden: Hidden, *, by_default: bool = False) -> T:
     """Return an answer without what is hidden, at any depth of structures, lists, tuples and dictionaries.
 
-    `by_default`: a hidden field becomes what it is when nobody gives it, so that an event's is left out.
+    `by_default`: a hidden field becomes what it is when nobody gives it, so that an event's is left out; but not names.
     """
-    return cast("T", _Hiding(hidden, by_default)(value)) if hidden else value
+    return cast("T", _Hiding(hidden, by_default)(value)) if hidden.marks else value
 
 
 class _Hiding(NamedTuple):
     """What is hidden, and how."""
 
-    hidden: frozenset[Mark]
+    hidden: Hidden
     by_default: bool
 
     def __call__(self, value: Any) -> Any:
@@ -112,24 +165,37 @@ class _Hiding(NamedTuple):
         changed: dict[str, Any] = {}
         for field, how in _plan(type(value)):
             before = getattr(value, field.name)
-            after = self._field(before, field, how)
+            after = self._field(value, before, field, how)
             if after is not before:
                 changed[field.name] = after
         return msgspec.structs.replace(value, **changed) if changed else value
 
-    def _field(self, before: Any, field: msgspec.structs.FieldInfo, how: Marked | JsonOf | None) -> Any:
+    def _field(
+        self,
+        owner: msgspec.Struct,
+        before: Any,
+        field: msgspec.structs.FieldInfo,
+        how: Marked | JsonOf | None,
+    ) -> Any:
         if how is None:
             return self(before)
         if isinstance(how, JsonOf):
             read = msgspec.json.decode(before, type=how.kind)
             return msgspec.Raw(msgspec.json.encode(_Hiding(self.hidden, by_default=True)(read)))
-        if how.mark not in self.hidden:
+        if how.mark not in self.hidden.marks or self._is_in_sight(owner, how):
             return before
-        if self.by_default and field.default is not msgspec.NODEFAULT:
+        if how.mark == "job" or not self.by_default:
+            return how.instead(before)
+        if field.default is not msgspec.NODEFAULT:
             return field.default
-        if self.by_default and field.default_factory is not msgspec.NODEFAULT:
+        if field.default_factory is not msgspec.NODEFAULT:
             return field.default_factory()
         return how.instead(before)
+
+    def _is_in_sight(self, owner: msgspec.Struct, how: Marked) -> bool:
+        """Return whether the job that a field names may be seen."""
+        queue = getattr(owner, how.queue) if how.queue else None
+        return queue is not None and any(matches(each, queue) for each in self.hidden.queues)
 
 
 def _is(value: object, *kinds: type[object]) -> bool:

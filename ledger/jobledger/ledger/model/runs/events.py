@@ -5,9 +5,12 @@ They are members of `events.JobEvent`; how steps add up is in `steps`.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from jobledger.ledger.model.envelope import NO_VALUE, ErrorInfo, Event, Moment, PayloadRef, Whole
+from jobledger.ledger.model.rights.marks import REASON
 from jobledger.ledger.model.runs.orders import ChildOrder, Copied, CopiedEnds, Count, Ranges, StepKind
 
 
@@ -93,4 +96,4 @@ class Noted(Event, frozen=True, kw_only=True, tag="noted", gc=False):
 class PauseRequested(Event, frozen=True, kw_only=True, tag="pause_requested", gc=False):
     """Somebody asked a running job to pause; its worker, or one that takes it over, obeys before the next step."""
 
-    reason: str = ""  #: why, if somebody said so
+    reason: Annotated[str, REASON] = ""  #: why, if somebody said so

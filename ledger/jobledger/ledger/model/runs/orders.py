@@ -13,6 +13,7 @@ import msgspec
 
 from jobledger.ledger.model.envelope import NO_VALUE, PayloadRef, Priority, Whole
 from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.rights.marks import OTHER_JOB_HERE
 
 #: What a step is: a call of the run's own code (`once`: never begun a second time unasked), a wait for a time or a signal,
 #: jobs (one, one an item, or a graph), a recorded value, a question about the code's version, a table, an undo.
@@ -50,9 +51,9 @@ _DIGEST: Final = 40
 class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Whose child a job is."""
 
-    queue: str  #: of the parent
-    job: str  #: the parent's id
-    step: str  #: key of the parent's step that asked for it
+    queue: Annotated[str, OTHER_JOB_HERE]  #: of the parent
+    job: Annotated[str, OTHER_JOB_HERE]  #: the parent's id
+    step: Annotated[str, OTHER_JOB_HERE]  #: key of the parent's step that asked for it
     item: Item = 0  #: its number in that group, from 0
     asked: Whole = (
         0  #: stream sequence of the `step_started` that asked for it; 0: not known, or it is of a batch
@@ -152,7 +153,7 @@ class ChildNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     timeout_s: float | None = None  #: of one attempt; None: no limit
     limits: tuple[str, ...] = ()  #: names of the limits it waits for
     takes: tuple[Take, ...] = ()  #: results of other nodes that go into its input
-    id: str = ""  #: its id; "": the one that follows from its run's
+    id: Annotated[str, OTHER_JOB_HERE] = ""  #: its id; "": the one that follows from its run's
     version: str = ""  #: of the workflow's code that it is bound to, where it is a run
     on_end: tuple[Callback, ...] = ()  #: what is enqueued when it has ended, where it is a run
     deadline_s: float | None = (
