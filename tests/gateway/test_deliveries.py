@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -184,6 +185,19 @@ async def test_tries_follow_the_table_and_what_the_receiver_asks_for(ledger: Led
         assert 3_000 < (asked.delay_s or 0) <= 3_600
         receiver.says("400 Bad", "webhook-delivery: abort-message")
         assert isinstance(await tried(ledger, sequence), Cancel)
+
+
+async def test_what_a_receiver_repeats_of_its_url_is_not_kept(ledger: Ledger) -> None:
+    async with receiving() as receiver:
+        sequence = (await ledger.enqueue(pack, number=1)).sequence
+        behind = "/services/T00000000/gold4gold4gold4gold?key=silver4silver4silver"
+        await hook(ledger, receiver, target=WebhookTarget(url=f"{receiver.url.rstrip('/')}{behind}"))
+        for said in (behind, "no team gold4gold4gold4gold", "key silver4silver4silver is old"):
+            receiver.says(f"404 no hook {said}", body=said.encode())
+            asked = await tried(ledger, sequence)
+            assert isinstance(asked, Retry)
+            assert "404" in asked.reason
+            assert re.search("gold4gold|silver4silver", asked.reason) is None
 
 
 async def test_what_cannot_be_signed_or_is_not_wanted_any_more_is_not_sent(ledger: Ledger) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import urlencode
 
 from msgspec.inspect import (
@@ -152,7 +152,7 @@ def reads(endpoints: Iterable[Endpoint], pages: Iterable[Page], names: Names, pa
 
 
 def _looks(path: str, query: Any, accept: str, names: Names, past: int) -> Iterator[Request]:
-    fields = () if query is None else type_info(query).fields  # type: ignore[attr-defined]
+    fields: tuple[Field, ...] = () if query is None else cast("StructType", type_info(query)).fields
     of = f"GET {path}"
     begun = {"from": 1, "limit": 1_000} if path == "/v1/events" else {}
     flags: list[dict[str, Any]] = [{each.encode_name: "true"} for each in fields if _is_flag(each)]
@@ -172,10 +172,13 @@ def _is_flag(field: Field) -> bool:
 
 
 def _word(field: Field, values: Mapping[str, Any]) -> Any:
-    found = _sample(field.type, field.encode_name, values)
+    found: Any = _sample(field.type, field.encode_name, values)
     if found is None and isinstance(field.type, UnionType):
         found = _sample(field.type.types[-1], field.encode_name, values)
-    return found[0] if isinstance(found, list) else found
+    if isinstance(found, list):
+        many: list[Any] = found
+        return many[0]
+    return found
 
 
 #: The verbs that a form's address stands for.
