@@ -27,6 +27,7 @@ from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.parts import Gateway
 from jobledger.ledger import Ledger, TaskRegistry, task
 from jobledger.ledger.access.acting import acting_for
+from jobledger.ledger.adding.announced import entry_of
 from jobledger.ledger.graphs.batch_run import run_batch
 from jobledger.ledger.graphs.graph_run import run_graph, run_stored_graph
 from jobledger.ledger.model.chain import commit, load
@@ -58,8 +59,9 @@ from jobledger.ledger.model.job import evolve
 from jobledger.ledger.model.reactor import REACTOR, Verified
 from jobledger.ledger.model.rights.authority import Principal, principal_of
 from jobledger.ledger.model.rights.grants import PERMISSIONS, Permission, Scope
+from jobledger.ledger.model.schedules.jobs import hooks_task
 from jobledger.ledger.model.subjects import INNER_TASKS, JobRef
-from jobledger.ledger.nats.task_book import task_names
+from jobledger.ledger.nats.task_book import task_names, write_tasks
 from jobledger.workers.announcing import announce_tasks
 
 pytestmark = pytest.mark.anyio
@@ -151,7 +153,8 @@ async def test_nobody_finds_tasks_of_the_ledgers_own_by_their_names(ledger: Ledg
     async def deliver() -> None:
         """A task of the application's, which has the name of one of the ledger's."""
 
-    for tasks in (TaskRegistry([deliver]), TaskRegistry([bulk_act, verify_task()])):
+    hooks = task(name=hooks_task("nightly"), queue="mail")(_call_hooks)
+    for tasks in (TaskRegistry([deliver]), TaskRegistry([bulk_act, verify_task(), hooks])):
         async with anyio.create_task_group() as group:
             done = asyncio.Event()
             group.start_soon(partial(announce_tasks, ledger, tasks, "web-1-0a", done=done))
@@ -161,9 +164,20 @@ async def test_nobody_finds_tasks_of_the_ledgers_own_by_their_names(ledger: Ledg
     assert (await ledger.enqueue_named("deliver")).queue == "mail"
 
 
-@pytest.mark.parametrize("name", sorted(INNER_TASKS))
+async def _call_hooks(job_id: str) -> None:
+    """Make the job of a tick, under the id that the input says."""
+
+
+@pytest.mark.parametrize("name", [*sorted(INNER_TASKS), hooks_task("nightly")])
 async def test_no_way_of_making_jobs_names_a_task_of_the_ledgers_own(asker: Asker, name: str) -> None:
-    await asker.announced(bulk_act, verify_task(), run_graph)  # as gateways and workers do
+    await asker.announced(bulk_act, verify_task(), run_graph, send)  # as gateways and workers do
+    hooks = task(name=hooks_task("nightly"), queue="mail")(_call_hooks)
+    await write_tasks(  # as a worker of an older release does
+        asker.ledger.inbox,
+        asker.ledger.names,
+        [entry_of(hooks, worker="w", at=asker.ledger.clock.now(), versions=("",))],
+        replicas=1,
+    )
     forged = {"to_do": {"act": "cancel"}, "jobs": [["mail", "a", "send"]], "by": "user:cfo@shop.example"}
     before = (await asker.ledger.log.head()).last_sequence
     refusals = {"JOB_INVALID_INPUT", "BAD_REQUEST", "TASK_NOT_FOUND"}
@@ -174,6 +188,7 @@ async def test_no_way_of_making_jobs_names_a_task_of_the_ledgers_own(asker: Aske
         ("PUT", "/v1/schedules/s", {"task": name, "input": forged, "every_s": 60}),
         ("PUT", "/v1/schedules/s", {"task": name, "queue": "mail", "input": forged, "every_s": 60}),
         ("PUT", "/v1/batches/b", {"task": name}),
+        ("PUT", "/v1/batches/b", {"task": "send", "on_end": {"task": name}}),
         ("POST", "/v1/graphs", {"name": "g", "nodes": [node]}),
         ("PUT", "/v1/graphs/g", {"name": "g", "nodes": [node]}),
         (

@@ -17,11 +17,15 @@ from jobledger.ledger import Ledger, Run, RunEnd, task, workflow
 from jobledger.ledger.graphs.batch_end import end_jobs
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
+from jobledger.ledger.model.hooks.delivery import job_id as derived_of
+from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
 from jobledger.ledger.model.hooks.webhook import SetWebhook
 from jobledger.ledger.model.reserved_ids import check_unreserved, instead_of
 from jobledger.ledger.model.runs.orders import child_id
+from jobledger.ledger.model.schedules.decisions import Tick, decide
 from jobledger.ledger.model.schedules.events import Ticked
-from jobledger.ledger.model.schedules.jobs import hooks_job_id, manual_job_id, tick_job_id
+from jobledger.ledger.model.schedules.jobs import hooks_job_id, jobs_of, manual_job_id, tick_job_id
+from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.webhooks.acting import change_webhook
 from jobledger.ledger.webhooks.making import make
@@ -207,6 +211,64 @@ async def test_the_end_of_a_run_is_told_where_another_job_has_the_id(ledger: Led
         await (await ledger.enqueue(order.options(id="done"))).wait(timeout_s=LIMIT_S)
         await until(lambda: len(ENDS) == 2)
     assert sorted(ENDS) == ["done completed", "gone cancelled"]
+
+
+async def test_the_job_of_a_tick_is_made_though_its_id_is_taken_before_it_is_begun(ledger: Ledger) -> None:
+    """Its process died between the two appends, and somebody gave the id away before another one looked."""
+    await ledger.schedules.add("s", send, every_s=3600, overlap="allow")
+    known = await ledger.schedules.read("s")
+    event = decide("s", known.schedule, Tick(), ledger.stamp())
+    assert isinstance(event, Ticked)
+    await ledger.log.append(SCHEDULE.link(ledger.names, [event], known.view))
+    (job,) = jobs_of(event, 0)
+    place = await _taken(ledger, job.ref.job_id)
+    for _ in range(2):  # the second time it is there
+        await ledger.schedules.healed(await ledger.schedules.read("s"))
+        assert (await ledger.handle_of(place).snapshot()).order.tick == job.ref.job_id
+    assert (await ledger.log.head()).last_sequence == (await ledger.handle_of(place).snapshot()).last_sequence
+
+
+async def test_a_delivery_makes_its_job_where_another_job_has_the_id(ledger: Ledger) -> None:
+    await ledger.routes.set(
+        "shop", RouteDefinition(scheme="internal", rules=(RouteRule(name="r", task="send"),))
+    )
+    first = derived_of("shop", "order-1", "r", 1)
+    place = await _taken(ledger, first, "default")
+    again = await _taken(ledger, place.job_id, "default")  # nor does it help to take the other one
+    for repeated in (False, True):
+        told = await ledger.emit("shop", {"n": 1}, id="order-1")
+        assert (told.repeated, [each.job for each in told.matched]) == (repeated, [again.job_id])
+    assert (await ledger.handle_of(again).snapshot()).created_by == "route:shop"
+    assert (await ledger.handle_of(again).snapshot()).order.metadata == {"instead_of": place.job_id}
+
+
+@task(queue="told")
+async def fetch(n: int) -> int:
+    """Be a child."""
+    return n
+
+
+@workflow(queue="runs")
+async def gather(run: Run) -> list[int]:
+    """Have children one after the other."""
+    return await run.map(fetch, range(3), limit=1)
+
+
+@pytest.mark.parametrize("item", [0, 1])
+async def test_a_run_ends_and_is_named_where_another_job_has_the_id_of_a_child(
+    asker: Asker, item: int
+) -> None:
+    ledger = asker.ledger
+    taken = await ledger.enqueue(send.options(id=f"week-1-{item}-of-runs", queue="told"), to="mallory")
+    run = await ledger.enqueue(gather.options(id="week"))
+    async with working(ledger, gather, fetch, queues=("runs", "told")):
+        ended = await run.wait(timeout_s=LIMIT_S)
+    assert ended.state == "dead_lettered"
+    assert ended.error is not None
+    assert f"job told/week-1-{item}-of-runs is not the child of run week" in ended.error.message
+    named = [each for each in (await asker.get("/v1/diagnoses"))["items"] if each["kind"] == "id_taken"]
+    assert [each["object"] for each in named] == ["run runs/week"]
+    assert (await taken.snapshot()).task == "send", "it is left alone"
 
 
 async def test_a_key_whose_id_somebody_took_is_refused(asker: Asker) -> None:

@@ -84,6 +84,11 @@ _MOVED: Final = (
     f"SELECT id, queue, created_at, task, coalesce(json_extract(metadata, '$.{INSTEAD_OF}'), '') FROM jobs "  # noqa: S608
     f"WHERE id > '{TAKEN}' AND id < '{TAKEN}g' ORDER BY created_at DESC LIMIT 1000"
 )
+#: Runs that ended since another job has the id of a child, among the newest dead letters.
+_CHILD_TAKEN: Final = (
+    "SELECT job_id, queue, dead_at FROM (SELECT * FROM dead_letters ORDER BY dead_at DESC LIMIT 10000) "
+    "WHERE error_type = 'ChildIdTakenError'"
+)
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +137,9 @@ class Rows(NamedTuple):
     stuck: list[Stuck]
     for_person: list[DeadChildren]
     moved: list[tuple[str, ...]]  #: jobs whose derived id was taken: id, queue, since when, task and that id
+    child_taken: list[
+        tuple[str, ...]
+    ]  #: dead runs of whose children one's id was taken: id, queue, since when
 
 
 async def diagnose(ledger: Ledger, view: View, queues: tuple[str, ...] = ()) -> list[Diagnosis]:
@@ -195,6 +203,7 @@ def _rows(view: View, workers: list[WorkerInfo], queues: tuple[str, ...]) -> Row
             stuck=stuck_runs(select),
             for_person=dead_children(view.store),
             moved=[tuple(map(str, row)) for row in select(_MOVED)],
+            child_taken=[tuple(map(str, row)) for row in select(_CHILD_TAKEN)],
         )
 
 
@@ -505,6 +514,19 @@ def _taken_ids(facts: Facts) -> Iterator[Diagnosis]:
                 ),
                 queue=queue,
             )
+    for run, queue, dead_at in facts.rows.child_taken:
+        yield Diagnosis(
+            kind="id_taken",
+            level="warn",
+            object=f"run {queue}/{run}",
+            found="another job has the id of one of its children, so the run is a dead letter",
+            since=as_utc(datetime.fromisoformat(dead_at)),
+            advice=(
+                f"`jobledger jobs why {run} --queue {queue}` names that job; begin the run under another id, and discard "
+                "this one"
+            ),
+            queue=queue,
+        )
 
 
 #: Each part, and the command that shows what is left out of a long list.

@@ -16,7 +16,7 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
 )
 from jobledger.ledger.model.limits.names import split
-from jobledger.ledger.model.subjects import is_own_queue
+from jobledger.ledger.model.subjects import HOOKS_TASK, is_own_queue
 from jobledger.ledger.nats.task_book import write_tasks
 from jobledger.ledger.tasks import TaskRegistry
 
@@ -34,7 +34,8 @@ async def announce_tasks(
     """
     versions: dict[str, list[str]] = {}
     for task in tasks:
-        if not is_own_queue(task.defaults.queue):  # nobody names those of the ledger's own
+        # Nobody names those of the ledger's own.
+        if not is_own_queue(task.defaults.queue) and not task.name.startswith(HOOKS_TASK):
             versions.setdefault(task.name, []).append(task.version)
     try:
         entries = [

@@ -37,6 +37,8 @@ INNER_QUEUES: Final = (DELIVERIES_QUEUE, ACTS_QUEUE)
 #: Tasks of the ledger's own that nobody may name. Only what begins a graph, a batch, an act or a check makes jobs of them.
 #: `deliver` is not among them, for applications have tasks of that name: theirs wait in queues of their own.
 INNER_TASKS: Final = frozenset({"run_graph", "run_stored_graph", "run_batch", "bulk_act", "verify_ledger"})
+#: How the names begin of the tasks that call the hooks of schedules. Their input says under which id which job is made.
+HOOKS_TASK: Final = "hooks_of_"
 _OWN_QUEUES: Final = ("jobledger", DELIVERIES_QUEUE)
 
 TIMERS_CONSUMER_PREFIX: Final = "timers_"
@@ -92,7 +94,7 @@ def check_users_task(task: object) -> str:
     Raises: InvalidTokenError; InvalidInputError for a task of the ledger's own.
     """
     name = check_token("task name", task)
-    if name in INNER_TASKS:
+    if name in INNER_TASKS or name.startswith(HOOKS_TASK):
         raise InvalidInputError(f"task {name} is one of the ledger's own: name a task of yours")
     return name
 

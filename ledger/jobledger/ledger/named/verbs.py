@@ -15,7 +15,7 @@ from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import Priority
-from jobledger.ledger.model.subjects import check_token, check_users_queue
+from jobledger.ledger.model.subjects import check_token, check_users_queue, check_users_task
 from jobledger.ledger.named.book import AnnouncedTasks, find_announced
 from jobledger.ledger.options import OnOtherInput, Options
 from jobledger.ledger.patience import Patience
@@ -130,6 +130,7 @@ def options_of(task: AnnouncedTask, given: Mapping[str, Any]) -> Options:
     is_plain = is_plain and not (given.get("id") is not None or given.get("limits") or given.get("trace"))
     if is_plain and (found := kept.get((queue, by))) is not None:
         return found
+    check_users_task(task.name)
     check_users_queue(task.defaults.queue)
     chosen = {name: value for name, value in given.items() if name not in {"queue", "limits"}}
     made = task.defaults.changed(chosen, queue=queue, limits=given.get("limits", ()))
@@ -157,6 +158,7 @@ async def enqueue_named_many(
         found = announced.known(job.task) or await find_announced(patience, announced, job.task)
         kept = bases.get(job.task)
         if kept is None or kept[0] is not found:
+            check_users_task(found.name)
             check_users_queue(found.defaults.queue)
             base = found.defaults.changed(
                 {"by": who.by or None, "trace": who.trace or None}, queue=None, limits=()

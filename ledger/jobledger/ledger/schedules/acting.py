@@ -155,7 +155,7 @@ class Schedules:
     async def healed(self, known: Known, present: Present | None = None) -> Known:
         """Make the jobs of a schedule's newest event that are missing, as a process that died had to.
 
-        `present`: asked instead of the log's own.
+        Where a job of somebody else has the id of one, that one is missing, too. `present`: asked instead of the log's own.
 
         Raises: LedgerFullError, UnreachableError.
         """
@@ -163,8 +163,17 @@ class Schedules:
         if known.event is not None and jobs:
             first = {self._first_subject(job): job for job in jobs}
             found = await (present or self._client.log.present)(list(first))
-            await self._make(known.event, [job for subject, job in first.items() if subject not in found])
+            there = [job for subject, job in first.items() if subject in found]
+            own = await _few_at_once(self._is_own, there)
+            missing = [job for subject, job in first.items() if subject not in found]
+            missing += [job for job, is_own in zip(there, own, strict=True) if not is_own]
+            await self._make(known.event, missing)
         return replace(known, whole=True)
+
+    async def _is_own(self, job: Enqueue) -> bool:
+        """Return whether a job that is there is the schedule's; one that a replica does not show yet is. Raises: UnreachableError."""
+        events = await self._client.log.read_chain(self._client.log.names.chain(job.ref))
+        return not events or is_of_tick(job)(events[0].event)
 
     def _first_subject(self, job: Enqueue) -> str:
         order = job.order

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from jobledger.ledger.access.acting import acting_for
+from jobledger.ledger.derived_jobs import moved
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.chain import EMPTY_CHAIN, Addition, JobView, commit_all, load, retry_raced
 from jobledger.ledger.model.codec import digest
@@ -132,10 +133,24 @@ class _Act(NamedTuple):
     job: Enqueue | None
     signal: RunSignal | None
     named: str  #: the job id that follows from the delivery and the rule
+    is_moved: bool = False  #: whether `named` is another one, since that one was taken
 
     @property
     def ref(self) -> JobRef | None:
         return self.signal.ref if self.signal is not None else self.job.ref if self.job is not None else None
+
+    def beside(self, places: Mapping[JobRef, JobView | None]) -> _Act:
+        """Return what begins the job under another id where another one has that which follows from the delivery.
+
+        The job would have been stored with the delivery, which is not there.
+        """
+        job = self.job
+        if self.signal is not None or job is None or job.ref.job_id != self.named:
+            return self
+        if places.get(job.ref, EMPTY_CHAIN) is not None:
+            return self
+        job = moved(job)
+        return self._replace(job=job, named=job.ref.job_id, is_moved=True)
 
     def matched(self, refused: str) -> MatchedJob:
         ref, rule = self.ref, self.match.rule
@@ -144,7 +159,7 @@ class _Act(NamedTuple):
             rule=rule.name,
             queue=rule.queue if ref is None else ref.queue,
             job=job,
-            given=job != self.named,
+            given=self.is_moved or job != self.named,
             signal=rule.signal,
             refused=refused[:_REFUSED_MAX],
         )
@@ -284,6 +299,7 @@ class Receiver:
                 if view.last_sequence == before.last_sequence:  # so it was one of the jobs
                     made = [each.job for each in acts if each.job is not None and each.signal is None]
                     places.update(await self._places(made))
+                    planned[number] = [each.beside(places) for each in acts]
                 raise
             return Outcome(
                 route=wish.route, delivery=wish.delivery, matched=tuple(matched), sequence=sequence

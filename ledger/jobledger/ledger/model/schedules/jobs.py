@@ -17,7 +17,7 @@ from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.schedules.definition import OVERLAP_MODES, Definition, overlap_limit
 from jobledger.ledger.model.schedules.events import Backfilled, ScheduleEvent, Ticked, Triggered
-from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.subjects import HOOKS_TASK, JobRef
 
 _ID_CHARACTERS_MAX: Final = 64
 _DIGEST_CHARACTERS: Final = 40
@@ -44,7 +44,7 @@ def manual_job_id(schedule: str, stream_sequence: int) -> str:
 
 def hooks_task(schedule: str) -> str:
     """Return the task of the jobs that call a schedule's hooks."""
-    return f"hooks_of_{schedule}"
+    return f"{HOOKS_TASK}{schedule}"
 
 
 def hooks_job_id(job_id: str) -> str:

@@ -7,6 +7,7 @@ for one run race for its chain; the loser reads what is new, and counts what is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ from typing import Final, get_args
 
 import msgspec
 
-from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, catch_up, commit, retry_raced
-from jobledger.ledger.model.commands import Join
+from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, catch_up, commit, retry_raced, transact
+from jobledger.ledger.model.commands import Dispatch, Join
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import IllegalTransitionError, JobNotFoundError, WrongSequenceError
 from jobledger.ledger.model.events import Held, JobEvent, JoinFact, Queued
@@ -25,7 +26,7 @@ from jobledger.ledger.model.runs.orders import RUN_BATCH, bits, bits_of, ranges_
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
 from jobledger.workers.reactors.children.ends import EndState
-from jobledger.workers.reactors.children.opening import Opening
+from jobledger.workers.reactors.children.opening import ChildIdTakenError, Opening
 from jobledger.workers.reactors.children.reaching import Reaching
 
 logger = logging.getLogger("jobledger.workers.reactors.children")
@@ -148,10 +149,35 @@ class Joining:
             return
         if job.state is JobState.RUNNING and step.is_joined:
             self._client.hints.tell_resume(run.ref)  # its worker may wait for this with the run in memory
-        if told:
-            run.view = await self._opening.open(run.ref, run.view, key, step.open, again=True)
-        elif events:
-            run.view = await self._opening.open(run.ref, run.view, key, _opened(events), again=False)
+        items = step.open if told else _opened(events)
+        if told or events:
+            await self._open(run, key, items, again=told)
+
+    async def _open(self, run: _Run, key: str, items: int, *, again: bool) -> None:
+        """Make children; a run that waits for one whose id is taken is woken, for that child would never end.
+
+        Its code then asks for the child itself, and the run becomes a dead letter that says why; so does one that is
+        claimed later.
+
+        Raises: WrongSequenceError where it runs and may wait in memory: try again once it has paused; as `Opening.open`.
+        """
+        try:
+            run.view = await self._opening.open(run.ref, run.view, key, items, again=again)
+        except ChildIdTakenError as error:
+            log, job = self._client.log, run.view.job
+            assert job is not None, "only a run has children"
+            if job.state is JobState.RUNNING:
+                raise WrongSequenceError(log.names.chain(run.ref), run.view.last_sequence) from error
+            logger.error("run %s: %s", run.ref.job_id, error)  # noqa: TRY400 - a sentence
+            if job.state is not JobState.PAUSED or job.paused_by_operator:
+                return
+            wake = Dispatch(
+                cause="resumed",
+                asked_by=job.wait_sequence,
+                reason=f"another job has the id {error.child.job_id}",
+            )
+            with contextlib.suppress(IllegalTransitionError):  # somebody woke it, or it has ended
+                run.view = await transact(log, run.ref, wake, self._client.stamp, known=run.view)
 
     async def _join(self, run: _Run, command: Join) -> tuple[Job | None, tuple[JobEvent, ...]]:
         """Append what the ends come to; return the run as it was before, and the events, none where they are counted.

@@ -20,7 +20,7 @@ from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import CorruptLedgerError, IllegalTransitionError, WrongSequenceError
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.job import Job, JobState
-from jobledger.ledger.model.runs.orders import Member, Take, items_of
+from jobledger.ledger.model.runs.orders import Member, Take, bits, items_of
 from jobledger.ledger.model.runs.steps import Step, admissible
 from jobledger.ledger.model.subjects import JobRef, first_leaf
 from jobledger.ledger.parts import Client
@@ -35,8 +35,11 @@ _LOOKED_UP_MAX: Final = 1_000
 _KEPT_BYTES_MAX: Final = 16 << 20
 
 Items = list[msgspec.Raw]
-#: Runs of which it is kept what their children inherit.
+#: Runs of which it is kept what their children inherit, and steps of which it is kept which children are theirs.
 _INHERITED_MAX: Final = 1_000
+_STEPS_MAX: Final = 1_000
+#: How many children's chains are read at a time.
+_READ_AT_ONCE: Final = 32
 _NOTHING: Final = msgspec.Raw(b"null")
 _decode_items = msgspec.json.Decoder(Items).decode
 
@@ -63,6 +66,8 @@ class Opening:
         self._kept_bytes: dict[str, int] = {}
         #: By run and its newest grant, the limits of which its children need no slot of their own.
         self._inherited: OrderedDict[tuple[JobRef, int], tuple[str, ...]] = OrderedDict()
+        #: By run and the sequence of a step, the items whose jobs were seen to be its children.
+        self._own: OrderedDict[tuple[JobRef, int], int] = OrderedDict()
 
     async def open(self, ref: JobRef, view: JobView, key: str, items: int, *, again: bool) -> JobView:
         """Enqueue children of the step `key`, then look whether the run has ended or paused meanwhile.
@@ -89,6 +94,7 @@ class Opening:
         if not items:
             return view
         await self._enqueue(ref, job, step, items)
+        self._keep_own(ref, step, items)
         return await self._reaching.follow(ref, view, {key: items})
 
     async def _admit(self, ref: JobRef, view: JobView, key: str, items: int) -> tuple[JobView, int]:
@@ -122,7 +128,7 @@ class Opening:
     async def _missing(self, ref: JobRef, job: Job, step: Step, items: int) -> int:
         """Return those of the items that seem to have no job; a replica that lags may hide one, which does no harm.
 
-        Those with names of their own are among them: whoever took such a name for another job is found when they are made.
+        Those whose id a job of somebody else has are among them: it is found when they are made.
         """
         assert step.order is not None, "only a group has children"
         inherits = await self._inherits(ref, job, step)
@@ -131,10 +137,27 @@ class Opening:
         found = items
         for some in _portions(list(subjects), _LOOKED_UP_MAX):
             present = await self._client.log.present([subjects[item] for item in some])
-            for item in some:
-                if subjects[item] in present:
-                    found &= ~(1 << item)
+            there = [item for item in some if subjects[item] in present]
+            found &= ~await self._own_among(ref, step, there)
         return found
+
+    async def _own_among(self, ref: JobRef, step: Step, there: list[int]) -> int:
+        """Return those of the items whose jobs are children of the step, not of somebody who gave away their ids.
+
+        Each is read once: of a large group many ends may come again.
+        """
+        known = self._own.get((ref, step.sequence), 0)
+        own = known & bits(there)
+        for some in _portions([item for item in there if not known >> item & 1], _READ_AT_ONCE):
+            seen = await asyncio.gather(*(self._is_ours(*_child(ref, step, item)) for item in some))
+            own |= bits(item for item, is_ours in zip(some, seen, strict=True) if is_ours is not False)
+        self._keep_own(ref, step, own)
+        return own
+
+    def _keep_own(self, ref: JobRef, step: Step, items: int) -> None:
+        self._own[ref, step.sequence] = self._own.pop((ref, step.sequence), 0) | items
+        if len(self._own) > _STEPS_MAX:
+            self._own.popitem(last=False)
 
     async def _enqueue(self, ref: JobRef, job: Job, step: Step, items: int) -> None:
         inputs, inherits = await self._items(step), await self._inherits(ref, job, step)
@@ -146,7 +169,12 @@ class Opening:
             outcomes = await asyncio.gather(*appended, return_exceptions=True)
             for command, outcome in zip(commands, outcomes, strict=True):
                 if isinstance(outcome, WrongSequenceError):
-                    if not await self._is_ours(command):
+                    member = command.order.member
+                    assert member is not None, "a child says whose it is"
+                    is_ours = await self._is_ours(command.ref, command.task, member)
+                    if is_ours is None:
+                        raise WrongSequenceError(self._client.log.names.chain(command.ref), 0)
+                    if not is_ours:
                         taken.append(command.ref)
                 elif isinstance(outcome, BaseException):
                     raise outcome
@@ -168,7 +196,7 @@ class Opening:
             ref=child_ref(ref, step, item),
             task=node.task,
             order=Order(
-                member=Member(queue=ref.queue, job=ref.job_id, step=step.key, item=item, asked=step.sequence),
+                member=_child(ref, step, item)[2],
                 input=value,
                 input_ref=reference,
                 priority=node.priority,
@@ -216,19 +244,15 @@ class Opening:
         stamp: Stamp = msgspec.structs.replace(self._client.stamp(), causation=member.job)
         return log.submit(link(EMPTY_CHAIN, decide(None, command, stamp), log.names).entries)
 
-    async def _is_ours(self, command: Enqueue) -> bool:
-        """Return whether the job that has the id is this child.
-
-        Raises: WrongSequenceError where a replica does not show it yet.
-        """
-        job = (await load(self._client.log, command.ref)).job
+    async def _is_ours(self, child: JobRef, task: str, member: Member) -> bool | None:
+        """Return whether the job that has the id is this child; None where a replica does not show it yet."""
+        job = (await load(self._client.log, child)).job
         if job is None:
-            raise WrongSequenceError(self._client.log.names.chain(command.ref), 0)
-        own, member = job.member, command.order.member
-        assert member is not None, "a child says whose it is"
+            return None
+        own = job.member
         if own is not None and not own.asked:  # an older release made it
             member = msgspec.structs.replace(member, asked=0)
-        return (job.task, own) == (command.task, member)
+        return (job.task, own) == (task, member)
 
     async def _items(self, step: Step) -> Items:
         """Return the inputs of a group's children; those of large groups are kept."""
@@ -245,6 +269,13 @@ class Opening:
                 del self._kept_bytes[oldest]
         self._kept.move_to_end(reference.sha256)
         return found
+
+
+def _child(run: JobRef, step: Step, item: int) -> tuple[JobRef, str, Member]:
+    """Return the name of a child, its task, and how it says whose it is."""
+    assert step.order is not None, "only a group has children"
+    member = Member(queue=run.queue, job=run.job_id, step=step.key, item=item, asked=step.sequence)
+    return child_ref(run, step, item), step.order.node(item).task, member
 
 
 def first_subject(client: Client, parent: JobRef, step: Step, item: int, inherits: tuple[str, ...]) -> str:
