@@ -264,9 +264,13 @@ async def test_a_queue_is_paused_and_resumed_by_name(
 
 async def test_a_limit_is_set_and_removed_by_a_form(http: httpx.AsyncClient, ledger: Ledger) -> None:
     token = token_of((await http.get("/limits")).text)
-    sent = {"token": token, "limit": "mail", "slots": "3", "reason": "enough"}
+    sent = {"token": token, "limit": "mail", "slots": "3", "queues": "mail b*", "reason": "enough"}
     assert (await http.post("/limits/set", data=sent)).status_code == 303
     page = (await http.get("/limits")).text
+    assert "slots 3; for queues b*, mail" in page
+    assert (await http.post("/limits/set", data={**sent, "queues": "none"})).status_code == 303
+    page = (await http.get("/limits")).text
+    assert "for queues" not in page
     assert "of 3" in page
     assert "enough" in page
     nothing = await http.post("/limits/set", data={"token": token, "limit": "mail", "reason": "x"})

@@ -52,12 +52,23 @@ def test_a_person_sets_changes_lists_shows_and_removes_a_limit(cli: CommandLine)
         ("tenant", "", 5, 1.0),
         ("tenant", "acme", 20, 2.5),
     ]
+    assert "  for  " not in listed
+    said = run("set", "tenant", "--queue", "mail", "--queue", "bill*", "--task", "send")
+    assert said.startswith(
+        "limit tenant is: slots 5, 100 per minute, burst 10; for queues bill*, mail; tasks send (before:"
+    )
+    assert "queues bill*, mail; tasks send" in run("list")
     shown = run("show", "tenant")
+    assert "for jobs of  queues bill*, mail; tasks send\n" in shown
     assert "slots 5, 100 per minute, burst 10" in shown
     assert "acme   slots 20, weight 2.5" in shown
     assert shown.index("key acme: slots 20") < shown.rindex("their API")  # the newest first
     (as_json,) = cli.run("limits", "show", "tenant:acme", "--json", *cli.where).lines
     assert (as_json["terms"]["slots"], as_json["overrides"]["acme"]["slots"]) == (20, 20)
+    assert as_json["terms"]["queues"] == ["bill*", "mail"]
+    assert run("set", "tenant", "--queue", "none", "--task", "none").startswith(
+        "limit tenant is: slots 5, 100 per minute, burst 10 (before:"
+    )
 
     assert run("set", "tenant", "--slots", "none", "--rate", "none") == (
         "limit tenant is: burst 10 (before: slots 5, 100 per minute, burst 10)\n"
@@ -98,6 +109,9 @@ def test_a_person_sets_changes_lists_shows_and_removes_a_limit(cli: CommandLine)
             4,
             "limit tenant is not set, so nothing can differ for acme",
         ),
+        (("set", "tenant:acme", "--queue", "mail"), 2, "that is said of all keys of a limit at once"),
+        (("set", "queue", "--task", "send"), 2, "that is said of all keys of a limit at once"),
+        (("set", "tenant", "--queue", "a b"), 2, "queues must be patterns of 1 to 64"),
         (("remove", "tenant"), 3, "there is no limit tenant: `jobledger limits list`"),
         (("remove", "tenant:acme"), 3, "there is no limit tenant"),
         (("show", "tenant"), 3, "there is no limit tenant"),

@@ -121,7 +121,7 @@ def _by_limit(changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for word, value in changes.items():
         limit, _, field = word.rpartition(".")
-        if not limit or field not in Terms.__struct_fields__:
+        if not limit or field not in Override.__struct_fields__:
             limit, field = word, "slots"
         checked_limits((limit,))
         if value is None and field not in _UNBOUNDED and not split(limit)[1]:

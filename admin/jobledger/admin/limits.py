@@ -12,7 +12,7 @@ from jobledger.admin.events.changes import Change, change_of
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.limits.defining import change
 from jobledger.ledger.limits.in_code import CodeLimit, differing, limits_in_code
-from jobledger.ledger.model.errors import LimitNotFoundError, NotFoundError, RefusedError
+from jobledger.ledger.model.errors import InvalidInputError, LimitNotFoundError, NotFoundError, RefusedError
 from jobledger.ledger.model.inputs import checked_limits
 from jobledger.ledger.model.limits.definition import (
     LIMIT,
@@ -24,8 +24,9 @@ from jobledger.ledger.model.limits.definition import (
     SetLimit,
     Source,
     Terms,
+    override_of,
 )
-from jobledger.ledger.model.limits.names import RESERVED, split
+from jobledger.ledger.model.limits.names import RESERVED, UNNAMED, split
 from jobledger.ledger.model.log import events_among
 
 
@@ -55,11 +56,16 @@ async def set_limit(
 ) -> ChangedLimit:
     """Change some numbers of a limit, or of one key of it; what `changes` does not name stays as it is.
 
-    `changes`: fields of `Terms`; None means no bound, and for a key as the limit says. `plan`: change nothing.
+    `changes`: fields of `Terms`; None means no bound, and for a key as the limit says. Empty `queues` and `tasks`: it is
+    not said any more who may name it. `plan`: change nothing.
 
     Raises: InvalidTokenError, InvalidInputError; RefusedError for a key of a limit that is not set; UnreachableError.
     """
     name, key = _named(limit)
+    if (key or name in UNNAMED) and changes.keys() & {"queues", "tasks"}:
+        raise InvalidInputError(
+            f"{limit} is no limit of which is said who may name it: that is said of all keys of a limit at once"
+        )
 
     def wish(before: Definition | None) -> LimitCommand:
         common = None if before is None else before.common
@@ -103,7 +109,7 @@ async def remove_limit(
                 f"limit {name} has nothing that differs for {key}: `jobledger limits show {name}`"
             )
         if in_code is not None and by_person:
-            own = Override(**msgspec.structs.asdict(in_code.terms))
+            own = override_of(in_code.terms)
             return SetKey(key=key, override=own, source="code", given_back=True, reason=reason)
         return SetKey(key=key, override=None, reason=reason)
 
@@ -125,6 +131,7 @@ async def _change(
 ) -> ChangedLimit:
     name, key = split(limit)
     before, after = await change(ledger.log, name, wish, lambda: ledger.stamp(by), plan=plan)
+    ledger.code_limits.forget(name)
     return ChangedLimit(
         limit=limit,
         before=None if before is None else before.of(key),

@@ -10,7 +10,6 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from jobledger.admin.rows import Rows, View
-from jobledger.ledger.access.acting import require_limits
 from jobledger.ledger.adding.announced import AnnouncedTask
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.enqueueing import with_tenant
@@ -160,7 +159,8 @@ async def like_unloaded(
     Its input is not checked. `given`: the options that somebody chose. The queue is else the one that the last worker
     with this task named.
 
-    Raises: InvalidInputError, InvalidTokenError, ConfigurationError, PayloadTooLargeError, UnreachableError.
+    Raises: InvalidInputError, InvalidTokenError, ConfigurationError, PayloadTooLargeError, UnreachableError;
+        AccessDeniedError for a limit that the jobs may not name.
     """
     check_users_task(task)
     known = await find_task(ledger.inbox, ledger.names, task)
@@ -170,8 +170,10 @@ async def like_unloaded(
     elif known is not None:
         chosen["queue"] = known.queue
     announced = None if known is None else AnnouncedTask(known)
-    require_limits(chosen.get("limits", ()), () if announced is None else announced.defaults.limits)
     options = Options(**chosen)
+    own = () if announced is None else announced.defaults.limits
+    job = (options.queue, task)
+    await ledger.patience.read(lambda: ledger.code_limits.require(options.limits, job, own))
     what = f"input of task {task}"
     text = encode_value(dict(values), what=what)
     if announced is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -119,10 +120,18 @@ async def workflows_for(principal: Principal, rows: Rows) -> list[Listed]:
 def limits_for(
     principal: Principal, listed: tuple[list[LimitListed], list[LimitMissing]]
 ) -> tuple[list[LimitListed], list[LimitMissing]]:
-    """Return the limits, without who holds them and who waits for them where somebody may not see all jobs."""
+    """Return the limits; without who holds them, waits for them and may name them where somebody may not see all jobs."""
     if principal.is_everywhere:
         return listed
-    return [replace(each, taken=None, keys=None, most=None, in_code=()) for each in listed[0]], []
+    hidden: dict[str, Any] = {
+        "taken": None,
+        "keys": None,
+        "most": None,
+        "in_code": (),
+        "queues": (),
+        "tasks": (),
+    }
+    return [replace(each, **hidden) for each in listed[0]], []
 
 
 def diagnoses_for(principal: Principal, found: Iterable[Diagnosis]) -> list[Diagnosis]:

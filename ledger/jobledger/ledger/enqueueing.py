@@ -90,9 +90,14 @@ class Enqueuer:
         job_id = self._job_id(plain, options)  # before anything is awaited: ids follow the order of the calls
         order = functools.partial(self._order, plain, options, job_id, text, notify=notify)
         is_small = client.inputs.fits_inline(text, what=plain.signature.what)
-        # A large input is stored first, and so is the definition of a limit that the code declares.
+        # A large input is stored first, and so is the definition of a limit that the code declares; whoever names another
+        # limit asks whether the job may.
         needs_server = (
-            not is_small or options.declared or options.declared_queue is not None or plain.callbacks
+            not is_small
+            or options.limits
+            or options.declared
+            or options.declared_queue is not None
+            or plain.callbacks
         )
         command = await (patience.read(order) if needs_server else order())
         if options.unique is not None:
@@ -286,7 +291,7 @@ class Enqueuer:
         )
         if self._children is not None:
             order = self._children.inherit(order)
-        if options.declared or options.declared_queue is not None:
+        if options.limits or options.declared or options.declared_queue is not None:
             order = await self._limited(task, options, order, text)
         return Enqueue(
             ref=JobRef(queue=options.queue, job_id=job_id),
@@ -301,17 +306,20 @@ class Enqueuer:
 
         for _, callback in task.callbacks:
             plain, chosen = callback.unpacked
-            if chosen.limits_in_code:
-                await self._client.code_limits.ensure(chosen.limits_in_code, plain.name, chosen.queue)
+            await self._client.code_limits.ensure(chosen, plain)
         return callbacks_of(task, options.tenant)
 
     async def _limited(self, task: Kind, options: Options, order: Order, text: bytes) -> Order:
-        """Return the order with its limits and their keys, after the code's definitions of them are in the ledger."""
-        arguments = functools.cache(lambda: task.signature.decode(text))
-        job = Keyed(task.name, options.queue, order, arguments)
-        found = with_limits(job, options.declared, options.declared_queue)
-        await self._client.code_limits.ensure(options.limits_in_code, task.name, options.queue)
-        return found
+        """Return the order with its limits and their keys, after the code's definitions of them are in the ledger.
+
+        Raises: AccessDeniedError for a limit that the job may not name.
+        """
+        if options.declared or options.declared_queue is not None:
+            arguments = functools.cache(lambda: task.signature.decode(text))
+            job = Keyed(task.name, options.queue, order, arguments)
+            order = with_limits(job, options.declared, options.declared_queue)
+        await self._client.code_limits.ensure(options, task)
+        return order
 
     def comparing(self, task: Kind, options: Options, *, is_named: bool) -> Compare | None:
         """Return what compares a job with the one that has its id already; None where nothing is to be compared.

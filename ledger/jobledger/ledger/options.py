@@ -9,7 +9,6 @@ from typing import Any, Final, Literal, cast
 import msgspec
 from msgspec.structs import force_setattr
 
-from jobledger.ledger.access.acting import require_limits
 from jobledger.ledger.backoff import Backoff
 from jobledger.ledger.hooks import Hooks
 from jobledger.ledger.limits.declared import Limit, Queue, divided, queue_of
@@ -116,7 +115,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Options:
         """Return these with some that are given for one job, None among them being none; `limits` are added.
 
-        Raises: InvalidTokenError, ConfigurationError, InvalidInputError; AccessDeniedError as `require_limits`.
+        Raises: InvalidTokenError, ConfigurationError, InvalidInputError.
         """
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if queue is not None:  # the task's own may be named by its name alone
@@ -127,7 +126,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
                 check_users_queue(found[0])
         if limits != ():
             names, declared = divided(limits)
-            require_limits(names, self.limits)
             changes["limits"] = (*self.limits, *names)
             changes["declared"] = (*self.declared, *declared)
         return msgspec.structs.replace(self, **changes)

@@ -48,6 +48,17 @@ _Keep = Annotated[
         help=f"When a job gives its slot back, after each attempt or at its end: {', '.join(KEEPS)}.",
     ),
 ]
+_Queues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--queue",
+        metavar="PATTERN",
+        help="Only jobs of such queues may name it; may be repeated. '*': all may, none: nobody says any more.",
+    ),
+]
+_Tasks = Annotated[
+    list[str] | None, typer.Option("--task", metavar="PATTERN", help="The same of tasks; may be repeated.")
+]
 _Weight = Annotated[
     float | None, typer.Option("--weight", metavar="X", help="Its share beside others, 1 by default.")
 ]
@@ -65,6 +76,8 @@ async def set_(
     mode: _Mode = None,
     keep: _Keep = None,
     weight: _Weight = None,
+    queue: _Queues = None,
+    task: _Tasks = None,
     reason: bulk.Why = "",
     plan: bulk.Plan = False,
 ) -> None:
@@ -77,11 +90,16 @@ async def set_(
         "mode": mode,
         "keep": keep,
         "weight": weight,
+        "queues": _patterns(queue),
+        "tasks": _patterns(task),
     }
     unbound = {name: None for name, word in (("slots", slots), ("rate", rate)) if word == "none"}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None} | unbound
     if not changes:
-        raise UsageError("say what is to hold: --slots N, --rate N --per SPAN, or --slots none for no bound")
+        raise UsageError(
+            "say what is to hold: --slots N, --rate N --per SPAN, --slots none for no bound, or who may name it: "
+            "--queue PATTERN, --task PATTERN"
+        )
     async with cli.ledger() as ledger:
         found = await set_limit(ledger, limit, changes, reason=reason, by=operator(), plan=plan)
     _tell(cli, found, plan=plan)
@@ -96,6 +114,11 @@ async def remove(cli: Cli, *, limit: Name, reason: bulk.Why = "", plan: bulk.Pla
     async with cli.ledger() as ledger:
         found = await remove_limit(ledger, limit, reason=reason, by=operator(), plan=plan)
     _tell(cli, found, plan=plan)
+
+
+def _patterns(given: list[str] | None) -> tuple[str, ...] | None:
+    """Return patterns of names; none of the word `none`, None where nothing was said."""
+    return None if not given else () if given == ["none"] else tuple(sorted(set(given)))
 
 
 def _number(option: str, word: str | None, kind: type[int | float]) -> int | float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import TypeVar
 
 from jobledger.admin.held import LimitNow, limit_now
 from jobledger.admin.limits import ShownLimit, show_limit
@@ -23,8 +24,10 @@ from jobledger.cli.output import Cell, Output
 from jobledger.cli.past import asked, rows_begin, viewed_of
 from jobledger.cli.text import age, moment, shortened
 from jobledger.ledger.limits.in_code import CodeLimit
-from jobledger.ledger.model.limits.definition import Author, terms_words
+from jobledger.ledger.model.limits.definition import Author, terms_words, who_words
 from jobledger.ledger.model.limits.names import joined, split
+
+T = TypeVar("T")
 
 
 @command(LIMITS, "list", takes=ROWS)
@@ -39,13 +42,12 @@ async def list_limits(cli: Cli, *, at: options.At = None, sequence: options.Sequ
     elif not (rows or missing):
         output.say("no limit is set; set one with `jobledger limits set NAME --slots N`")
     else:
-        output.table(
-            ("limit", "holds", "taken>", "set by", "since!"),
-            [
-                *(_cells(row, view.now) for row in rows),
-                *((shortened(each.name, 60), _not_set(each.held), each.taken, "", "") for each in missing),
-            ],
-        )
+        cells = [_cells(row, view.now) for row in rows]
+        cells += [(shortened(each.name, 60), _not_set(each.held), "", each.taken, "", "") for each in missing]
+        header = ("limit", "holds", "for", "taken>", "set by", "since!")
+        if not any(row.queues or row.tasks for row in rows):  # seldom said, and lines are short
+            header, cells = _without_who(header), [_without_who(each) for each in cells]
+        output.table(header, cells)
         for row in rows:
             _tell_code(output, joined(row.name, row.key), row.in_code)
 
@@ -57,15 +59,20 @@ def _tell_code(output: Output, limit: str, in_code: Sequence[CodeLimit]) -> None
         output.say(f"the code of {in_code[0].worker}{more} has {limit} as {terms_words(in_code[0].terms)}")
 
 
+def _without_who(cells: tuple[T, ...]) -> tuple[T, ...]:
+    return (*cells[:2], *cells[3:])
+
+
 def _not_set(jobs: int) -> str:
     return f"nobody set it: {jobs:,} job{' waits' if jobs == 1 else 's wait'}"
 
 
 def _cells(row: LimitListed, now: datetime) -> tuple[Cell, ...]:
-    since = datetime.fromisoformat(row.set_at)
+    since, terms = datetime.fromisoformat(row.set_at), row_terms(row)
     return (
         shortened(joined(row.name, row.key), 60),
-        terms_words(row_terms(row)),
+        terms_words(terms, with_who=False),
+        shortened(who_words(terms), 60),
         taken_words(row),
         "code" if row.source == "code" else shortened(row.set_by, 30),
         age(since, max(now, since)),
@@ -104,7 +111,8 @@ def _tell_definition(output: Output, found: ShownLimit, now: datetime) -> None:
     nothing = "nothing: jobs that name it stay held"
     output.facts(
         [
-            ("holds", nothing if found.terms is None else terms_words(found.terms)),
+            ("holds", nothing if found.terms is None else terms_words(found.terms, with_who=False)),
+            ("for jobs of", None if found.terms is None else who_words(found.terms) or None),
             ("set by", _set_by(author)),
             ("since", moment(author.at, now)),
             ("reason", author.reason or None),

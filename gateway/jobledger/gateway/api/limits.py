@@ -52,6 +52,11 @@ class LimitTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     mode: Mode | msgspec.UnsetType = msgspec.UNSET  #: what a job does that finds it full
     keep: Keep | msgspec.UnsetType = msgspec.UNSET  #: when a job gives its slot back
     weight: float | msgspec.UnsetType = msgspec.UNSET  #: its share beside others
+    #: Patterns of the queues whose jobs may name it, `*` for all; empty, as those of tasks: nobody says who may.
+    queues: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    tasks: tuple[str, ...] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  #: the same of tasks; where both are given, both must match
     reason: Text = ""  #: kept in the ledger with who said so
 
 

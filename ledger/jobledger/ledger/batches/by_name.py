@@ -53,7 +53,7 @@ async def batch_spec(
 ) -> BatchSpec:
     """Return what is stored of a batch whose tasks workers announced; `end`: what follows it, with options of its own.
 
-    Raises: TaskNotFoundError, InvalidError, UnreachableError.
+    Raises: TaskNotFoundError, InvalidError, UnreachableError; AccessDeniedError for a limit that what follows may not name.
     """
     found = await find_announced(ledger.patience, ledger.announced, task)
     spec = BatchSpec(task=found.name, queue=options_of(found, options).queue)
@@ -61,7 +61,10 @@ async def batch_spec(
         return spec
     last, chosen = end
     ending = await find_announced(ledger.patience, ledger.announced, last)
-    return with_end(spec, name, ending, options_of(ending, chosen))
+    options = options_of(ending, chosen)
+    spec = with_end(spec, name, ending, options)
+    await ledger.patience.read(lambda: ledger.code_limits.ensure(options, ending))
+    return spec
 
 
 async def open_batch(

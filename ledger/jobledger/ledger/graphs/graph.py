@@ -131,9 +131,7 @@ class Graph:
         self.limit = limit
         self.on_dead_letter: OnDeadLetter = on_dead_letter
         self.on_failure: Literal["stop", "continue"] = on_failure
-        self.declared: list[
-            tuple[Options, str]
-        ] = []  #: options that define limits in code, with their task's name
+        self.declared: list[tuple[Options, Kind]] = []  #: options that have limits, with their task
         self.takes_input = (
             False  #: whether a node takes values of its run's input, which only a stored graph's runs have
         )
@@ -254,10 +252,13 @@ class Graph:
         await self.ensure_limits(client)
         return run_graph, {"graph": spec}
 
-    async def ensure_limits(self, client: Client) -> None:
-        """See to it that what the nodes' code defines of limits is in the ledger. Raises: ConfigurationError, UnreachableError."""
+    async def ensure_limits(self, client: Client, *, plan: bool = False) -> None:
+        """See to it that what the nodes' code defines of limits is in the ledger, and that each node may name its limits.
+
+        `plan`: define nothing. Raises: ConfigurationError, UnreachableError; AccessDeniedError, which names the limit.
+        """
         for options, task in self.declared:
-            ensure = functools.partial(client.code_limits.ensure, options.limits_in_code, task, options.queue)
+            ensure = functools.partial(client.code_limits.ensure, options, task, plan=plan)
             await client.patience.read(ensure)
 
     def _add(
@@ -282,7 +283,9 @@ class Graph:
         self, task: Kind, options: Options, known: Mapping[str, Any], late: Collection[str]
     ) -> tuple[str, ...]:
         """Return the limits of a node's job, with their keys; `late`: the arguments whose values are not known yet."""
-        self.declared += [(each.unpacked[1], each.unpacked[0].name) for _, each in task.callbacks]
+        self.declared += [(each.unpacked[1], each.unpacked[0]) for _, each in task.callbacks]
+        if options.limits or options.limits_in_code:
+            self.declared.append((options, task))
         if not options.declared and options.declared_queue is None:
             return options.limits
         for limit in options.limits_in_code:
@@ -291,7 +294,6 @@ class Graph:
                     f"limit {limit.name} of task {task.name} takes its key from {limit.key}, which is the result of "
                     "another node here, or of the run's input: pass it as a value, or name the limit with its key in options(limits=...)"
                 )
-        self.declared.append((options, task.name))
         order = Order(limits=options.limits, tenant=options.tenant, metadata=options.metadata)
         arguments = {**task.signature.defaults, **known}
         job = Keyed(task.name, options.queue, order, lambda: arguments)

@@ -75,8 +75,7 @@ class GraphVerbs:
             given = graph if isinstance(graph, NamedGraph) else named_graph(graph)
             graph = await graph_of(self._client.patience, self._announced, given)
         command = SetGraph(spec=graph.spec(), reason=reason)
-        if not plan:
-            await graph.ensure_limits(self._client)
+        await graph.ensure_limits(self._client, plan=plan)
         return await self._change(graph.name, command, by, plan=plan)
 
     async def remove(

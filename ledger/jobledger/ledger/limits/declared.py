@@ -41,6 +41,10 @@ class Limit(_Named, frozen=True, kw_only=True):
         "attempt"  #: when a job gives its slot back: after each "attempt", or at the end of the "job"
     )
     weight: float = 1.0  #: its keys' share beside those of other limits
+    #: Patterns of the queues whose jobs may name it, ("*",) for all; nothing here and in `tasks`: everything that may
+    #: enqueue anywhere, and the tasks whose code has it.
+    queues: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()  #: the same of tasks; where both are given, both must match
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -59,14 +63,22 @@ class Limit(_Named, frozen=True, kw_only=True):
             return f"key must be the name of an argument, metadata.<name> or tenant, got {self.key!r}"
         if self.name in _OWN and self.key is not None:
             return f"its key is the job's {self.name}: leave key= out"
+        if self.is_own and self.terms.says_who:
+            return f"only jobs of one {self.name} have each of its keys: leave queues= and tasks= out"
         if not self.is_defined and self.terms != Terms():
-            return "give slots or rate as well, or leave all numbers out: then a person sets it"
+            return "give slots or rate as well, or leave all else out: then a person sets it"
         return ""
 
     @property
     def terms(self) -> Terms:
-        """The numbers alone."""
-        return Terms(**{name: getattr(self, name) for name in _FIELDS})
+        """What it says of the limit, without its name and key."""
+        said = {name: getattr(self, name) for name in _FIELDS}
+        return Terms(
+            **{
+                name: tuple(cast("list[str]", value)) if isinstance(value, list) else value
+                for name, value in said.items()
+            }
+        )
 
     @property
     def is_defined(self) -> bool:

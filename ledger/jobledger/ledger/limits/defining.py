@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Container, Iterable
+from typing import Final, NamedTuple, Protocol
 
-import msgspec
-
+from jobledger.ledger.access.acting import ACTING_FOR
 from jobledger.ledger.limits.declared import Limit
 from jobledger.ledger.limits.in_code import difference
 from jobledger.ledger.limits.keys import own_key
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.chain import retry_raced
 from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.deciding.permitting import permit_limit
 from jobledger.ledger.model.errors import (
     ConfigurationError,
     CorruptLedgerError,
@@ -29,15 +29,15 @@ from jobledger.ledger.model.limits.definition import (
     LIMIT,
     Definition,
     LimitCommand,
-    Override,
     SetKey,
     SetLimit,
     Terms,
     decide,
     evolve,
+    override_of,
     terms_words,
 )
-from jobledger.ledger.model.limits.names import joined
+from jobledger.ledger.model.limits.names import UNNAMED, joined, split
 from jobledger.ledger.model.log import Log, end_of_chain
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,9 @@ logger = logging.getLogger(__name__)
 _WAIT_S: Final = 2.0
 #: After a failure, how long enqueues go on without another try.
 _PAUSE_S: Final = 10.0
+#: How long a limit is taken for what it was, by whoever enqueues a job that names it.
+_GOOD_FOR_S: Final = 2.0
+_KNOWN_MAX: Final = 1_000
 
 
 async def look(log: Log, limit: str) -> View[Definition]:
@@ -101,26 +104,109 @@ async def define_key(log: Log, limit: str, key: str, terms: Terms, stamp: Callab
     await change(log, limit, lambda before: _wish(before, key, terms), stamp)
 
 
+class Naming(Protocol):
+    """The options of a job, as far as its limits go; see `Options`."""
+
+    @property
+    def queue(self) -> str:
+        """Where it waits."""
+        ...
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """Limits by their names."""
+        ...
+
+    @property
+    def limits_in_code(self) -> tuple[Limit | str, ...]:
+        """Limits that code declares."""
+        ...
+
+
+class OfTask(Protocol):
+    """The task of a job, as far as its limits go; see `Kind`."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def defaults(self) -> Naming:
+        """What its code says."""
+        ...
+
+
+class _Known(NamedTuple):
+    """A limit as it was read a moment ago."""
+
+    definition: Definition | None
+    until: float  #: by the loop's clock
+
+
 class CodeLimits:
-    """The definitions that this process's code has, each written to the ledger once, before its first job."""
+    """The limits that jobs of one client name: what its code defines is in the ledger before, and each may be named.
+
+    A definition that was read counts for a moment, so that few enqueues ask the server for it.
+    """
 
     def __init__(self, log: Log, stamp: Callable[[], Stamp]) -> None:
         self._log = log
         self._stamp = stamp
+        self._looks = asyncio.Lock()  #: many enqueues begin at once, and one of them reads
+        self._known: dict[str, _Known] = {}  #: by name, what says who may name a limit
         self._turn = asyncio.Lock()  #: many enqueues begin at once, and one of them writes
         self._said: dict[
             str, Terms
         ] = {}  #: by limit or limit:key, what was written, or is as a person set it
         self._failed: dict[str, float] = {}  #: when it could not be written, by the loop's clock
 
-    async def ensure(self, limits: Sequence[Limit | str], task: str, queue: str) -> None:
+    async def ensure(self, options: Naming, task: OfTask, *, plan: bool = False) -> None:
         """See to it that what a job's task and queue define is in the ledger, as far as that can be done at once.
 
-        Raises: ConfigurationError where this process defined a limit otherwise before.
+        `plan`: only ask whether the job may name its limits.
+
+        Raises: ConfigurationError where this process defined a limit otherwise before; as `require`.
+        """
+        in_code = options.limits_in_code
+        for limit in () if plan else in_code:
+            if isinstance(limit, Limit) and not self._is_said(limit, task.name, options.queue):
+                await self._say(limit, task.name, options.queue)
+        job, own = (options.queue, task.name), task.defaults.limits
+        await self.require(options.limits, job, own)
+        declared = tuple(each if isinstance(each, str) else each.name for each in in_code)
+        await self.require(declared, job, declared)
+
+    async def require(self, limits: Iterable[str], job: tuple[str, str], own: Container[str]) -> None:
+        """Refuse limits that a job names and may not. `job`: its queue and task; `own`: the limits of the task's code.
+
+        Raises: AccessDeniedError, UnreachableError, UnknownEventError.
         """
         for limit in limits:
-            if isinstance(limit, Limit) and not self._is_said(limit, task, queue):
-                await self._say(limit, task, queue)
+            name = split(limit)[0]
+            if name not in UNNAMED:
+                known = self._known.get(name)
+                if known is None or known.until < asyncio.get_running_loop().time():
+                    known = await self._look(name)
+                permit_limit(ACTING_FOR.get(), limit, known.definition, job, is_own=limit in own)
+
+    async def _look(self, name: str) -> _Known:
+        async with self._looks:
+            known, now = self._known.get(name), asyncio.get_running_loop().time()
+            if known is not None and known.until >= now:
+                return known
+            return self._keep(name, (await look(self._log, name)).state)
+
+    def _keep(self, name: str, definition: Definition | None) -> _Known:
+        if len(self._known) >= _KNOWN_MAX:  # callers choose the names
+            self._known.clear()
+        known = _Known(definition, asyncio.get_running_loop().time() + _GOOD_FOR_S)
+        self._known[name] = known
+        return known
+
+    def forget(self, name: str) -> None:
+        """Read a limit again before the next job that names it."""
+        self._known.pop(name, None)
 
     def _is_said(self, limit: Limit, task: str, queue: str) -> bool:
         """Return whether nothing is to be written for a limit now.
@@ -155,6 +241,7 @@ class CodeLimits:
                         self._log, limit.name, lambda before: _wish(before, key, wanted), self._stamp
                     )
                     self._said[name] = wanted
+                    self._keep(limit.name, found.after)
                     differs = difference(found.after, name, wanted)
                     if differs:
                         logger.warning("%s", differs)
@@ -177,7 +264,7 @@ def _wish(before: Definition | None, key: str, wanted: Terms) -> LimitCommand | 
         is_said = before is not None and before.common == wanted
         return None if by_person or is_said else SetLimit(terms=wanted, source="code")
     # The name is shared by every queue or task, and each has its numbers under its own key.
-    own = Override(**msgspec.structs.asdict(wanted))
+    own = override_of(wanted)
     if before is not None and key in before.overrides:
         stays = before.author(key).source == "operator" or before.overrides[key] == own
         if stays:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
+from jobledger.ledger.access.acting import acting_for
+from jobledger.ledger.adding.announced import AnnouncedTask
 from jobledger.ledger.enqueueing import Enqueuer
 from jobledger.ledger.graphs.graph_run import run_stored_graph
 from jobledger.ledger.graphs.stored import graph_named
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.errors import InvalidError, InvalidInputError
+from jobledger.ledger.model.errors import AccessDeniedError, InvalidError, InvalidInputError
 from jobledger.ledger.model.hooks.match import Delivered, is_constant, source_value
 from jobledger.ledger.model.hooks.route import (
     ROUTE,
@@ -27,9 +30,12 @@ from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.named_chain import Changed, change, look
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.named.book import AnnouncedTasks, find_announced
+from jobledger.ledger.options import Options
 from jobledger.ledger.webhooks.receiving import Arrival, BodyStore, Match, Outcome, Receiver, matches
 from jobledger.ledger.webhooks.routes import route_named
 from jobledger.ledger.webhooks.signals import RunClient, RunSignal, signal_for
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -70,9 +76,10 @@ class RouteVerbs:
         return await self._change(name, command, by, plan=plan)
 
     async def _require_fit(self, rule: RouteRule) -> None:
-        """Refuse a rule for a graph that is not stored, and an input that its task cannot take.
+        """Refuse a rule for a graph that is not stored, an input that its task cannot take, and limits of others.
 
-        Raises: InvalidInputError, GraphNotFoundError, UnreachableError.
+        Raises: InvalidInputError, GraphNotFoundError, UnreachableError; AccessDeniedError for a limit that the rule's jobs
+            may not name.
         """
         if rule.graph:
             await self._patiently(lambda: graph_named(self._client.log, rule.graph))
@@ -91,7 +98,7 @@ class RouteVerbs:
             known.update(dict.fromkeys(late - known.keys()))
         try:
             task.signature.check_known(known, late)
-            task.defaults.changed({}, queue=None, limits=tuple(rule.limits))
+            options = task.defaults.changed({}, queue=rule.queue or None, limits=tuple(rule.limits))
             if (
                 rule.signal in task.signals
                 and rule.composed is None
@@ -102,6 +109,7 @@ class RouteVerbs:
                 task.signals[rule.signal].check(encode_value(value, what=f"value of signal {rule.signal}"))
         except InvalidInputError as error:
             raise InvalidInputError(f"rule {rule.name}: {error}") from None
+        await self._patiently(lambda: self._client.code_limits.ensure(options, task, plan=True))
 
     async def remove(
         self, name: str, *, reason: str = "", by: str = "", plan: bool = False
@@ -218,6 +226,7 @@ class RouteVerbs:
             InvalidError
         ):  # the task has others since the rule was set, too many with these
             options = options.changed({}, queue=None, limits=match.said.get("limits", ()))
+        options = await self._nameable(rule, task, options)
         # What makes the job the only one of its kind is the delivery.
         options = msgspec.structs.replace(options, unique=None, debounce_s=None, max_wait_s=None)
         try:
@@ -228,6 +237,16 @@ class RouteVerbs:
                 options, declared=(), declared_queue=None, id_template="", tenant_template=""
             )
             return await self._enqueuer.bulk_order(task, without, job_id, text)
+
+    async def _nameable(self, rule: RouteRule, task: AnnouncedTask, options: Options) -> Options:
+        """Return the options of a rule's job, without limits where the job may not name one by now: a delivery is not lost."""
+        with acting_for(None):  # whoever set the rule up was allowed to
+            try:
+                await self._client.code_limits.ensure(options, task)
+            except AccessDeniedError as error:
+                logger.warning("a job of rule %s is begun without limits: %s", rule.name, error)
+                return msgspec.structs.replace(options, limits=(), declared=(), declared_queue=None)
+        return options
 
     async def _signal(self, match: Match, signal_id: str, start: Enqueue | None) -> RunSignal:
         run = match.said.get("id", "")

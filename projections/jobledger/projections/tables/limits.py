@@ -34,6 +34,10 @@ LIMITS: Final = Table(
         "mode": text("what a job does that finds the key full: `queue`, `newest`, `replace` or `drop`"),
         "keep": text("when a job gives its slot back: after each `attempt`, or at the end of the `job`"),
         "weight": real("the key's share beside other keys"),
+        "queues": text(
+            "patterns of the queues whose jobs may name the limit, with blanks between; empty: nobody said"
+        ),
+        "tasks": text("the same of tasks"),
         "source": text("who says so: `code` or `operator`"),
         "set_by": text("the process or person"),
         "set_at": timestamp("when, by the clock of that process or person"),
@@ -43,11 +47,13 @@ LIMITS: Final = Table(
     key=("name", "limit_key"),
     sequence="last_sequence",
 )
+#: Columns with several words.
+_PATTERNS: Final = ("queues", "tasks")
 _PUT: Final = LIMITS.putting()
 _FORGET: Final = "DELETE FROM limits WHERE name = ?"
 _SELECT: Final = (
-    "SELECT name, limit_key, slots, rate, per_s, burst, mode, keep, weight, source, set_by, set_at, reason, "
-    "last_sequence FROM limits ORDER BY name, limit_key"
+    "SELECT name, limit_key, slots, rate, per_s, burst, mode, keep, weight, queues, tasks, source, set_by, set_at, "
+    "reason, last_sequence FROM limits ORDER BY name, limit_key"
 )
 
 
@@ -63,6 +69,10 @@ class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     keep: str
     weight: float
+    queues: tuple[
+        str, ...
+    ]  #: patterns of the queues whose jobs may name the limit; none, nor of tasks: nobody said
+    tasks: tuple[str, ...]  #: the same of tasks
     source: str
     set_by: str
     set_at: str
@@ -72,7 +82,11 @@ class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def limit_rows(select: Callable[[str], Sequence[Sequence[Any]]]) -> list[LimitRow]:
     """Return every limit that is defined, by name and key; `select` runs a statement on a projection's file."""
-    return [LimitRow(**dict(zip(LimitRow.__struct_fields__, row, strict=True))) for row in select(_SELECT)]
+    return [_row(dict(zip(LimitRow.__struct_fields__, row, strict=True))) for row in select(_SELECT)]
+
+
+def _row(values: dict[str, Any]) -> LimitRow:
+    return LimitRow(**{**values, **{name: tuple(values[name].split()) for name in _PATTERNS}})
 
 
 class LimitRows(Rows):
@@ -94,7 +108,8 @@ class LimitRows(Rows):
 
 
 def _values(terms: Terms) -> tuple[Any, ...]:
-    return msgspec.structs.astuple(terms)
+    said = msgspec.structs.asdict(terms)
+    return tuple(" ".join(value) if name in _PATTERNS else value for name, value in said.items())
 
 
-LIMIT_TABLES: Final = AggregateTables(aggregate=LIMIT.name, version=2, tables=(LIMITS,), rows=LimitRows)
+LIMIT_TABLES: Final = AggregateTables(aggregate=LIMIT.name, version=3, tables=(LIMITS,), rows=LimitRows)

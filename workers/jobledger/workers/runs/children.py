@@ -63,10 +63,10 @@ class ChildJobs:
     async def ensure_limits(self, task: Task[Any, Any], options: Options) -> None:
         """See to it that what a task's code, and that of its callbacks, defines of limits is in the ledger.
 
-        Raises: ConfigurationError.
+        Raises: ConfigurationError; AccessDeniedError for a limit that the children may not name.
         """
         for plain, chosen in ((task, options), *(each.unpacked for _, each in task.callbacks)):
-            await self._ledger.code_limits.ensure(chosen.limits_in_code, plain.name, chosen.queue)
+            await self._ledger.code_limits.ensure(chosen, plain)
 
     async def callback(self, run: Job, end: RunEnd) -> Enqueue | None:
         """Return what enqueues the job that is told of the end of a run; see `callback_for`."""

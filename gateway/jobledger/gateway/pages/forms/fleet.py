@@ -83,8 +83,13 @@ async def change_limit(sent: Sent) -> str:
     for name in ("slots", "rate"):
         if f"no_{name}" in fields:
             changes[name] = None
+    for name in ("queues", "tasks"):
+        if patterns := fields.one(name).split():
+            changes[name] = () if patterns == ["none"] else tuple(sorted(set(patterns)))
     if not changes:
-        raise ProblemError("BAD_REQUEST", "nothing was changed: give slots, rate, period, burst or weight")
+        raise ProblemError(
+            "BAD_REQUEST", "nothing was changed: give slots, rate, period, burst, weight, queues or tasks"
+        )
     await set_limit(
         sent.gateway.ledger, fields.one("limit"), changes, reason=fields.reason(), by=sent.principal.name
     )

@@ -23,6 +23,7 @@ from jobledger.ledger.model.commands import (
 )
 from jobledger.ledger.model.errors import AccessDeniedError, JobNotFoundError
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.limits.definition import Definition
 from jobledger.ledger.model.reserved_ids import check_unreserved
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import Permission
@@ -82,6 +83,37 @@ def _permit_to_begin(principal: Principal, command: Enqueue) -> None:
         principal.require(NEEDED[Enqueue], check_users_queue(queue), task)
     if order.member is None:  # nobody but a batch says so, of its own jobs
         check_unreserved(command.ref.job_id, principal.keyed)
+
+
+def permit_limit(
+    principal: Principal | None,
+    limit: str,
+    definition: Definition | None,
+    job: tuple[str, str],
+    *,
+    is_own: bool,
+) -> None:
+    """Refuse a limit that a job names and may not; the refusal tells nothing of who holds it.
+
+    What the definition says holds for everybody. Where it does not say who may name it, whoever is bound to queues or
+    tasks may not: who names a limit takes slots from all who do, and may end their jobs by its mode. `job`: its queue and
+    task; `is_own`: whether the task's code has the limit; `principal`: None for an operator.
+
+    Raises: AccessDeniedError.
+    """
+    queue, task = job
+    terms = None if definition is None else definition.common
+    if terms is not None and terms.says_who:
+        if not terms.is_for(queue, task):
+            raise AccessDeniedError(
+                f"jobs of task {task} in queue {queue} may not name limit {limit}: leave out limit {limit}, or have whoever "
+                "sets it name that queue and that task"
+            )
+    elif not (principal is None or principal.is_everywhere or is_own):
+        raise AccessDeniedError(
+            f"{principal.name} is bound to some queues or tasks, so its jobs have the limits of their task's code and "
+            f"those that are set for their queue and task: leave out limit {limit}, or have the task name it"
+        )
 
 
 def _is_once_more(command: Requeue) -> bool:

@@ -31,9 +31,7 @@ class MatchedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rule: str  #: the rule's name
     queue: str  #: the job's queue
     job: str  #: its id
-    #: Whether its id does not follow from the delivery: the body or the task says it, and such a job may have been there
-    #: before; or another job had the id that follows.
-    given: bool = False
+    given: bool = False  #: whether its id does not follow from the delivery: the body or the task says it, or that one was taken
     signal: str = ""  #: the signal that the run was sent; "": the rule sends none
     refused: str = ""  #: why the run was not sent it, and not begun either; "": it was
 

@@ -9,7 +9,7 @@ name.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -19,6 +19,8 @@ from jobledger.ledger.model.envelope import WHOLE_MAX, Envelope, Moment, Whole
 from jobledger.ledger.model.errors import InvalidInputError, LimitNotFoundError, RefusedError
 from jobledger.ledger.model.inputs import check_word
 from jobledger.ledger.model.limits.names import joined
+from jobledger.ledger.model.rights.authority import EVERY
+from jobledger.ledger.model.rights.grants import checked_patterns, matches
 
 #: What a job does whose limit is full: wait; take the place of an older job that waits; also ask the one that runs to
 #: end; or be cancelled.
@@ -34,7 +36,7 @@ PERIOD_S_MAX: Final = 366 * 24 * 3600.0
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What holds for one key of a limit."""
+    """What holds for one key of a limit, and which jobs may name the limit, which is said for all its keys at once."""
 
     slots: Whole | None = None  #: how many jobs may hold it at once; None: any number; 0: none, so all wait
     rate: float | None = None  #: how many jobs may start in `per_s` seconds; None: any number
@@ -43,6 +45,19 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     mode: Mode = "queue"  #: what a job does that finds the limit full
     keep: Keep = "attempt"  #: when a job gives its slot back
     weight: float = 1.0  #: this key's share beside the other keys', where they compete
+    queues: tuple[
+        str, ...
+    ] = ()  #: patterns: jobs of which queues may name the limit; empty, as `tasks`: not said
+    tasks: tuple[str, ...] = ()  #: the same of tasks; where both are given, both must match
+
+    @property
+    def says_who(self) -> bool:
+        """Whether it says which jobs may name the limit."""
+        return bool(self.queues or self.tasks)
+
+    def is_for(self, queue: str, task: str) -> bool:
+        """Return whether jobs of a task in a queue may name the limit, by what is said of it."""
+        return _matches(queue, self.queues) and _matches(task, self.tasks)
 
 
 class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -67,6 +82,7 @@ class Author(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
 
 
 _TERMS: Final = Terms.__struct_fields__
+_OF_KEYS: Final = Override.__struct_fields__
 _REASON_MAX: Final = 100  #: characters of the reason that are repeated
 
 
@@ -100,6 +116,10 @@ class LimitSet(_Fact, frozen=True, kw_only=True, tag="set", gc=False):
     defined: Author | None = None  #: who said the definition, where a key is named; absent: this author
     authors: Mapping[str, Author] = {}  #: who said what differs, by key; absent for a key: as the definition
     given_back: bool = False  #: whether a person gave back to the code what a person had said
+    queues: tuple[
+        str, ...
+    ] = ()  #: patterns: jobs of which queues may name the limit; empty, as `tasks`: not said
+    tasks: tuple[str, ...] = ()  #: the same of tasks; where both are given, both must match
 
 
 class LimitRemoved(_Fact, frozen=True, kw_only=True, tag="removed", gc=False):
@@ -143,7 +163,16 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def _said(override: Override) -> dict[str, Any]:
-    return {name: value for name in _TERMS if (value := getattr(override, name)) is not None}
+    return {name: value for name in _OF_KEYS if (value := getattr(override, name)) is not None}
+
+
+def override_of(terms: Terms) -> Override:
+    """Return what a key has that is as these terms."""
+    return Override(**{name: getattr(terms, name) for name in _OF_KEYS})
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return not patterns or any(matches(pattern, name) for pattern in patterns)
 
 
 def evolve(_before: Definition | None, event: LimitEvent, stream_sequence: int) -> Definition:
@@ -301,7 +330,21 @@ def problem_of(terms: Terms, overrides: Mapping[str, Override]) -> str:
         problem = _problem_of(override)
         if problem:
             return f"key {key}: {problem}"
-    return _problem_of(terms)
+    return _problem_of_who(terms) or _problem_of(terms)
+
+
+def _problem_of_who(terms: Terms) -> str:
+    for name in ("queues", "tasks"):
+        given: object = getattr(terms, name)
+        if not isinstance(given, tuple):
+            return (
+                f"{name} must be patterns of names, such as {name}=('mail', 'billing-*'), got {given!r:.60}"
+            )
+        try:
+            checked_patterns(name, cast("tuple[str, ...]", given))
+        except (InvalidInputError, TypeError) as error:
+            return str(error)
+    return ""
 
 
 def _problem_of(terms: Terms | Override) -> str:
@@ -324,8 +367,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def terms_words(terms: Terms | Override) -> str:
-    """Return what is said beyond the defaults, for a person: `slots 5, rate 10 per 60 s, burst 2`."""
+def terms_words(terms: Terms | Override, *, with_who: bool = True) -> str:
+    """Return what is said beyond the defaults, for a person: `slots 5, rate 10 per 60 s, burst 2`.
+
+    `with_who`: also which jobs may name the limit, where that is said.
+    """
     said: list[str] = []
     if terms.slots is not None:
         said.append(f"slots {terms.slots:,}")
@@ -336,7 +382,20 @@ def terms_words(terms: Terms | Override) -> str:
         value = getattr(terms, name)
         if value is not None and value != getattr(defaults, name):
             said.append(f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value}")
-    return ", ".join(said) or "no bound"
+    numbers, who = ", ".join(said) or "no bound", ""
+    if with_who and isinstance(terms, Terms):
+        who = who_words(terms)
+    return f"{numbers}; for {who}" if who else numbers
+
+
+def who_words(terms: Terms) -> str:
+    """Return which jobs may name a limit, for a person: `queues mail, billing-*; tasks send`; "" where nobody said."""
+    said = [
+        f"{kind} {', '.join(patterns)}"
+        for kind, patterns in (("queues", terms.queues), ("tasks", terms.tasks))
+        if patterns and patterns != EVERY
+    ]
+    return "; ".join(said) or ("everybody" if terms.says_who else "")
 
 
 def rate_words(rate: float, per_s: float) -> str:
