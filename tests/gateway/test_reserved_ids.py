@@ -13,7 +13,7 @@ from tests.support.working import LIMIT_S, until, working
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.http.asked import keyed_id
 from jobledger.gateway.parts import Gateway
-from jobledger.ledger import Ledger, Run, RunEnd, task, workflow
+from jobledger.ledger import Graph, Ledger, Run, RunEnd, task, workflow
 from jobledger.ledger.graphs.batch_end import end_jobs
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
@@ -21,7 +21,7 @@ from jobledger.ledger.model.hooks.delivery import job_id as derived_of
 from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
 from jobledger.ledger.model.hooks.webhook import SetWebhook
 from jobledger.ledger.model.reserved_ids import check_unreserved, instead_of
-from jobledger.ledger.model.runs.orders import child_id
+from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE, child_id
 from jobledger.ledger.model.schedules.decisions import Tick, decide
 from jobledger.ledger.model.schedules.events import Ticked
 from jobledger.ledger.model.schedules.jobs import hooks_job_id, jobs_of, manual_job_id, tick_job_id
@@ -269,6 +269,28 @@ async def test_a_run_ends_and_is_named_where_another_job_has_the_id_of_a_child(
     named = [each for each in (await asker.get("/v1/diagnoses"))["items"] if each["kind"] == "id_taken"]
     assert [each["object"] for each in named] == ["run runs/week"]
     assert (await taken.snapshot()).task == "send", "it is left alone"
+
+
+async def test_a_graph_and_a_batch_end_and_are_named_where_another_job_has_the_id_of_a_node(
+    asker: Asker,
+) -> None:
+    ledger = asker.ledger
+    graph = Graph("week")
+    graph.add(fetch, graph.add(fetch, 1))
+    await asker.announced(send)
+    await asker.sees("PUT", "/v1/batches/month", 201, json={"task": "send", "on_end": {"task": "send"}})
+    for taken, queue in (("week-1-1-of-jobledger", "told"), ("month-end", "mail")):
+        await ledger.enqueue(send.options(id=taken, queue=queue), to="mallory")
+    batch = ledger.handle_of(JobRef(queue=BUILT_IN_QUEUE, job_id="month"))
+    runs = [await ledger.run_graph(graph, id="week"), batch]
+    await asker.post("/v1/batches/month/close", {"count": 0})
+    async with working(ledger, fetch, queues=("told", BUILT_IN_QUEUE)):
+        for run in runs:
+            ended = await run.wait(timeout_s=LIMIT_S)
+            assert ended.error is not None
+            assert (ended.state, ended.error.type) == ("dead_lettered", "ChildIdTakenError")
+    named = [each for each in (await asker.get("/v1/diagnoses"))["items"] if each["kind"] == "id_taken"]
+    assert sorted(each["object"] for each in named) == ["run jobledger/month", "run jobledger/week"]
 
 
 async def test_a_key_whose_id_somebody_took_is_refused(asker: Asker) -> None:

@@ -234,7 +234,7 @@ async def test_a_job_that_is_there_already_stays_as_it_is_and_the_others_are_mad
     """As where an archive run took the delivery away and left a job that waits."""
     await memory.routes.set("github", GITHUB)
     known = job_id("github", "d1", "push", 1)
-    await memory.enqueue(build.options(id=known), "mine")
+    await memory.enqueue(build.options(id=known, by="route:github"), "mine")
     found = await received(memory, arrived())
     assert not found.repeated
     assert [each.job for each in found.matched] == [known, job_id("github", "d1", "all", 1)]

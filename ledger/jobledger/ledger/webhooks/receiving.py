@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from jobledger.ledger.access.acting import acting_for
-from jobledger.ledger.derived_jobs import moved
+from jobledger.ledger.derived_jobs import author_of, moved
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.chain import EMPTY_CHAIN, Addition, JobView, commit_all, load, retry_raced
 from jobledger.ledger.model.codec import digest
@@ -126,6 +126,16 @@ def matches(definition: RouteDefinition, arrival: Arrival) -> list[Match]:
     ]
 
 
+class _Place(NamedTuple):
+    """The chain of a job that is to be begun."""
+
+    view: JobView | None  #: where it can begin, behind what is no event; None: a job has the id
+    author: str = ""  #: who made that one
+
+
+_FREE: Final = _Place(EMPTY_CHAIN)
+
+
 class _Act(NamedTuple):
     """What a rule that holds is to do: begin a job, send a run a signal, or the second after the first if need be."""
 
@@ -139,15 +149,16 @@ class _Act(NamedTuple):
     def ref(self) -> JobRef | None:
         return self.signal.ref if self.signal is not None else self.job.ref if self.job is not None else None
 
-    def beside(self, places: Mapping[JobRef, JobView | None]) -> _Act:
-        """Return what begins the job under another id where another one has that which follows from the delivery.
+    def beside(self, places: Mapping[JobRef, _Place], author: str) -> _Act:
+        """Return what begins the job under another id where one of another author has that which follows from the delivery.
 
-        The job would have been stored with the delivery, which is not there.
+        One of the same author is left of a delivery that an archive run took away.
         """
         job = self.job
         if self.signal is not None or job is None or job.ref.job_id != self.named:
             return self
-        if places.get(job.ref, EMPTY_CHAIN) is not None:
+        place = places.get(job.ref, _FREE)
+        if place.view is not None or place.author == author:
             return self
         job = moved(job)
         return self._replace(job=job, named=job.ref.job_id, is_moved=True)
@@ -271,7 +282,7 @@ class Receiver:
         return now + timedelta(seconds=life_s)
 
     async def _record(self, wish: _Wish, known: View[Delivery]) -> Outcome:
-        places: dict[JobRef, JobView | None] = {}
+        places: dict[JobRef, _Place] = {}
         view: View[Delivery] | None = known
         planned: dict[int, list[_Act]] = {}  # by the number, which ids follow from
 
@@ -299,7 +310,7 @@ class Receiver:
                 if view.last_sequence == before.last_sequence:  # so it was one of the jobs
                     made = [each.job for each in acts if each.job is not None and each.signal is None]
                     places.update(await self._places(made))
-                    planned[number] = [each.beside(places) for each in acts]
+                    planned[number] = [each.beside(places, _author(wish.route)) for each in acts]
                 raise
             return Outcome(
                 route=wish.route, delivery=wish.delivery, matched=tuple(matched), sequence=sequence
@@ -326,7 +337,7 @@ class Receiver:
         return await self._order(match, name, encode_value(given, what=f"input of rule {rule.name}"))
 
     async def _begun(
-        self, wish: _Wish, acts: Sequence[_Act], places: Mapping[JobRef, JobView | None], stamp: Stamp
+        self, wish: _Wish, acts: Sequence[_Act], places: Mapping[JobRef, _Place], stamp: Stamp
     ) -> tuple[list[Addition], list[MatchedJob]]:
         """Return what the jobs' chains get, and what is recorded of it. Raises: UnreachableError.
 
@@ -338,14 +349,14 @@ class Receiver:
         with acting_for(
             None
         ):  # whoever set the rule up was allowed to, whoever has the delivery processed once more
-            own = self._stamp(f"route:{wish.route}")
+            own = self._stamp(_author(wish.route))
         own = msgspec.structs.replace(own, trace=stamp.trace, correlation=wish.delivery)
         for act in acts:
             refused = ""
             if act.signal is not None:
                 refused = act.signal.refused or await self._signalled(act.signal, act.job, added, own)
             elif act.job is not None and act.job.ref not in added:
-                place = places.get(act.job.ref, EMPTY_CHAIN)
+                place = places.get(act.job.ref, _FREE).view
                 if place is not None:
                     added[act.job.ref] = chain = _Added(place, None)
                     chain.add(decide_job(None, act.job, own))
@@ -368,14 +379,16 @@ class Receiver:
             added[signal.ref] = chain
         return refused
 
-    async def _places(self, jobs: Sequence[Enqueue]) -> dict[JobRef, JobView | None]:
-        """Return where each job can begin, behind what is no event; None for one that exists."""
+    async def _places(self, jobs: Sequence[Enqueue]) -> dict[JobRef, _Place]:
+        """Return where each job can begin, and who made those that exist."""
 
-        async def place(job: Enqueue) -> tuple[JobRef, JobView | None]:
+        async def place(job: Enqueue) -> tuple[JobRef, _Place]:
             events = await self._log.read_chain(self._log.names.chain(job.ref))
-            return job.ref, None if events else JobView(last_sequence=events.last_sequence)
+            if events:
+                return job.ref, _Place(None, author_of(events[0].event))
+            return job.ref, _Place(JobView(last_sequence=events.last_sequence))
 
-        found: dict[JobRef, JobView | None] = {}
+        found: dict[JobRef, _Place] = {}
         for start in range(0, len(jobs), _AT_ONCE):
             found.update(await asyncio.gather(*map(place, jobs[start : start + _AT_ONCE])))
         return found
@@ -390,6 +403,11 @@ class _Wish(NamedTuple):
     command: Callable[[Sequence[MatchedJob]], Receive | Retry]
     by: str
     trace: str
+
+
+def _author(route: str) -> str:
+    """Return who makes the jobs of a route's rules."""
+    return f"route:{route}"
 
 
 def _repeated(delivery: Delivery, sha256: str) -> Outcome:
