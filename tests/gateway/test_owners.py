@@ -68,6 +68,9 @@ async def test_a_client_that_is_bound_names_no_limit_but_those_of_the_tasks_code
     allowed = {"task": "own", "limits": ["printer"], "tenant": "acme"}
     made = await asker.post("/v1/jobs", allowed, 202, who=who)
     assert (await (await asker.ledger.job(made["id"])).snapshot()).order.limits == ("printer", "tenant:acme")
+    defined = (await look(asker.ledger.log, "tenant")).state
+    assert defined is not None, "the code says it, whoever asks for the job"
+    assert defined.source == "code"
     await asker.post("/v1/jobs", named, 202)  # nothing is foreign to who may do it everywhere
 
 

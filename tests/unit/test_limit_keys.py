@@ -24,6 +24,7 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.events import Held, Queued
 from jobledger.ledger.model.limits.definition import Definition, Terms
+from jobledger.ledger.options import Options
 from jobledger.ledger.tasks import TaskWithOptions
 from jobledger.testing import MemoryLedger
 
@@ -182,6 +183,11 @@ def test_a_key_that_no_job_can_have_is_refused_where_the_task_is_loaded(
 # What the code writes to the ledger.
 
 
+def job_of(limit: Limit, name: str = "t") -> tuple[Options, str, tuple[str, ...]]:
+    """Return the options of a job of a task with a limit, the task's name, and what it only names."""
+    return Options(queue="q", declared=(limit,)), name, ()
+
+
 async def written(ledger: MemoryLedger, limit: str) -> tuple[int, Any]:
     """Return how many events a limit has, and what it is."""
     count = 0
@@ -197,7 +203,7 @@ async def test_the_first_enqueue_of_a_process_defines_the_limits_of_its_code_onc
     count, customer = await written(ledger, "customer")
     assert (count, customer.common, customer.source) == (1, Terms(slots=2), "code")
     assert (await written(ledger, "region"))[0] == (await written(ledger, "global"))[0] == 0
-    await CodeLimits(ledger.log, ledger.stamp).ensure(bill.defaults.declared, "bill", "default")
+    await CodeLimits(ledger.log, ledger.stamp).ensure(bill.defaults, "bill", ())
     assert (await written(ledger, "customer"))[0] == 1  # another process of the same code
 
 
@@ -205,7 +211,7 @@ async def test_changed_code_defines_anew_and_a_person_is_not_overridden() -> Non
     ledger = MemoryLedger()
 
     async def process(limit: Limit) -> Definition:
-        await CodeLimits(ledger.log, ledger.stamp).ensure([limit], "t", "q")
+        await CodeLimits(ledger.log, ledger.stamp).ensure(*job_of(limit))
         definition = (await look(ledger.log, limit.name)).state
         assert definition is not None
         return definition
@@ -224,7 +230,7 @@ async def test_a_key_that_a_person_set_leaves_the_limit_to_the_code(caplog: pyte
     ledger = MemoryLedger()
 
     async def deploy(slots: int) -> Definition:
-        await CodeLimits(ledger.log, ledger.stamp).ensure([Limit("tenant", slots=slots)], "t", "q")
+        await CodeLimits(ledger.log, ledger.stamp).ensure(*job_of(Limit("tenant", slots=slots)))
         definition = (await look(ledger.log, "tenant")).state
         assert definition is not None
         return definition
@@ -271,7 +277,7 @@ async def test_a_person_s_key_of_the_own_task_stays_and_the_code_adds_the_others
     ledger = MemoryLedger()
     await set_limit(ledger, "task:a", {"slots": 1}, by="alice")
     for name in ("a", "b"):
-        await CodeLimits(ledger.log, ledger.stamp).ensure([Limit("task", slots=5)], name, "q")
+        await CodeLimits(ledger.log, ledger.stamp).ensure(*job_of(Limit("task", slots=5), name))
     definition = (await look(ledger.log, "task")).state
     assert definition is not None
     assert (definition.of("a"), definition.author("a").source) == (Terms(slots=1), "operator")
@@ -281,7 +287,7 @@ async def test_a_person_s_key_of_the_own_task_stays_and_the_code_adds_the_others
 async def test_many_processes_that_begin_at_once_write_one_definition() -> None:
     ledger = MemoryLedger()
     limits = [CodeLimits(ledger.log, ledger.stamp) for _ in range(8)]
-    await asyncio.gather(*(each.ensure([Limit("l", slots=4)], "t", "q") for each in limits * 4))
+    await asyncio.gather(*(each.ensure(*job_of(Limit("l", slots=4))) for each in limits * 4))
     assert (await written(ledger, "l"))[0] == 1
 
 

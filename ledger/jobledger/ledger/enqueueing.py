@@ -306,7 +306,7 @@ class Enqueuer:
 
         for _, callback in task.callbacks:
             plain, chosen = callback.unpacked
-            await self._client.code_limits.ensure(chosen, plain)
+            await self._client.code_limits.ensure(chosen, plain.name, chosen.limits)
         return callbacks_of(task, options.tenant)
 
     async def _limited(self, task: Kind, options: Options, order: Order, text: bytes) -> Order:
@@ -318,7 +318,7 @@ class Enqueuer:
             arguments = functools.cache(lambda: task.signature.decode(text))
             job = Keyed(task.name, options.queue, order, arguments)
             order = with_limits(job, options.declared, options.declared_queue)
-        await self._client.code_limits.ensure(options, task)
+        await self._client.code_limits.ensure(options, task.name, task.defaults.limits)
         return order
 
     def comparing(self, task: Kind, options: Options, *, is_named: bool) -> Compare | None:

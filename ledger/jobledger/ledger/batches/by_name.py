@@ -63,7 +63,8 @@ async def batch_spec(
     ending = await find_announced(ledger.patience, ledger.announced, last)
     options = options_of(ending, chosen)
     spec = with_end(spec, name, ending, options)
-    await ledger.patience.read(lambda: ledger.code_limits.ensure(options, ending))
+    own = ending.defaults.limits
+    await ledger.patience.read(lambda: ledger.code_limits.ensure(options, ending.name, own))
     return spec
 
 

@@ -61,7 +61,7 @@ async def enqueue_batch(  # noqa: PLR0917 - what `enqueue_many` was given
     if on_end is not None:
         last, chosen = cast("tuple[Task[Any, Any], Options]", on_end.unpacked)
         spec = with_end(spec, name, last, chosen)
-        await client.patience.read(lambda: client.code_limits.ensure(chosen, last))
+        await client.patience.read(lambda: client.code_limits.ensure(chosen, last.name, last.defaults.limits))
     await require_free_end(client, name, spec)
     batch = await enqueuer.one(run_batch.options(id=name, by=options.by, on_other_input="keep"), batch=spec)
     count = None if batch.created else count_of(await known_batch(client, batch.ref, spec))

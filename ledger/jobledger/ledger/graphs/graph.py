@@ -131,7 +131,8 @@ class Graph:
         self.limit = limit
         self.on_dead_letter: OnDeadLetter = on_dead_letter
         self.on_failure: Literal["stop", "continue"] = on_failure
-        self.declared: list[tuple[Options, Kind]] = []  #: options that have limits, with their task
+        #: Options that have limits, with their task, and those of its code that it only names.
+        self.declared: list[tuple[Options, str, tuple[str, ...]]] = []
         self.takes_input = (
             False  #: whether a node takes values of its run's input, which only a stored graph's runs have
         )
@@ -257,8 +258,8 @@ class Graph:
 
         `plan`: define nothing. Raises: ConfigurationError, UnreachableError; AccessDeniedError, which names the limit.
         """
-        for options, task in self.declared:
-            ensure = functools.partial(client.code_limits.ensure, options, task, plan=plan)
+        for options, task, own in self.declared:
+            ensure = functools.partial(client.code_limits.ensure, options, task, own, plan=plan)
             await client.patience.read(ensure)
 
     def _add(
@@ -283,9 +284,10 @@ class Graph:
         self, task: Kind, options: Options, known: Mapping[str, Any], late: Collection[str]
     ) -> tuple[str, ...]:
         """Return the limits of a node's job, with their keys; `late`: the arguments whose values are not known yet."""
-        self.declared += [(each.unpacked[1], each.unpacked[0]) for _, each in task.callbacks]
+        callbacks = (each.unpacked for _, each in task.callbacks)
+        self.declared += [(chosen, plain.name, chosen.limits) for plain, chosen in callbacks]
         if options.limits or options.limits_in_code:
-            self.declared.append((options, task))
+            self.declared.append((options, task.name, task.defaults.limits))
         if not options.declared and options.declared_queue is None:
             return options.limits
         for limit in options.limits_in_code:

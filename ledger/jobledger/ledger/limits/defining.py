@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Container, Iterable
 from typing import Final, NamedTuple, Protocol
 
-from jobledger.ledger.access.acting import ACTING_FOR
+from jobledger.ledger.access.acting import ACTING_FOR, acting_for
 from jobledger.ledger.limits.declared import Limit
 from jobledger.ledger.limits.in_code import difference
 from jobledger.ledger.limits.keys import own_key
@@ -123,20 +123,6 @@ class Naming(Protocol):
         ...
 
 
-class OfTask(Protocol):
-    """The task of a job, as far as its limits go; see `Kind`."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def defaults(self) -> Naming:
-        """What its code says."""
-        ...
-
-
 class _Known(NamedTuple):
     """A limit as it was read a moment ago."""
 
@@ -159,20 +145,20 @@ class CodeLimits:
         self._said: dict[
             str, Terms
         ] = {}  #: by limit or limit:key, what was written, or is as a person set it
-        self._failed: dict[str, float] = {}  #: when it could not be written, by the loop's clock
+        self._failed: dict[str, float] = {}  #: when it could not be written or read, by the loop's clock
 
-    async def ensure(self, options: Naming, task: OfTask, *, plan: bool = False) -> None:
+    async def ensure(self, options: Naming, task: str, own: Container[str], *, plan: bool = False) -> None:
         """See to it that what a job's task and queue define is in the ledger, as far as that can be done at once.
 
-        `plan`: only ask whether the job may name its limits.
+        `own`: the limits of the task's code that it only names. `plan`: only ask whether the job may name its limits.
 
         Raises: ConfigurationError where this process defined a limit otherwise before; as `require`.
         """
         in_code = options.limits_in_code
         for limit in () if plan else in_code:
-            if isinstance(limit, Limit) and not self._is_said(limit, task.name, options.queue):
-                await self._say(limit, task.name, options.queue)
-        job, own = (options.queue, task.name), task.defaults.limits
+            if isinstance(limit, Limit) and not self._is_said(limit, task, options.queue):
+                await self._say(limit, task, options.queue)
+        job = (options.queue, task)
         await self.require(options.limits, job, own)
         declared = tuple(each if isinstance(each, str) else each.name for each in in_code)
         await self.require(declared, job, declared)
@@ -187,15 +173,31 @@ class CodeLimits:
             if name not in UNNAMED:
                 known = self._known.get(name)
                 if known is None or known.until < asyncio.get_running_loop().time():
-                    known = await self._look(name)
+                    known = await self._read(name)
                 permit_limit(ACTING_FOR.get(), limit, known.definition, job, is_own=limit in own)
 
-    async def _look(self, name: str) -> _Known:
-        async with self._looks:
-            known, now = self._known.get(name), asyncio.get_running_loop().time()
-            if known is not None and known.until >= now:
+    async def _read(self, name: str) -> _Known:
+        """Return a limit as it is; for an operator's own program one that cannot be read is as it was.
+
+        Raises: UnreachableError, RefusedError, UnknownEventError.
+        """
+        is_operator, now = ACTING_FOR.get() is None, asyncio.get_running_loop().time()
+        known = self._known.get(name)
+        if is_operator and self._has_failed(name):
+            return known or _Known(None, now)
+        try:
+            async with asyncio.timeout(_WAIT_S), self._looks:
+                known = self._known.get(name)
+                if known is None or known.until < now:
+                    known = self._keep(name, (await look(self._log, name)).state)
                 return known
-            return self._keep(name, (await look(self._log, name)).state)
+        except (UnreachableError, RefusedError, CorruptLedgerError, TimeoutError) as error:
+            if not is_operator:
+                if isinstance(error, TimeoutError):
+                    raise UnreachableError(f"limit {name} could not be read within {_WAIT_S:g} s") from error
+                raise
+            self._fail(name, error, "could not be read, and its jobs are enqueued as far as it is known")
+            return known or _Known(None, now)
 
     def _keep(self, name: str, definition: Definition | None) -> _Known:
         if len(self._known) >= _KNOWN_MAX:  # callers choose the names
@@ -203,6 +205,16 @@ class CodeLimits:
         known = _Known(definition, asyncio.get_running_loop().time() + _GOOD_FOR_S)
         self._known[name] = known
         return known
+
+    def _has_failed(self, name: str) -> bool:
+        """Return whether enqueues go on without another try for now."""
+        failed = self._failed.get(name)
+        return failed is not None and asyncio.get_running_loop().time() < failed + _PAUSE_S
+
+    def _fail(self, name: str, error: Exception, what: str) -> None:
+        self._failed[name] = asyncio.get_running_loop().time()
+        why = str(error) or f"the server gave no answer within {_WAIT_S:g} s"
+        logger.warning("limit %s %s; an enqueue in %g s or later tries again: %s", name, what, _PAUSE_S, why)
 
     def forget(self, name: str) -> None:
         """Read a limit again before the next job that names it."""
@@ -218,8 +230,7 @@ class CodeLimits:
         name = joined(limit.name, own_key(limit, task, queue))
         said = self._said.get(name)
         if said is None:
-            failed = self._failed.get(name)
-            return failed is not None and asyncio.get_running_loop().time() < failed + _PAUSE_S
+            return self._has_failed(name)
         if said != limit.terms:
             raise ConfigurationError(
                 f"limit {name} is defined twice in this process, and not with the same numbers "
@@ -236,25 +247,20 @@ class CodeLimits:
         name = joined(limit.name, key)
         try:
             async with asyncio.timeout(_WAIT_S), self._turn:
-                if not self._is_said(limit, task, queue):
+                if self._is_said(limit, task, queue):
+                    return
+                with acting_for(None):  # the code says it, whoever asks for the job
                     found = await change(
                         self._log, limit.name, lambda before: _wish(before, key, wanted), self._stamp
                     )
-                    self._said[name] = wanted
-                    self._keep(limit.name, found.after)
-                    differs = difference(found.after, name, wanted)
-                    if differs:
-                        logger.warning("%s", differs)
+                self._said[name] = wanted
+                self._keep(limit.name, found.after)
+                differs = difference(found.after, name, wanted)
+                if differs:
+                    logger.warning("%s", differs)
         except (UnreachableError, RefusedError, CorruptLedgerError, TimeoutError) as error:
-            self._failed[name] = asyncio.get_running_loop().time()
-            why = str(error) or f"the server gave no answer within {_WAIT_S:g} s"
-            logger.warning(
-                "limit %s could not be set as the code has it, and its jobs stay held while nothing defines it; "
-                "an enqueue in %g s or later tries again: %s",
-                name,
-                _PAUSE_S,
-                why,
-            )
+            what = "could not be set as the code has it, and its jobs stay held while nothing defines it"
+            self._fail(name, error, what)
 
 
 def _wish(before: Definition | None, key: str, wanted: Terms) -> LimitCommand | None:

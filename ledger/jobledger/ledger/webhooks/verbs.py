@@ -109,7 +109,9 @@ class RouteVerbs:
                 task.signals[rule.signal].check(encode_value(value, what=f"value of signal {rule.signal}"))
         except InvalidInputError as error:
             raise InvalidInputError(f"rule {rule.name}: {error}") from None
-        await self._patiently(lambda: self._client.code_limits.ensure(options, task, plan=True))
+        await self._patiently(
+            lambda: self._client.code_limits.ensure(options, task.name, options.limits, plan=True)
+        )
 
     async def remove(
         self, name: str, *, reason: str = "", by: str = "", plan: bool = False
@@ -242,7 +244,7 @@ class RouteVerbs:
         """Return the options of a rule's job, without limits where the job may not name one by now: a delivery is not lost."""
         with acting_for(None):  # whoever set the rule up was allowed to
             try:
-                await self._client.code_limits.ensure(options, task)
+                await self._client.code_limits.ensure(options, task.name, options.limits)
             except AccessDeniedError as error:
                 logger.warning("a job of rule %s is begun without limits: %s", rule.name, error)
                 return msgspec.structs.replace(options, limits=(), declared=(), declared_queue=None)

@@ -66,7 +66,7 @@ class ChildJobs:
         Raises: ConfigurationError; AccessDeniedError for a limit that the children may not name.
         """
         for plain, chosen in ((task, options), *(each.unpacked for _, each in task.callbacks)):
-            await self._ledger.code_limits.ensure(chosen, plain)
+            await self._ledger.code_limits.ensure(chosen, plain.name, chosen.limits)
 
     async def callback(self, run: Job, end: RunEnd) -> Enqueue | None:
         """Return what enqueues the job that is told of the end of a run; see `callback_for`."""
