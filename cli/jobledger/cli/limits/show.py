@@ -42,9 +42,9 @@ async def list_limits(cli: Cli, *, at: options.At = None, sequence: options.Sequ
     elif not (rows or missing):
         output.say("no limit is set; set one with `jobledger limits set NAME --slots N`")
     else:
-        cells = [_cells(row, view.now) for row in rows]
+        cells: list[tuple[Cell, ...]] = [_cells(row, view.now) for row in rows]
         cells += [(shortened(each.name, 60), _not_set(each.held), "", each.taken, "", "") for each in missing]
-        header = ("limit", "holds", "for", "taken>", "set by", "since!")
+        header: tuple[str, ...] = ("limit", "holds", "for", "taken>", "set by", "since!")
         if not any(row.queues or row.tasks for row in rows):  # seldom said, and lines are short
             header, cells = _without_who(header), [_without_who(each) for each in cells]
         output.table(header, cells)

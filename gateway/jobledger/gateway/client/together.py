@@ -74,7 +74,7 @@ def _body(graph: Graph | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(graph, Mapping):
         body = dict(graph)
     else:
-        if any(options.limits_in_code for options, _ in graph.declared):
+        if any(options.limits_in_code for options, *_ in graph.declared):
             raise InvalidInputError(
                 "limits with definitions in code need a connection to the ledger: begin it from there"
             )

@@ -61,10 +61,9 @@ async def batch_spec(
         return spec
     last, chosen = end
     ending = await find_announced(ledger.patience, ledger.announced, last)
-    options = options_of(ending, chosen)
-    spec = with_end(spec, name, ending, options)
-    own = ending.defaults.limits
-    await ledger.patience.read(lambda: ledger.code_limits.ensure(options, ending.name, own))
+    of_end, own = options_of(ending, chosen), ending.defaults.limits
+    spec = with_end(spec, name, ending, of_end)
+    await ledger.patience.read(lambda: ledger.code_limits.ensure(of_end, ending.name, own))
     return spec
 
 

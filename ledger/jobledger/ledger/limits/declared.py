@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -72,13 +72,11 @@ class Limit(_Named, frozen=True, kw_only=True):
     @property
     def terms(self) -> Terms:
         """What it says of the limit, without its name and key."""
-        said = {name: getattr(self, name) for name in _FIELDS}
-        return Terms(
-            **{
-                name: tuple(cast("list[str]", value)) if isinstance(value, list) else value
-                for name, value in said.items()
-            }
-        )
+        said: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
+        for name in ("queues", "tasks"):
+            if isinstance(said[name], list):
+                said[name] = tuple(said[name])
+        return Terms(**said)
 
     @property
     def is_defined(self) -> bool:
