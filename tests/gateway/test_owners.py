@@ -151,7 +151,8 @@ async def test_code_says_who_may_name_its_limit(ledger: Ledger) -> None:
     for refused in (own.options(queue="mail"), send.options(queue="print-a", limits=("press",))):
         with pytest.raises(AccessDeniedError, match="may not name limit press"):
             await ledger.enqueue(refused)
-    for wrong in ({"queues": "mail"}, {"tasks": ("a b",)}, {"queues": (7,)}):
+    wrongs: tuple[dict[str, Any], ...] = ({"queues": "mail"}, {"tasks": ("a b",)}, {"queues": (7,)})
+    for wrong in wrongs:
         with pytest.raises(ConfigurationError, match="limit press: "):
             Limit("press", slots=1, **wrong)
     with pytest.raises(ConfigurationError, match="leave queues= and tasks= out"):

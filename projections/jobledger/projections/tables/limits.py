@@ -86,7 +86,8 @@ def limit_rows(select: Callable[[str], Sequence[Sequence[Any]]]) -> list[LimitRo
 
 
 def _row(values: dict[str, Any]) -> LimitRow:
-    return LimitRow(**{**values, **{name: tuple(values[name].split()) for name in _PATTERNS}})
+    patterns: dict[str, Any] = {name: tuple(values[name].split()) for name in _PATTERNS}
+    return LimitRow(**{**values, **patterns})
 
 
 class LimitRows(Rows):
