@@ -13,6 +13,7 @@ from typing import Any
 import anyio.to_thread
 import httpx
 import pytest
+from markupsafe import Markup
 from tests.support import waiting_runs as runs
 from tests.support.command_line import CommandLine
 from tests.support.dashboard import Someone
@@ -89,8 +90,9 @@ async def test_doctor_http_metrics_and_the_overview_show_the_same_list(  # noqa:
     text = await anyio.to_thread.run_sync(lambda: cli.run("doctor", *words[2:], "--url", nats_server.url).out)
     assert "42 jobs wait, and no worker serves the queue (since" in " ".join(text.split())
 
-    page = html.unescape((await http.get("/")).text)
-    shown = re.findall(r'<b class="(?:bad|warn)">([^<]+)</b> ([^<]+)<div', page)
+    page = (await http.get("/")).text
+    said = re.findall(r'<div class="said"><b>(.+)</b>: (.+)</div>', page)
+    shown = [tuple(Markup(each).striptags() for each in one) for one in said]
     assert shown == [(each["object"], each["found"]) for each in items]
 
     await Rows(ledger, path).catch_up()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 
 from markupsafe import Markup
 
-from jobledger.gateway.pages.charts.bars import Happened, bars, share, strip
 from jobledger.gateway.pages.charts.folding import folded_time
 from jobledger.gateway.pages.charts.graph import Box, graph
-from jobledger.gateway.pages.charts.lines import lines, spark
 from jobledger.gateway.pages.charts.marks import Series, TimeAxis, scale_of
-from jobledger.gateway.pages.charts.waterfall import LANES_MAX, Bar, Drawn, Mark, waterfall
+from jobledger.gateway.pages.charts.plot import Note, histogram, plot, share, spark
+from jobledger.gateway.pages.charts.timeline import Line, Span, Tick, timeline
 from jobledger.gateway.pages.words import count, took
 
 BEGIN = datetime(2026, 1, 1, 8, 0, tzinfo=UTC)
@@ -37,46 +37,59 @@ def test_a_scale_ends_with_a_round_number_that_is_not_lower_than_what_is_shown()
 
 
 def test_bars_stand_on_each_other_and_say_what_they_are() -> None:
-    series = [
+    stack = [
         Series(name="mail", values=[1, 0, 3], style="k0"),
         Series(name=HOSTILE, values=[1, 0, 0], style="k1"),
     ]
-    drawn = bars(AXIS, series, label="Jobs " + HOSTILE, said=count, height=100)
+    note = Note(at=_at(90), words=HOSTILE)
+    drawn = plot(AXIS, stack=stack, notes=[note], label="Jobs " + HOSTILE, said=count, height=100)
     assert _is_clean(drawn)
     ys = [float(y) for y in re.findall(r'<rect class="k\d" [^>]*y="([\d.]+)"', drawn)]
     assert ys[0] > ys[1] > ys[2]  # the second stands on the first; three are higher than two
-    assert re.findall(r'data-at="([^"]+)"', drawn) == [
-        "2026-01-01T08:01:00Z",
-        "2026-01-01T08:02:00Z",
-        "2026-01-01T08:03:00Z",
+    assert re.findall(r'data-from="([^"]+)" data-to="([^"]+)"', drawn) == [
+        ("2026-01-01T08:00:00Z", "2026-01-01T08:01:00Z"),
+        ("2026-01-01T08:01:00Z", "2026-01-01T08:02:00Z"),
+        ("2026-01-01T08:02:00Z", "2026-01-01T08:03:00Z"),
     ]
+    assert 'cx="50%"' in drawn  # of the note
     assert "mail 3" in drawn
     assert "highest 3" in drawn
     assert "nothing" in drawn
 
 
+def test_a_bar_far_beyond_the_others_is_torn_and_says_how_high_it_is() -> None:
+    axis = TimeAxis(begin=BEGIN, step_s=60, count=40)
+    values = [10.0] * 39 + [2331.0]
+    drawn = plot(axis, stack=[Series(name="mail", values=values, style="k0")], label="Jobs", said=count)
+    assert drawn.count('class="torn"') == 1
+    assert ">2,331<" in drawn
+    even = plot(axis, stack=[Series(name="mail", values=[10.0] * 40, style="k0")], label="Jobs", said=count)
+    assert "torn" not in even
+
+
 def test_a_line_has_a_gap_where_nothing_is_known() -> None:
     axis = TimeAxis(begin=BEGIN, step_s=60, count=5)
     values = [1.0, 2.0, None, 3.0, None]
-    drawn = lines(axis, [Series(name="p50", values=values, style="k0")], label="Waits", said=took)
+    drawn = plot(axis, lines=[Series(name="p50", values=values, style="k0")], label="Waits", said=took)
     assert _is_clean(drawn)
     path = re.search(r' d="([^"]+)"', drawn)
     assert path is not None
     assert path[1].count("M") == 2
     assert path[1].endswith("h200")  # a value alone is a line across its fifth of the width
-    assert "nothing to show" in lines(
-        axis, [Series(name="p50", values=[None] * 5, style="k0")], label="Waits", said=took
-    )
+    nothing = [Series(name="p50", values=[None] * 5, style="k0")]
+    assert "nothing to show" in plot(axis, lines=nothing, label="Waits", said=took)
 
 
 def test_small_pictures_draw_nothing_and_everything() -> None:
     assert spark([], style="k0")
     assert spark([0, 0], style="k0")
-    assert "died" in strip([Happened(), Happened(completed=3, failed=1, dead=1)])
-    assert strip([])
+    assert spark([0, 3], style="k0", bars=True).count("<rect") == 1
     drawn = share([("t-queued", HOSTILE, 1), ("t-running", "running", 0)], label="x")
     assert _is_clean(drawn)
     assert drawn.count("<rect") == 1
+    drawn = histogram([(HOSTILE, 2), ("1 s", 0)], label=HOSTILE, marked=[(0.5, HOSTILE)])
+    assert _is_clean(drawn)
+    assert drawn.count('class="k0"') == 2
 
 
 def test_ticks_are_round_and_few_whatever_the_span() -> None:
@@ -104,35 +117,40 @@ def test_moments_of_one_instant_have_a_line() -> None:
     assert folded.elapsed(50) == 0
 
 
-def test_a_waterfall_has_a_lane_for_each_attempt_up_to_twelve() -> None:
-    spans = [
-        Bar(begin=_at(n), end=_at(n + 1), lane=n + 1, runs=True, style="t-dead", words=HOSTILE)
-        for n in range(20)
+def _span(
+    begin: float, end: float, *, style: str = "t-completed", kind: Literal["run", "hold"] = "run"
+) -> Span:
+    return Span(begin=_at(begin), end=_at(end), kind=kind, style=style, words=HOSTILE)
+
+
+def test_a_timeline_has_a_row_for_each_line_and_says_what_happened() -> None:
+    lines = [
+        Line(name=HOSTILE, state="failed", more=HOSTILE, spans=(_span(0, 2, style="t-dead"),)),
+        Line(name="pay", spans=(_span(2, 5),), ticks=(Tick(at=_at(3), style="t-dead", words=HOSTILE),)),
     ]
-    marks = [Mark(at=_at(n), style="t-running", words=HOSTILE) for n in range(21)]
-    drawn = waterfall(Drawn(bars=spans, marks=marks, cut=_at(3), end=_at(20)), label=HOSTILE, said=took)
-    assert _is_clean(drawn)
-    assert drawn.count('class="lane"') == LANES_MAX
-    assert "attempt 20" in drawn
-    assert "attempt 8<" not in drawn
-    assert drawn.count("<circle") == 21
-    assert 'class="cut"' in drawn
+    drawn = timeline(lines, begin=BEGIN, end=_at(10), cut=_at(3))
+    assert [line.name for line, _ in drawn.rows] == [HOSTILE, "pay"]
+    for _, picture in drawn.rows:
+        assert _is_clean(picture)
+        assert 'class="cut" x1="30%"' in picture
+    assert "<circle" in drawn.rows[1][1]
+    assert ">0<" in drawn.axis
 
 
-def test_a_remark_during_a_long_wait_does_not_unfold_it() -> None:
-    ran = Bar(begin=_at(0), end=_at(1), lane=1, runs=True, style="t-dead", words="ran")
-    waits = Bar(begin=_at(1), end=_at(9000), lane=2, runs=False, style="t-waiting", words="waits")
-    marks = [Mark(at=_at(at), style="t-ended", words="noted") for at in (0, 1, 3000, 6000)]
-    drawn = waterfall(Drawn(bars=[ran, waits], marks=marks, end=_at(9000)), label="x", said=took)
-    assert drawn.count('class="fold"') == 1
+def test_a_timeline_folds_a_wait_that_nothing_ran_in() -> None:
+    waits = Line(name="waits", spans=(_span(1, 9000, kind="hold"),))
+    drawn = timeline([Line(name="ran", spans=(_span(0, 1),)), waits], begin=BEGIN, end=_at(9001))
+    assert drawn.axis.count('class="folded"') == 1
 
 
-def test_events_at_one_place_are_one_dot() -> None:
-    marks = [Mark(at=_at(n / 1000), style="t-running", words=str(n)) for n in range(1000)]
-    marks.append(Mark(at=_at(1000), style="t-completed", words="end"))
-    bar = Bar(begin=_at(0), end=_at(1000), lane=1, runs=True, style="t-completed", words="ran")
-    drawn = waterfall(Drawn(bars=[bar], marks=marks, end=_at(1000)), label="x", said=took)
-    assert drawn.count("<circle") == 2
+def test_many_at_once_are_one_row_with_few_marks() -> None:
+    crowd = tuple(
+        _span(n / 10, n / 10 + 3, style="t-dead" if n % 60 == 7 else "t-completed") for n in range(2000)
+    )
+    drawn = timeline([Line(name="rows", crowd=crowd)], begin=BEGIN, end=_at(203))
+    ((_, picture),) = drawn.rows
+    assert picture.count("<rect") < 500
+    assert "up to 44 at once" in picture
 
 
 def test_a_graph_draws_each_node_below_what_comes_before_it() -> None:

@@ -19,7 +19,7 @@ from jobledger.ledger.model.clock import Clock
 from jobledger.projections.statistics.tally import QUEUE_COUNTS
 
 TEMPLATES = STATIC.parent / "templates"
-SCRIPT_LINES_MAX = 400
+SCRIPT_LINES_MAX = 480
 NOW = datetime(2026, 1, 1, 8, tzinfo=UTC)
 
 

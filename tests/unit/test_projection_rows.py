@@ -200,6 +200,7 @@ def test_a_dead_letter_row_says_why() -> None:
         "error": "no such user",
         "traceback": "Traceback ...",
         "fingerprint": fingerprint("app.send", ERROR),
+        "pattern": "no such user",
         "attempts": 1,
         "dead_at": "2025-01-31T08:00:02.125000Z",
         "last_sequence": 4,

@@ -23,7 +23,7 @@ from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.infos import ConsumerInfo, StreamInfo
 from jobledger.ledger.nats.streams import StreamSpec, account_usage, check_settings, find_stream
 
-Level = Literal["ok", "warn", "fail"]
+Level = Literal["ok", "info", "warn", "fail"]
 
 _QUEUES_SHOWN_MAX: Final = 12
 _CLOCK_WARN_S: Final = 1.0

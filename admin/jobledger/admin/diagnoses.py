@@ -17,8 +17,10 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.admin.amounts import duration, size
+from jobledger.admin.hooks.watches import WatchInfo, list_watches
 from jobledger.admin.hooks.webhooks import WebhookInfo, list_webhooks
 from jobledger.admin.objects.fleet import LimitListed, limits_listed
+from jobledger.admin.queues import paused_now
 from jobledger.admin.rows import View, lag_of
 from jobledger.admin.runs import DeadChildren, dead_children
 from jobledger.admin.waiting_circle import Stuck, stuck_runs
@@ -32,7 +34,7 @@ from jobledger.ledger.model.queues.pause import QueueState
 from jobledger.ledger.model.reserved_ids import INSTEAD_OF, TAKEN
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.schedules.definition import LATE
-from jobledger.ledger.model.subjects import SUBSCRIPTION_CONSUMER_PREFIX, check_users_queue
+from jobledger.ledger.model.subjects import INNER_QUEUES, SUBSCRIPTION_CONSUMER_PREFIX, check_users_queue
 from jobledger.ledger.model.times import as_utc
 from jobledger.ledger.nats.durables import first_undelivered, list_consumers
 from jobledger.ledger.nats.fleet_clock import APART_S_MAX
@@ -41,13 +43,16 @@ from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.nats.pauses import queue_states
 from jobledger.ledger.nats.streams import find_stream
 from jobledger.projections import DeadLetterFilter, DeadLetterGroup, QueueRow, Store, moment_of
+from jobledger.projections.filters import of_fleet, visible
 from jobledger.projections.statistics.held import HeldRow, read_held
+from jobledger.projections.statistics.rates import rates
 from jobledger.projections.tables.schedules import ScheduleRow, late_schedules, read_schedules
 from jobledger.projections.tables.slots import slots_taken
 
 Kind = Literal[
     "queue_without_worker",
     "queue_paused",
+    "queue_slow",
     "limit_undefined",
     "limit_closed",
     "limit_differs",
@@ -58,13 +63,22 @@ Kind = Literal[
     "store_fills",
     "reactor_late",
     "dead_letters",
+    "task_fails",
     "webhook_fails",
+    "watch_fires",
     "clock_apart",
     "id_taken",
 ]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
-#: `fail`: jobs stand still, or soon will. `warn`: a person should know it.
-Level = Literal["warn", "fail"]
+#: `fail`: jobs stand still, or soon will. `warn`: a person should see to it. `info`: good to know.
+Level = Literal["info", "warn", "fail"]
+_RANKS: Final[dict[Level, int]] = {"fail": 0, "warn": 1, "info": 2}
+#: What a noun names. `jobs`: those that a search finds.
+NounKind = Literal[
+    "queue", "jobs", "job", "limit", "task", "cause", "schedule", "webhook", "watch", "ledger", "worker"
+]
+#: `type`: what the advice says, in a terminal. `look`: at what the noun names.
+Verb = Literal["resume_queue", "set_limit", "look", "type"]
 
 #: How many of one kind are named; the rest is a number.
 SHOWN_MAX: Final = 12
@@ -80,6 +94,14 @@ _FORECAST_OVER_MIN: Final = timedelta(minutes=10)
 _WORK: Final = "work_"
 #: How long a job is named whose derived id was taken.
 _MOVED_SHOWN: Final = timedelta(days=1)
+#: A queue with workers is slow from this age of its oldest job on.
+_SLOW: Final = timedelta(seconds=60)
+#: A task fails unusually often: this share of its attempts, this often its usual share, of at least so many attempts.
+_FAILS_SHARE: Final = 0.2
+_FAILS_TIMES: Final = 3.0
+_FAILS_MIN: Final = 20
+_LATELY: Final = timedelta(minutes=5)
+_USUALLY: Final = timedelta(days=1)
 _MOVED: Final = (
     f"SELECT id, queue, created_at, task, coalesce(json_extract(metadata, '$.{INSTEAD_OF}'), '') FROM jobs "  # noqa: S608
     f"WHERE id > '{TAKEN}' AND id < '{TAKEN}g' ORDER BY created_at DESC LIMIT 1000"
@@ -89,6 +111,22 @@ _CHILD_TAKEN: Final = (
     "SELECT job_id, queue, dead_at FROM (SELECT * FROM dead_letters ORDER BY dead_at DESC LIMIT 10000) "
     "WHERE error_type = 'ChildIdTakenError'"
 )
+
+
+class Noun(msgspec.Struct, frozen=True):
+    """A word of a diagnosis that names something one can open."""
+
+    kind: NounKind
+    name: str  #: of `jobs` a search, of a `job` queue/id, of a `cause` its fingerprint
+    text: str = ""  #: as the object or the sentence has it; "": the name
+
+
+class Act(msgspec.Struct, frozen=True):
+    """The next thing to do."""
+
+    verb: Verb
+    label: str
+    about: Noun
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +142,17 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         ""  #: the queue that it is about; "": of no single one, so who is bound to queues is not told
     )
     count: int = 1  #: how many of its kind it stands for
+    nouns: tuple[Noun, ...] = ()  #: what of its object and its sentence can be opened
+    act: Act | None = None  #: None: the advice alone
+
+
+class Rate(NamedTuple):
+    """How often attempts of a task failed lately, and how often they usually do."""
+
+    task: str
+    attempts: int
+    share: float
+    usual: float
 
 
 class Facts(NamedTuple):
@@ -114,6 +163,7 @@ class Facts(NamedTuple):
     apart: list[WorkerInfo]  #: processes of any kind whose machine's clock is apart, one of each host
     paused: dict[str, QueueState]  #: queues that are paused now
     webhooks: list[WebhookInfo]
+    firing: list[WatchInfo]  #: watches whose figure is beyond its bound
     ledger: StreamInfo | None
     fills_in: (
         timedelta | None
@@ -140,6 +190,7 @@ class Rows(NamedTuple):
     child_taken: list[
         tuple[str, ...]
     ]  #: dead runs of whose children one's id was taken: id, queue, since when
+    rates: list[Rate]
 
 
 async def diagnose(ledger: Ledger, view: View, queues: tuple[str, ...] = ()) -> list[Diagnosis]:
@@ -150,11 +201,32 @@ async def diagnose(ledger: Ledger, view: View, queues: tuple[str, ...] = ()) -> 
 
     Raises: ProjectionError, CorruptLedgerError, UnreachableError.
     """
-    facts = await _facts(ledger, view, queues)
+    return _judged(await _facts(ledger, view, queues), _PARTS)
+
+
+def diagnose_past(view: View, queues: tuple[str, ...] = ()) -> list[Diagnosis]:
+    """Return what hurt at a past moment, as far as rows of that moment tell: who worked then is not known."""
+    facts = Facts(
+        now=view.now,
+        workers=[],
+        apart=[],
+        paused=dict(sorted(paused_now(view.store, view.now).items())),
+        webhooks=[],
+        firing=[],
+        ledger=None,
+        fills_in=None,
+        late=[],
+        rows=_rows(view, [], queues),
+    )
+    return _judged(facts, [each for each in _PARTS if each[0] in _OF_ROWS])
+
+
+def _judged(facts: Facts, parts: Iterable[Part]) -> list[Diagnosis]:
+    """Return what some parts find: the worst first, and of a level dead letters last."""
     found: list[Diagnosis] = []
-    for part, shows_all in _PARTS:
+    for part, shows_all in parts:
         found += _capped(list(part(facts)), shows_all)
-    return sorted(found, key=lambda each: each.level != "fail")
+    return sorted(found, key=lambda each: (_RANKS[each.level], each.kind == "dead_letters"))
 
 
 async def counted(ledger: Ledger, path: Path) -> dict[str, int]:
@@ -179,8 +251,9 @@ async def _facts(ledger: Ledger, view: View, queues: tuple[str, ...]) -> Facts:
         apart=[apart[host] for host in sorted(apart)],
         paused={queue: state for queue, state in sorted(states.items()) if state.is_paused(now)},
         webhooks=await list_webhooks(ledger),
+        firing=[each for each in await list_watches(ledger) if each.firing],
         ledger=stream,
-        fills_in=None if stream is None else await _fills_in(ledger, stream, now),
+        fills_in=None if stream is None else await fills_in(ledger, stream, now),
         late=await _late_reactors(ledger, now),
         rows=await anyio.to_thread.run_sync(_rows, view, workers, queues),
     )
@@ -204,10 +277,24 @@ def _rows(view: View, workers: list[WorkerInfo], queues: tuple[str, ...]) -> Row
             for_person=dead_children(view.store),
             moved=[tuple(map(str, row)) for row in select(_MOVED)],
             child_taken=[tuple(map(str, row)) for row in select(_CHILD_TAKEN)],
+            rates=_rates(view, queues),
         )
 
 
-async def _fills_in(ledger: Ledger, stream: StreamInfo, now: datetime) -> timedelta | None:
+def _rates(view: View, queues: tuple[str, ...]) -> list[Rate]:
+    """Return how often the attempts of each task failed in the last minutes, and in the day before."""
+    now, terms = view.now, [*of_fleet(), *visible(queues, ())]
+    lately = rates(view.store.select, "task", now - _LATELY, now + timedelta(minutes=1), terms)
+    day = rates(view.store.select, "task", now - _USUALLY, now - _LATELY, terms)
+    usual = {each.name: 1 - each.success_rate for each in day if each.success_rate is not None}
+    return [
+        Rate(each.name, each.completed + each.failed, 1 - each.success_rate, usual.get(each.name, 0.0))
+        for each in lately
+        if each.success_rate is not None
+    ]
+
+
+async def fills_in(ledger: Ledger, stream: StreamInfo, now: datetime) -> timedelta | None:
     """Return how long the ledger's room lasts if it goes on growing as in the last day; None where that is not known.
 
     Raises: UnreachableError.
@@ -262,7 +349,32 @@ def _queues(facts: Facts) -> Iterator[Diagnosis]:
                 since=None if since is None else as_utc(datetime.fromisoformat(since)),
                 advice=f"`{_server_of(queue)}` serves it",
                 queue=queue,
+                nouns=(
+                    Noun("queue", queue),
+                    Noun("jobs", f"queue:{queue} state:waiting", count(jobs, "job")),
+                ),
+                act=Act("type", "Start a worker", Noun("queue", queue)),
             )
+        elif jobs and queue in oldest and queue not in facts.paused and queue not in INNER_QUEUES:
+            yield from _slow(facts, queue, as_utc(datetime.fromisoformat(oldest[queue])))
+
+
+def _slow(facts: Facts, queue: str, oldest: datetime) -> Iterator[Diagnosis]:
+    if facts.now - oldest > _SLOW:
+        there = sum(queue in worker.queues for worker in facts.workers)
+        waiting = sum(row.counts["queued"] for row in facts.rows.queues if row.queue == queue)
+        yield Diagnosis(
+            kind="queue_slow",
+            level="warn",
+            object=f"queue {queue}",
+            found=f"{count(waiting, 'job')} {'waits' if waiting == 1 else 'wait'}: "
+            f"{count(there, 'worker')} cannot keep up",
+            since=oldest,
+            advice="`jobledger workers list` shows who works; more workers, or more jobs at once, are faster",
+            queue=queue,
+            nouns=(Noun("queue", queue), Noun("jobs", f"queue:{queue} state:waiting", count(waiting, "job"))),
+            act=Act("look", "Who works", Noun("worker", "")),
+        )
 
 
 def _server_of(queue: str) -> str:
@@ -284,6 +396,8 @@ def _pauses(facts: Facts) -> Iterator[Diagnosis]:
             since=state.since,
             advice=f"`jobledger queues resume {queue}` ends that",
             queue=queue,
+            nouns=(Noun("queue", queue),),
+            act=Act("resume_queue", "Resume", Noun("queue", queue)),
         )
 
 
@@ -298,6 +412,11 @@ def _limits(facts: Facts) -> Iterator[Diagnosis]:
                 found=f"nobody defined it, and {count(each.jobs, 'job')} {'is' if each.jobs == 1 else 'are'} held by it",
                 since=None if each.oldest is None else as_utc(datetime.fromisoformat(each.oldest)),
                 advice=f"`jobledger limits set {named} --slots N` defines it",
+                nouns=(
+                    Noun("limit", each.limit),
+                    Noun("jobs", f"limit:{each.limit} state:held", count(each.jobs, "job")),
+                ),
+                act=Act("set_limit", "Set it", Noun("limit", named)),
             )
 
 
@@ -320,6 +439,8 @@ def _closed(facts: Facts) -> Iterator[Diagnosis]:
             found=f"it has 0 slots, so none of its jobs starts ({held:,} held); {who}{why}",
             since=as_utc(datetime.fromisoformat(row.set_at)),
             advice=f"`jobledger limits set {limit} --slots N`, or `jobledger limits remove {limit}`",
+            nouns=(Noun("limit", limit), Noun("jobs", f"limit:{limit} state:held", f"{held:,} held")),
+            act=Act("set_limit", "Change", Noun("limit", limit)),
         )
 
 
@@ -339,6 +460,8 @@ def _differing_limits(facts: Facts) -> Iterator[Diagnosis]:
                 found=f"the code of {first.worker}{more} has {terms_words(first.terms)}; {who} otherwise",
                 since=as_utc(datetime.fromisoformat(row.set_at)),
                 advice=advice,
+                nouns=(Noun("limit", limit),),
+                act=Act("look", "Look", Noun("limit", limit)),
             )
 
 
@@ -355,6 +478,8 @@ def _stuck(facts: Facts) -> Iterator[Diagnosis]:
             since=as_utc(datetime.fromisoformat(each.since)),
             advice=f"`jobledger limits set {each.limit} --slots N` with more slots, or `jobledger jobs cancel {each.job}`",
             queue=each.queue,
+            nouns=(Noun("job", f"{each.queue}/{each.job}"), Noun("limit", each.limit)),
+            act=Act("set_limit", "More slots", Noun("limit", each.limit)),
         )
 
 
@@ -374,6 +499,11 @@ def _for_person(facts: Facts) -> Iterator[Diagnosis]:
                 f"`jobledger jobs why {each.run} --queue {each.queue}` tells more"
             ),
             queue=each.queue,
+            nouns=(
+                Noun("job", f"{each.queue}/{each.run}"),
+                Noun("jobs", f"run:{each.run} state:dead", f"{each.count:,} {are}"),
+            ),
+            act=Act("look", "Review", Noun("jobs", f"run:{each.run} state:dead")),
         )
 
 
@@ -391,6 +521,7 @@ def _late_schedules(facts: Facts) -> Iterator[Diagnosis]:
                 since=due,
                 advice="schedules tick while a worker runs: start one; `jobledger timers status` tells of timers",
                 queue=row.queue,
+                nouns=(Noun("schedule", name),),
             )
 
 
@@ -409,6 +540,7 @@ def _differing_schedules(facts: Facts) -> Iterator[Diagnosis]:
                 since=as_utc(datetime.fromisoformat(declared)),
                 advice=f"`jobledger schedules reset {row.name}` lets the code's declaration count",
                 queue=row.queue,
+                nouns=(Noun("schedule", row.name),),
             )
 
 
@@ -429,6 +561,8 @@ def _store(facts: Facts) -> Iterator[Diagnosis]:
         found=f"{size(stream.state.bytes)} of {size(room)} are used{lasts}: a full ledger refuses events",
         since=None,
         advice="`jobledger audit archive` moves old events away; or raise max_bytes of the stream",
+        nouns=(Noun("ledger", "", "the ledger"),),
+        act=Act("type", "Archive", Noun("ledger", "")),
     )
 
 
@@ -461,13 +595,55 @@ def _dead_letters(facts: Facts) -> Iterator[Diagnosis]:
         error = f" {group.error[:100]}" if group.error else ""
         yield Diagnosis(
             kind="dead_letters",
-            level="warn",
+            level="info"
+            if group.reason == "rejected"
+            else "warn",  # what a task gave up itself only a person's records need
             object=f"task {group.task}",
             found=f"{jobs} of one cause: {group.error_type or group.reason}{error}",
             since=as_utc(datetime.fromisoformat(group.oldest)),
             advice=f"`jobledger dlq show {group.job_id}` tells more, `jobledger dlq requeue` tries again",
             queue=group.queue,
             count=group.count,
+            nouns=(Noun("task", group.task), Noun("cause", group.fingerprint, jobs)),
+            act=Act("look", "Review", Noun("cause", group.fingerprint)),
+        )
+
+
+def _failing(facts: Facts) -> Iterator[Diagnosis]:
+    """Tell of tasks that fail more than they usually do, before that kills jobs: causes tell of those that it kills."""
+    told = {
+        group.task
+        for group in facts.rows.dead
+        if facts.now - as_utc(datetime.fromisoformat(group.newest)) < _LATELY
+    }
+    for rate in facts.rows.rates:
+        often = rate.share >= _FAILS_SHARE and rate.share >= _FAILS_TIMES * rate.usual
+        if rate.attempts >= _FAILS_MIN and often and rate.task not in told:
+            usual = f"usually {100 * rate.usual:.0f} % do" if rate.usual else "usually none does"
+            failing = f"task:{rate.task} state:failing"
+            yield Diagnosis(
+                kind="task_fails",
+                level="warn",
+                object=f"task {rate.task}",
+                found=f"{100 * rate.share:.0f} % of its {rate.attempts:,} attempts of the last 5 minutes failed; {usual}",
+                since=None,
+                advice=f"`jobledger jobs list --task {rate.task} --state retry_wait` shows those that are tried again",
+                nouns=(Noun("task", rate.task),),
+                act=Act("look", "Show them", Noun("jobs", failing)),
+            )
+
+
+def _watches(facts: Facts) -> Iterator[Diagnosis]:
+    for each in facts.firing:
+        value = "" if each.value is None else f"; it was {each.value:,.10g}"
+        yield Diagnosis(
+            kind="watch_fires",
+            level="warn",
+            object=f"watch {each.watch}",
+            found=f"it fires: {each.watches}{value}",
+            since=each.changed_at,
+            advice="`jobledger watches list` shows what each watches",
+            nouns=(Noun("watch", each.watch),),
         )
 
 
@@ -482,6 +658,8 @@ def _webhooks(facts: Facts) -> Iterator[Diagnosis]:
                 + (f"; it is paused: {each.reason}" if each.status == "paused" else ""),
                 since=each.failing_since,
                 advice=f"`jobledger webhooks show {each.webhook}` tells why",
+                nouns=(Noun("webhook", each.webhook),),
+                act=Act("look", "Look", Noun("webhook", each.webhook)),
             )
 
 
@@ -513,6 +691,7 @@ def _taken_ids(facts: Facts) -> Iterator[Diagnosis]:
                     "same"
                 ),
                 queue=queue,
+                nouns=(Noun("job", f"{queue}/{job}"),),
             )
     for run, queue, dead_at in facts.rows.child_taken:
         yield Diagnosis(
@@ -526,11 +705,13 @@ def _taken_ids(facts: Facts) -> Iterator[Diagnosis]:
                 "this one"
             ),
             queue=queue,
+            nouns=(Noun("job", f"{queue}/{run}"),),
         )
 
 
-#: Each part, and the command that shows what is left out of a long list.
-_PARTS: Final[tuple[tuple[Callable[[Facts], Iterable[Diagnosis]], str], ...]] = (
+#: A part, and the command that shows what is left out of a long list.
+Part = tuple[Callable[[Facts], Iterable[Diagnosis]], str]
+_PARTS: Final[tuple[Part, ...]] = (
     (_queues, "queues list"),
     (_pauses, "queues list"),
     (_limits, "limits list"),
@@ -543,10 +724,16 @@ _PARTS: Final[tuple[tuple[Callable[[Facts], Iterable[Diagnosis]], str], ...]] = 
     (_store, "doctor"),
     (_reactors, "doctor"),
     (_dead_letters, "dlq list"),
+    (_failing, "stats"),
     (_webhooks, "webhooks list"),
+    (_watches, "watches list"),
     (_clocks, "workers list"),
     (_taken_ids, "jobs list"),
 )
+
+
+#: What rows alone tell.
+_OF_ROWS: Final = frozenset((_pauses, _limits, _closed, _stuck, _for_person, _dead_letters, _failing))
 
 
 def _capped(found: list[Diagnosis], shows_all: str) -> list[Diagnosis]:

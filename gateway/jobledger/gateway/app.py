@@ -21,9 +21,9 @@ from jobledger.gateway.http.openapi import openapi
 from jobledger.gateway.http.reference import reference
 from jobledger.gateway.http.routing import Table, refusal
 from jobledger.gateway.pages.login import Login
-from jobledger.gateway.pages.serving import Dashboard
+from jobledger.gateway.pages.serving import HEADERS, Dashboard, problem_page
 from jobledger.gateway.parts import Gateway
-from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.problems import ProblemError, problem_of
 
 DOCUMENT: Final = "/openapi.json"
 REFERENCE: Final = "/docs"
@@ -67,8 +67,13 @@ async def _reference(_request: Request) -> Response:
 
 
 async def _not_found(request: Request, _error: Exception) -> Response:
-    sentence = f"there is no address {request.url.path[:200]}: {DOCUMENT} lists those that there are"
     request.scope["jobledger.code"] = "ENDPOINT_NOT_FOUND"
+    if "text/html" in request.headers.get("accept", ""):  # a person
+        error = ProblemError("ENDPOINT_NOT_FOUND", f"There is no page {request.url.path[:200]}.")
+        response = problem_page(request, *problem_of(error, request_id_of(request.scope), said=str))
+        response.headers.update(HEADERS)
+        return response
+    sentence = f"there is no address {request.url.path[:200]}: {DOCUMENT} lists those that there are"
     return refusal(ProblemError("ENDPOINT_NOT_FOUND", sentence), request_id_of(request.scope))
 
 

@@ -14,7 +14,7 @@ from jobledger.projections.json_terms import can_be_named, field_condition
 
 _TEXT_LENGTH_MAX: Final = 200
 #: What `JobFilter.text` is looked for in.
-_WORDS_OF: Final = ("data", "result", "error", "metadata")
+_WORDS_OF: Final = ("id", "data", "result", "error", "metadata")
 
 
 class Term(NamedTuple):
@@ -124,7 +124,11 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     batch: str | None = None
     id_prefix: str | None = None  #: what the job's id begins with
     error_type: str | None = None  #: of the newest failure
+    id_suffix: str | None = None  #: what the job's id ends with
+    run: str | None = None  #: id of a run: its children
+    awaiting: str | None = None  #: a word of what a paused run waits for
     fingerprint: str | None = None  #: or a prefix of it; only dead letters have one
+    fingerprints: tuple[str, ...] = ()  #: any of these, whole
     #: Fields of the input and their values: a name of the outermost object or a JSON pointer, and a string, or a number,
     #: `true`, `false` or `null` as JSON has it. An input in the object store is not looked into.
     input: tuple[tuple[str, str], ...] = ()
@@ -163,10 +167,21 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
             terms.append(Term("trace_id", "trace_id <> ''"))  # as the index says that it is made of
         if self.id_prefix is not None:  # every character that an id can have is below the tilde
             terms.append(Term("id_prefix", "id >= ? AND id < ?", (self.id_prefix, f"{self.id_prefix}~")))
+        if self.id_suffix is not None:
+            terms.append(Term("id_suffix", "substr(id, ?) = ?", (-len(self.id_suffix), self.id_suffix)))
+        if self.run is not None:
+            terms.append(Term("run", "parent_id = ?", (self.run,)))
+        if self.awaiting is not None:
+            found = "instr(' ' || awaiting || ' ', ?)"
+            terms.append(Term("awaiting", f"awaiting IS NOT NULL AND {found}", (f" {self.awaiting} ",)))
         if self.fingerprint is not None:
             terms.append(
                 Term("fingerprint", f"(id, queue) IN ({OF_FINGERPRINT})", _of_prefix(self.fingerprint))
             )
+        if self.fingerprints:
+            marks = ", ".join("?" * len(self.fingerprints))
+            of_any = f"SELECT job_id, queue FROM dead_letters WHERE fingerprint IN ({marks})"  # noqa: S608 - marks
+            terms.append(Term("fingerprints", f"(id, queue) IN ({of_any})", self.fingerprints))
         return [*terms, *self._times(), *self.said.terms(), *self._looked_for(), *self._seen()]
 
     def _times(self) -> list[Term]:
@@ -183,8 +198,9 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     def _seen(self) -> list[Term]:
         members = [] if self.members else [Term("members", "parent_id IS NULL")]
-        named = (self.queue, self.task, self.trace_id, self.batch, self.id_prefix, self.fingerprint)
-        fleet = of_fleet(*named, self.said.created_by)
+        named = (self.queue, self.task, self.trace_id, self.batch, self.run, self.said.created_by)
+        jobs = (self.id_prefix, self.id_suffix, self.fingerprint, *self.fingerprints)
+        fleet = of_fleet(*named, *jobs)
         return [*members, *fleet, *visible(self.visible_queues, self.visible_tasks)]
 
     def where(self) -> tuple[str, list[object]]:

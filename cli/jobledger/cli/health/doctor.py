@@ -28,7 +28,7 @@ from jobledger.cli.text import moment, plain
 from jobledger.projections import ProjectionError
 from jobledger.projections.unused import UNUSED_DAYS, Unused, find_unused, remove
 
-_STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+_STYLES: Final = {"ok": "green", "info": "blue", "warn": "yellow", "fail": "bold red"}
 _PORT_DEFAULT: Final = 4222
 
 

@@ -51,6 +51,7 @@ class ToDo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     edit: dict[str, Any] | None = None  #: of a requeue: arguments to replace
     attempts: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1  #: of a requeue: how many more each may have
     priority: Priority | None = None  #: of a requeue; left out: as before
+    per_minute: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0  #: how many jobs; 0: as fast as it goes
 
 
 class Allowed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -23,7 +23,7 @@ from jobledger.gateway.acts.asked import (
     act_of,
     asker_of,
 )
-from jobledger.ledger import Context, Fail, Ledger, task
+from jobledger.ledger import Context, Fail, Ledger, Snooze, task
 from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.access.holders import authority_of
 from jobledger.ledger.model.errors import AccessDeniedError
@@ -34,6 +34,8 @@ from jobledger.ledger.model.subjects import JobRef
 #: Jobs between two checkpoints; an attempt that begins again repeats at most this number, and an authority that ended
 #: stops before the next ones, within a second.
 _CHUNK: Final = 250
+#: Between two chunks of an act that is done at a rate, where the rate allows for more than one job in it.
+_PAUSE_S: Final = 6.0
 
 
 async def begin_act(ledger: Ledger, principal: Principal, job_id: str, to_do: ToDo, jobs: list[Job]) -> None:
@@ -54,11 +56,12 @@ async def begin_act(ledger: Ledger, principal: Principal, job_id: str, to_do: To
 @task(name=TASK, queue=QUEUE, max_attempts=20)
 async def bulk_act(
     context: Context, to_do: ToDo, jobs: list[Job], allowed: Allowed | None = None, by: str = ""
-) -> Done | Fail:
+) -> Done | Fail | Snooze:
     """Do an act to each job, with the authority of whoever asked for it; one that is refused does not stop the others.
 
     Who that is stands in the job's first event, never in its input. `by` is what older gateways said, and counts for
-    nothing. An authority that has ended, as a revoked key, ends the act: its checkpoint says how far it came.
+    nothing. An authority that has ended, as a revoked key, ends the act: its checkpoint says how far it came. An act at
+    a rate pauses between two chunks, and holds no worker meanwhile.
     """
     del by
     kept, ledger = context.checkpoint_value, context.ledger
@@ -67,8 +70,9 @@ async def bulk_act(
     act, rows = act_of(to_do, who), Rows(ledger, Path())  # it is told of each job where that is
     rights = Allowed() if allowed is None else allowed
     scope = Scope(queues=rights.queues, tasks=rights.tasks)
+    size = _CHUNK if not to_do.per_minute else max(1, min(_CHUNK, round(to_do.per_minute * _PAUSE_S / 60)))
     while so_far.next < len(jobs):
-        chunk = jobs[so_far.next : so_far.next + _CHUNK]
+        chunk = jobs[so_far.next : so_far.next + size]
         try:
             authority = await authority_of(
                 ledger.log, who, ledger.clock.now(), allowed=rights.permissions, scope=scope
@@ -81,6 +85,8 @@ async def bulk_act(
         so_far = _after(so_far, outcomes, again)
         context.progress(so_far.next, len(jobs))
         await context.checkpoint(msgspec.to_builtins(so_far))
+        if to_do.per_minute and so_far.next < len(jobs):  # it holds no worker meanwhile
+            return Snooze(delay_s=60 * size / to_do.per_minute)
     return so_far
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -20,13 +20,25 @@ _DIGITS_MAX: Final = 15
 _REASON_MAX: Final = 2_000  #: characters, as over HTTP
 
 
+#: How much of the time before the moment shown charts and rates are of.
+Range = Literal["15m", "1h", "6h", "24h", "7d"]
+RANGE: Final[Range] = "1h"
+
+
 class When(msgspec.Struct, frozen=True, kw_only=True):
-    """The moment that a page shows; the present where neither is given."""
+    """The time that a page shows: a moment, the present where none is given, and how much before it."""
 
     at: str = (
         ""  #: by the clock of the server, ISO-8601; UTC where it names no zone, as a browser's field sends it
     )
     sequence: int | None = None  #: after this event of the ledger
+    range: Range = RANGE
+
+    def named(self) -> tuple[tuple[str, str], ...]:
+        """Return it as every link of the page carries it on."""
+        found = [("at", self.at), ("sequence", "" if self.sequence is None else str(self.sequence))]
+        found.append(("range", "" if self.range == RANGE else self.range))
+        return tuple(each for each in found if each[1])
 
     def as_of(self) -> AsOf | None:
         """Return the moment, None for the present. Raises: ProblemError."""
@@ -54,6 +66,14 @@ class Looked(NamedTuple):
     principal: Principal
     path: str  #: of the address, without what stands behind the `?`
     kept: Kept
+    when: When = When()  #: what the address says of time, also of a page that has no past
+    asked: tuple[tuple[str, str], ...] = ()  #: what else it says, without the place in a list
+
+
+class Elsewhere(NamedTuple):
+    """What was asked for has an address of its own."""
+
+    address: str
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +81,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     template: str
-    #: async (looked, path words..., query=) -> a Struct with what it shows, which has a `shell`; or a `Told` with one
+    #: async (looked, path words..., query=) -> a Struct with what it shows, which has a `shell`; or a `Told` with one, or
+    #: `Elsewhere`
     facts: Callable[..., Awaitable[Any]]
     permission: Permission | None = "view"
     query: type[msgspec.Struct] = When  #: parameters behind the `?`; others are ignored

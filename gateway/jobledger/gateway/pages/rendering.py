@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 
 from jobledger.admin.amounts import attempts_words, size
 from jobledger.audit.trail_words import span
@@ -34,6 +35,8 @@ HERE: Final = frozenset(
         "plan",
         "webhooks",
         "graphs",
+        "changes",
+        "tenants",
     }
 )
 STATIC: Final = _FOLDER / "static"
@@ -55,9 +58,17 @@ def _filters() -> dict[str, Any]:
         "short": words.short,
         "cut": words.cut,
         "code": words.code,
+        "linked": words.linked,
         "style": words.style_of,
         "word": words.state_word,
         "said": words.said,
+        "token_of": words.state_token,
+        "waits_word": words.waits_word,
+        "pattern": words.pattern,
+        "clock_short": words.clock_short,
+        "since": words.since,
+        "without_error": words.without_error,
+        "earlier": words.earlier,
         "json_text": words.json_text,
         "json_line": words.json_line,
         "json_colours": words.json_colours,
@@ -74,17 +85,43 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     made.filters.update(_filters())
-    known: dict[str, Any] = {"address": address, "here": HERE}
+    known: dict[str, Any] = {
+        "address": _address_then,
+        "now_address": address,
+        "here": HERE,
+        "here_with": _here_with,
+    }
     made.globals.update(known)
     return made
 
 
-def address(path: str, given: Iterable[tuple[str, str]] = (), shell: Shell | None = None) -> str:
-    """Return the address of a page; with the shell of a page that shows the past, of the same moment there."""
+def address(path: str, given: Iterable[tuple[str, str]] = ()) -> str:
+    """Return the address of a page as it is now."""
     pairs = list(given)
-    if shell is not None and shell.past is not None:
-        pairs.append(shell.past.named)
     return quote(path) + (f"?{urlencode(pairs)}" if pairs else "")
+
+
+@pass_context
+def _address_then(
+    context: Context, path: str, given: Iterable[tuple[str, str]] = (), _shell: Any = None
+) -> str:
+    """Return an address as templates write it: of the moment and the range that the page shows. So no link loses them."""
+    shell: Shell | None = context.get("shell")
+    pairs = list(given)
+    named = {name for name, _ in pairs}
+    moment = {"at", "sequence"}
+    for name, value in () if shell is None else shell.carried:
+        if name not in named and not (name in moment and named & moment):
+            pairs.append((name, value))
+    return address(path, pairs)
+
+
+@pass_context
+def _here_with(context: Context, **changes: str) -> str:
+    """Return the address of the page that is shown with another range, the rest of what it says of time as it is."""
+    shell: Shell = context["shell"]
+    pairs = [(name, value) for name, value in shell.carried if name not in changes]
+    return address(shell.path, [*shell.asked, *pairs, *changes.items()])
 
 
 _TEMPLATES: Final = _environment()

@@ -8,7 +8,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs, quote, unquote
 
 import msgspec
 from markupsafe import Markup, escape
@@ -21,14 +21,16 @@ from jobledger.gateway.events.sse import primed
 from jobledger.gateway.http.head import request_id_of
 from jobledger.gateway.pages.kept import Kept
 from jobledger.gateway.pages.live import Pulse
-from jobledger.gateway.pages.page import Fields, Form, Looked, Page, Sent, Told
+from jobledger.gateway.pages.page import Elsewhere, Fields, Form, Looked, Page, Sent, Told, When
 from jobledger.gateway.pages.reading import read_query
-from jobledger.gateway.pages.rendering import STATIC, rendered
+from jobledger.gateway.pages.rendering import STATIC, address, rendered
+from jobledger.gateway.pages.search import shown_moment
 from jobledger.gateway.pages.shared import Shared
 from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.gateway.pages.views.levels import levels
+from jobledger.gateway.pages.words import instant
 from jobledger.gateway.parts import Gateway
-from jobledger.gateway.problems import ProblemError, problem_of
+from jobledger.gateway.problems import Problem, ProblemError, problem_of
 from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.marks import hidden_from, hide
@@ -48,8 +50,11 @@ FORM_BYTES_MAX: Final = 2 << 20
 _FIELDS_MAX: Final = 2_000
 _STREAM: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _EVENTS: Final = "text/event-stream"
+NOT_FOUND: Final = 404
 _HTML: Final = "text/html; charset=utf-8"
 _LOGIN: Final = "/login"
+_PLACES: Final = {"at", "sequence", "range", "cursor", "top", "path"}
+_GO: Final = b"\0go "  #: what no page begins with
 _WAY_OUT: Final = Markup(
     '<form method="post" action="/logout"><input type="hidden" name="token" value="{token}"> '
     '<button type="submit">Log out</button></form>'
@@ -106,17 +111,29 @@ class Dashboard:
         if page.permission is not None:
             principal.require(page.permission)
         query = read_query(page.query, request.query_params.multi_items())
-        looked = Looked(self._gateway, principal, request.url.path, self._kept)
+        when = query if isinstance(query, When) else When()
+        if when.at and (at := shown_moment(when.at, self._gateway.ledger.clock.now())) is not None:
+            rest = [(name, value) for name, value in request.query_params.multi_items() if name != "at"]
+            return RedirectResponse(address(request.url.path, [*rest, ("at", instant(at))]), 303)
+        known = {field.encode_name for field in msgspec.structs.fields(page.query)} - _PLACES
+        asked = tuple(
+            (name, value) for name, value in request.query_params.multi_items() if name in known and value
+        )
+        looked = Looked(self._gateway, principal, request.url.path, self._kept, when, asked)
         scope = (principal.permissions, principal.queues, principal.tasks)
 
         async def make() -> bytes:
             facts = await page.facts(looked, **request.path_params, query=query)
+            if isinstance(facts, Elsewhere):
+                return _GO + facts.address.encode()
             told = facts if isinstance(facts, Told) else Told(page.template, facts)
             return self._rendered(told, principal)
 
         stands_at = 0 if page.stands_at is None else await page.stands_at(looked, **request.path_params)
         # Whoever was told of a position asks for a rendering that was not begun before it.
         made = await self._shared.get((request.url.path, query, scope, self._pulse.position, stands_at), make)
+        if made.startswith(_GO):
+            return RedirectResponse(made.removeprefix(_GO).decode(), 303)
         return Response(self._personal(made, principal, request), media_type=_HTML)
 
     def _rendered(self, told: Told, principal: Principal) -> bytes:
@@ -182,8 +199,14 @@ class Dashboard:
             return RedirectResponse(f"{_LOGIN}?after={after}", 303)
         if problem.code == "INTERNAL":
             _log.error("request %s failed", request_id, exc_info=error)
-        facts = {"problem": problem, "back": _back(request), "assets": ASSETS}
-        return Response(rendered("problem.html", facts), problem.status, headers, _HTML)
+        return problem_page(request, problem, headers)
+
+
+def problem_page(request: Request, problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    """Return what went wrong as a page, with a way to find what was meant."""
+    meant = request.url.path.rpartition("/")[2] if problem.status == NOT_FOUND else ""
+    facts = {"problem": problem, "back": _back(request), "guess": unquote(meant)[:100], "assets": ASSETS}
+    return Response(rendered("problem.html", facts), problem.status, headers, _HTML)
 
 
 async def _fields(request: Request) -> Mapping[str, list[str]]:

@@ -6,14 +6,34 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from jobledger.gateway.pages.charts.waterfall import Bar, Drawn, Mark
-from jobledger.gateway.pages.words import clock, state_word, style_of, took
+import msgspec
+
+from jobledger.gateway.pages.words import state_word, style_of, took
 from jobledger.ledger.model.codec import StoredEvent
-from jobledger.ledger.model.events import event_type
 from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
 
 #: Shorter waits are not drawn: events of one batch are some microseconds apart, and nobody waited between them.
 _SEEN: Final = timedelta(milliseconds=1)
+
+
+class Bar(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a job was in one state."""
+
+    begin: datetime
+    end: datetime
+    lane: int  #: the attempt that runs, or that is waited for; from 1
+    runs: bool
+    style: str  #: a class that carries the colour
+    words: str
+    after: bool = False  #: later than the moment shown
+
+
+class Drawn(msgspec.Struct, frozen=True, kw_only=True):
+    """The states of a job over time."""
+
+    bars: Sequence[Bar]
+    cut: datetime | None = None  #: the moment shown, where that is in the past
+    end: datetime  #: of the line of time
 
 
 def drawn(
@@ -41,19 +61,10 @@ def drawn(
             late = shown is not None and events[began].stream_sequence > shown
             bars.append(_bar(job, last, times[began], until, late=late))
         began = index + 1
-    marks = [
-        Mark(
-            at=at,
-            style=style_of(event_type(stored.event)),
-            words=f"#{stored.stream_sequence:,} {event_type(stored.event).replace('_', ' ')}\n{clock(at)}",
-            after=shown is not None and stored.stream_sequence > shown,
-        )
-        for stored, at in zip(events, times, strict=True)
-    ]
     cut = next(
         (at for stored, at in zip(events, times, strict=True) if stored.stream_sequence == shown), None
     )
-    return Drawn(bars=bars, marks=marks, cut=cut, end=end)
+    return Drawn(bars=bars, cut=cut, end=end)
 
 
 def _place(job: Job) -> tuple[JobState, int]:

@@ -19,7 +19,7 @@ from jobledger.gateway.pages.forms.plan import do_plan
 from jobledger.gateway.pages.forms.runs import begin_again
 from jobledger.gateway.pages.forms.tasks import add_job
 from jobledger.gateway.pages.forms.webhooks import act_on_webhook, process_again
-from jobledger.gateway.pages.page import Form, Page
+from jobledger.gateway.pages.page import Form, Page, When
 from jobledger.gateway.pages.views import (
     acts,
     dead_letters,
@@ -32,9 +32,13 @@ from jobledger.gateway.pages.views import (
     rows,
     webhooks,
 )
-from jobledger.gateway.pages.views.job import job_page, newest_event
+from jobledger.gateway.pages.views import job as job_views
+from jobledger.gateway.pages.views.changes import Query as ChangesQuery
+from jobledger.gateway.pages.views.changes import changes
+from jobledger.gateway.pages.views.clock import Query as ClockQuery
+from jobledger.gateway.pages.views.clock import clock
 from jobledger.gateway.pages.views.ledger import ledger
-from jobledger.gateway.pages.views.limits import limits
+from jobledger.gateway.pages.views.limits import limits, tenants
 from jobledger.gateway.pages.views.queues import queues
 from jobledger.gateway.pages.views.runs import runs
 from jobledger.gateway.pages.views.schedules import schedules
@@ -42,16 +46,26 @@ from jobledger.gateway.pages.views.tasks import task_form, tasks
 from jobledger.gateway.pages.views.workers import workers
 
 PAGES: Final = (
-    Page(path="/", template="overview.html", facts=overview.overview, query=overview.Query),
+    Page(path="/", template="overview.html", facts=overview.overview, query=When),
     Page(path="/jobs", template="jobs.html", facts=jobs.jobs, query=jobs.Query),
-    Page(path="/jobs/{queue}/{id}", template="job.html", facts=job_page, stands_at=newest_event),
+    Page(path="/suggest", template="suggest.html", facts=jobs.suggested, query=jobs.SuggestQuery),
+    Page(path="/clock", template="clock.html", facts=clock, query=ClockQuery),
+    Page(path="/changes", template="changes.html", facts=changes, query=ChangesQuery),
+    Page(
+        path="/jobs/{queue}/{id}",
+        template="job.html",
+        facts=job_views.job_page,
+        query=job_views.Query,
+        stands_at=job_views.newest_event,
+    ),
+    Page(path="/jobs/{queue}/{id}/peek", template="peek.html", facts=job_views.peek),
     Page(
         path="/jobs/{queue}/{id}/rerun",
         template="rerun.html",
         facts=rerun.rerun,
         query=rerun.Query,
         permission="review",
-        stands_at=newest_event,
+        stands_at=job_views.newest_event,
     ),
     Page(
         path="/jobs/{queue}/{id}/rows",
@@ -59,7 +73,7 @@ PAGES: Final = (
         facts=rows.rows,
         query=rows.Query,
         permission="payloads",
-        stands_at=newest_event,
+        stands_at=job_views.newest_event,
     ),
     Page(
         path="/dead-letters",
@@ -71,6 +85,7 @@ PAGES: Final = (
     Page(path="/queues", template="queues.html", facts=queues),
     Page(path="/schedules", template="schedules.html", facts=schedules),
     Page(path="/limits", template="limits.html", facts=limits),
+    Page(path="/tenants", template="tenants.html", facts=tenants),
     Page(path="/workers", template="workers.html", facts=workers),
     Page(path="/runs", template="runs.html", facts=runs),
     Page(path="/tasks", template="tasks.html", facts=tasks),

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any, Final, cast
 
 import msgspec
 from markupsafe import Markup, escape
 
 from jobledger.admin.amounts import duration
+from jobledger.admin.diagnoses import Noun
+from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.times import as_utc
 
 #: A state as a person reads it.
 STATE_WORDS: Final = {
     "scheduled": "Scheduled",
     "held": "Held",
-    "queued": "Queued",
+    "queued": "Waiting",
     "running": "Running",
     "retry_wait": "Retrying",
     "paused": "Paused",
@@ -25,10 +29,32 @@ STATE_WORDS: Final = {
     "dead_lettered": "Dead letter",
     "discarded": "Discarded",
 }
+#: How a state is typed, in the order in which a list names them.
+STATE_TOKENS: Final = {
+    "waiting": "queued",
+    "running": "running",
+    "retrying": "retry_wait",
+    "held": "held",
+    "scheduled": "scheduled",
+    "paused": "paused",
+    "dead": "dead_lettered",
+    "completed": "completed",
+    "cancelled": "cancelled",
+    "discarded": "discarded",
+}
+_TOKENS: Final = {state: token for token, state in STATE_TOKENS.items()}
+#: What a paused run waits for, as a person reads it.
+_AWAITS: Final = {
+    "signal": "Waits for a signal",
+    "children": "Waits for jobs",
+    "sleep": "Sleeps",
+    "retry": "Waits to retry",
+    "operator": "Paused",
+}
 #: The class that carries the colour of a state, of an attempt's end, of a step or of an event.
 STYLES: Final = {
     "scheduled": "t-scheduled",
-    "held": "t-scheduled",
+    "held": "t-held",
     "queued": "t-queued",
     "granted": "t-queued",
     "waiting": "t-queued",
@@ -78,6 +104,26 @@ def state_word(state: str) -> str:
     return STATE_WORDS.get(state, state.replace("_", " "))
 
 
+def state_token(state: str) -> str:
+    """Return a state as somebody types it."""
+    return _TOKENS.get(state, state)
+
+
+def waits_word(awaiting: str | None) -> str:
+    """Return what a paused run waits for, in a few words."""
+    return _AWAITS.get((awaiting or "").split(" ")[0], "Paused")
+
+
+def pattern(text: str) -> Markup:
+    """Return a message with a mark in place of what differs from job to job."""
+    return Markup(str(escape(text)).replace("#", '<i class="any">…</i>'))  # noqa: S704 - it was escaped
+
+
+def without_error(sentence: str, error: ErrorInfo | None) -> str:
+    """Return why a job is as it is without its error, which stands below."""
+    return sentence if error is None else sentence.replace(f" ({error.type}: {error.message[:200]})", "")
+
+
 def count(value: float | None) -> str:
     """Return a number with thousands apart, a fraction only where it is small; a dash where it is not known."""
     if value is None:
@@ -124,6 +170,22 @@ def clock(at: datetime | str) -> str:
     return f"{moment(at):%H:%M:%S.%f}"[:-3]
 
 
+def clock_short(at: datetime | str) -> str:
+    """Return the time of day to the second."""
+    return f"{moment(at):%H:%M:%S}"
+
+
+def since(at: datetime | str, now: datetime) -> str:
+    """Return since when something is so: the time of a day of today, else the day, too."""
+    found = moment(at)
+    return f"{found:%H:%M}" if found.date() == now.date() else f"{found:%b %d, %H:%M}"
+
+
+def earlier(at: datetime | str, seconds: float) -> datetime:
+    """Return the moment that many seconds before one."""
+    return moment(at) - timedelta(seconds=seconds)
+
+
 def instant(at: datetime | str) -> str:
     """Return a moment as addresses have it: `2026-11-22T19:00:00Z`."""
     return f"{moment(at).astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
@@ -143,6 +205,19 @@ def cut(text: str | None, characters: int) -> str:
 def code(text: str) -> Markup:
     """Return a sentence with what stands in backticks as code."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it was escaped
+
+
+def linked(text: str, nouns: Iterable[Noun]) -> list[str | Noun]:
+    """Return a sentence in parts: what its nouns name, where each stands first, and the text between."""
+    places = ((text.find(each.text or each.name), each) for each in nouns)
+    found = sorted(((at, each) for at, each in places if at >= 0), key=itemgetter(0))
+    parts: list[str | Noun] = []
+    end = 0
+    for at, noun in found:
+        if at >= end:
+            parts += [text[end:at], noun]
+            end = at + len(noun.text or noun.name)
+    return [*parts, text[end:]]
 
 
 def json_text(value: Any) -> str:

@@ -60,6 +60,15 @@ def job_fingerprint(job: Job) -> str:
     return fingerprint(job.task, job.error, job.dead_reason or "")
 
 
+def job_pattern(job: Job) -> str:
+    """Return the message of a dead letter without what differs from job to job, "" without an error."""
+    message = "" if job.error is None else job.error.message
+    whole = (
+        message[:1] in {"'", '"'} and message[-1:] == message[:1]
+    )  # as that of a KeyError: nothing would be left
+    return normalised(message[1:-1] if whole else message)
+
+
 def _parts(error: ErrorInfo) -> list[str]:
     return [error.kind, error.type, normalised(error.message), innermost_frame(error.traceback)]
 

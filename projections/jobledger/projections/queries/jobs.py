@@ -259,7 +259,12 @@ def _add(counts: dict[str, int], more: Mapping[str, int], sign: int) -> None:
 
 def _kept_counts(select: Select, chosen: JobFilter) -> dict[str, int] | None:
     """Return the counts that the projector keeps, less those of children; None where the filter asks for more than these."""
-    if {each.field for each in chosen.terms()} - {"queue", "visible_queues", "members", "fleet"}:
+    if {each.field for each in chosen.terms()} - {
+        "queue",
+        "visible_queues",
+        "members",
+        "fleet",
+    }:
         return None
     of_queue = [each for each in chosen.terms() if each.field != "members"]
     where, values = joined(of_queue)

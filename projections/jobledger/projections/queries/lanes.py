@@ -178,6 +178,15 @@ def _named(select: Select, chosen: JobFilter) -> Lane | None:
     if chosen.id_prefix is not None:
         prefix = "SELECT rowid FROM jobs WHERE id >= ? AND id < ? LIMIT ?"
         questions.append((prefix, (chosen.id_prefix, f"{chosen.id_prefix}~")))
+    if chosen.run is not None:
+        questions.append(("SELECT rowid FROM jobs WHERE parent_id = ? LIMIT ?", (chosen.run,)))
+    if chosen.fingerprints:
+        marks = ", ".join("?" * len(chosen.fingerprints))
+        dead = (
+            "SELECT rowid FROM jobs WHERE (id, queue) IN "  # noqa: S608 - marks
+            f"(SELECT job_id, queue FROM dead_letters WHERE fingerprint IN ({marks})) LIMIT ?"
+        )
+        questions.append((dead, chosen.fingerprints))
     if chosen.fingerprint is not None:
         dead = f"SELECT rowid FROM jobs WHERE (id, queue) IN ({OF_FINGERPRINT}) LIMIT ?"  # noqa: S608
         questions.append((dead, (chosen.fingerprint, f"{chosen.fingerprint}~")))

@@ -78,7 +78,7 @@ def find_groups(select: Select, chosen: DeadLetterFilter, *, cursor: str | None,
         having, after = "n < ? OR (n = ? AND fingerprint > ?)", (count, count, fingerprint)
     # With max() as the only min or max in it, SQLite takes the other columns from the row that has it.
     newest = (
-        "SELECT fingerprint, count(*) AS n, task, reason, error_type, error, queue, job_id, max(dead_at) "  # noqa: S608
+        "SELECT fingerprint, count(*) AS n, task, reason, error_type, error, queue, job_id, pattern, max(dead_at) "  # noqa: S608
         f"FROM dead_letters WHERE {where} GROUP BY fingerprint HAVING {having} ORDER BY n DESC, fingerprint LIMIT ?"
     )
     oldest = f"SELECT min(dead_at) FROM dead_letters WHERE fingerprint = g.fingerprint AND {where}"  # noqa: S608

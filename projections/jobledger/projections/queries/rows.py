@@ -86,6 +86,7 @@ class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     traceback: str | None
     fingerprint: str  #: equal for what is most likely one cause
+    pattern: str  #: the message without what differs from job to job
     attempts: int
     dead_at: str
     last_sequence: int
@@ -102,6 +103,7 @@ class DeadLetterGroup(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     queue: str
     job_id: str
+    pattern: str  #: the message without what differs from job to job
     newest: str
     oldest: str
 

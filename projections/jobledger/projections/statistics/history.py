@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -14,6 +14,8 @@ from jobledger.projections.statistics.tally import MINUTE_US, histogram_columns,
 
 Select = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
 
+Counter = Literal["enqueued", "started", "completed", "cancelled", "failed", "dead_lettered"]
+
 _HAPPENED: Final = ("enqueued", "completed", "failed", "dead_lettered")
 _WAIT: Final = ", ".join(map(summed, histogram_columns("wait")))
 _RUN: Final = ", ".join(map(summed, histogram_columns("run")))
@@ -22,10 +24,7 @@ _SPANS: Final = (
     f"SELECT minute / ? AS span, queue, {_SUMS} FROM buckets "  # noqa: S608 - columns, here and below
     "WHERE minute >= ? AND minute < ? AND ({}) GROUP BY span, queue ORDER BY span, queue"
 )
-_WAITS: Final = (
-    f"SELECT minute / ? AS span, {_WAIT} FROM buckets "  # noqa: S608
-    "WHERE minute >= ? AND minute < ? AND ({}) GROUP BY span ORDER BY span"
-)
+_SERIES: Final = "SELECT minute / ? AS span, {} FROM buckets WHERE minute >= ? AND minute < ? AND ({}) GROUP BY {} ORDER BY span"
 _QUEUES: Final = (
     f"SELECT queue, {_SUMS}, {_WAIT}, {_RUN} FROM buckets "  # noqa: S608
     "WHERE minute >= ? AND minute < ? AND ({}) GROUP BY queue ORDER BY queue"
@@ -43,11 +42,13 @@ class Happened(msgspec.Struct, frozen=True, kw_only=True):
     dead_lettered: int
 
 
-class Waited(msgspec.Struct, frozen=True, kw_only=True):
-    """How long jobs waited for a worker in a span of time."""
+class Point(NamedTuple):
+    """What `buckets` add up to in a span of time."""
 
     begins_at: datetime
-    wait: Histogram
+    name: str  #: of the queue or the task where points are by these, else ""
+    counts: tuple[int, ...]  #: of the columns that were asked for
+    took: Histogram | None  #: None where no histogram was asked for
 
 
 class QueueHappened(Happened, frozen=True, kw_only=True):
@@ -72,14 +73,34 @@ def happened(
     ]
 
 
-def waited(
-    select: Select, since: datetime, until: datetime, *, step_s: int, terms: Sequence[Term] = ()
-) -> list[Waited]:
-    """Return how long jobs waited, by span; `terms`: on `queue` and `task`. Raises: ProjectionConfigError."""
+def series(
+    select: Select,
+    since: datetime,
+    until: datetime,
+    *,
+    step_s: int,
+    counts: Sequence[Counter] = (),
+    took: Literal["wait", "run", "total"] | None = None,
+    by: Literal["queue", "task"] | None = None,
+    terms: Sequence[Term] = (),
+) -> list[Point]:
+    """Return sums of `buckets` by span, and by name where `by` says so; spans without anything are left out.
+
+    Raises: ProjectionConfigError.
+    """
     where, values = joined(terms)
-    rows = select(_WAITS.format(where), (*_values(since, until, step_s), *values))
+    timed = () if took is None else histogram_columns(took)
+    columns = ", ".join([*([by] if by else ["''"]), *map(summed, (*counts, *timed))])
+    sql = _SERIES.format(columns, where, f"span, {by}" if by else "span")
+    width = len(counts)
     return [
-        Waited(begins_at=_begin(span, step_s), wait=Histogram.of_columns(counts)) for span, *counts in rows
+        Point(
+            _begin(span, step_s),
+            name,
+            tuple(sums[:width]),
+            None if took is None else Histogram.of_columns(sums[width:]),
+        )
+        for span, name, *sums in select(sql, (*_values(since, until, step_s), *values))
     ]
 
 

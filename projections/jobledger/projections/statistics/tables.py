@@ -108,9 +108,42 @@ ORIGINS: Final = Table(
     },
     key=("job_id", "queue"),
 )
-STATISTICS_TABLES: Final = (QUEUES, TOTALS, SUMS, BUCKETS, FAILURES, WORKERS, LIMIT_WAITS, ORIGINS)
+#: What the jobs of each tenant are doing, and how they ended hour by hour: a page of tenants reads no job.
+TENANTS: Final = Table(
+    name="tenants",
+    columns={
+        "tenant": text("whom the jobs belong to"),
+        **dict.fromkeys(QUEUE_COUNTS, integer("jobs that are in this state")),
+    },
+    key=("tenant",),
+)
+TENANT_HOURS: Final = Table(
+    name="tenant_hours",
+    columns={
+        "hour": integer("since 1970, by the server's time"),
+        "tenant": text("whom the jobs belong to"),
+        "completed": integer("jobs"),
+        "failed": integer("attempts"),
+        "dead_lettered": integer("jobs"),
+    },
+    key=("hour", "tenant"),
+)
+STATISTICS_TABLES: Final = (
+    QUEUES,
+    TOTALS,
+    SUMS,
+    BUCKETS,
+    FAILURES,
+    WORKERS,
+    LIMIT_WAITS,
+    ORIGINS,
+    TENANTS,
+    TENANT_HOURS,
+)
 
 ADD_QUEUE: Final = QUEUES.adding(QUEUE_COUNTS)
+_ADD_TENANT: Final = TENANTS.adding(QUEUE_COUNTS)
+_ADD_TENANT_HOUR: Final = TENANT_HOURS.adding(("completed", "failed", "dead_lettered"))
 ADD_FAILURES: Final = FAILURES.adding(FAILURE_COUNTERS)
 _ADD_TOTALS: Final = TOTALS.adding(STATISTICS, *merging(STATISTICS))
 _ADD_SUMS: Final = SUMS.adding(STATISTICS, *merging(STATISTICS))
@@ -130,6 +163,8 @@ def add_tally(connection: sqlite3.Connection, tally: Tally, *, totals: bool = Tr
     buckets = {key: cell_values(cell) for key, cell in tally.cells.items()}
     connection.executemany(_ADD_BUCKET, ((*key, *as_stored(values)) for key, values in buckets.items()))
     connection.executemany(_ADD_WORKER, _worker_rows(tally))
+    connection.executemany(_ADD_TENANT, _tenant_rows(tally))
+    connection.executemany(_ADD_TENANT_HOUR, ((*key, *counts) for key, counts in tally.tenant_hours.items()))
     limits = ((name, *as_stored(histogram_values(waits))) for name, waits in tally.limit_waits_us.items())
     connection.executemany(_ADD_LIMIT_WAITS, limits)
     if not totals:
@@ -152,6 +187,11 @@ def add_totals(connection: sqlite3.Connection, rows: Sequence[tuple[str, str, Su
 def _queue_rows(tally: Tally) -> Iterator[Row]:
     for key, gauge in tally.gauges.items():
         yield (*key, *(gauge.get(state, 0) for state in _STATES))
+
+
+def _tenant_rows(tally: Tally) -> Iterator[Row]:
+    for tenant, gauge in tally.tenants.items():
+        yield (tenant, *(gauge.get(state, 0) for state in _STATES))
 
 
 def _total_rows(

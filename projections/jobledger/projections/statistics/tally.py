@@ -16,6 +16,7 @@ import msgspec
 
 from jobledger.ledger.model.aggregates import JOB
 from jobledger.ledger.model.events import (
+    Completed,
     DeadLettered,
     Discarded,
     Failed,
@@ -123,6 +124,8 @@ _ENDS: Final[dict[type[JobEvent], tuple[int, int | None]]] = {
     for tag, cls in JOB.types.items()
     if LIFECYCLE[cls].ends is not None and LIFECYCLE[cls].counted
 }
+#: What is counted by tenant and hour.
+_TENANT_AT: Final[dict[type[JobEvent], int]] = {Completed: 0, Failed: 1, DeadLettered: 2}
 _ATTEMPTS: Final = _WORKER_AT["attempts"]
 
 
@@ -206,6 +209,10 @@ class Tally:
         #: By (queue, task, type of error), in the order of the stream: `FAILURE_COUNTERS`.
         self.failures: dict[tuple[str, str, str], list[int]] = {}
         self.gauges: dict[tuple[str, str], dict[JobState, int]] = {}  #: by (queue, priority)
+        self.tenants: dict[str, dict[JobState, int]] = {}  #: as `gauges`, by tenant
+        self.tenant_hours: dict[
+            tuple[int, str], list[int]
+        ] = {}  #: by (hour since 1970, tenant): `_TENANT_COUNTERS`
         self.limit_waits_us: dict[
             str, list[int]
         ] = {}  #: by limit, how long each job was held that was let go on
@@ -236,6 +243,11 @@ class Tally:
         if gauge is None:
             gauge = self.gauges[key] = {}
         gauge[job.state] = gauge.get(job.state, 0) + by
+        if job.order.tenant:
+            gauge = self.tenants.get(job.order.tenant)
+            if gauge is None:
+                gauge = self.tenants[job.order.tenant] = {}
+            gauge[job.state] = gauge.get(job.state, 0) + by
 
     def _cell(self, job: Job, now_us: int) -> Cell:
         key = (now_us // MINUTE_US, job.queue, job.task)
@@ -290,6 +302,10 @@ class Tally:
         place, worker_place = _ENDS[kind]
         cell = self._cell(after, now_us)
         cell.counts[place] += 1
+        of_tenant = _TENANT_AT.get(kind)
+        if of_tenant is not None and after.order.tenant:
+            hour = (now_us // (60 * MINUTE_US), after.order.tenant)
+            self.tenant_hours.setdefault(hour, [0, 0, 0])[of_tenant] += 1
         if kind is Failed or kind is DeadLettered:
             self._failure(after, COUNTERS[place])
         if before is None:

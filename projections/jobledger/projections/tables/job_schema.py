@@ -134,6 +134,7 @@ DEAD_LETTERS: Final = Table(
         "error": text("its message; NULL without one"),
         "traceback": text("its traceback; NULL without one"),
         "fingerprint": text("equal for what is most likely one cause"),
+        "pattern": text("the message without what differs from job to job; empty without an error"),
         "attempts": integer("attempts it had"),
         "dead_at": timestamp("when it became a dead letter"),
         "last_sequence": integer("the stream sequence of its newest event"),

@@ -13,7 +13,7 @@ import msgspec
 
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef
-from jobledger.ledger.model.fingerprint import job_fingerprint
+from jobledger.ledger.model.fingerprint import job_fingerprint, job_pattern
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.jobs.attempts import Attempt
 from jobledger.ledger.model.runs.awaiting import all_awaited
@@ -174,6 +174,7 @@ def dead_letter_row(job: Job) -> Row:
         error.message if error is not None else None,
         error.traceback if error is not None else None,
         job_fingerprint(job),
+        job_pattern(job),
         job.attempts_count,
         None if job.finished_at is None else time_text(job.finished_at),
         job.last_sequence,

@@ -253,7 +253,7 @@ class JobRows(Rows):
 
 JOB_TABLES: Final = AggregateTables(
     aggregate=JOB.name,
-    version=17,
+    version=18,
     tables=(
         schema.JOBS,
         schema.ATTEMPTS,

@@ -35,5 +35,6 @@ async def do_plan(sent: Sent) -> str:
         if not chosen:
             raise ProblemError("BAD_REQUEST", "no job matches any more: plan it again")
         jobs = [Job(each.ref.queue, each.ref.job_id, each.task) for each in chosen]
-        await begin_act(ledger, sent.principal, ref.job_id, ToDo(act=query.verb, reason=reason), jobs)
+        to_do = ToDo(act=query.verb, reason=reason, per_minute=query.per_minute)
+        await begin_act(ledger, sent.principal, ref.job_id, to_do, jobs)
     return address(f"/jobs/{QUEUE}/{ref.job_id}") if sent.principal.may("view", QUEUE, TASK) else "/acts"

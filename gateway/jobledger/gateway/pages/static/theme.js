@@ -3,3 +3,5 @@
   const chosen = localStorage.getItem("theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 }
+// What only those need who run no script is hidden from the others.
+document.documentElement.classList.add("js");

@@ -25,7 +25,7 @@ async def archived(looked: Looked, queue: str, error: JobNotHeldError) -> Archiv
         row = view.store.job(queue, error.job_id)
         if row is None or error.missing is None or not looked.principal.may("view", row.queue, row.task):
             raise error
-        shell = await surround(looked, view, None, fleet=False)
+        shell = await surround(looked, view, None)
         return Archived(shell=shell, row=row, where=where_is(error.missing, row.id))
 
 

@@ -1,17 +1,29 @@
-"""Dead letters: by what killed them, and those of one cause one by one."""
+"""Dead letters as issues: what killed them, how many over time, for whom; several causes at once into one plan."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from datetime import datetime, timedelta
 from typing import Annotated, Final
 
+import anyio.to_thread
 import msgspec
+from markupsafe import Markup
 
+from jobledger.admin.rows import View
+from jobledger.gateway.pages.charts.plot import spark
+from jobledger.gateway.pages.frames import read_traceback
 from jobledger.gateway.pages.page import Looked, When
-from jobledger.gateway.pages.shell import Shell, surround
-from jobledger.projections import DeadLetterFilter, DeadLetterGroup, DeadLetterRow
+from jobledger.gateway.pages.shell import RANGES, Shell, surround
+from jobledger.projections import DeadLetterFilter, DeadLetterGroup, DeadLetterRow, SaidFilter
+from jobledger.projections.filters import joined
 
 _GROUPS: Final = 100
-_ROWS: Final = 100
+_ROWS: Final = 50
+_BARS: Final = 24
+_NAMED: Final = 2
+#: A cause is new whose first job died in the newest part of the range.
+_NEW: Final = 1 / 6
 
 Text = Annotated[str, msgspec.Meta(max_length=200)]
 
@@ -22,12 +34,26 @@ class Query(When, frozen=True, kw_only=True):
     queue: Text | None = None
     task: Text | None = None
     reason: Text | None = None
+    tenant: Text | None = None
     fingerprint: Text | None = None
 
     def asked(self) -> list[tuple[str, str]]:
         """Return the filters as an address has them."""
-        names = ("queue", "task", "reason", "fingerprint")
+        names = ("queue", "task", "reason", "tenant", "fingerprint")
         return [(name, value) for name in names if (value := getattr(self, name))]
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters of one cause."""
+
+    group: DeadLetterGroup
+    trend: Markup
+    lately: int  #: how many died in the range
+    tenants: list[tuple[str, int]]  #: whose they are, most first
+    tenants_more: int
+    queues: list[str]
+    is_new: bool  #: nobody saw this cause before the newest part of the range
+    frame: str  #: the newest call of one's own code
 
 
 class DeadLetters(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +63,7 @@ class DeadLetters(msgspec.Struct, frozen=True, kw_only=True):
     query: Query
     asked: list[tuple[str, str]]
     total: int
-    groups: list[DeadLetterGroup]
+    causes: list[Cause]
     rows: list[DeadLetterRow]  #: the newest; only where one cause was chosen
     rows_max: int
 
@@ -50,18 +76,91 @@ async def dead_letters(looked: Looked, *, query: Query) -> DeadLetters:
         task=query.task,
         reason=query.reason,
         fingerprint=query.fingerprint,
+        said=SaidFilter(tenant=query.tenant),
         visible_queues=looked.principal.queues,
         visible_tasks=looked.principal.tasks,
     )
     async with looked.gateway.projection.opened(past) as view:
         shell = await surround(looked, view, past)
-        with view.store.one_moment():
-            return DeadLetters(
-                shell=shell,
-                query=query,
-                asked=query.asked(),
-                total=view.store.dead_letter_count(chosen),
-                groups=view.store.dead_letter_groups(_GROUPS, chosen=chosen),
-                rows=view.store.dead_letters(_ROWS, chosen=chosen) if query.fingerprint else [],
-                rows_max=_ROWS,
-            )
+        return await anyio.to_thread.run_sync(_page, view, shell, query, chosen)
+
+
+def _page(view: View, shell: Shell, query: Query, chosen: DeadLetterFilter) -> DeadLetters:
+    with view.store.one_moment():
+        groups = view.store.dead_letter_groups(_GROUPS, chosen=chosen)
+        return DeadLetters(
+            shell=shell,
+            query=query,
+            asked=query.asked(),
+            total=view.store.dead_letter_count(chosen),
+            causes=_causes(view, shell, groups, chosen),
+            rows=view.store.dead_letters(_ROWS, chosen=chosen) if query.fingerprint else [],
+            rows_max=_ROWS,
+        )
+
+
+def _causes(view: View, shell: Shell, groups: list[DeadLetterGroup], chosen: DeadLetterFilter) -> list[Cause]:
+    where, values = joined(chosen.terms())
+    whole_s = RANGES[shell.range][0]
+    since = view.now - timedelta(seconds=whole_s)
+    trends: dict[str, list[float]] = defaultdict(lambda: [0.0] * _BARS)
+    sql = f"SELECT fingerprint, dead_at FROM dead_letters WHERE dead_at >= ? AND {where}"  # noqa: S608 - our own columns
+    for name, dead_at in view.store.select(sql, (f"{since:%Y-%m-%dT%H:%M:%S}", *values)):
+        place = int((datetime.fromisoformat(dead_at) - since).total_seconds() * _BARS / whole_s)
+        trends[name][min(_BARS - 1, max(0, place))] += 1
+    whose: dict[str, dict[str, int]] = defaultdict(dict)
+    queues: dict[str, dict[str, int]] = defaultdict(dict)
+    sql = (
+        "SELECT d.fingerprint, j.tenant, d.queue, count(*) FROM (SELECT fingerprint, job_id, queue FROM dead_letters "  # noqa: S608
+        f"WHERE {where}) AS d JOIN jobs AS j ON j.id = d.job_id AND j.queue = d.queue GROUP BY 1, 2, 3 ORDER BY 4 DESC"
+    )
+    for name, tenant, queue, count in view.store.select(sql, tuple(values)):
+        if tenant:
+            whose[name][tenant] = whose[name].get(tenant, 0) + count
+        queues[name][queue] = queues[name].get(queue, 0) + count
+    return [
+        _cause(
+            view,
+            group,
+            trends.get(group.fingerprint, []),
+            whose[group.fingerprint],
+            queues[group.fingerprint],
+            since,
+            whole_s,
+        )
+        for group in groups
+    ]
+
+
+def _cause(  # noqa: PLR0917 - what was read of one cause
+    view: View,
+    group: DeadLetterGroup,
+    trend: list[float],
+    whose: dict[str, int],
+    queues: dict[str, int],
+    since: datetime,
+    whole_s: int,
+) -> Cause:
+    most = sorted(whose.items(), key=lambda each: -each[1])
+    oldest = datetime.fromisoformat(group.oldest)
+    found = view.store.select(
+        "SELECT traceback FROM dead_letters WHERE job_id = ? AND queue = ?", (group.job_id, group.queue)
+    )
+    return Cause(
+        group=group,
+        trend=spark(trend or [0.0] * _BARS, style="t-dead", bars=True),
+        lately=int(sum(trend)),
+        tenants=most[:_NAMED],
+        tenants_more=max(0, len(most) - _NAMED),
+        queues=list(queues),
+        is_new=oldest > view.now - timedelta(seconds=whole_s * _NEW) and oldest > since,
+        frame=_frame(found[0][0] if found else None),
+    )
+
+
+def _frame(traceback: str | None) -> str:
+    for raised in read_traceback(traceback or "")[:1]:
+        own = [frame for group in raised.groups if group.own for frame in group.frames]
+        if own:
+            return f"{own[-1].file}:{own[-1].line} in {own[-1].function}"
+    return ""

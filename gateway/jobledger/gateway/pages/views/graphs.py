@@ -44,7 +44,7 @@ async def graphs(looked: Looked, *, query: Query) -> Graphs:
     found = await looked.gateway.ledger.graphs.all()
     one = await _one(looked, query.graph) if query.graph else None
     async with looked.gateway.projection.opened() as view:
-        shell = await surround(looked, view, None, fleet=False)
+        shell = await surround(looked, view, None)
     seen = [info_of(each) for each in found if may_view(looked.principal, each)]
     return Graphs(shell=shell, graphs=seen, one=one)
 

@@ -1,36 +1,42 @@
-"""One job: its attempts over time, every event with its hash, its values, what it waits for, what can be done to it."""
+"""One job: what is wrong first, then what happened over time, then every event with its hash, its values and facts."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
-from markupsafe import Markup
 
 from jobledger.admin.acts import why as why_of
 from jobledger.admin.errors import JobNotHeldError
 from jobledger.admin.find import find_history, newest_life
 from jobledger.admin.past import AsOf, events_until
+from jobledger.admin.rows import View
+from jobledger.admin.runs import StepShown
 from jobledger.admin.views import Absent, JobDetails, job_details
 from jobledger.audit.trail import Line, trail_of
 from jobledger.audit.verify.links import ChainCheck
 from jobledger.audit.why import Why
-from jobledger.gateway.pages.charts.waterfall import waterfall
+from jobledger.gateway.pages.charts.timeline import Drawn, timeline
+from jobledger.gateway.pages.frames import Raised, read_traceback
 from jobledger.gateway.pages.page import Looked, Told, When
-from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.rendering import address
+from jobledger.gateway.pages.runlines import Asked, attempt_lines, run_lines
+from jobledger.gateway.pages.shell import Shell, Shown, surround
 from jobledger.gateway.pages.spans import drawn
 from jobledger.gateway.pages.views.archived import archived, where_is
 from jobledger.gateway.pages.views.run import RunPart, run_part
-from jobledger.gateway.pages.words import json_text, took
+from jobledger.gateway.pages.words import json_text
 from jobledger.gateway.scoped import facts_for, names_cleared
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import JobNotFoundError, LedgerError
-from jobledger.ledger.model.events import event_type
+from jobledger.ledger.model.events import ErrorInfo, event_type
+from jobledger.ledger.model.fingerprint import job_fingerprint
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
 from jobledger.ledger.model.rights.marks import hidden_from
 from jobledger.ledger.model.subjects import JobRef, check_token, is_own_queue
@@ -38,19 +44,71 @@ from jobledger.ledger.nats.attempt_logs import LogLine
 from jobledger.ledger.signalling.giving import announced_workflow
 
 Act = Literal["cancel", "retry", "reschedule", "requeue", "discard", "pause", "resume"]
+Text = Annotated[str, msgspec.Meta(max_length=400)]
 
 EVENTS_SHOWN_MAX: Final = 300
 LINES_SHOWN_MAX: Final = 300
 _EDITED_MAX: Final = 100_000  #: characters of an input that a form holds
+_KINDS_MAX: Final = 60
+#: Events that are told as one row where several follow each other.
+_FOLDED: Final = frozenset({"progressed", "checkpointed", "joined"})
+
+
+class Query(When, frozen=True, kw_only=True):
+    """What of a job is opened."""
+
+    open: tuple[Text, ...] = ()  #: lines of the timeline that are otherwise than at first
+    step: Text = ""  #: the step that is told of beside the timeline
 
 
 class EventLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One event."""
+    """One event, or several of a kind that follow each other: the newest of them."""
 
     line: Line
     hash: str  #: sha256 of its stored bytes, hex
     fields: Any  #: as it is stored, without values
     after: bool  #: later than the moment shown
+    folded: int = 0  #: how many like it came before it
+
+
+class StepPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What is told of one step."""
+
+    shown: StepShown  #: with its values for whoever may see these
+    error: ErrorInfo | None
+    traceback: list[Raised]
+    events: list[EventLine]
+
+
+class Culprit(msgspec.Struct, frozen=True, kw_only=True):
+    """The job below a run that made it fail."""
+
+    queue: str
+    id: str
+    task: str
+    item: int
+    error_type: str
+    error: str
+    traceback: list[Raised]
+    others: int  #: how many more failed
+
+
+class _Read(NamedTuple):
+    """What was read of a job."""
+
+    job: Job  #: as of the moment shown
+    why: Why
+    history: list[StoredEvent]
+    seen: list[StoredEvent]  #: up to the moment shown
+    chain: ChainCheck
+    details: JobDetails
+    run: RunPart | None
+    hidden: bool
+
+    @property
+    def is_past(self) -> bool:
+        """Whether it has newer events than those that are shown."""
+        return len(self.seen) < len(self.history)
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,14 +123,19 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
         str | None
     )  #: its input as text that a form can hold; None: hidden, gone, too long, or the ledger's own
     editable_hash: str  #: sha256 of that text: tells whether somebody changed it
+    traceback: list[Raised]
+    culprit: Culprit | None  #: of a run that failed because a job below it did
+    cause: str  #: fingerprint of a dead letter
+    alike: int  #: other dead letters of the same cause
     run: RunPart | None  #: None: it recorded no step
+    step: StepPart | None
     chain: ChainCheck
     missing: str  #: where its first events are, "" where all are there
     hash: str  #: of the newest event
-    waterfall: Markup
+    timeline: Drawn
     summary: str
     events: list[EventLine]
-    events_more: int
+    events_hidden: int
     stops: list[int]  #: stream sequences of all events
     kinds: list[str]  #: of the events, where there are few enough to see
     shown: int  #: how many events the moment has
@@ -81,7 +144,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     logs: list[LogLine] = []  #: the newest of what its attempts logged; none of the past
 
 
-async def job_page(looked: Looked, queue: str, id: str, *, query: When) -> JobPage | Told:  # noqa: A002 - as in the address
+async def job_page(looked: Looked, queue: str, id: str, *, query: Query) -> JobPage | Told:  # noqa: A002 - as in the address
     """Return a job as it is, or as of a past moment; of one that was archived what the lists know."""
     gateway, past = looked.gateway, query.as_of()
     try:
@@ -101,13 +164,14 @@ async def job_page(looked: Looked, queue: str, id: str, *, query: When) -> JobPa
     explained = await why_of(gateway.rows, job.id, job.queue, past=asked, narrowed=narrowed)
     of_run = bool(job.steps or job.signals)
     workflow = await announced_workflow(gateway.ledger, job.task, job.order.version) if of_run else None
-    async with gateway.projection.opened(None) as view:
-        shell = await surround(looked, view, asked, fleet=False)
-        run = run_part(job, seen, view, looked.principal, workflow)
     hidden = not looked.principal.may("payloads")
-    cleared = hidden_from(looked.principal)
-    details = await job_details(gateway.ledger, job, history, hidden=cleared)
-    shown = _page(shell, job, explained.why, history, seen, found.chain, details, run, hidden=hidden)
+    details = await job_details(gateway.ledger, job, history, hidden=hidden_from(looked.principal))
+    run = run_part(job, seen, looked.principal, workflow)
+    read = _Read(job, explained.why, history, seen, found.chain, details, run, hidden)
+    async with gateway.projection.opened(None) as view:
+        shell = await surround(looked, view, asked)
+        with view.store.one_moment():
+            shown = _page(looked, view, shell, query, read)
     if not (hidden or is_past):
         shown = msgspec.structs.replace(shown, logs=await _logs(looked, job))
     return (
@@ -139,48 +203,130 @@ async def _until(looked: Looked, history: list[StoredEvent], past: AsOf) -> list
     return events_until(history, await past.moment(ledger.log, ledger.clock))
 
 
-def _page(  # noqa: PLR0917 - everything that was read, once
-    shell: Shell,
-    job: Job,
-    why: Why,
-    history: list[StoredEvent],
-    seen: list[StoredEvent],
-    chain: ChainCheck,
-    details: JobDetails,
-    run: RunPart | None,
-    *,
-    hidden: bool,
-) -> JobPage:
+def _page(looked: Looked, view: View, shell: Shell, query: Query, read: _Read) -> JobPage:
+    job, history, seen = read.job, read.history, read.seen
     trail = trail_of(history, now=shell.today)
-    is_past = len(seen) < len(history)
-    picture = drawn(
-        history, trail.clocks.times, now=shell.today, shown=seen[-1].stream_sequence if is_past else None
-    )
-    text = None if hidden or is_own_queue(job.queue) else editable(details)
+    at = trail.clocks.times[len(seen) - 1]
+    text = None if read.hidden or is_own_queue(job.queue) else editable(read.details)
     last = seen[-1].stream_sequence
-    told = zip(history, trail.lines, details.events, strict=True)
-    lines = [_line(stored, line, fields, last) for stored, line, fields in told]
+    told = zip(history, trail.lines, read.details.events, strict=True)
+    events = [_line(stored, line, fields, last) for stored, line, fields in told]
+    if read.is_past:  # the moment is that of the event, by the clock of the trail
+        shell = msgspec.structs.replace(shell, now=at, past=Shown(at=at, stream_sequence=last))
+    cause = job_fingerprint(job) if job.state is JobState.DEAD_LETTERED else ""
     return JobPage(
         shell=shell,
-        details=details,
+        details=read.details,
         job=job,
-        why=why,
-        hidden=hidden,
+        why=read.why,
+        hidden=read.hidden,
         editable=text,
         editable_hash="" if text is None else hashlib.sha256(text.encode()).hexdigest(),
-        run=run,
-        chain=chain,
+        traceback=read_traceback(job.error.traceback or "") if job.error is not None else [],
+        culprit=_culprit(looked, view, job) if job.steps and job.error is not None else None,
+        cause=cause,
+        alike=_alike(view, cause) - 1 if cause else 0,
+        run=read.run,
+        step=_step(job, read.run, query.step, events),
+        chain=read.chain,
         missing="",
         hash=hashlib.sha256(history[-1].data).hexdigest(),
-        waterfall=waterfall(picture, label=f"Attempts over time: {trail.summary.text()}", said=took),
-        summary=trail.summary.text(),
-        events=_newest(lines, seen),
-        events_more=max(0, len(lines) - EVENTS_SHOWN_MAX),
+        timeline=_timeline(looked, view, shell, query, read, trail.clocks.times),
+        summary=(trail_of(seen, now=at) if read.is_past else trail).summary.text(),
+        events=_newest(_folded(events), last),
+        events_hidden=max(0, len(_folded(events)) - EVENTS_SHOWN_MAX),
         stops=[stored.stream_sequence for stored in history],
-        kinds=[event_type(stored.event) for stored in history] if len(history) <= 60 else [],  # noqa: PLR2004
+        kinds=[event_type(stored.event) for stored in history] if len(history) <= _KINDS_MAX else [],
         shown=len(seen),
-        moment=trail.clocks.times[len(seen) - 1],
-        acts=[] if is_past else _acts(job, shell),
+        moment=at,
+        acts=[] if read.is_past else acts_of(job, shell),
+    )
+
+
+def _timeline(  # noqa: PLR0917 - what a page is made of
+    looked: Looked, view: View, shell: Shell, query: Query, read: _Read, times: Sequence[datetime]
+) -> Drawn:
+    job, seen = read.job, read.seen
+    shown = seen[-1].stream_sequence if read.is_past else None
+    picture = drawn(read.history, times, now=shell.today, shown=shown)
+    asked = Asked(
+        store=view.store,
+        principal=looked.principal,
+        opened=frozenset(query.open),
+        chosen=query.step,
+        link=_linked(looked, job, query),
+        now=times[len(seen) - 1] if read.is_past else job.finished_at or shell.today,
+    )
+    lines = (
+        run_lines(job, seen, picture.bars, asked)
+        if job.steps
+        else attempt_lines(job, picture.bars, shell.today)
+    )
+    begin = times[0] if job.steps else read.history[0].stored_at
+    return timeline(lines, begin=begin, end=picture.end, cut=picture.cut)
+
+
+def _linked(looked: Looked, job: Job, query: Query) -> Any:
+    """Return what makes an address of a line: this page with the line opened, chosen or closed, or another page."""
+    here, carried = f"/jobs/{job.queue}/{job.id}", list(looked.when.named())
+
+    def link(what: str, key: str) -> str:
+        if what == "job":
+            return address(f"/jobs/{key}", carried)
+        if what == "list":
+            return address("/jobs", [("q", f"run:{key}"), *carried])
+        opened = [each for each in query.open if what != "open" or each != key]
+        opened += [key] if what == "open" and key not in query.open else []
+        step = key if what == "step" else query.step
+        pairs = [("open", each) for each in opened] + ([("step", step)] if step else [])
+        return address(here, [*pairs, *carried])
+
+    return link
+
+
+_CULPRITS: Final = (
+    "SELECT j.queue, j.id, j.task, j.parent_item, j.error_type, j.error, d.traceback, count(*) OVER () FROM jobs AS j "
+    "LEFT JOIN dead_letters AS d ON d.job_id = j.id AND d.queue = j.queue "
+    "WHERE j.parent_id = ? AND j.parent_queue = ? AND j.error_type IS NOT NULL AND j.status IN ('dead_lettered', 'discarded', 'cancelled') "
+    "ORDER BY j.completed_at LIMIT 1"
+)
+
+
+def _culprit(looked: Looked, view: View, job: Job) -> Culprit | None:
+    """Return the job that made a run fail, the first one that did. Its own may be below another run: that one tells."""
+    found = view.store.select(_CULPRITS, (job.id, job.queue))
+    if job.error is None or job.error.type != "ChildFailedError" or not found:
+        return None
+    queue, name, task, item, kind, error, traceback, count = found[0]
+    if not looked.principal.may("view", queue, task):
+        return None
+    return Culprit(
+        queue=queue,
+        id=name,
+        task=task,
+        item=item,
+        error_type=kind,
+        error=error or "",
+        traceback=read_traceback(traceback or ""),
+        others=count - 1,
+    )
+
+
+def _alike(view: View, cause: str) -> int:
+    ((found,),) = view.store.select("SELECT count(*) FROM dead_letters WHERE fingerprint = ?", (cause,))
+    return int(found)
+
+
+def _step(job: Job, run: RunPart | None, key: str, events: Sequence[EventLine]) -> StepPart | None:
+    shown = None if run is None else next((each for each in run.steps if each.key == key), None)
+    if shown is None:
+        return None
+    error = job.steps[key].error
+    return StepPart(
+        shown=shown,
+        error=error,
+        traceback=[] if error is None else read_traceback(error.traceback or ""),
+        events=[each for each in events if isinstance(each.fields, dict) and each.fields.get("step") == key],
     )
 
 
@@ -192,10 +338,26 @@ def editable(details: JobDetails) -> str | None:
     return text if len(text) <= _EDITED_MAX else None
 
 
-def _newest(lines: list[EventLine], seen: Sequence[StoredEvent]) -> list[EventLine]:
+def _newest(lines: list[EventLine], last: int) -> list[EventLine]:
     """Return as many events as a page shows, around the moment that is looked at."""
-    begin = max(0, min(len(seen) - EVENTS_SHOWN_MAX // 2, len(lines) - EVENTS_SHOWN_MAX))
+    seen = sum(each.line.stream_sequence <= last for each in lines)
+    begin = max(0, min(seen - EVENTS_SHOWN_MAX // 2, len(lines) - EVENTS_SHOWN_MAX))
     return lines[begin : begin + EVENTS_SHOWN_MAX]
+
+
+def _folded(lines: list[EventLine]) -> list[EventLine]:
+    """Return the newest of each row of events that only repeat themselves."""
+    found: list[EventLine] = []
+    for kind, group in itertools.groupby(
+        lines,
+        key=lambda each: (
+            (each.line.event, each.after) if each.line.event in _FOLDED else (each.hash, each.after)
+        ),
+    ):
+        several = list(group)
+        del kind
+        found.append(msgspec.structs.replace(several[-1], folded=len(several) - 1))
+    return found
 
 
 def _line(stored: StoredEvent, line: Line, fields: dict[str, Any], last: int) -> EventLine:
@@ -207,8 +369,8 @@ def _line(stored: StoredEvent, line: Line, fields: dict[str, Any], last: int) ->
     )
 
 
-def _acts(job: Job, shell: Shell) -> list[Act]:
-    """Return what whoever looks can do to a job in its state."""
+def acts_of(job: Job, shell: Shell) -> list[Act]:
+    """Return what whoever looks can do to a job in its state, the likeliest first."""
     found: list[Act] = []
     is_open = job.state is JobState.RUNNING or job.state in WAITING_STATES
     if "review" in shell.may and job.state is JobState.DEAD_LETTERED:
@@ -223,3 +385,43 @@ def _acts(job: Job, shell: Shell) -> list[Act]:
         if is_open and not job.cancel_requested:
             found.append("cancel")
     return found
+
+
+# --- A job in a row of a list.
+
+
+class Peek(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a page: the gist of one job."""
+
+    shell: Shell
+    job: Job
+    details: JobDetails
+    why: Why
+    hidden: bool
+    traceback: list[Raised]
+    events: list[EventLine]
+    events_more: int
+    acts: list[Act]
+
+
+_PEEK_EVENTS: Final = 6
+
+
+async def peek(looked: Looked, queue: str, id: str, *, query: When) -> Peek:  # noqa: A002 - as in the address
+    """Return the gist of a job: why it is as it is, its error, its input, its newest events. Raises: as `job_page`."""
+    found = await job_page(
+        looked, queue, id, query=Query(at=query.at, sequence=query.sequence, range=query.range)
+    )
+    if isinstance(found, Told):
+        raise JobNotFoundError(id)
+    return Peek(
+        shell=found.shell,
+        job=found.job,
+        details=found.details,
+        why=found.why,
+        hidden=found.hidden,
+        traceback=found.traceback,
+        events=found.events[-_PEEK_EVENTS:],
+        events_more=max(0, len(found.events) - _PEEK_EVENTS),
+        acts=found.acts,
+    )

@@ -1,97 +1,121 @@
-"""The list of jobs: filters that are all in the address, pages by a cursor, rows that hold still."""
+"""The list of jobs: one question in the address, pages by a cursor, rows that hold still; and what could follow a word."""
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import Annotated, Final, Literal, NamedTuple
 
 import anyio.to_thread
 import msgspec
+from markupsafe import Markup
 
 from jobledger.admin.rows import View
-from jobledger.gateway.pages.page import Looked, When, moment_of
+from jobledger.gateway.pages.charts.plot import share
+from jobledger.gateway.pages.page import Elsewhere, Looked, When, moment_of
+from jobledger.gateway.pages.rendering import address
+from jobledger.gateway.pages.search import Asked, Chip, Item, ask, exact, filter_text, suggest
 from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.traits import Trait, traits
+from jobledger.gateway.pages.words import state_token
 from jobledger.ledger.model.job import JobState
-from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.times import time_text
-from jobledger.projections import JobFilter, JobRow, SaidFilter, SearchLimits, Store
+from jobledger.projections import JobFilter, JobRow, SearchLimits
 
-ROWS: Final = 40
+ROWS: Final = 50
 _NEWER_MAX: Final = 100
-_FACETS_MAX: Final = 30
-_TEXTS_MAX: Final = 200
+_CHIPS_MAX: Final = 5
+_MOSTLY: Final = 0.95
+_COMPARED_MAX: Final = 1_500
+_SHARED_WITHIN: Final = SearchLimits(seconds_max=0.25)
 _LAST: Final = datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
 #: A page asks three questions. All three together take no longer than one answer of the API (`SearchLimits`).
 _ROWS_WITHIN: Final = SearchLimits(seconds_max=0.03)
 _COUNTS_WITHIN: Final = SearchLimits(seconds_max=0.02)
 _NEWER_WITHIN: Final = SearchLimits(seconds_max=0.01)
-#: What can only be the beginning of an id that we made.
-_ID: Final = re.compile(r"[0-9a-f]{8}[0-9a-f-]{0,28}")
-_ERROR: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Timeout)")
-_FIELD: Final = re.compile(r"([\w./~-]{1,100})=(.{1,200})")
 
-Text = Annotated[str, msgspec.Meta(max_length=_TEXTS_MAX)]
+Text = Annotated[str, msgspec.Meta(max_length=400)]
+
+
+class Column(NamedTuple):
+    """One column of the list."""
+
+    name: str
+    title: str
+    shown: bool = True  #: unless somebody chose others
+    right: bool = False
+
+
+COLUMNS: Final = (
+    Column("id", "id"),
+    Column("task", "task"),
+    Column("about", "input or error"),
+    Column("tenant", "tenant"),
+    Column("queue", "queue"),
+    Column("tries", "tries", right=True),
+    Column("took", "took", right=True),
+    Column("age", "enqueued", right=True),
+    Column("due", "due", shown=False, right=True),
+    Column("priority", "priority", shown=False),
+    Column("limits", "limits", shown=False),
+    Column("worker", "worker", shown=False),
+    Column("by", "asked by", shown=False),
+    Column("run", "run", shown=False),
+    Column("meta", "metadata", shown=False),
+)
+#: Questions that many ask.
+VIEWS: Final = (
+    ("Failing now", "state:failing since:1h"),
+    ("Waits longest", "state:waiting"),
+    ("Held by a limit", "state:held"),
+    ("Waits for a signal", "awaits:signal"),
+    ("Running now", "state:running"),
+    ("Died today", "state:dead since:24h"),
+)
 
 
 class Query(When, frozen=True, kw_only=True):
     """Which jobs."""
 
-    state: tuple[JobState, ...] = ()
-    queue: Text | None = None
-    task: Text | None = None
-    q: Text = ""  #: as somebody types it: an id's beginning, a type of error, `field=value`, or words
-    error_type: Text | None = None
-    fingerprint: Text | None = None
-    batch: Text | None = None
-    created_by: Text | None = None
-    since: Text | None = None
-    until: Text | None = None
+    q: Text = ""  #: see `search`
+    cols: tuple[Text, ...] = ()  #: columns; none: the usual ones
+    order: Literal["newest", "oldest"] = "newest"
+    share: bool = False  #: tell what they have in common
     cursor: Annotated[str, msgspec.Meta(max_length=500)] | None = None
     top: Text | None = (
         None  #: creation of the first row of a list that holds still: newer jobs are counted only
     )
+    # As older addresses, and other pages, name conditions.
+    state: tuple[JobState, ...] = ()
+    queue: Text | None = None
+    task: Text | None = None
+    error_type: Text | None = None
+    fingerprint: tuple[Text, ...] = ()
+    batch: Text | None = None
+    created_by: Text | None = None
+    since: Text | None = None
+    until: Text | None = None
+
+    @property
+    def text(self) -> str:
+        """The whole question as it is typed."""
+        named = {
+            "queue": self.queue,
+            "task": self.task,
+            "error": self.error_type,
+            "batch": self.batch,
+            "by": self.created_by,
+            "since": self.since,
+            "until": self.until,
+        }
+        pairs = [("state", state_token(each.value)) for each in self.state]
+        pairs += [(key, value) for key, value in named.items() if value]
+        pairs += [("cause", value) for value in self.fingerprint]
+        return " ".join(filter(None, (self.q.strip(), filter_text(pairs))))
 
     def asked(self) -> list[tuple[str, str]]:
-        """Return the filters as an address has them, without place and moment."""
-        single = ("queue", "task", "q", "error_type", "fingerprint", "batch", "created_by", "since", "until")
-        found = [(name, str(getattr(self, name))) for name in single if getattr(self, name)]
-        return [*(("state", each.value) for each in self.state), *found]
-
-    def chosen(self, principal: Principal) -> JobFilter:
-        """Return the filter of what somebody may see. Raises: ProjectionConfigError, ProblemError."""
-        words = _words(self.q)
-        if self.error_type is not None:
-            words["error_type"] = self.error_type
-        found = JobFilter(
-            states=tuple(each.value for each in self.state),
-            queue=self.queue,
-            task=self.task,
-            since=self.since,
-            until=self.until,
-            said=SaidFilter(created_by=self.created_by),
-            fingerprint=self.fingerprint,
-            batch=self.batch,
-            visible_queues=principal.queues,
-            visible_tasks=principal.tasks,
-            **words,
-        )
-        if found.reads_payloads:
-            principal.require("payloads")
-        return found
-
-
-def _words(text: str) -> dict[str, Any]:
-    """Return what somebody means who types this."""
-    text = text.strip()
-    if not text:
-        return {}
-    if _ID.fullmatch(text):
-        return {"id_prefix": text}
-    if _ERROR.fullmatch(text):
-        return {"error_type": text}
-    field = _FIELD.fullmatch(text)
-    return {"text": text} if field is None else {"input": ((field[1], field[2]),)}
+        """Return the question as an address has it, without place and moment."""
+        return [("q", self.text)] if self.text else []
 
 
 class Jobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,10 +124,19 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
     shell: Shell
     query: Query
     asked: list[tuple[str, str]]
+    chips: list[Chip]
+    lacking: list[tuple[Chip, int]]  #: where nothing fits: how many would without each condition
+    problems: tuple[str, ...]
+    note: str
+    columns: list[Column]
+    every: tuple[Column, ...]
+    views: tuple[tuple[str, str], ...]
+    traits: list[tuple[Trait, Markup]] | None  #: None: not asked for
+    compared: tuple[int, int]  #: how many jobs with how many others
     rows: list[JobRow]
     next: str | None
     searched_back_to: str | None
-    counts: dict[str, int]
+    tabs: list[tuple[str, str, int, bool]]  #: state, question, jobs, whether it is chosen
     counted_back_to: str | None
     matching: int
     newer: int  #: jobs that fit and came after the first row of a list that holds still
@@ -111,69 +144,165 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
     #: Creation of the newest of those, "" where there are none. The link that shows them names it: the list's own address
     #: may get a rendering from before them, which `serving` shares for a moment.
     newest: str
-    queues: list[tuple[str, int | None]]  #: None for whoever is bound to tasks
-    tasks: list[str]
     hidden: bool
     top: str  #: creation of the first row
 
 
-async def jobs(looked: Looked, *, query: Query) -> Jobs:
-    """Return one page of the list, as it is or as of a past moment."""
+async def jobs(looked: Looked, *, query: Query) -> Jobs | Elsewhere:
+    """Return one page of the list, as it is or as of a past moment; of a whole id the job itself."""
     past = query.as_of()
-    chosen = query.chosen(looked.principal)
     async with looked.gateway.projection.opened(past) as view:
+        found = exact(query.text, view.store, looked.principal)
+        if found is not None:
+            return Elsewhere(address(f"/jobs/{found[0]}/{found[1]}", query.named()))
         shell = await surround(looked, view, past)
-        return await anyio.to_thread.run_sync(_listed, looked, view, shell, query, chosen)
+        return await anyio.to_thread.run_sync(_listed, looked, view, shell, query)
 
 
-def _listed(looked: Looked, view: View, shell: Shell, query: Query, chosen: JobFilter) -> Jobs:
+def _listed(looked: Looked, view: View, shell: Shell, query: Query) -> Jobs:
     with view.store.one_moment():
-        return _page(looked, view, shell, query, chosen)
+        return _page(looked, view, shell, query, ask(query.text, view.store, looked.principal, view.now))
 
 
-def _page(looked: Looked, view: View, shell: Shell, query: Query, chosen: JobFilter) -> Jobs:
-    store, shown = view.store, chosen
+def _page(looked: Looked, view: View, shell: Shell, query: Query, asked: Asked) -> Jobs:
+    store, chosen = view.store, asked.chosen
+    shown = chosen
     newer: list[JobRow] = []
-    if query.top is not None and query.cursor is None:
+    order = query.order
+    if query.top is not None and query.cursor is None and order == "newest":
         top = min(moment_of("top", query.top), _LAST)
         after = time_text(top + timedelta(microseconds=1))
         if chosen.until is None or after < chosen.until:
             since = msgspec.structs.replace(chosen, since=after)
             newer = store.job_page(since, limit=_NEWER_MAX, limits=_NEWER_WITHIN).items
             shown = msgspec.structs.replace(chosen, until=after)
-    found = store.job_page(shown, cursor=query.cursor, limit=ROWS, limits=_ROWS_WITHIN)
+    found = store.job_page(shown, cursor=query.cursor, limit=ROWS, order=order, limits=_ROWS_WITHIN)
     counts = store.job_counts(chosen, limits=_COUNTS_WITHIN)
-    states = [each.value for each in query.state] or list(counts.by_state)
+    states = list(chosen.states) or list(counts.by_state)
+    shared, compared = _shared(looked, view, asked) if query.share else (None, (0, 0))
     return Jobs(
+        traits=shared,
+        compared=compared,
         shell=shell,
         query=query,
         asked=query.asked(),
+        chips=asked.chips(),
+        lacking=[] if found.items or query.cursor else _lacking(looked, view, asked),
+        problems=asked.problems,
+        note=asked.note,
+        columns=[each for each in COLUMNS if (each.name in query.cols if query.cols else each.shown)],
+        every=COLUMNS,
+        views=VIEWS,
         rows=found.items,
         next=found.next,
         searched_back_to=found.searched_back_to,
-        counts=counts.by_state,
+        tabs=_tabs(asked, counts.by_state),
         counted_back_to=counts.searched_back_to,
         matching=sum(counts.by_state[state] for state in states),
         newer=len(newer),
         newer_more=len(newer) >= _NEWER_MAX,
         newest=newer[0].created_at if newer else "",
-        queues=_queues(looked, store),
-        tasks=_tasks(looked, store),
         hidden=not looked.principal.may("payloads"),
         top=query.top or (found.items[0].created_at if found.items and query.cursor is None else ""),
     )
 
 
-def _queues(looked: Looked, store: Store) -> list[tuple[str, int | None]]:
-    found: dict[str, int] = {}
-    for row in store.queues():
-        if looked.principal.may("view", row.queue):
-            found[row.queue] = found.get(row.queue, 0) + sum(row.counts.values())
-    counted = looked.principal.is_of_all_tasks
-    return [(queue, found[queue] if counted else None) for queue in sorted(found)[:_FACETS_MAX]]
+def _shared(looked: Looked, view: View, asked: Asked) -> tuple[list[tuple[Trait, Markup]], tuple[int, int]]:
+    """Return what sets the newest jobs that fit apart from the other jobs of their time."""
+    rows = view.store.job_page(asked.chosen, limit=_COMPARED_MAX, limits=_SHARED_WITHIN).items
+    if not rows:
+        return [], (0, 0)
+    own = {(row.queue, row.id) for row in rows}
+    task, most = Counter(row.task for row in rows).most_common(1)[0]
+    whole = JobFilter(
+        task=task
+        if most >= _MOSTLY * len(rows)
+        else None,  # beside others of that task: they are alike but for what matters
+        since=rows[-1].created_at,
+        until=rows[0].created_at,
+        visible_queues=looked.principal.queues,
+        visible_tasks=looked.principal.tasks,
+    )
+    others = [
+        row
+        for row in view.store.job_page(whole, limit=_COMPARED_MAX, limits=_SHARED_WITHIN).items
+        if (row.queue, row.id) not in own
+    ]
+    keys = frozenset(word.key for word in asked.words)
+    found = traits(
+        rows,
+        others,
+        keys | ({"error"} if "state" in keys else set()),
+        values=looked.principal.may("payloads"),
+    )
+    return [(each, _bars(each)) for each in found], (len(rows), len(others))
 
 
-def _tasks(looked: Looked, store: Store) -> list[str]:
-    pairs = store.select("SELECT DISTINCT task, queue FROM totals ORDER BY task LIMIT ?", (4 * _FACETS_MAX,))
-    names = dict.fromkeys(task for task, queue in pairs if looked.principal.may("view", queue, task))
-    return list(names)[:_FACETS_MAX]
+def _bars(trait: Trait) -> Markup:
+    here = share(
+        [("k0", "of these", 100 * trait.here)], label=f"{100 * trait.here:.0f} % of these", whole=100
+    )
+    return here + share(
+        [("k7", "of the others", 100 * trait.there)],
+        label=f"{100 * trait.there:.0f} % of the others",
+        whole=100,
+    )
+
+
+def _lacking(looked: Looked, view: View, asked: Asked) -> list[tuple[Chip, int]]:
+    """Return how many jobs would fit without each condition, most first."""
+    chips = asked.chips()[:_CHIPS_MAX]
+    found = [(chip, _count(looked, view, chip.without)) for chip in chips if len(chips) > 1]
+    return sorted((each for each in found if each[1]), key=lambda each: -each[1])
+
+
+def _count(looked: Looked, view: View, text: str) -> int:
+    chosen = ask(text, view.store, looked.principal, view.now).chosen
+    counts = view.store.job_counts(chosen, limits=_NEWER_WITHIN).by_state
+    return sum(counts[state] for state in chosen.states or counts)
+
+
+def _tabs(asked: Asked, counts: dict[str, int]) -> list[tuple[str, str, int, bool]]:
+    """Return the states that there are with the questions for each alone."""
+    rest = [word.text for word in asked.words if word.key != "state"]
+    chosen = asked.chosen.states
+    found = [("", " ".join(rest), sum(counts.values()), not chosen)]
+    for state, jobs_there in counts.items():
+        if jobs_there or state in chosen:
+            found.append(
+                (state, " ".join([*rest, f"state:{state_token(state)}"]), jobs_there, state in chosen)
+            )
+    return found
+
+
+# --- What could follow what is typed.
+
+
+class SuggestQuery(When, frozen=True, kw_only=True):
+    """What was typed so far."""
+
+    q: Text = ""
+
+
+class Suggested(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a page below the field."""
+
+    shell: Shell
+    asked: str  #: as it stood in the field: it may say more by now
+    items: list[Item]
+
+
+async def suggested(looked: Looked, *, query: SuggestQuery) -> Suggested:
+    """Return what could follow."""
+    async with looked.gateway.projection.opened() as view:
+        shell = await surround(looked, view, None)
+        return Suggested(
+            shell=shell,
+            asked=query.q,
+            items=await anyio.to_thread.run_sync(suggest, query.q, view.store, looked.principal),
+        )
+
+
+def filter_of(query: Query, looked: Looked, view: View) -> JobFilter:
+    """Return the filter of a question. Raises: ProblemError, ProjectionConfigError."""
+    return ask(query.text, view.store, looked.principal, view.now).chosen

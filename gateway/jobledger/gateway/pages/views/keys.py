@@ -37,7 +37,7 @@ async def shown(looked: Looked, *, ended: bool = False, made: MadeKey | None = N
     looked.principal.require_everywhere("admin")
     found = await list_keys(looked.gateway.ledger, ended=ended)
     async with looked.gateway.projection.opened() as view:
-        shell = await surround(looked, view, None, fleet=False)
+        shell = await surround(looked, view, None)
     return Keys(
         shell=shell, keys=found, ended=ended, roles=tuple(ROLES), permissions=tuple(PERMISSIONS), made=made
     )

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-import msgspec
+from datetime import timedelta
 
+import msgspec
+from markupsafe import Markup
+
+from jobledger.admin.diagnoses import fills_in
 from jobledger.admin.projection import ProjectionStatus, projection_status
 from jobledger.audit.watch import Audited, audited
+from jobledger.gateway.pages.charts.plot import share
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.problems import without_files
 from jobledger.ledger.model.log import Head
+from jobledger.ledger.nats.streams import find_stream
+
+
+class Storage(msgspec.Struct, frozen=True, kw_only=True):
+    """How full the ledger is."""
+
+    used: int  #: bytes
+    room: int
+    fills_in: (
+        timedelta | None
+    )  #: as it grew in the last day; None: that cannot be told yet, or it does not grow
 
 
 class LedgerPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +38,8 @@ class LedgerPage(msgspec.Struct, frozen=True, kw_only=True):
     audited: Audited
     projection: ProjectionStatus
     connected: bool
+    storage: Storage | None
+    fuel: Markup
 
 
 async def ledger(looked: Looked, *, query: When) -> LedgerPage:
@@ -31,8 +49,14 @@ async def ledger(looked: Looked, *, query: When) -> LedgerPage:
     head = await gateway.ledger.log.head()
     newest = await gateway.ledger.log.get(head.last_sequence) if head.last_sequence else None
     status, problem = await projection_status(gateway.ledger, await gateway.rows.path())
+    stored = await find_stream(gateway.ledger.inbox, gateway.ledger.names.ledger_stream)
     async with gateway.projection.opened() as view:
-        shell = await surround(looked, view, None, fleet=False)
+        shell = await surround(looked, view, None)
+    storage = None
+    room = -1 if stored is None else int(stored.config.get("max_bytes", -1))
+    if stored is not None and room > 0:
+        lasts = await fills_in(gateway.ledger, stored, gateway.ledger.clock.now())
+        storage = Storage(used=stored.state.bytes, room=room, fills_in=lasts)
     return LedgerPage(
         shell=shell,
         environment=gateway.ledger.names.environment,
@@ -43,4 +67,14 @@ async def ledger(looked: Looked, *, query: When) -> LedgerPage:
             status, projection="", problem="" if problem is None else without_files(problem)
         ),
         connected=gateway.ledger.connection.is_connected,
+        storage=storage,
+        fuel=Markup("") if storage is None else _gauge(storage),
     )
+
+
+def _gauge(storage: Storage) -> Markup:
+    parts = [
+        ("t-running", "used, bytes", float(storage.used)),
+        ("free", "free, bytes", float(max(0, storage.room - storage.used))),
+    ]
+    return share(parts, label="How full the ledger is")

@@ -1,25 +1,80 @@
-"""Limits: what holds for each, and how much of it is taken."""
+"""Limits by key, and tenants: who holds what, who waits for it, and how it goes for each."""
 
 from __future__ import annotations
 
-import msgspec
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Final
 
-from jobledger.admin.objects.fleet import LimitListed, LimitMissing, limits_listed, row_terms, taken_words
+import anyio.to_thread
+import msgspec
+from markupsafe import Markup
+
+from jobledger.admin.objects.fleet import LimitListed, LimitMissing, limits_listed, row_terms
+from jobledger.admin.rows import View
+from jobledger.gateway.pages.charts.plot import share
 from jobledger.gateway.pages.page import Looked, When
-from jobledger.gateway.pages.shell import Shell, surround
-from jobledger.gateway.scoped import limits_for
+from jobledger.gateway.pages.shell import RANGES, Shell, surround
+from jobledger.gateway.pages.words import state_word, style_of
+from jobledger.gateway.scoped import limits_for, terms_for
 from jobledger.ledger.model.limits.definition import terms_words
-from jobledger.ledger.model.limits.names import joined
+from jobledger.ledger.model.limits.names import joined, split
+from jobledger.ledger.model.subjects import is_own_queue
+from jobledger.ledger.nats.leases import WorkerInfo
+from jobledger.projections.filters import joined as joined_terms
+from jobledger.projections.statistics.held import SETS
+from jobledger.projections.statistics.tally import QUEUE_COUNTS
+from jobledger.projections.tables.slots import slots_taken
+
+_KEYS_SHOWN: Final = 12
+_TENANTS_SHOWN: Final = 200
+_OPEN: Final = ("running", "queued", "retry_wait", "held", "scheduled", "paused")
+_NOW: Final = "SELECT tenant, status, count(*) FROM jobs WHERE tenant <> '' AND status IN ({}) AND {} GROUP BY tenant, status"
+_KEPT: Final = f"SELECT tenant, {', '.join(QUEUE_COUNTS)} FROM tenants"  # noqa: S608 - names of columns
+_EXACT_S: Final = 3600  #: longer ranges are told by the hour
+_HOURS: Final = (
+    "SELECT tenant, sum(completed), sum(dead_lettered) FROM tenant_hours WHERE hour >= ? GROUP BY tenant"
+)
+_LATELY: Final = "SELECT tenant, status, count(*) FROM jobs WHERE completed_at >= ? AND tenant <> '' AND {} GROUP BY tenant, status"
+
+
+class KeyLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One key of a limit."""
+
+    limit: str  #: `name:key`, or the name alone
+    key: str
+    slots: int | None
+    taken: int | None  #: None, as `held`, for whoever may not see all jobs
+    held: int | None
+    bar: Markup
+    differs: bool  #: it has terms of its own
 
 
 class LimitLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One limit, or one key of it."""
+    """One limit with its keys."""
 
-    limit: str  #: `name` or `name:key`
+    limit: str
     row: LimitListed
     words: str
-    taken: str
     in_code: list[tuple[str, str]]  #: a running worker whose code has other numbers, and these; none without
+    keys: list[KeyLine]
+    keys_more: int
+    taken: int | None  #: None, as `held`, for whoever may not see all jobs
+    held: int | None
+    overrides: list[LimitListed]
+
+
+class TenantLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One tenant."""
+
+    name: str
+    counts: dict[str, int]  #: jobs that have not ended, by state
+    dead: int
+    completed: int  #: in the range
+    failed: int  #: died in the range
+    states: Markup
+    limits: list[KeyLine]  #: of which it holds something, or waits for it
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,29 +82,174 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     shell: Shell
     limits: list[LimitLine]
+    internal: list[LimitLine]  #: of the ledger's own jobs
     missing: list[LimitMissing]
 
 
+class Tenants(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    shell: Shell
+    tenants: list[TenantLine]
+    open: tuple[str, ...]
+
+
 async def limits(looked: Looked, *, query: When) -> Limits:
-    """Return the limits that are defined, and those that jobs name and nobody defined."""
+    """Return the limits that are defined with their keys, and those that jobs name and nobody defined."""
     past = query.as_of()
     async with looked.gateway.projection.opened(past) as view:
         shell = await surround(looked, view, past)
         workers = [] if past else await looked.gateway.ledger.leases.all()
-        rows, missing = limits_for(looked.principal, limits_listed(view.store, workers))
-        return Limits(
-            shell=shell,
-            limits=[_line(row) for row in rows],
-            missing=missing,
+        found, missing = await anyio.to_thread.run_sync(_limits, looked, view, workers)
+        users, own = (
+            [each for each in found if is_own_queue(each.limit) is which] for which in (False, True)
         )
+        return Limits(shell=shell, limits=users, internal=own, missing=missing)
 
 
-def _line(row: LimitListed) -> LimitLine:
-    in_code = [(each.worker, terms_words(each.terms)) for each in row.in_code[:1]]
-    return LimitLine(
-        limit=joined(row.name, row.key),
-        row=row,
-        words=terms_words(row_terms(row)),
-        taken=taken_words(row),
-        in_code=in_code,
+def _limits(
+    looked: Looked, view: View, workers: Sequence[WorkerInfo] = ()
+) -> tuple[list[LimitLine], list[LimitMissing]]:
+    everything = looked.principal.is_everywhere
+    with view.store.one_moment():
+        rows, missing = limits_for(looked.principal, limits_listed(view.store, workers))
+        taken = slots_taken(view.store.select) if everything else {}
+        held: Counter[str] = Counter()
+        for names, jobs, _ in view.store.select(SETS) if everything else ():
+            held.update(dict.fromkeys(str(names).split(), int(jobs)))
+    lines = []
+    common = {row.name for row in rows if not row.key}
+    for row in rows:
+        if row.key and row.name in common:
+            continue
+        limit = joined(row.name, row.key)
+        overrides = {each.key: each for each in rows if each.name == row.name and each.key and not row.key}
+        of_name = (key for key in (*taken, *held) if split(key)[0] == row.name)
+        named = {limit} if row.key else {*of_name, *(joined(row.name, key) for key in overrides)}
+        # All keys of a limit are drawn at one scale, so that their bars can be compared.
+        whole = max(
+            (_slots(each, row, overrides, taken) + held.get(each, 0) for each in named or {row.name}),
+            default=1,
+        )
+        keys = [_key(each, row, overrides, taken, held, whole) for each in named or {row.name}]
+        keys.sort(key=lambda each: (-(each.held or 0), -(each.taken or 0), each.key))
+        if not everything:
+            keys = [msgspec.structs.replace(each, taken=None, held=None) for each in keys]
+        lines.append(
+            LimitLine(
+                limit=limit,
+                row=row,
+                words=terms_words(row_terms(row)),
+                in_code=[(each.worker, terms_words(each.terms)) for each in row.in_code[:1]],
+                keys=keys[:_KEYS_SHOWN],
+                keys_more=max(0, len(keys) - _KEYS_SHOWN),
+                taken=sum(each.taken or 0 for each in keys) if everything else None,
+                held=sum(each.held or 0 for each in keys) if everything else None,
+                overrides=list(overrides.values()),
+            )
+        )
+    return sorted(lines, key=lambda each: (-(each.held or 0), each.limit)), missing
+
+
+def _slots(
+    limit: str, common: LimitListed, overrides: dict[str, LimitListed], taken: Mapping[str, int]
+) -> int:
+    key = split(limit)[1]
+    return max(overrides.get(key, common).slots or 0, taken.get(limit, 0))
+
+
+def _key(  # noqa: PLR0917 - what was read of all keys, once
+    limit: str,
+    common: LimitListed,
+    overrides: dict[str, LimitListed],
+    taken: Mapping[str, int],
+    held: Mapping[str, int],
+    whole: int,
+) -> KeyLine:
+    key = split(limit)[1]
+    slots = overrides.get(key, common).slots
+    holds, waits = taken.get(limit, 0), held.get(limit, 0)
+    parts = [
+        ("t-running", "hold a slot", holds),
+        ("free", "free", max(0, (slots or 0) - holds)),
+        ("t-held", "wait", waits),
+    ]
+    return KeyLine(
+        limit=limit,
+        key=key,
+        slots=slots,
+        taken=holds,
+        held=waits,
+        differs=key in overrides,
+        bar=share(
+            [(style, name, float(value)) for style, name, value in parts],
+            label=f"{limit}: {holds} of {slots}, {waits} wait",
+            whole=whole,
+        ),
+    )
+
+
+async def tenants(looked: Looked, *, query: When) -> Tenants:
+    """Return every tenant that has jobs which have not ended, died, or ended in the range."""
+    past = query.as_of()
+    async with looked.gateway.projection.opened(past) as view:
+        shell = await surround(looked, view, past)
+        found = await anyio.to_thread.run_sync(_tenants, looked, view, shell)
+        return Tenants(shell=shell, tenants=found, open=_OPEN)
+
+
+def _tenants(looked: Looked, view: View, shell: Shell) -> list[TenantLine]:
+    where, values = joined_terms(terms_for(looked.principal))
+    since = view.now - timedelta(seconds=RANGES[shell.range][0])
+    states = (*_OPEN, "dead_lettered")
+    with view.store.one_moment():
+        if looked.principal.is_everywhere:  # what is kept of each tenant is of all queues and tasks
+            now = [
+                (row[0], state, jobs)
+                for row in view.store.select(_KEPT)
+                for state, jobs in zip(QUEUE_COUNTS, row[1:], strict=True)
+                if state in states and jobs
+            ]
+        else:
+            now = view.store.select(_NOW.format(", ".join("?" * len(states)), where), (*states, *values))
+        if looked.principal.is_everywhere and RANGES[shell.range][0] > _EXACT_S:  # by the hour
+            since_hour = int(since.timestamp() // 3600)
+            sums = view.store.select(_HOURS, (since_hour,))
+            lately = [
+                (row[0], state, n)
+                for row in sums
+                for state, n in zip(("completed", "dead_lettered"), row[1:], strict=True)
+            ]
+        else:
+            lately = view.store.select(_LATELY.format(where), (f"{since:%Y-%m-%dT%H:%M:%S}", *values))
+    keys: dict[str, list[KeyLine]] = defaultdict(list)
+    for line in _limits(looked, view)[0]:
+        for key in line.keys:
+            if key.key and (key.taken or key.held or key.differs):
+                keys[key.key].append(key)
+    counts: dict[str, dict[str, int]] = defaultdict(dict)
+    ended: dict[str, dict[str, int]] = defaultdict(dict)
+    for found, rows in ((counts, now), (ended, lately)):
+        for tenant, status, jobs in rows:
+            found[tenant][status] = jobs
+    most = max((sum(each.values()) - each.get("dead_lettered", 0) for each in counts.values()), default=1)
+    lines = [_tenant(name, counts[name], ended[name], keys[name], most) for name in {*counts, *ended}]
+    return sorted(lines, key=lambda each: (-sum(each.counts.values()), -each.completed, each.name))[
+        :_TENANTS_SHOWN
+    ]
+
+
+def _tenant(
+    name: str, counts: dict[str, int], ended: dict[str, int], keys: list[KeyLine], most: int
+) -> TenantLine:
+    opened = {state: counts.get(state, 0) for state in _OPEN}
+    parts = [(style_of(state), state_word(state), float(jobs)) for state, jobs in opened.items()]
+    return TenantLine(
+        name=name,
+        counts=opened,
+        dead=counts.get("dead_lettered", 0),
+        completed=ended.get("completed", 0),
+        failed=ended.get("dead_lettered", 0),
+        states=share(parts, label=f"States of the jobs of {name}", whole=most),
+        limits=keys,
     )

@@ -13,6 +13,7 @@ from jobledger.gateway.acts.asked import JOBS_MAX, PERMISSIONS, ToDo, act_of
 from jobledger.gateway.pages.page import Looked
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.views.jobs import Query as JobsQuery
+from jobledger.gateway.pages.views.jobs import filter_of
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.errors import JobNotFoundError
@@ -34,6 +35,7 @@ class Query(JobsQuery, frozen=True, kw_only=True):
     what: Literal["chosen", "filter"] = "filter"
     job: Annotated[tuple[Name, ...], msgspec.Meta(max_length=_CHOSEN_MAX)] = ()  #: `<queue>/<id>`
     before: int | None = None  #: jobs that changed after this event are left out: nobody saw them planned
+    per_minute: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0  #: 0: as fast as it goes
 
     def said(self) -> list[tuple[str, str]]:
         """Return all of it as a form has it, but for the last field."""
@@ -66,7 +68,7 @@ async def plan(looked: Looked, *, query: Query) -> Plan:
     act = act_of(ToDo(act=query.verb), looked.principal.name)
     results = await perform(looked.gateway.rows, act, chosen[:_SAMPLE], plan=True)
     async with looked.gateway.projection.opened() as view:
-        shell = await surround(looked, view, None, fleet=False)
+        shell = await surround(looked, view, None)
     return Plan(
         shell=shell,
         query=query,
@@ -90,10 +92,10 @@ async def chosen_of(looked: Looked, query: Query, before: int) -> list[Chosen]:
         raise ProblemError(
             "BAD_REQUEST", "this would be about every job: choose by a filter, or tick some rows"
         )
-    found = query.chosen(looked.principal)
-    if not found.states:
-        found = msgspec.structs.replace(found, states=act_of(ToDo(act=query.verb), "").states)
     async with looked.gateway.projection.opened() as view:
+        found = filter_of(query, looked, view)
+        if not found.states:
+            found = msgspec.structs.replace(found, states=act_of(ToDo(act=query.verb), "").states)
         jobs = await anyio.to_thread.run_sync(lambda: chosen_until(view, found, before, limit=JOBS_MAX + 1))
     if len(jobs) > JOBS_MAX:
         raise ProblemError(

@@ -10,7 +10,7 @@ import msgspec
 from markupsafe import Markup
 from msgspec.structs import replace
 
-from jobledger.gateway.pages.charts.lines import spark
+from jobledger.gateway.pages.charts.plot import spark
 from jobledger.projections import QueueRow
 from jobledger.projections.statistics.history import Happened, QueueHappened
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from jobledger.admin.queues import listed, together
 from jobledger.admin.rows import View
-from jobledger.gateway.pages.charts.bars import share
+from jobledger.gateway.pages.charts.plot import share
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.views.queue_lines import LATELY_S, QueueLine, queue_line, uncounted

@@ -68,7 +68,7 @@ async def rerun(looked: Looked, queue: str, id: str, *, query: Query) -> RerunPa
     may_change = principal.may("queue", job.queue, job.task) and not (hidden or is_own_queue(job.queue))
     text = None if not may_change else editable(await job_details(gateway.ledger, job, history))
     async with gateway.projection.opened() as view:
-        shell = await surround(looked, view, None, fleet=False)
+        shell = await surround(looked, view, None)
     return RerunPage(
         shell=shell,
         query=query,

@@ -58,7 +58,7 @@ async def rows(looked: Looked, queue: str, id: str, *, query: Query) -> RowsPage
     principal.require_about("payloads", queue, job.task, JobNotFoundError(id))
     found = await rows_of(gateway, job, query.step, _ROWS)
     async with gateway.projection.opened() as view:
-        shell = await surround(looked, view, None, fleet=False)
+        shell = await surround(looked, view, None)
     shown = list(found.columns)[:_COLUMNS_MAX]
     return RowsPage(
         shell=shell,

@@ -1,4 +1,4 @@
-"""Runs: those that wait and for what, the newest ones, and the workflows that they are runs of."""
+"""Runs: how many wait for what, the newest ones with how far each is, and the workflows that they are runs of."""
 
 from __future__ import annotations
 
@@ -7,23 +7,43 @@ from typing import Any, Final
 
 import anyio.to_thread
 import msgspec
+from markupsafe import Markup
 
 from jobledger.admin.rows import View
-from jobledger.admin.runs import dead_children
+from jobledger.admin.runs import DeadChildren, dead_children
 from jobledger.admin.workflows.listing import Listed
+from jobledger.gateway.pages.charts.plot import share
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
-from jobledger.gateway.scoped import workflows_for
+from jobledger.gateway.scoped import terms_for, workflows_for
+from jobledger.projections.filters import joined
 
 _SHOWN: Final = 40
 #: How many of the newest jobs are looked at for runs among them.
 LOOKED_AT: Final = 20_000
-_COLUMNS: Final = "queue, id, task, version, status, awaiting, created_at, updated_at, error_type"
-_WAITING: Final = f"SELECT {_COLUMNS} FROM jobs WHERE awaiting IS NOT NULL AND status = 'paused' ORDER BY updated_at DESC LIMIT ?"  # noqa: S608 - columns
+_WAITING: Final = (
+    "SELECT j.task, j.awaiting, coalesce(s.target, ''), count(*), min(j.updated_at), min(s.until) "
+    "FROM (SELECT * FROM jobs WHERE awaiting IS NOT NULL AND status = 'paused' AND {}) AS j "
+    "LEFT JOIN steps AS s ON s.job_id = j.id AND s.queue = j.queue AND s.kind = 'wait' AND s.status = 'started' "
+    "GROUP BY 1, 2, 3 ORDER BY 4 DESC LIMIT ?"
+)
+_COLUMNS: Final = "queue, id, task, version, status, awaiting, tenant, created_at, completed_at, error_type"
 _NEWEST: Final = (
-    f"SELECT {_COLUMNS} FROM (SELECT {_COLUMNS} FROM jobs ORDER BY created_at DESC LIMIT {LOOKED_AT}) AS j "  # noqa: S608
+    f"SELECT {_COLUMNS}, (SELECT count(*) || ' ' || sum(status = 'completed') || ' ' || sum(status = 'failed') FROM steps "  # noqa: S608
+    f"WHERE steps.job_id = j.id AND steps.queue = j.queue) FROM (SELECT {_COLUMNS} FROM jobs WHERE {{}} ORDER BY created_at DESC LIMIT {LOOKED_AT}) AS j "
     "WHERE EXISTS (SELECT 1 FROM steps WHERE steps.job_id = j.id AND steps.queue = j.queue) LIMIT ?"
 )
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs of one workflow that wait for the same."""
+
+    task: str
+    awaiting: str
+    target: str  #: the signal
+    runs: int
+    oldest: str
+    next_until: str | None  #: when the first of their waits ends by itself
 
 
 class RunLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,16 +55,22 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None
     status: str
     awaiting: str | None  #: what it waits for, in a few words
+    tenant: str
     created_at: str
-    updated_at: str
+    completed_at: str | None
     error_type: str | None
+    steps: int
+    done: int
+    bar: Markup
+    dead: int = 0  #: dead letters among its children, which a person lets it go on from
 
 
 class Runs(msgspec.Struct, frozen=True, kw_only=True):
     """The page."""
 
     shell: Shell
-    waiting: list[RunLine]
+    for_person: list[DeadChildren]  #: none for whoever is bound to tasks
+    waiting: list[Waiting]
     newest: list[RunLine]
     looked_at: int
     workflows: list[Listed]
@@ -56,34 +82,42 @@ async def runs(looked: Looked, *, query: When) -> Runs:
     workflows = [] if past is not None else await workflows_for(looked.principal, looked.gateway.rows)
     async with looked.gateway.projection.opened(past) as view:
         shell = await surround(looked, view, past)
-        waiting, newest = await anyio.to_thread.run_sync(_found, looked, view)
+        return await anyio.to_thread.run_sync(_page, looked, view, shell, workflows)
+
+
+def _page(looked: Looked, view: View, shell: Shell, workflows: list[Listed]) -> Runs:
+    where, values = joined(terms_for(looked.principal))
+    with view.store.one_moment():
+        waiting, newest = (
+            view.store.select(sql.format(where), (*values, _SHOWN)) for sql in (_WAITING, _NEWEST)
+        )
+        stuck = dead_children(view.store)
+    dead = {(each.queue, each.run): each.count for each in stuck}
+    principal, names = looked.principal, Waiting.__struct_fields__
     return Runs(
         shell=shell,
-        waiting=waiting,
-        newest=newest,
+        for_person=[
+            each for each in stuck if principal.is_of_all_tasks and principal.may("view", each.queue)
+        ][:_SHOWN],
+        waiting=[Waiting(**dict(zip(names, row, strict=True))) for row in waiting],
+        newest=[_line(row, dead) for row in newest],
         looked_at=LOOKED_AT,
         workflows=workflows,
     )
 
 
-def _found(looked: Looked, view: View) -> tuple[list[RunLine], list[RunLine]]:
-    with view.store.one_moment():
-        waiting, newest = (view.store.select(sql, (_SHOWN,)) for sql in (_WAITING, _NEWEST))
-        dead = {(each.queue, each.run): each.count for each in dead_children(view.store)}
-    return _lines(looked, waiting, dead), _lines(looked, newest, dead)
-
-
-def _lines(
-    looked: Looked, rows: Sequence[Sequence[Any]], dead: Mapping[tuple[str, str], int]
-) -> list[RunLine]:
-    found = [RunLine(**dict(zip(RunLine.__struct_fields__, row, strict=True))) for row in rows]
-    seen = [each for each in found if looked.principal.may("view", each.queue, each.task)]
-    return [_for_person(each, dead.get((each.queue, each.id), 0)) for each in seen]
-
-
-def _for_person(line: RunLine, dead: int) -> RunLine:
-    """Say of a run that a person lets it go on; `dead`: how many dead letters it waits for."""
-    if not dead:
-        return line
-    letters = "dead letter" if dead == 1 else "dead letters"
-    return msgspec.structs.replace(line, awaiting=f"a person: {dead:,} {letters} among its {line.awaiting}")
+def _line(row: Sequence[Any], dead: Mapping[tuple[str, str], int]) -> RunLine:
+    *known, counts = row
+    steps, done, failed = map(int, counts.split())
+    parts = [
+        ("t-completed", "completed", float(done)),
+        ("t-dead", "failed", float(failed)),
+        ("free", "open", float(steps - done - failed)),
+    ]
+    line = RunLine(
+        **dict(zip(RunLine.__struct_fields__, known, strict=False)),
+        steps=steps,
+        done=done,
+        bar=share(parts, label=f"{done} of {steps} steps"),
+    )
+    return msgspec.structs.replace(line, dead=dead.get((line.queue, line.id), 0))

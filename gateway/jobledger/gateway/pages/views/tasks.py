@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from datetime import timedelta
+from typing import Any
 
+import anyio.to_thread
 import msgspec
+from markupsafe import Markup
 
+from jobledger.admin.amounts import duration
 from jobledger.admin.lists.stats import stats
+from jobledger.admin.rows import View
+from jobledger.gateway.pages.charts.plot import histogram, spark
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.schema_fields import Field, fields_of
-from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.shell import RANGES, Shell, surround
+from jobledger.gateway.pages.views.fleet import Happened, axis_of, happened, points, trends
 from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.scoped import terms_for
 from jobledger.ledger.model.subjects import check_token, is_own_queue
 from jobledger.ledger.nats.task_book import TaskEntry, find_task, read_tasks
+from jobledger.projections import FailureRow, Histogram, JobFilter, JobRow
+from jobledger.projections.filters import Term
 from jobledger.projections.statistics.rates import Rates
+from jobledger.projections.statistics.spread import BOUNDS_US
+from jobledger.projections.tables.schedules import ScheduleRow, read_schedules
+
+_BARS = 40
 
 
 class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +36,9 @@ class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
 
     entry: TaskEntry
     workers: int  #: how many living workers have it
-    rates: Rates | None  #: what happened to its jobs in the last hour; None: nothing
+    rates: Rates | None  #: what happened to its jobs in the range; None: nothing
+    trend: Markup
+    schedules: list[str]
 
 
 class Tasks(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,24 +55,32 @@ class TaskForm(msgspec.Struct, frozen=True, kw_only=True):
     entry: TaskEntry
     fields: tuple[Field, ...] | None  #: None: its input is typed as JSON
     workers: int
+    happened: Happened
+    durations: Markup
+    run: Histogram
+    failures: list[FailureRow]
+    newest: list[JobRow]
+    schedules: list[ScheduleRow]
+    counts: dict[str, int]
 
 
 async def tasks(looked: Looked, *, query: When) -> Tasks:
     """Return the tasks by name, but those of the ledger's own jobs, which nobody adds here."""
-    del query
     ledger, may = looked.gateway.ledger, looked.principal.may
     entries = await read_tasks(ledger.connection, ledger.inbox, ledger.names)
     living = [each for each in await ledger.leases.all() if not each.stopped]
-    principal = looked.principal
+    principal, whole_s = looked.principal, RANGES[query.range][0]
     async with looked.gateway.projection.opened() as view:
-        shell = await surround(looked, view, None, fleet=False)
+        shell = await surround(looked, view, None)
         found = await stats(
             view,
-            view.now - timedelta(hours=1),
+            view.now - timedelta(seconds=whole_s),
             view.now + timedelta(minutes=1),
             visible_queues=principal.scope.queues,
             visible_tasks=principal.scope.tasks,
         )
+        done = trends(view, axis_of(shell), terms_for(principal), "completed", "task")
+        ticked = _schedules(looked, view)
     rates = {each.name: each for each in found.tasks}
     return Tasks(
         shell=shell,
@@ -64,6 +89,8 @@ async def tasks(looked: Looked, *, query: When) -> Tasks:
                 entry=each,
                 workers=sum(each.name in (worker.tasks or ()) for worker in living),
                 rates=rates.get(each.name),
+                trend=spark(done[each.name], style="k0"),
+                schedules=[row.name for row in ticked if row.task == each.name],
             )
             for each in entries
             if not is_own_queue(each.queue) and may("view", each.queue, each.name)
@@ -72,7 +99,7 @@ async def tasks(looked: Looked, *, query: When) -> Tasks:
 
 
 async def task_form(looked: Looked, task: str, *, query: When) -> TaskForm:
-    """Return the form of one task. Raises: ProblemError (TASK_NOT_FOUND)."""
+    """Return how one task goes, and a form to add a job of it. Raises: ProblemError (TASK_NOT_FOUND)."""
     del query
     ledger = looked.gateway.ledger
     found = await find_task(ledger.inbox, ledger.names, check_token("task name", task))
@@ -82,10 +109,78 @@ async def task_form(looked: Looked, task: str, *, query: When) -> TaskForm:
     looked.principal.require_about("view", found.queue, found.name, missing)
     living = [each for each in await ledger.leases.all() if not each.stopped]
     async with looked.gateway.projection.opened() as view:
-        shell = await surround(looked, view, None, fleet=False)
+        shell = await surround(looked, view, None)
+        told = await anyio.to_thread.run_sync(_told, looked, view, shell, found)
     return TaskForm(
         shell=shell,
         entry=found,
         fields=fields_of(found.input),
         workers=sum(found.name in (each.tasks or ()) for each in living),
+        **told,
     )
+
+
+def _told(looked: Looked, view: View, shell: Shell, entry: TaskEntry) -> dict[str, Any]:
+    of_task = Term("task", "task = ?", (entry.name,))
+    with view.store.one_moment():
+        ran = points(view, axis_of(shell), [of_task], took="run")
+        run = Histogram.merged(each.took for each in ran if each.took is not None)
+        failures = [
+            each
+            for each in view.store.failures(task=entry.name)
+            if looked.principal.may("view", each.queue, each.task)
+        ]
+        newest = view.store.jobs(
+            limit=8,
+            task=entry.name,
+            visible_queues=looked.principal.queues,
+            visible_tasks=looked.principal.tasks,
+        )
+        counts = view.store.job_counts(
+            JobFilter(task=entry.name, visible_queues=looked.principal.queues)
+        ).by_state
+        schedules = [row for row in _schedules(looked, view) if row.task == entry.name]
+        return {
+            "happened": happened(looked, view, shell, of_task, notes=False, height=120),
+            "durations": _durations(run),
+            "run": run,
+            "failures": failures[:8],
+            "newest": newest,
+            "schedules": schedules,
+            "counts": counts,
+        }
+
+
+def _schedules(looked: Looked, view: View) -> list[ScheduleRow]:
+    """Return the schedules that somebody may see."""
+    return [
+        row
+        for row in read_schedules(view.store.select)
+        if row.status != "removed" and looked.principal.may("view", row.queue, row.task)
+    ]
+
+
+def _durations(run: Histogram) -> Markup:
+    """Return how many attempts took how long, some buckets in a bar."""
+    if not run.spread_us:
+        return Markup("")
+    first, last = (bisect_left(BOUNDS_US, bound) for bound in (min(run.spread_us), max(run.spread_us)))
+    several = max(1, -(-(last - first + 1) // _BARS))  # buckets in a bar
+    counts = [0] * ((last - first) // several + 1)
+    for bound, jobs in run.spread_us.items():
+        counts[(bisect_left(BOUNDS_US, bound) - first) // several] += jobs
+    ends = [BOUNDS_US[min(last, first + place * several + several - 1)] / 1e6 for place in range(len(counts))]
+    marked = [
+        (_place(seconds, first) / several, f"{name} {duration(seconds)}")
+        for share, name in ((0.5, "p50"), (0.95, "p95"))
+        if (seconds := run.quantile_s(share)) is not None
+    ]
+    bars = [(duration(end), jobs) for end, jobs in zip(ends, counts, strict=True)]
+    return histogram(bars, label="How long attempts ran", marked=marked)
+
+
+def _place(seconds: float, first: int) -> float:
+    """Return where in the buckets from the `first` on a duration lies, as the part of its bucket that is below it."""
+    at = bisect_left(BOUNDS_US, seconds * 1e6)
+    low, high = BOUNDS_US[max(0, at - 1)], BOUNDS_US[at]
+    return at - first + ((seconds * 1e6 - low) / (high - low) if high > low else 0.0)

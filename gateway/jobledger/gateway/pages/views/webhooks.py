@@ -40,7 +40,7 @@ async def webhooks(looked: Looked, *, query: Query) -> Webhooks:
     looked.principal.require_everywhere("view")
     ledger = looked.gateway.ledger
     async with looked.gateway.projection.opened() as view:
-        shell = await surround(looked, view, None, fleet=False)
+        shell = await surround(looked, view, None)
         with view.store.one_moment():
             routes = read_routes(view.store.select)
             deliveries = read_deliveries(

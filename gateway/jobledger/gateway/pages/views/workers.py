@@ -38,7 +38,7 @@ async def workers(looked: Looked, *, query: When) -> Workers:
     async with looked.gateway.projection.opened() as view:
         did = {row.worker: row for row in view.store.workers(_WORKERS_MAX)}
         return Workers(
-            shell=await surround(looked, view, None, fleet=False),
+            shell=await surround(looked, view, None),
             workers=[
                 WorkerLine(info=each, did=did.get(each.worker)) for each in found if each.kind == "worker"
             ],

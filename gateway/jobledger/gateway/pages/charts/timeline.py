@@ -1,0 +1,266 @@
+"""A timeline: lines of what ran and what waited on one axis of time, long waits folded; many at once as a crowd. Pure.
+
+It draws a job's attempts, a run's steps and the jobs below it. Names, links and what can be opened are HTML beside each
+line, so a line is a row that keys and readers of the page reach; only the bars are SVG.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Final, Literal
+
+import msgspec
+from markupsafe import Markup, escape
+
+from jobledger.gateway.pages.charts.folding import FoldedTime, folded_time
+from jobledger.gateway.pages.charts.marks import number, title
+from jobledger.gateway.pages.words import took
+
+HIGH: Final = 26  #: pixels of a line
+CROWD_HIGH: Final = 40
+_BINS: Final = 150  #: across a crowd
+_NEAR: Final = 7.0  #: percent: texts that are closer than this would lie on each other
+_PER_TICK: Final = 15.0  #: percent of the width that a tick's text is given
+_SAY_MIN: Final = 12.0  #: percent of the width that words beside a bar need
+_PER_PERCENT: Final = 1.15  #: characters in a percent of the width
+_NICE: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
+
+
+Kind = Literal["run", "wait", "hold"]
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a line."""
+
+    begin: datetime
+    end: datetime
+    kind: Kind  #: thick; thin; thin and dashed, where nothing but time or a message ends it
+    style: str  #: a class that carries the colour
+    words: str
+    after: bool = False  #: later than the moment shown
+
+
+class Tick(msgspec.Struct, frozen=True, kw_only=True):
+    """A moment of a line: a try that failed, an event."""
+
+    at: datetime
+    style: str
+    words: str
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One line, and what stands beside it."""
+
+    name: str
+    kind: str = ""  #: what it is, in a word
+    state: str = ""  #: of a step or a job; its badge
+    took_s: float | None = None
+    more: str = ""  #: some words behind the name
+    depth: int = 0
+    href: str = ""  #: what tells more of it; "": nothing does
+    toggle: str = ""  #: the address with what lies below it shown, or hidden; "": nothing lies below
+    is_open: bool = False
+    is_here: bool = False  #: what tells more of it is shown
+    spans: tuple[Span, ...] = ()
+    ticks: tuple[Tick, ...] = ()
+    crowd: tuple[Span, ...] = ()  #: many at once: drawn as how many of them ran
+
+
+class Drawn(msgspec.Struct, frozen=True, kw_only=True):
+    """A timeline as a template shows it."""
+
+    axis: Markup
+    rows: list[tuple[Line, Markup]]
+
+
+def timeline(lines: Sequence[Line], *, begin: datetime, end: datetime, cut: datetime | None = None) -> Drawn:
+    """Return the picture of the time from `begin` to `end`; `cut`: the moment shown, where that is in the past."""
+    every = [span for line in lines for span in (*line.spans, *line.crowd)]
+    ran = merged((span.begin, span.end) for span in every if span.kind == "run")
+    moments = [begin, max(end, begin), *(moment for pair in ran for moment in pair if begin <= moment <= end)]
+    time = folded_time(moments, ran)
+    ticks = _ticks(time)
+    folds = [(piece.x, piece.width) for piece in time.pieces if piece.folded]
+    behind = [*(_rule(x) for x, _ in ticks), *(_fold(x, width) for x, width in folds)]
+    mark = (
+        ""
+        if cut is None
+        else f'<line class="cut" x1="{number(time.x(cut))}%" x2="{number(time.x(cut))}%" y1="0" y2="100%"/>'
+    )
+    rows = [(line, _row(line, time, "".join(behind), mark)) for line in lines]
+    texts = "".join(
+        f'<text class="tick" x="{number(x)}%" y="13" text-anchor="{"start" if x < 2 else "end" if x > 97 else "middle"}">{escape(text)}</text>'  # noqa: PLR2004
+        for x, text in ticks
+    )
+    texts += "".join(
+        f'<text class="tick fold" x="{number(piece.x + piece.width / 2)}%" y="13" text-anchor="middle">{escape(took(piece.seconds))}</text>'
+        for piece in time.pieces
+        if piece.folded
+    )
+    axis = f'<svg class="axis" height="18" aria-hidden="true">{"".join(_fold(*each) for each in folds)}{texts}</svg>'
+    return Drawn(axis=Markup(axis), rows=rows)  # noqa: S704 - every text in it was escaped
+
+
+def merged(spans: Iterable[tuple[datetime, datetime]]) -> list[tuple[datetime, datetime]]:
+    """Return the time that any of some spans covers, as few spans as there can be."""
+    found: list[tuple[datetime, datetime]] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((begin, end))
+    return found
+
+
+def _row(line: Line, time: FoldedTime, behind: str, mark: str) -> Markup:
+    high = CROWD_HIGH if line.crowd else HIGH
+    inside = _crowd(line.crowd, time) if line.crowd else "".join(_bar(span, time) for span in line.spans)
+    inside += "".join(_tick(tick, time) for tick in line.ticks) + _say(line, time)
+    words = f"{line.name}: {line.state.replace('_', ' ')}" + (
+        "" if line.took_s is None else f", {took(line.took_s)}"
+    )
+    return Markup(  # noqa: S704 - every text in it was escaped
+        f'<svg class="track" height="{high}" role="img" aria-label="{escape(words)}">{behind}{inside}{mark}</svg>'
+    )
+
+
+def _bar(span: Span, time: FoldedTime) -> str:
+    x1, x2 = time.x(span.begin), time.x(span.end)
+    style = f"bar {span.kind} {span.style}{' after' if span.after else ''}"
+    if span.kind == "hold":
+        return f'<line class="{style}" x1="{number(x1)}%" x2="{number(max(x2, x1 + 0.3))}%" y1="13" y2="13">{title(span.words)}</line>'
+    y, high = (6, 14) if span.kind == "run" else (11, 4)
+    return (
+        f'<rect class="{style}" rx="{3 if span.kind == "run" else 2}" x="{number(min(x1, 99.6))}%" y="{y}" '
+        f'width="{number(max(x2 - x1, 0.4 if span.kind == "run" else 0.15))}%" height="{high}">{title(span.words)}</rect>'
+    )
+
+
+def _say(line: Line, time: FoldedTime) -> str:
+    """Return the words of a line behind its last bar, or before its first one, where there is room for them."""
+    if not line.more or not line.spans or line.crowd:
+        return ""
+    first, last = time.x(min(span.begin for span in line.spans)), max(time.x(span.end) for span in line.spans)
+    style = "say bad" if line.state in {"failed", "dead_lettered", "retrying", "discarded"} else "say"
+    if 100 - last >= max(first, _SAY_MIN):
+        x, anchor, room = last + 0.8, "start", 100 - last
+    elif first >= _SAY_MIN:
+        x, anchor, room = first - 0.8, "end", first
+    else:
+        return ""
+    text = (
+        line.more
+        if len(line.more) <= room * _PER_PERCENT
+        else line.more[: int(room * _PER_PERCENT) - 1] + "…"
+    )
+    return f'<text class="{style}" x="{number(x)}%" y="17" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _tick(tick: Tick, time: FoldedTime) -> str:
+    x = number(time.x(tick.at))
+    return f'<circle class="dot {tick.style}" cx="{x}%" cy="13" r="3.500">{title(tick.words)}</circle>'
+
+
+def _crowd(spans: Sequence[Span], time: FoldedTime) -> str:
+    """Return how many ran at each place, those that ended well below the others."""
+    styles = list(
+        dict.fromkeys(span.style for span in sorted(spans, key=lambda span: span.style != "t-completed"))
+    )
+    changes = {style: [0] * (_BINS + 1) for style in styles}
+    for span in spans:
+        first = int(time.x(span.begin) * _BINS / 100)
+        last = max(first + 1, math.ceil(time.x(span.end) * _BINS / 100))
+        changes[span.style][min(first, _BINS - 1)] += 1
+        changes[span.style][min(last, _BINS)] -= 1
+    counts = {style: _sums(each) for style, each in changes.items()}
+    top = max((sum(each[place] for each in counts.values()) for place in range(_BINS)), default=0) or 1
+    found, room = "", CROWD_HIGH - 4
+    for place in range(_BINS):
+        y, words = float(CROWD_HIGH - 1), []
+        for style in styles:
+            value = counts[style][place]
+            if value:
+                high = max(1.0, value * room / top)
+                y -= high
+                words.append(value)
+                found += f'<rect class="bar {style}" x="{number(100 * place / _BINS)}%" width="{number(100 / _BINS)}%" y="{number(y)}" height="{number(high)}">{title(f"{sum(words):,} at once")}</rect>'
+    return f'<line class="rule" x1="0" x2="100%" y1="{CROWD_HIGH - 0.5}" y2="{CROWD_HIGH - 0.5}"/>{found}<text class="tick" x="100%" dx="-4" y="11" text-anchor="end">up to {top:,} at once</text>'
+
+
+def _sums(changes: Sequence[int]) -> list[int]:
+    found, so_far = [], 0
+    for each in changes:
+        so_far += each
+        found.append(so_far)
+    return found
+
+
+def _rule(x: float) -> str:
+    return f'<line class="rule" x1="{number(x)}%" x2="{number(x)}%" y1="0" y2="100%"/>'
+
+
+def _fold(x: float, width: float) -> str:
+    return f'<rect class="folded" x="{number(x)}%" width="{number(width)}%" y="0" height="100%"/>'
+
+
+def _ticks(time: FoldedTime) -> list[tuple[float, str]]:
+    """Return places with the time that has passed there: round times, in each part that is not folded."""
+    found: list[tuple[float, str]] = []
+    passed, taken = 0.0, [piece.x + piece.width / 2 for piece in time.pieces if piece.folded]
+    for x, width, seconds, before in _parts(time):
+        passed = before
+        step = _step(seconds / max(1, int(width / _PER_TICK)))
+        first = math.ceil(passed / step - 1e-9)
+        places = [passed] if not found else []
+        places += [step * each for each in range(first, first + 40) if step * each <= passed + seconds]
+        for elapsed in places:
+            at = x + (width * (elapsed - passed) / seconds if seconds else 0)
+            if all(abs(at - other) >= _NEAR for other in (*taken, *(each for each, _ in found))):
+                found.append((at, _elapsed(elapsed, step)))
+    return found
+
+
+def _parts(time: FoldedTime) -> list[tuple[float, float, float, float]]:
+    """Return the parts between folds: place, width, seconds, and the seconds before it."""
+    found: list[list[float]] = []
+    passed, joins = 0.0, False
+    for piece in time.pieces:
+        if piece.folded:
+            joins = False
+        elif joins:
+            found[-1][1] += piece.width
+            found[-1][2] += piece.seconds
+        else:
+            found.append([piece.x, piece.width, piece.seconds, passed])
+            joins = True
+        passed += piece.seconds
+    return [(x, width, seconds, before) for x, width, seconds, before in found]
+
+
+def _step(seconds: float) -> float:
+    if seconds <= 0:
+        return 1.0
+    if seconds <= 1:
+        power = 10.0 ** math.floor(math.log10(seconds))
+        return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= seconds * (1 - 1e-9))
+    return next(
+        (float(each) for each in _NICE if each >= seconds), float(_NICE[-1]) * math.ceil(seconds / _NICE[-1])
+    )
+
+
+def _elapsed(seconds: float, step: float) -> str:
+    """Return how much time has passed, as exactly as the steps between such texts need it."""
+    if not seconds:
+        return "0"
+    digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step < 1 else 0
+    if seconds < 1:
+        return f"{seconds * 1000:.{max(0, digits - 3)}f} ms"
+    if seconds < 120:  # noqa: PLR2004
+        return f"{seconds:.{digits}f} s"
+    minutes, rest = divmod(seconds, 60)
+    if minutes < 60:  # noqa: PLR2004
+        return f"{minutes:.0f}:{rest:0{3 + digits if digits else 2}.{digits}f}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:.0f}:{minutes:02.0f}:{rest:02.0f}" if hours < 48 else f"{hours / 24:.1f} d"  # noqa: PLR2004

@@ -1,0 +1,202 @@
+"""What changed between two moments: what people did, what began to fail, what is in which state, what went slower."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Final
+
+import anyio.to_thread
+import msgspec
+
+from jobledger.admin.rows import View
+from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.search import moment_of
+from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.views.fleet import acts_between
+from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.scoped import terms_for
+from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.subjects import is_own_queue
+from jobledger.projections import Histogram
+from jobledger.projections.filters import joined
+from jobledger.projections.statistics.tally import histogram_columns, summed
+
+_ACTS_MAX: Final = 60
+_CAUSES_MAX: Final = 12
+_TASKS_MAX: Final = 14
+_STATES: Final = ("running", "queued", "retry_wait", "held", "scheduled", "paused", "dead_lettered")
+_RUN, _WAIT = (", ".join(map(summed, histogram_columns(name))) for name in ("run", "wait"))
+_SUMS: Final = f"SELECT task, sum(enqueued), sum(completed), sum(failed), {_RUN}, {_WAIT} FROM buckets WHERE minute >= ? AND minute < ? AND ({{}}) GROUP BY task"  # noqa: S608 - columns
+_CAUSES: Final = (
+    "SELECT fingerprint, task, error_type, reason, pattern, min(dead_at), sum(dead_at >= ? AND dead_at < ?) AS n, sum(dead_at < ?) "
+    "FROM dead_letters WHERE {} GROUP BY fingerprint HAVING n > 0 ORDER BY n DESC LIMIT ?"
+)
+_WORKERS: Final = "SELECT worker, first_at, last_at FROM workers WHERE first_at >= ? AND first_at < ? ORDER BY first_at LIMIT 20"
+
+Text = Annotated[str, msgspec.Meta(max_length=60)]
+
+
+class Query(When, frozen=True, kw_only=True):
+    """From when to when; the end is the moment shown."""
+
+    since: Text = "30m"
+
+
+class StateChange(msgspec.Struct, frozen=True, kw_only=True):
+    """How many jobs were in a state at both moments."""
+
+    state: str
+    before: int
+    after: int
+
+
+class TaskChange(msgspec.Struct, frozen=True, kw_only=True):
+    """How a task went in the time, and in the same time before it."""
+
+    task: str
+    completed: tuple[int, int]
+    failed: tuple[int, int]
+    run95_s: tuple[float | None, float | None]
+    wait95_s: tuple[float | None, float | None]
+    weight: float  #: how much it changed
+
+
+class CauseChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What killed jobs in the time."""
+
+    fingerprint: str
+    task: str
+    error: str
+    pattern: str
+    first: str
+    died: int
+    before: int  #: dead letters of the same cause from before the time
+
+
+class Changes(msgspec.Struct, frozen=True, kw_only=True):
+    """The page."""
+
+    shell: Shell
+    query: Query
+    begin: datetime
+    end: datetime
+    acts: list[tuple[datetime, str, str]]
+    states: list[StateChange]
+    causes: list[CauseChange]
+    tasks: list[TaskChange]
+    workers: list[tuple[str, str]]
+
+
+async def changes(looked: Looked, *, query: Query) -> Changes:
+    """Return what changed. It is read from the rows as they are now: they keep what happened by minute. Raises: ProblemError."""
+    past = query.as_of()
+    async with looked.gateway.projection.opened() as view:
+        end = view.now
+        if past is not None:
+            end = (await past.moment(looked.gateway.ledger.log, looked.gateway.ledger.clock)).at or view.now
+        begin = moment_of(query.since, end)
+        if begin is None or begin >= end:
+            raise ProblemError(
+                "BAD_REQUEST",
+                f"since is {query.since!r}: write a time before the moment shown, as 30m or 16:28",
+            )
+        shell = msgspec.structs.replace(await surround(looked, view, None), is_of_a_time=True)
+        return await anyio.to_thread.run_sync(_page, looked, view, shell, query, begin, end)
+
+
+def _page(looked: Looked, view: View, shell: Shell, query: Query, begin: datetime, end: datetime) -> Changes:  # noqa: PLR0917
+    store, terms = view.store, terms_for(looked.principal)
+    where, values = joined(terms)
+    text = [f"{each:%Y-%m-%dT%H:%M:%S.%f}" for each in (begin, end)]
+    with store.one_moment():
+        causes = store.select(_CAUSES.format(where), (*text, text[0], *values, _CAUSES_MAX))
+        everything = looked.principal.is_everywhere
+        return Changes(
+            shell=shell,
+            query=query,
+            begin=begin,
+            end=end,
+            acts=acts_between(view, begin, end, _ACTS_MAX) if everything else [],
+            states=_states(view, begin, end) if everything else [],
+            causes=[
+                CauseChange(
+                    fingerprint=name,
+                    task=task,
+                    error=kind or reason,
+                    pattern=pattern,
+                    first=first,
+                    died=died,
+                    before=before,
+                )
+                for name, task, kind, reason, pattern, first, died, before in causes
+            ],
+            tasks=_tasks(view, begin, end, where, values),
+            workers=[(name, first) for name, first, _ in store.select(_WORKERS, tuple(text))]
+            if everything
+            else [],
+        )
+
+
+def _states(view: View, begin: datetime, end: datetime) -> list[StateChange]:
+    then, now = (view.store.levels_at(each) for each in (begin, end))
+    counts = {
+        state.value: sum(
+            row.counts[state.value] for row in view.store.queues() if not is_own_queue(row.queue)
+        )
+        for state in JobState
+    }
+    rows = [
+        None
+        if found is None
+        else {
+            state.value: sum(
+                each[state.value] for queue, each in found.queues.items() if not is_own_queue(queue)
+            )
+            for state in JobState
+        }
+        for found in (then, now)
+    ]
+    before, after = rows[0] or dict.fromkeys(counts, 0), rows[1] or counts
+    if (view.now - end) < timedelta(minutes=1):
+        after = counts
+    return [
+        StateChange(state=state, before=before[state], after=after[state])
+        for state in _STATES
+        if before[state] or after[state]
+    ]
+
+
+def _tasks(view: View, begin: datetime, end: datetime, where: str, values: list[object]) -> list[TaskChange]:
+    first, last = int(begin.timestamp() // 60), int(end.timestamp() // 60) + 1
+    sides: list[dict[str, tuple[Any, ...]]] = []
+    for since, until in ((2 * first - last, first), (first, last)):
+        sides.append(
+            {row[0]: row[1:] for row in view.store.select(_SUMS.format(where), (since, until, *values))}
+        )
+    found = [_task(task, sides[0].get(task), sides[1].get(task)) for task in {*sides[0], *sides[1]}]
+    return sorted(found, key=lambda each: -each.weight)[:_TASKS_MAX]
+
+
+def _task(task: str, before: tuple[Any, ...] | None, after: tuple[Any, ...] | None) -> TaskChange:
+    width = len(histogram_columns("run"))
+    completed, failed, runs, waits = [], [], [], []
+    for row in (before, after):
+        completed.append(0 if row is None else row[1])
+        failed.append(0 if row is None else row[2])
+        runs.append(None if row is None else Histogram.of_columns(row[3 : 3 + width]).quantile_s(0.95))
+        waits.append(None if row is None else Histogram.of_columns(row[3 + width :]).quantile_s(0.95))
+    ratio = max((_ratio(*each) for each in (completed, failed, runs, waits)), default=0.0)
+    return TaskChange(
+        task=task,
+        completed=(completed[0], completed[1]),
+        failed=(failed[0], failed[1]),
+        run95_s=(runs[0], runs[1]),
+        wait95_s=(waits[0], waits[1]),
+        weight=ratio * (1 + sum(completed) + 5 * sum(failed)) ** 0.5,
+    )
+
+
+def _ratio(before: float | None, after: float | None) -> float:
+    """Return how much something changed: 0 where it did not, 1 where it doubled, halved, began or ended."""
+    low, high = sorted((before or 0.0, after or 0.0))
+    return 0.0 if high == low else min(4.0, high / low - 1 if low else 1.0)

@@ -1,0 +1,57 @@
+"""Dead letters in a real browser: causes, several of them at once, a plan at a rate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+from playwright.async_api import Browser, expect
+from tests.support.browsers import LIMIT_MS, browsing, looking
+from tests.support.shops import Shop, shop_of
+
+from jobledger.ledger.server import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+expect.set_options(timeout=LIMIT_MS)
+
+
+@pytest.fixture(scope="module")
+async def browser(anyio_backend: object) -> AsyncIterator[Browser]:
+    async with browsing() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+async def shop(nats_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
+    async with shop_of(nats_server, tmp_path_factory.mktemp("shop")) as made:
+        yield made
+
+
+async def test_several_causes_become_one_plan_at_a_rate(browser: Browser, shop: Shop) -> None:
+    async with looking(browser, shop.url) as page:
+        await page.goto("/dead-letters")
+        boxes = page.locator(".issues input[name=fingerprint]")
+        wanted = sum([int(await boxes.nth(place).get_attribute("data-jobs") or 0) for place in (0, 1)])
+        for place in (0, 1):
+            await boxes.nth(place).check()
+        await expect(page.locator("[data-count]")).to_contain_text(f"2 causes, {wanted:,} jobs")
+        await page.locator("input[name=per_minute]").fill("6000")
+        await page.locator("button[value=requeue]").click()
+        await page.wait_for_url(re.compile("/plan"))
+        await expect(
+            page.get_by_role("heading", name=re.compile(f"{wanted} of {wanted} jobs"))
+        ).to_be_visible()
+        await expect(page.locator("main input[type=number][name=per_minute]")).to_have_value("6000")
+        await page.get_by_label("Reason").fill("the bank is open")
+        await page.get_by_role("button", name=f"Requeue {wanted} jobs").click()
+        await expect(page.locator(".name .badge")).to_have_text("Completed")
+        await expect(page.locator(".facts")).to_contain_text("by local:")
+
+
+async def test_messages_are_told_without_what_differs(browser: Browser, shop: Shop) -> None:
+    async with looking(browser, shop.url) as page:
+        await page.goto("/dead-letters")
+        text = await page.locator(".issues").inner_text()
+        assert "CardDeclinedError" in text
+        assert re.search(r"@|i\d{2}|sku-\d", text) is None

@@ -1,0 +1,95 @@
+"""Time in a real browser: the moment that sticks to every link, words for moments, playing, what changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from urllib.parse import quote
+
+import pytest
+from playwright.async_api import Browser, expect
+from tests.support.browsers import LIMIT_MS, browsing, looking
+from tests.support.shops import Shop, shop_of
+
+from jobledger.ledger.server import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+expect.set_options(timeout=LIMIT_MS)
+
+
+@pytest.fixture(scope="module")
+async def browser(anyio_backend: object) -> AsyncIterator[Browser]:
+    async with browsing() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+async def shop(nats_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
+    async with shop_of(nats_server, tmp_path_factory.mktemp("shop")) as made:
+        yield made
+
+
+async def test_the_moment_sticks_to_every_link_and_key(browser: Browser, shop: Shop) -> None:
+    async with looking(browser, shop.url) as page:
+        await page.goto(f"/?at={quote(shop.died.isoformat())}")
+        for _ in range(2):
+            hrefs = await page.eval_on_selector_all(
+                ".side nav a, main a", "each => each.map(a => a.getAttribute('href'))"
+            )
+            assert [href for href in hrefs if href.startswith("/") and "at=" not in href] == []
+            await page.locator(".side > nav a", has_text="Jobs").click()
+            await expect(page.locator(".past-bar")).to_be_visible()
+        await page.keyboard.press("g")
+        await page.keyboard.press("d")
+        await page.wait_for_url(re.compile(r"/dead-letters\?.*at="))
+        await page.locator(".past-bar [data-now]").click()
+        await page.wait_for_url(lambda url: "at=" not in url)
+
+
+async def test_a_moment_is_typed_in_words(browser: Browser, shop: Shop) -> None:
+    async with looking(browser, shop.url) as page:
+        await page.goto("/")
+        await page.keyboard.press("t")
+        await expect(page.locator("#density .plot")).to_be_visible()
+        await expect(page.locator("#density .legend")).to_contain_text("somebody acted")
+        await page.locator(".goto input[name=at]").fill("5m")
+        await page.locator(".goto button").click()
+        await page.wait_for_url(re.compile(r"at=20\d\d-"))
+        await expect(page.locator(".past-bar")).to_contain_text("5 min ago")
+
+
+async def test_a_first_look_at_a_moment_says_that_it_works(browser: Browser, shop: Shop) -> None:
+    async with looking(browser, shop.url) as page:
+        await page.goto("/")
+        is_hidden, text = await page.evaluate(
+            "at => { const link = document.createElement('a'); link.href = '/?at=' + at;"
+            " document.body.append(link); link.click();"
+            " const bar = document.querySelector('#loading'); return [bar.hidden, bar.textContent.trim()] }",
+            f"{shop.died:%Y-%m-%dT%H:%M:%SZ}",
+        )
+        assert not is_hidden
+        assert text == f"Folding the ledger up to {shop.died:%H:%M:%S} …"
+        await page.wait_for_url(re.compile("at="))
+
+
+async def test_the_past_plays(browser: Browser, shop: Shop) -> None:
+    async with looking(browser, shop.url) as page:
+        await page.goto("/?at=20m")
+        moment = page.locator(".past-bar b").first
+        first = await moment.inner_text()
+        await page.locator("[data-play]").click()
+        await expect(moment).not_to_have_text(first)
+        await page.locator("[data-play][aria-pressed=true]").click()
+
+
+async def test_what_changed_is_told(browser: Browser, shop: Shop) -> None:
+    async with looking(browser, shop.url) as page:
+        await page.goto("/changes?since=60m")
+        main = page.locator("main")
+        for told in (
+            "What killed jobs",
+            "Jobs by state",
+            "Tasks that moved most",
+            "paused queue reports: printer is broken",
+        ):
+            await expect(main).to_contain_text(told)
