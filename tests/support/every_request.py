@@ -175,9 +175,6 @@ def _word(field: Field, values: Mapping[str, Any]) -> Any:
     found: Any = _sample(field.type, field.encode_name, values)
     if found is None and isinstance(field.type, UnionType):
         found = _sample(field.type.types[-1], field.encode_name, values)
-    if isinstance(found, list):
-        many: list[Any] = found
-        return many[0]
     return found
 
 

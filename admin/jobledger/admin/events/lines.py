@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -50,9 +50,16 @@ def event_json_for(stored: Message, hidden: Hidden) -> str:
     return f"{_head(stored)}{shown[1:]}"
 
 
+_HOLDERS: Final = frozenset({dict, list})
+
+
 def without_values(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of an event but for the values of users, at any depth."""
-    return {name: _without_values(value) for name, value in fields.items() if name not in VALUE_FIELDS}
+    return {
+        name: _without_values(value) if type(value) in _HOLDERS else value
+        for name, value in fields.items()
+        if name not in VALUE_FIELDS
+    }
 
 
 def _without_values(value: Any) -> Any:

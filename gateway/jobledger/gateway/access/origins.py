@@ -104,13 +104,13 @@ def check_direct(headers: Headers) -> None:
 
     Raises: ProblemError (MISDIRECTED).
     """
-    found = next((name for name in headers if name in _OF_PROXIES or name.startswith("x-forwarded-")), None)
-    if found is not None:
-        raise ProblemError(
-            "MISDIRECTED",
-            f"the header {found[:40]} says that a proxy handed this on, and the gateway was told of none: start it with "
-            "--behind-proxy ADDRESS of that proxy, or ask it directly",
-        )
+    for name in headers:
+        if name in _OF_PROXIES or name.startswith("x-forwarded-"):
+            raise ProblemError(
+                "MISDIRECTED",
+                f"the header {name[:40]} says that a proxy handed this on, and the gateway was told of none: start it "
+                "with --behind-proxy ADDRESS of that proxy, or ask it directly",
+            )
 
 
 def check_kind(method: str, headers: Headers) -> None:

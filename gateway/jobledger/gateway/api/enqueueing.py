@@ -75,9 +75,9 @@ class BulkEnqueued(msgspec.Struct, frozen=True, kw_only=True):
 async def enqueue_job(asked: Asked, *, body: NewJob) -> Answer:
     """Add one job; when this is answered, it is in the ledger. `Idempotency-Key` names it: repeated, it makes no second."""
     ledger = asked.gateway.ledger
-    queue = await _allowed(asked, body.task, body.queue)
+    queue, names_jobs = await _allowed(asked, body.task, body.queue)
     job_id = id_of(asked, body.id)
-    if body.id is None and await _names_jobs(asked, body.task):
+    if body.id is None and names_jobs:
         job_id = None  # the task's own id makes the request safe to repeat, whatever its key
     is_keyed = job_id != body.id
     if is_keyed and job_id is not None:
@@ -99,24 +99,20 @@ async def enqueue_job(asked: Asked, *, body: NewJob) -> Answer:
     return await added(asked, handle, held)
 
 
-async def _allowed(asked: Asked, task: str, queue: str | None) -> str:
-    """Return the queue of a job to come, if its asker may add it there.
+async def _allowed(asked: Asked, task: str, queue: str | None) -> tuple[str, bool]:
+    """Return the queue of a job to come, if its asker may add it there, and whether its task declares the ids of its jobs.
 
     Raises: ProblemError, TaskNotFoundError, InvalidTokenError, InvalidInputError, UnreachableError.
     """
     ledger = asked.gateway.ledger
     asked.principal.require("queue", None, check_token("task name", task))
-    with naming_no_hidden_task(asked.principal):
-        found = await find_announced(ledger.patience, ledger.announced, task)
+    found = ledger.announced.known(task)
+    if found is None:
+        with naming_no_hidden_task(asked.principal):
+            found = await find_announced(ledger.patience, ledger.announced, task)
     place = check_users_queue(found.defaults.queue if queue is None else queue)
     asked.principal.require("queue", place, task)
-    return place
-
-
-async def _names_jobs(asked: Asked, task: str) -> bool:
-    """Return whether a task declares the ids of its jobs."""
-    ledger = asked.gateway.ledger
-    return bool((await find_announced(ledger.patience, ledger.announced, task)).defaults.id_template)
+    return place, bool(found.defaults.id_template)
 
 
 async def _require_same(asked: Asked, job: Job, task: str, text: bytes) -> None:
@@ -245,8 +241,8 @@ class _Lines:
 
     async def _check(self, job: NamedJob) -> None:
         try:
-            queue = await _allowed(self._asked, job.task, job.queue)
-            if self._id is not None and await _names_jobs(self._asked, job.task):
+            queue, names_jobs = await _allowed(self._asked, job.task, job.queue)
+            if self._id is not None and names_jobs:
                 self._named.add(job.task)
             # A body that differs is refused before any job is made of it.
             if self._id is not None and self.number == 1 and job.task not in self._named:

@@ -70,7 +70,9 @@ class Asked:
     @property
     def authority(self) -> Principal:
         """Who asks, with the id that the `Idempotency-Key` lets this request name. Raises: ProblemError."""
-        key = self.idempotency_key if "Idempotency-Key" in self._heeds else ""
+        if "idempotency-key" not in self._headers or "Idempotency-Key" not in self._heeds:
+            return self.principal
+        key = self.idempotency_key
         if not key:
             return self.principal
         return msgspec.structs.replace(self.principal, keyed=keyed_id(self.principal.name, key))

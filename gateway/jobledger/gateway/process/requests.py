@@ -36,10 +36,11 @@ _GUARDS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b
 
 
 def _guarded(message: Message) -> Message:
-    given = message.get("headers", ())
-    names = {name for name, _ in given}
-    missing = [pair for pair in _GUARDS if pair[0] not in names]
-    return {**message, "headers": [*given, *missing]} if missing else message
+    given = [*message.get("headers", ())]
+    names = dict(given)
+    given += [pair for pair in _GUARDS if pair[0] not in names]
+    message["headers"] = given
+    return message
 
 
 class Requests:

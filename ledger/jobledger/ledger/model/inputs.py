@@ -104,6 +104,8 @@ def traceparent_in(header: str) -> str:
 
     One of a later version is read as far as version 00 goes, as W3C says, and returned as one of that version.
     """
+    if not header:
+        return ""
     words, more = header[:_TRACEPARENT_LENGTH], header[_TRACEPARENT_LENGTH:]
     if _TRACEPARENT.fullmatch(words) is None or (more and (words.startswith("00") or more[0] != "-")):
         return ""

@@ -29,6 +29,10 @@ _FORMS: Final = tuple(
         ("jobs whose derived id was taken", r"taken-[0-9a-f]{40}"),
     )
 )
+#: Any of them: few ids have one, and each job's is looked at.
+_ANY: Final = re.compile(
+    "|".join(f"(?:{each.pattern})" for each in (_KEYED, *(form for _, form in _FORMS))), re.ASCII
+)
 _DIGITS: Final = 40
 #: How the id begins of a job whose derived id was taken.
 TAKEN: Final = "taken-"
@@ -43,6 +47,8 @@ def check_unreserved(job_id: str, keyed: str = "") -> None:
 
     Raises: InvalidInputError.
     """
+    if _ANY.fullmatch(job_id) is None:
+        return
     of_key = _KEYED.fullmatch(job_id)
     if of_key is not None:
         whose = "" if keyed and of_key[1] == keyed else "jobs that an Idempotency-Key names"

@@ -37,18 +37,14 @@ class FleetClock:
 
     def __init__(self, machine: Clock = SYSTEM_CLOCK) -> None:
         self._machine = machine
-        self._monotonic = machine.monotonic
+        self.monotonic = machine.monotonic  #: the machine's monotonic seconds
         self._offset_s = machine.now().timestamp() - machine.monotonic()
         self._is_known = False
         self._was_apart = False
 
     def now(self) -> datetime:
         """Return the server's time, aware, UTC, with microseconds."""
-        return _fromtimestamp(self._offset_s + self._monotonic(), UTC)
-
-    def monotonic(self) -> float:
-        """Return the machine's monotonic seconds."""
-        return self._monotonic()
+        return _fromtimestamp(self._offset_s + self.monotonic(), UTC)
 
     @property
     def apart_s(self) -> float:
@@ -74,10 +70,10 @@ class FleetClock:
 
         Raises: LedgerError, JetStreamDisabledError, UnreachableError, ConnectionLostError.
         """
-        sent = self._monotonic()
+        sent = self.monotonic()
         answer = await find_stream(inbox, stream)
         if answer is not None and answer.ts:
-            self.compared(server_time(answer.ts), sent, self._monotonic())
+            self.compared(server_time(answer.ts), sent, self.monotonic())
             self._tell()
 
     async def keep(self, inbox: Inbox, stream: str) -> None:

@@ -28,7 +28,7 @@ from jobledger.ledger.model.reserved_ids import check_unreserved
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
-from jobledger.ledger.model.subjects import check_users_queue, check_users_task
+from jobledger.ledger.model.subjects import INNER_TASKS, check_users_queue, check_users_task, is_own_queue
 
 NEEDED: Final[Mapping[type, Permission]] = {
     Enqueue: "queue",
@@ -79,8 +79,10 @@ def _permit_to_begin(principal: Principal, command: Enqueue) -> None:
     ):  # of a run that exists; of graphs and batches, too, whose runs people begin
         principal.require("review", queue if queue == BUILT_IN_QUEUE else check_users_queue(queue), task)
     else:
-        check_users_task(task)
-        principal.require(NEEDED[Enqueue], check_users_queue(queue), task)
+        if task in INNER_TASKS or is_own_queue(queue):
+            check_users_task(task)
+            check_users_queue(queue)
+        principal.require("queue", queue, task)
     if order.member is None:  # nobody but a batch says so, of its own jobs
         check_unreserved(command.ref.job_id, principal.keyed)
 

@@ -35,8 +35,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         """
         return (
             permission in self.permissions
-            and (queue is None or _matches(queue, self.queues))
-            and (task is None or _matches(task, self.tasks))
+            and (queue is None or self.queues == EVERY or _matches(queue, self.queues))
+            and (task is None or self.tasks == EVERY or _matches(task, self.tasks))
         )
 
     def require(self, permission: Permission, queue: str | None = None, task: str | None = None) -> None:
@@ -57,6 +57,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises: `missing`; AccessDeniedError for who may see it and lacks the permission.
         """
+        if self.may(permission, queue, task):
+            return
         if not (_matches(queue, self.queues) and _matches(task, self.tasks)):
             raise missing
         self.require(permission, queue, task)
