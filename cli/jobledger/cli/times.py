@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import typer
 
 from jobledger.cli.errors import UsageError
+from jobledger.ledger.model.written_times import DAY, read_span, read_time, read_time_of_day
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_SERVER_TIME_END: Final = datetime(2262, 1, 1, tzinfo=UTC)
-_DAY: Final = timedelta(days=1)
 _WEEKDAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-_PART: Final = r"\d{1,9}(?:\.\d{1,6})?\s*[a-z]+"
-_SPAN: Final = re.compile(rf"{_PART}(?:[\s,]*{_PART})*", flags=re.ASCII | re.IGNORECASE)
-_PARTS: Final = re.compile(r"(?P<count>[\d.]+)\s*(?P<unit>[a-z]+)", flags=re.ASCII | re.IGNORECASE)
 _NUMBER: Final = re.compile(r"\d{1,15}(?:\.\d{1,6})?", flags=re.ASCII)
-_UNITS_S: Final = {
-    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 0.001),
-    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1),
-    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60),
-    **dict.fromkeys(("h", "hour", "hours"), 3600),
-    **dict.fromkeys(("d", "day", "days"), 86_400),
-    **dict.fromkeys(("w", "week", "weeks"), 604_800),
-}
 _SPANS: Final = "a time span such as 90s, 30m, 1h30m, 7d or 2w"
 _TIMES: Final = "a time such as 2025-01-31T08:00:00Z, 10:30, 2m or '2 min ago'"
 
@@ -41,48 +28,13 @@ def parse_time(
 
     Raises: UsageError.
     """
-    now = datetime.now(UTC) if now is None else now
-    found = _in_words(option, text.strip(), now, ahead=ahead)
-    if found is None:
-        try:
-            found = datetime.fromisoformat(text.strip())
-            found = (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).astimezone(UTC)
-        except (ValueError, OverflowError) as error:
-            raise UsageError(f"{option} {text[:60]!r} is not {before}{_TIMES}") from error
-    if not _EPOCH <= found < _SERVER_TIME_END:  # the server counts nanoseconds since 1970 in 64 bits
-        raise UsageError(f"{option} {text[:60]!r} is not a time from 1970 to 2261")
-    return found
-
-
-def _in_words(option: str, text: str, now: datetime, *, ahead: bool) -> datetime | None:
-    """Return a time that is told from now on; None for another form."""
-    if text == "now":
-        return now
-    of_day = _of_day(text)
-    if of_day is not None:
-        today = datetime.combine(now.date(), of_day, UTC)
-        if ahead:
-            return today if today >= now else today + _DAY
-        return today if today <= now else today - _DAY
-    if text.endswith(" ago"):
-        ahead, text = False, text.removesuffix(" ago").rstrip()
-    elif text.startswith("in "):
-        ahead, text = True, text.removeprefix("in ").lstrip()
     try:
-        span = _span(text)
-        return None if span is None else now + span * (1 if ahead else -1)
+        found = read_time(text, datetime.now(UTC) if now is None else now, ahead=ahead)
     except OverflowError as error:
         raise UsageError(f"{option} {text[:60]!r} is not a time from 1970 to 2261") from error
-
-
-def _of_day(text: str) -> time | None:
-    if re.fullmatch(r"\d{1,2}:\d\d(?::\d\d)?", text, flags=re.ASCII) is None:
-        return None
-    try:
-        hour, minute, second = (*map(int, text.split(":")), 0)[:3]
-        return time(hour, minute, second)
-    except ValueError:
-        return None
+    if found is None:
+        raise UsageError(f"{option} {text[:60]!r} is not {before}{_TIMES}")
+    return found
 
 
 def time_of(option: str, text: str | None, *, ahead: bool = False) -> datetime | None:
@@ -104,17 +56,17 @@ def parse_range(option: str, text: str, *, now: datetime | None = None) -> tuple
             f"{option} {text[:60]!r} is not FROM/TO, such as 09:00/10:00 or `last friday 09:00/10:00`"
         )
     begin = _on_a_day(first.strip().lower(), now) or parse_time(option, first, now=now)
-    of_day = _of_day(last.strip())
+    of_day = read_time_of_day(last.strip())
     if of_day is None:
         return begin, parse_time(option, last, now=now)
     end = datetime.combine(begin.date(), of_day, UTC)
-    return begin, end if end > begin else end + _DAY
+    return begin, end if end > begin else end + DAY
 
 
 def _on_a_day(text: str, now: datetime) -> datetime | None:
     """Read `yesterday 09:00` and `last friday 09:00`, in UTC; None for another form."""
     day, _, hour = text.removeprefix("last ").partition(" ")
-    of_day = _of_day(hour.strip())
+    of_day = read_time_of_day(hour.strip())
     if of_day is None or not (day == "yesterday" or day in _WEEKDAYS):
         return None
     back = 1 if day == "yesterday" else (now.weekday() - _WEEKDAYS.index(day) - 1) % 7 + 1
@@ -127,20 +79,12 @@ def parse_span(option: str, text: str) -> timedelta:
     Raises: UsageError.
     """
     try:
-        span = _span(text)
+        span = read_span(text)
     except OverflowError as error:
         raise UsageError(f"{option} {text[:60]!r} is longer than anything was kept") from error
     if span is None:
         raise UsageError(f"{option} {text[:60]!r} is not {_SPANS}")
     return span
-
-
-def _span(text: str) -> timedelta | None:
-    """Read a time span; None for anything else. Raises: OverflowError."""
-    parts = _PARTS.findall(text) if _SPAN.fullmatch(text.strip()) is not None else []
-    if not parts or any(unit.lower() not in _UNITS_S for _, unit in parts):
-        return None
-    return timedelta(seconds=sum(float(count) * _UNITS_S[unit.lower()] for count, unit in parts))
 
 
 def seconds(minimum: float = 0.0, maximum: float | None = None) -> Callable[[str | float], float]:
