@@ -116,7 +116,7 @@ def chosen_until(view: View, condition: JobFilter, until: int, *, limit: int) ->
 
     Raises: ProjectionError.
     """
-    where, values = condition.where()
+    where, values = view.store.resolved(condition).where()
     sql = (
         f"SELECT queue, id, task, status FROM jobs WHERE {where} AND last_sequence <= ? "  # noqa: S608 - our own words
         "ORDER BY created_at, rowid LIMIT ?"

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from jobledger.projections.queries.store import Store
     from jobledger.projections.read_model import ReadModel, ReadModelLayout
     from jobledger.projections.rebuilding import rebuild
+    from jobledger.projections.search import parse_search, search_text
     from jobledger.projections.snapshots import SnapshotConfig, Snapshots
     from jobledger.projections.statistics.answers import (
         BucketRow,
@@ -80,6 +81,7 @@ else:  # the same as a table
             "queries.store": ("Store",),
             "read_model": ("ReadModel", "ReadModelLayout"),
             "rebuilding": ("rebuild",),
+            "search": ("parse_search", "search_text"),
             "snapshots": ("SnapshotConfig", "Snapshots"),
             "statistics.answers": (
                 "BucketRow",
@@ -155,8 +157,10 @@ __all__ = [
     "cursor_at",
     "difference",
     "moment_of",
+    "parse_search",
     "rebuild",
     "refuse_archived",
+    "search_text",
     "verify",
     "write_tables",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -110,6 +110,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which jobs; None, and what is empty, is no condition. Times are ISO-8601 text in UTC: when jobs were enqueued.
 
     Jobs of the ledger's own queues are left out unless the queue, the task or the jobs are named: see `of_fleet`.
+    `parse_search` makes one of what a person types.
 
     Raises: ProjectionConfigError for a text or an input field that cannot be looked for.
     """
@@ -127,26 +128,28 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     id_suffix: str | None = None  #: what the job's id ends with
     run: str | None = None  #: id of a run: its children
     awaiting: str | None = None  #: a word of what a paused run waits for
-    fingerprint: str | None = None  #: or a prefix of it; only dead letters have one
-    fingerprints: tuple[str, ...] = ()  #: any of these, whole
+    fingerprints: tuple[str, ...] = ()  #: any of these, or prefixes of them; only dead letters have one
     #: Fields of the input and their values: a name of the outermost object or a JSON pointer, and a string, or a number,
     #: `true`, `false` or `null` as JSON has it. An input in the object store is not looked into.
     input: tuple[tuple[str, str], ...] = ()
-    text: str | None = None  #: somewhere in input, result, error message or metadata; a-z as A-Z
-    members: bool = True  #: children of runs, too
+    text: str | None = None  #: somewhere in id, input, result, error message or metadata; a-z as A-Z
+    #: The beginning of ids where some begin so (`Store.resolved` looks), else a text as `text` is.
+    words: str | None = None
+    members: bool = True  #: children of runs, too; those of a run that is named are always meant
+    inner: bool = False  #: jobs of the ledger's own queues, too
     #: Only queues and tasks with such names, as in a shell (`*`, `?`, `[a-f]`): what somebody may see. Empty: all.
     visible_queues: tuple[str, ...] = ()
     visible_tasks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be looked for."""
-        if self.text is not None and not 0 < len(self.text) <= _TEXT_LENGTH_MAX:
-            raise ProjectionConfigError(
-                f"a text to look for has 1 to {_TEXT_LENGTH_MAX} characters, got {len(self.text)}"
-            )
-        _ = self.terms()
+        for text in self._texts():
+            if not 0 < len(text) <= _TEXT_LENGTH_MAX:
+                raise ProjectionConfigError(
+                    f"a text to look for has 1 to {_TEXT_LENGTH_MAX} characters, got {len(text)}"
+                )
         try:
-            _ = msgspec.json.encode(self)
+            _ = self.terms(), msgspec.json.encode(self)
         except UnicodeEncodeError as error:
             raise ProjectionConfigError(
                 "a condition on jobs holds what is no text, half of a character"
@@ -155,7 +158,10 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reads_payloads(self) -> bool:
         """Whether its answer tells of inputs and results: who may not see those must not ask so."""
-        return bool(self.input) or self.text is not None
+        return bool(self.input) or bool(self._texts())
+
+    def _texts(self) -> list[str]:
+        return [each for each in (self.text, self.words) if each is not None]
 
     def terms(self) -> list[Term]:
         """Return every condition."""
@@ -174,14 +180,8 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
         if self.awaiting is not None:
             found = "instr(' ' || awaiting || ' ', ?)"
             terms.append(Term("awaiting", f"awaiting IS NOT NULL AND {found}", (f" {self.awaiting} ",)))
-        if self.fingerprint is not None:
-            terms.append(
-                Term("fingerprint", f"(id, queue) IN ({OF_FINGERPRINT})", _of_prefix(self.fingerprint))
-            )
         if self.fingerprints:
-            marks = ", ".join("?" * len(self.fingerprints))
-            of_any = f"SELECT job_id, queue FROM dead_letters WHERE fingerprint IN ({marks})"  # noqa: S608 - marks
-            terms.append(Term("fingerprints", f"(id, queue) IN ({of_any})", self.fingerprints))
+            terms.append(Term("fingerprints", *of_fingerprints(self.fingerprints)))
         return [*terms, *self._times(), *self.said.terms(), *self._looked_for(), *self._seen()]
 
     def _times(self) -> list[Term]:
@@ -190,25 +190,67 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     def _looked_for(self) -> list[Term]:
         terms = [Term("input", *field_condition("data", field, value)) for field, value in self.input]
-        if self.text is not None:
-            escaped = self.text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+        for text in self._texts():
+            escaped = text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
             said = " OR ".join(f"{column} LIKE ? ESCAPE '\\'" for column in _WORDS_OF)
             terms.append(Term("text", f"({said})", (f"%{escaped}%",) * len(_WORDS_OF)))
         return terms
 
     def _seen(self) -> list[Term]:
-        members = [] if self.members else [Term("members", "parent_id IS NULL")]
-        named = (self.queue, self.task, self.trace_id, self.batch, self.run, self.said.created_by)
-        jobs = (self.id_prefix, self.id_suffix, self.fingerprint, *self.fingerprints)
-        fleet = of_fleet(*named, *jobs)
+        members = [] if self.members or self.run is not None else [Term("members", "parent_id IS NULL")]
+        named = (self.queue, self.task, self.trace_id, self.batch, self.id_prefix, self.run)
+        fleet = [] if self.inner or self.fingerprints else of_fleet(*named, self.said.created_by)
         return [*members, *fleet, *visible(self.visible_queues, self.visible_tasks)]
 
     def where(self) -> tuple[str, list[object]]:
         """Return the condition in SQL, and its values."""
         return joined(self.terms())
 
+    def both(self, other: JobFilter) -> JobFilter:
+        """Return the filter of the jobs that fit both. Raises: ProjectionConfigError where these differ on one field."""
+        return JobFilter(**_all_of_both(self, other))
 
-OF_FINGERPRINT: Final = "SELECT job_id, queue FROM dead_letters WHERE fingerprint >= ? AND fingerprint < ?"
+
+def _all_of_both(one: msgspec.Struct, other: msgspec.Struct) -> dict[str, Any]:
+    return {
+        each: _both(each, getattr(one, each), getattr(other, each)) for each in one.__struct_fields__
+    }
+
+
+def _both(field: str, one: Any, other: Any) -> Any:
+    """Return the value of a field that chooses what both of two values choose. Raises: ProjectionConfigError."""
+    if isinstance(one, SaidFilter):
+        return SaidFilter(**_all_of_both(one, other))
+    match field:
+        case "members":
+            return one and other
+        case "inner":
+            return one or other
+        case "since" | "until" if one is not None and other is not None:
+            return max(one, other) if field == "since" else min(one, other)
+        case "metadata" | "input":
+            return tuple(dict.fromkeys((*one, *other)))
+        case "states" if one and other and (found := tuple(each for each in one if each in other)):
+            return found
+        case "id_prefix" if one and other and (one.startswith(other) or other.startswith(one)):
+            return max(one, other, key=len)
+        case _ if one == other or other in {None, ()}:
+            return one
+        case _ if one in {None, ()}:
+            return other
+        case _:
+            pass
+    words = [", ".join(each) if isinstance(each, tuple) else each for each in (one, other)]
+    raise ProjectionConfigError(
+        f"{field} is given twice, as {words[0][:60]!r} and as {words[1][:60]!r}: leave one of them out"
+    )
+
+
+def of_fingerprints(prefixes: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the condition on rows of `jobs` that they are dead letters of one of these causes, and its values."""
+    any_of = " OR ".join(["(fingerprint >= ? AND fingerprint < ?)"] * len(prefixes))
+    sql = f"(id, queue) IN (SELECT job_id, queue FROM dead_letters WHERE {any_of})"  # noqa: S608 - our own words
+    return sql, tuple(each for prefix in prefixes for each in _of_prefix(prefix))
 
 
 def joined(terms: Sequence[Term]) -> tuple[str, list[object]]:

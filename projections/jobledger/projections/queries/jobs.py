@@ -132,6 +132,19 @@ class _Search:
         return [(each.lane, each.at) for each in self._ahead]
 
 
+def resolved(select: Select, chosen: JobFilter) -> JobFilter:
+    """Return the filter with its `words` as the beginning of ids, if there are such ids among what may be seen."""
+    if chosen.words is None or chosen.id_prefix is not None:
+        return chosen
+    begun = JobFilter(
+        id_prefix=chosen.words, visible_queues=chosen.visible_queues, visible_tasks=chosen.visible_tasks
+    )
+    where, values = begun.where()
+    if not select(f"SELECT 1 FROM jobs WHERE {where} LIMIT 1", values):  # noqa: S608 - our own words
+        return chosen
+    return msgspec.structs.replace(chosen, words=None, id_prefix=chosen.words)
+
+
 def find_jobs(
     select: Select,
     chosen: JobFilter,
@@ -142,6 +155,7 @@ def find_jobs(
     limits: SearchLimits,
 ) -> FoundJobs:
     """Return a page of the jobs that fit; see `Store.job_page`."""
+    chosen = resolved(select, chosen)
     question = (without_times(chosen), order)
     after = None if cursor is None else _place(select, read_cursor(question, cursor, str, str, str), order)
     walk = Walk(select, order, after)
@@ -225,7 +239,7 @@ def _without_members(select: Select, chosen: JobFilter) -> JobFilter:
 
 def count_jobs(select: Select, chosen: JobFilter, *, limits: SearchLimits) -> JobCounts:
     """Return how many jobs fit, by state; see `Store.job_counts`."""
-    chosen = _without_members(select, msgspec.structs.replace(chosen, states=()))
+    chosen = _without_members(select, msgspec.structs.replace(resolved(select, chosen), states=()))
     kept = _kept_counts(select, chosen)
     if kept is not None:
         return JobCounts(by_state=kept, searched_back_to=None)
@@ -259,12 +273,7 @@ def _add(counts: dict[str, int], more: Mapping[str, int], sign: int) -> None:
 
 def _kept_counts(select: Select, chosen: JobFilter) -> dict[str, int] | None:
     """Return the counts that the projector keeps, less those of children; None where the filter asks for more than these."""
-    if {each.field for each in chosen.terms()} - {
-        "queue",
-        "visible_queues",
-        "members",
-        "fleet",
-    }:
+    if {each.field for each in chosen.terms()} - {"queue", "visible_queues", "members", "fleet"}:
         return None
     of_queue = [each for each in chosen.terms() if each.field != "members"]
     where, values = joined(of_queue)

@@ -12,7 +12,7 @@ import msgspec
 
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.subjects import INNER_QUEUES
-from jobledger.projections.filters import OF_FINGERPRINT, JobFilter, Term, joined
+from jobledger.projections.filters import JobFilter, Term, joined, of_fingerprints
 
 Order = Literal["newest", "oldest"]
 Place = tuple[str, int]  #: created_at, rowid
@@ -170,7 +170,7 @@ def _way(
 
 
 def _named(select: Select, chosen: JobFilter) -> Lane | None:
-    """Return the few jobs that an id prefix, a trace or a fingerprint names; None where these are given by none, or many."""
+    """Return the few jobs that an id prefix, a trace, a run, a cause or a wait names; None where none does, or many."""
     questions: list[tuple[str, tuple[object, ...]]] = []
     if chosen.trace_id is not None:
         trace = "SELECT rowid FROM jobs WHERE trace_id = ? AND trace_id <> '' LIMIT ?"
@@ -181,15 +181,10 @@ def _named(select: Select, chosen: JobFilter) -> Lane | None:
     if chosen.run is not None:
         questions.append(("SELECT rowid FROM jobs WHERE parent_id = ? LIMIT ?", (chosen.run,)))
     if chosen.fingerprints:
-        marks = ", ".join("?" * len(chosen.fingerprints))
-        dead = (
-            "SELECT rowid FROM jobs WHERE (id, queue) IN "  # noqa: S608 - marks
-            f"(SELECT job_id, queue FROM dead_letters WHERE fingerprint IN ({marks})) LIMIT ?"
-        )
-        questions.append((dead, chosen.fingerprints))
-    if chosen.fingerprint is not None:
-        dead = f"SELECT rowid FROM jobs WHERE (id, queue) IN ({OF_FINGERPRINT}) LIMIT ?"  # noqa: S608
-        questions.append((dead, (chosen.fingerprint, f"{chosen.fingerprint}~")))
+        dead, prefixes = of_fingerprints(chosen.fingerprints)
+        questions.append((f"SELECT rowid FROM jobs WHERE {dead} LIMIT ?", prefixes))  # noqa: S608 - our own words
+    if chosen.awaiting is not None:
+        questions.append(("SELECT rowid FROM jobs WHERE awaiting IS NOT NULL LIMIT ?", ()))
     for sql, values in questions:
         rowids = [row[0] for row in select(sql, (*values, NAMED_MAX + 1))]
         if len(rowids) <= NAMED_MAX:

@@ -21,7 +21,7 @@ from jobledger.projections import files
 from jobledger.projections.errors import ProjectionBehindError, ProjectionConfigError
 from jobledger.projections.filters import DeadLetterFilter, JobFilter, Term, joined
 from jobledger.projections.projector import Position, read_position
-from jobledger.projections.queries.jobs import FoundJobs, JobCounts, SearchLimits, count_jobs, find_jobs
+from jobledger.projections.queries.jobs import FoundJobs, JobCounts, SearchLimits, count_jobs, find_jobs, resolved
 from jobledger.projections.queries.lanes import Order
 from jobledger.projections.queries.letters import (
     FoundActs,
@@ -160,9 +160,13 @@ class Store:
         with self.one_moment():
             return count_jobs(self._query, chosen, limits=limits)
 
+    def resolved(self, chosen: JobFilter) -> JobFilter:
+        """Return the filter with its `words` as the beginning of ids, if there are such ids among what may be seen."""
+        return resolved(self._query, chosen)
+
     def chosen_jobs(self, chosen: JobFilter, limit: int | None = None) -> list[ChosenJob]:
         """Return the jobs that fit, the oldest first; all of them without a limit."""
-        where, values = chosen.where()
+        where, values = self.resolved(chosen).where()
         sql = f"SELECT queue, id, task, status FROM jobs WHERE {where} ORDER BY created_at, rowid LIMIT ?"  # noqa: S608
         return [ChosenJob(*row) for row in self._query(sql, (*values, -1 if limit is None else limit))]
 
