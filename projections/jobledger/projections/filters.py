@@ -136,7 +136,6 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     #: The beginning of ids where some begin so (`Store.resolved` looks), else a text as `text` is.
     words: str | None = None
     members: bool = True  #: children of runs, too; those of a run that is named are always meant
-    inner: bool = False  #: jobs of the ledger's own queues, too
     #: Only queues and tasks with such names, as in a shell (`*`, `?`, `[a-f]`): what somebody may see. Empty: all.
     visible_queues: tuple[str, ...] = ()
     visible_tasks: tuple[str, ...] = ()
@@ -198,8 +197,8 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     def _seen(self) -> list[Term]:
         members = [] if self.members or self.run is not None else [Term("members", "parent_id IS NULL")]
-        named = (self.queue, self.task, self.trace_id, self.batch, self.id_prefix, self.run)
-        fleet = [] if self.inner or self.fingerprints else of_fleet(*named, self.said.created_by)
+        named = (self.queue, self.task, self.trace_id, self.batch, self.run, self.said.created_by)
+        fleet = of_fleet(*named, self.id_prefix, self.id_suffix, *self.fingerprints)
         return [*members, *fleet, *visible(self.visible_queues, self.visible_tasks)]
 
     def where(self) -> tuple[str, list[object]]:
@@ -212,9 +211,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _all_of_both(one: msgspec.Struct, other: msgspec.Struct) -> dict[str, Any]:
-    return {
-        each: _both(each, getattr(one, each), getattr(other, each)) for each in one.__struct_fields__
-    }
+    return {each: _both(each, getattr(one, each), getattr(other, each)) for each in one.__struct_fields__}
 
 
 def _both(field: str, one: Any, other: Any) -> Any:
@@ -224,20 +221,18 @@ def _both(field: str, one: Any, other: Any) -> Any:
     match field:
         case "members":
             return one and other
-        case "inner":
-            return one or other
-        case "since" | "until" if one is not None and other is not None:
-            return max(one, other) if field == "since" else min(one, other)
         case "metadata" | "input":
             return tuple(dict.fromkeys((*one, *other)))
-        case "states" if one and other and (found := tuple(each for each in one if each in other)):
-            return found
-        case "id_prefix" if one and other and (one.startswith(other) or other.startswith(one)):
-            return max(one, other, key=len)
         case _ if one == other or other in {None, ()}:
             return one
         case _ if one in {None, ()}:
             return other
+        case "since" | "until":
+            return max(one, other) if field == "since" else min(one, other)
+        case "states" if found := tuple(each for each in one if each in other):
+            return found
+        case "id_prefix" if one.startswith(other) or other.startswith(one):
+            return max(one, other, key=len)
         case _:
             pass
     words = [", ".join(each) if isinstance(each, tuple) else each for each in (one, other)]

@@ -75,7 +75,6 @@ KEYS: Final[Mapping[str, Key]] = {
     "correlation": Key("the first cause that it belongs to", "order-7", said="correlation"),
     "trace": Key("the trace that it is part of, by its id or a traceparent", f"{'4bf92f35' * 4}", "trace_id"),
     "text": Key("words in id, input, result, error or metadata", '"card expired"', "text"),
-    "show": Key("`internal`: the ledger's own jobs, too", "internal"),
 }
 
 _WORD: Final = re.compile(r'(?:"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[^\s"])+', re.DOTALL)
@@ -268,7 +267,9 @@ def _time(name: str) -> Callable[[str, datetime], str]:
 def _of_id(value: str, _: datetime | None = None) -> JobFilter:
     begin, gap, end = value.replace("...", "…").replace("*", "…").partition("…")
     if not (begin or end):
-        raise ProjectionConfigError(f"id:{_shown(value)} names no job: write the beginning of an id, or its end")
+        raise ProjectionConfigError(
+            f"id:{_shown(value)} names no job: write the beginning of an id, or its end"
+        )
     return JobFilter(id_prefix=begin or None, id_suffix=end if gap and end else None)
 
 
@@ -296,12 +297,6 @@ def _trace(value: str, _: datetime) -> str:
     return found
 
 
-def _show(value: str, _: datetime) -> JobFilter:
-    if value != "internal":
-        raise ProjectionConfigError(f"show:{_shown(value)} shows nothing: write show:internal")
-    return JobFilter(inner=True)
-
-
 _STATES: Final = frozenset({*STATE_TOKENS, *JobState})
 _READ: Final[Mapping[str, Callable[[str, datetime], Any]]] = {
     "state": _states,
@@ -313,7 +308,6 @@ _READ: Final[Mapping[str, Callable[[str, datetime], Any]]] = {
     "awaits": _awaits,
     "cause": _cause,
     "trace": _trace,
-    "show": _show,
 }
 
 
@@ -327,14 +321,14 @@ def search_text(chosen: JobFilter) -> str:
 
 def _typed(chosen: JobFilter) -> Iterator[str]:
     for name, key in KEYS.items():
-        value = getattr(chosen.said, key.said) if key.said else getattr(chosen, key.field) if key.field else None
+        value = (
+            getattr(chosen.said, key.said) if key.said else getattr(chosen, key.field) if key.field else None
+        )
         for each in value if isinstance(value, tuple) else () if value is None else (value,):
-            yield pair(name, _TOKENS.get(each, each) if name == "state" else each)
+            yield pair(name, state_token(each) if name == "state" else each)
     if chosen.id_prefix is not None or chosen.id_suffix is not None:
         end = "" if chosen.id_suffix is None else f"…{chosen.id_suffix}"
         yield pair("id", f"{chosen.id_prefix or ''}{end}")
-    if chosen.inner:
-        yield "show:internal"
     for field, value in chosen.input:
         yield pair(field if not field.startswith(_OF_PAIRS) else f"input.{field}", value, "=")
     for name, value in chosen.said.metadata:
@@ -342,6 +336,11 @@ def _typed(chosen: JobFilter) -> Iterator[str]:
     if chosen.words is not None:
         is_plain = _PLAIN.fullmatch(chosen.words) is not None
         yield chosen.words if is_plain else _in_quotes(chosen.words)
+
+
+def state_token(state: str) -> str:
+    """Return a state as somebody types it."""
+    return _TOKENS.get(state, state)
 
 
 def pair(key: str, value: str, mark: str = ":") -> str:

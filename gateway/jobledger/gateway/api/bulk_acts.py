@@ -38,7 +38,7 @@ from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.job import Job as LedgerJob
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.subjects import JobRef, check_token
-from jobledger.projections import JobFilter
+from jobledger.projections import search_text
 
 _GOOD_FOR: Final = timedelta(minutes=15)
 _SAMPLE: Final = 20
@@ -122,13 +122,16 @@ async def _planned(asked: Asked, body: ManyActs) -> ActPlanned:
             "ACTS_ON_PAST", "a filter with at or sequence means the past, which cannot be changed"
         )
     ledger = asked.gateway.ledger
-    async with looking(asked, body.filter or Looked()) as (_, position):
+    which = body.filter
+    async with looking(asked, which or Looked()) as (view, position):
         until = position.sequence
+        if which is not None and which.q is not None:  # `2h` and words mean the same when it is done
+            which = msgspec.structs.replace(which, q=search_text(await Which(q=which.q).filter(asked, view)))
     expires_at = ledger.clock.now() + _GOOD_FOR
     plan = _Plan(
         by=asked.principal.name,
         to_do=to_do,
-        filter=body.filter,
+        filter=which,
         jobs=body.jobs,
         until=until,
         expires_at=expires_at,
@@ -173,10 +176,10 @@ async def _chosen(asked: Asked, plan: _Plan) -> list[Chosen]:
         return [await _by_name(asked, each, plan.to_do.act) for each in plan.jobs]
     act = act_of(plan.to_do, plan.by)
     which = plan.filter or Which()
-    chosen: JobFilter = which.filter(asked)
-    if not chosen.states:
-        chosen = msgspec.structs.replace(chosen, states=act.states)
     async with looking(asked, Looked(min_sequence=which.min_sequence)) as (view, _):
+        chosen = await which.filter(asked, view)
+        if not chosen.states:
+            chosen = msgspec.structs.replace(chosen, states=act.states)
         found = await anyio.to_thread.run_sync(
             lambda: chosen_until(view, chosen, plan.until, limit=JOBS_MAX + 1)
         )

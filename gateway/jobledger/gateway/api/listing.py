@@ -5,12 +5,15 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Final
 
+import anyio.to_thread
+
 from jobledger.admin.lists import acts as lists_of_acts
 from jobledger.admin.lists import dead_letters as lists_of_letters
 from jobledger.admin.lists.acts import ActPage
 from jobledger.admin.lists.dead_letters import DeadLetterGroupPage, DeadLetterPage, group_dead_letters
 from jobledger.admin.lists.jobs import CountedJobs, JobPage, count_jobs, list_jobs
 from jobledger.admin.objects.jobs import DeadLetterShown, dead_letter_shown
+from jobledger.admin.rows import View
 from jobledger.admin.views import job_details
 from jobledger.audit.verify.links import check_history
 from jobledger.gateway.api.asking import Limit, Looked, Past, aware
@@ -30,6 +33,7 @@ from jobledger.projections import (
     JobFilter,
     Order,
     SaidFilter,
+    parse_search,
 )
 from jobledger.projections.tables.acts import ActName
 
@@ -70,12 +74,29 @@ class Which(Said, frozen=True, kw_only=True):
     error_type: str | None = None  #: of the newest failure
     fingerprint: str | None = None  #: or a prefix of it; only dead letters have one
     input: tuple[str, ...] = ()  #: each as `field=value` or `/pointer=value`; repeat it; needs `payloads`
-    q: str | None = None  #: somewhere in input, result, error or metadata; needs `payloads`
-    members: bool = False  #: the children of runs, too
+    #: A search of at most 400 characters, such as `tenant:acme state:dead since:2h "card expired"`: keys and values, fields
+    #: of the input, metadata, ids and their beginnings, and words, as docs/search.md lists them. Jobs fit it and all other
+    #: parameters. Fields of the input need `payloads`, and so do words with which no id begins.
+    q: str | None = None
+    members: bool = False  #: the children of runs, too; those of a run that is named always
 
-    def filter(self, asked: Asked) -> JobFilter:
-        """Return the condition, within what the asker may see. Raises: ProblemError, ProjectionConfigError."""
-        chosen = JobFilter(
+    async def filter(self, asked: Asked, view: View) -> JobFilter:
+        """Return the condition, within what the asker may see.
+
+        Raises: AccessDeniedError, ProblemError, ProjectionConfigError.
+        """
+        chosen = self._parameters(asked)
+        if self.q is not None:
+            chosen = chosen.both(parse_search(self.q, view.now))
+        if chosen.words is not None:
+            chosen = await anyio.to_thread.run_sync(view.store.resolved, chosen)
+        if chosen.reads_payloads:
+            asked.principal.require("payloads")
+        return chosen
+
+    def _parameters(self, asked: Asked) -> JobFilter:
+        """Return what each parameter but `q` says."""
+        return JobFilter(
             states=tuple(state.value for state in self.state),
             queue=None if self.queue is None else check_token("queue", self.queue),
             task=self.task,
@@ -86,16 +107,12 @@ class Which(Said, frozen=True, kw_only=True):
             batch=self.batch,
             id_prefix=self.id,
             error_type=self.error_type,
-            fingerprint=self.fingerprint,
+            fingerprints=() if self.fingerprint is None else (self.fingerprint,),
             input=_pairs("input", self.input),
-            text=self.q,
             members=self.members,
             visible_queues=asked.principal.scope.queues,
             visible_tasks=asked.principal.scope.tasks,
         )
-        if chosen.reads_payloads:
-            asked.principal.require("payloads")
-        return chosen
 
 
 class JobsQuery(Which, frozen=True, kw_only=True):
@@ -162,17 +179,16 @@ def _text(at: datetime | None) -> str | None:
 
 async def list_all_jobs(asked: Asked, *, query: JobsQuery) -> Answer:
     """List jobs, a page at a time; pages follow each other without gap or repeat while jobs come and change."""
-    chosen = query.filter(asked)
     async with looking(asked, query) as (view, _):
+        chosen = await query.filter(asked, view)
         page = await list_jobs(view, chosen, cursor=query.after, limit=query.limit, order=query.order)
     return Answer(value=page, headers=next_page(asked, page.next))
 
 
 async def count_all_jobs(asked: Asked, *, query: Which) -> CountedJobs:
     """Count jobs by state; the states that are named are left out of it, so that each is counted."""
-    chosen = query.filter(asked)
     async with looking(asked, query) as (view, _):
-        return await count_jobs(view, chosen)
+        return await count_jobs(view, await query.filter(asked, view))
 
 
 async def list_dead_letters(asked: Asked, *, query: DeadLettersQuery) -> Answer:

@@ -14,6 +14,7 @@ from jobledger.admin.amounts import attempts_words, size
 from jobledger.audit.trail_words import span
 from jobledger.gateway.pages import words
 from jobledger.gateway.pages.shell import Shell
+from jobledger.projections.search import state_token
 
 _FOLDER: Final = Path(__file__).parent
 
@@ -62,7 +63,7 @@ def _filters() -> dict[str, Any]:
         "style": words.style_of,
         "word": words.state_word,
         "said": words.said,
-        "token_of": words.state_token,
+        "token_of": state_token,
         "waits_word": words.waits_word,
         "pattern": words.pattern,
         "clock_short": words.clock_short,

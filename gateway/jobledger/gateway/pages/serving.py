@@ -7,6 +7,7 @@ import hmac
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 from typing import Any, Final
 from urllib.parse import parse_qs, quote, unquote
 
@@ -24,7 +25,6 @@ from jobledger.gateway.pages.live import Pulse
 from jobledger.gateway.pages.page import Elsewhere, Fields, Form, Looked, Page, Sent, Told, When
 from jobledger.gateway.pages.reading import read_query
 from jobledger.gateway.pages.rendering import STATIC, address, rendered
-from jobledger.gateway.pages.search import shown_moment
 from jobledger.gateway.pages.shared import Shared
 from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.gateway.pages.views.levels import levels
@@ -34,6 +34,7 @@ from jobledger.gateway.problems import Problem, ProblemError, problem_of
 from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.marks import hidden_from, hide
+from jobledger.ledger.model.written_times import read_relative_time
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -112,7 +113,7 @@ class Dashboard:
             principal.require(page.permission)
         query = read_query(page.query, request.query_params.multi_items())
         when = query if isinstance(query, When) else When()
-        if when.at and (at := shown_moment(when.at, self._gateway.ledger.clock.now())) is not None:
+        if when.at and (at := _absolute(when.at, self._gateway.ledger.clock.now())) is not None:
             rest = [(name, value) for name, value in request.query_params.multi_items() if name != "at"]
             return RedirectResponse(address(request.url.path, [*rest, ("at", instant(at))]), 303)
         known = {field.encode_name for field in msgspec.structs.fields(page.query)} - _PLACES
@@ -223,6 +224,14 @@ async def _fields(request: Request) -> Mapping[str, list[str]]:
         return parse_qs(data.decode(), keep_blank_values=True, max_num_fields=_FIELDS_MAX)
     except ValueError as error:
         raise ProblemError("BAD_REQUEST", f"the form cannot be read: {error}") from error
+
+
+def _absolute(text: str, now: datetime) -> datetime | None:
+    """Return the moment that was typed in words that mean another one later, as `2h`; None for a whole date."""
+    try:
+        return read_relative_time(text, now)
+    except OverflowError:
+        return None
 
 
 def _back(request: Request) -> str:

@@ -8,8 +8,8 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from jobledger.gateway.pages.words import state_token
 from jobledger.projections import JobRow
+from jobledger.projections.search import state_token
 
 _VALUES_MAX: Final = 40  #: different values of a field that tells something
 _JOBS_MIN: Final = 5

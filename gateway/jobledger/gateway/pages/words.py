@@ -29,20 +29,6 @@ STATE_WORDS: Final = {
     "dead_lettered": "Dead letter",
     "discarded": "Discarded",
 }
-#: How a state is typed, in the order in which a list names them.
-STATE_TOKENS: Final = {
-    "waiting": "queued",
-    "running": "running",
-    "retrying": "retry_wait",
-    "held": "held",
-    "scheduled": "scheduled",
-    "paused": "paused",
-    "dead": "dead_lettered",
-    "completed": "completed",
-    "cancelled": "cancelled",
-    "discarded": "discarded",
-}
-_TOKENS: Final = {state: token for token, state in STATE_TOKENS.items()}
 #: What a paused run waits for, as a person reads it.
 _AWAITS: Final = {
     "signal": "Waits for a signal",
@@ -102,11 +88,6 @@ def said(what: str, event: str) -> str:
 def state_word(state: str) -> str:
     """Return a state as a person reads it."""
     return STATE_WORDS.get(state, state.replace("_", " "))
-
-
-def state_token(state: str) -> str:
-    """Return a state as somebody types it."""
-    return _TOKENS.get(state, state)
 
 
 def waits_word(awaiting: str | None) -> str:

@@ -21,7 +21,14 @@ from jobledger.projections import files
 from jobledger.projections.errors import ProjectionBehindError, ProjectionConfigError
 from jobledger.projections.filters import DeadLetterFilter, JobFilter, Term, joined
 from jobledger.projections.projector import Position, read_position
-from jobledger.projections.queries.jobs import FoundJobs, JobCounts, SearchLimits, count_jobs, find_jobs, resolved
+from jobledger.projections.queries.jobs import (
+    FoundJobs,
+    JobCounts,
+    SearchLimits,
+    count_jobs,
+    find_jobs,
+    resolved,
+)
 from jobledger.projections.queries.lanes import Order
 from jobledger.projections.queries.letters import (
     FoundActs,

@@ -10,13 +10,13 @@ import msgspec
 
 from jobledger.admin.rows import View
 from jobledger.gateway.pages.page import Looked, When
-from jobledger.gateway.pages.search import moment_of
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.views.fleet import acts_between
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.scoped import terms_for
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.subjects import is_own_queue
+from jobledger.ledger.model.written_times import read_time
 from jobledger.projections import Histogram
 from jobledger.projections.filters import joined
 from jobledger.projections.statistics.tally import histogram_columns, summed
@@ -94,7 +94,10 @@ async def changes(looked: Looked, *, query: Query) -> Changes:
         end = view.now
         if past is not None:
             end = (await past.moment(looked.gateway.ledger.log, looked.gateway.ledger.clock)).at or view.now
-        begin = moment_of(query.since, end)
+        try:
+            begin = read_time(query.since, end)
+        except OverflowError:
+            begin = None
         if begin is None or begin >= end:
             raise ProblemError(
                 "BAD_REQUEST",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple, Self
 
 import anyio.to_thread
 import msgspec
@@ -14,13 +14,13 @@ from jobledger.admin.rows import View
 from jobledger.gateway.pages.charts.plot import share
 from jobledger.gateway.pages.page import Elsewhere, Looked, When, moment_of
 from jobledger.gateway.pages.rendering import address
-from jobledger.gateway.pages.search import Asked, Chip, Item, ask, exact, filter_text, suggest
+from jobledger.gateway.pages.search import Asked, Chip, Item, ask, exact, suggest
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.traits import Trait, traits
-from jobledger.gateway.pages.words import state_token
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.times import time_text
-from jobledger.projections import JobFilter, JobRow, SearchLimits
+from jobledger.projections import JobFilter, JobRow, SearchLimits, parse_search
+from jobledger.projections.search import TEXT_MAX, pair, state_token
 
 ROWS: Final = 50
 _NEWER_MAX: Final = 100
@@ -34,7 +34,17 @@ _ROWS_WITHIN: Final = SearchLimits(seconds_max=0.03)
 _COUNTS_WITHIN: Final = SearchLimits(seconds_max=0.02)
 _NEWER_WITHIN: Final = SearchLimits(seconds_max=0.01)
 
-Text = Annotated[str, msgspec.Meta(max_length=400)]
+Text = Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
+#: Conditions as older addresses, and other pages, name them: a field of `Query` and the key of a search.
+_NAMED: Final = {
+    "queue": "queue",
+    "task": "task",
+    "error_type": "error",
+    "batch": "batch",
+    "created_by": "by",
+    "since": "since",
+    "until": "until",
+}
 
 
 class Column(NamedTuple):
@@ -85,7 +95,7 @@ class Query(When, frozen=True, kw_only=True):
     top: Text | None = (
         None  #: creation of the first row of a list that holds still: newer jobs are counted only
     )
-    # As older addresses, and other pages, name conditions.
+    # See `_NAMED`.
     state: tuple[JobState, ...] = ()
     queue: Text | None = None
     task: Text | None = None
@@ -99,19 +109,19 @@ class Query(When, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The whole question as it is typed."""
-        named = {
-            "queue": self.queue,
-            "task": self.task,
-            "error": self.error_type,
-            "batch": self.batch,
-            "by": self.created_by,
-            "since": self.since,
-            "until": self.until,
-        }
         pairs = [("state", state_token(each.value)) for each in self.state]
-        pairs += [(key, value) for key, value in named.items() if value]
+        pairs += [(key, value) for name, key in _NAMED.items() if (value := getattr(self, name))]
         pairs += [("cause", value) for value in self.fingerprint]
-        return " ".join(filter(None, (self.q.strip(), filter_text(pairs))))
+        return " ".join(filter(None, (self.q.strip(), *(pair(*each) for each in pairs))))
+
+    def with_text(self, text: str) -> Self:
+        """Return the same about another question."""
+        fields = {
+            field.name: field.default
+            for field in msgspec.structs.fields(Query)
+            if field.name in {"state", "fingerprint", *_NAMED}
+        }
+        return msgspec.structs.replace(self, **fields, q=text)
 
     def asked(self) -> list[tuple[str, str]]:
         """Return the question as an address has it, without place and moment."""
@@ -304,5 +314,9 @@ async def suggested(looked: Looked, *, query: SuggestQuery) -> Suggested:
 
 
 def filter_of(query: Query, looked: Looked, view: View) -> JobFilter:
-    """Return the filter of a question. Raises: ProblemError, ProjectionConfigError."""
+    """Return the filter of a question for an act: of what is not understood, nothing is left out.
+
+    Raises: AccessDeniedError, ProjectionConfigError.
+    """
+    _ = parse_search(query.text, view.now)
     return ask(query.text, view.store, looked.principal, view.now).chosen

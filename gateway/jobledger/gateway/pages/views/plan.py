@@ -19,6 +19,7 @@ from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.subjects import JobRef, check_token
+from jobledger.projections import search_text
 
 Verb = Literal["requeue", "discard", "retry", "cancel"]
 #: Outcomes that a plan names; all jobs are counted.
@@ -64,6 +65,8 @@ async def plan(looked: Looked, *, query: Query) -> Plan:
         raise ProblemError("ACTS_ON_PAST", "the past cannot be changed: go back to now")
     async with looked.gateway.projection.opened() as view:
         before = view.position().sequence
+        if query.what == "filter" and query.text:  # `2h` and words mean the same when it is done
+            query = query.with_text(search_text(filter_of(query, looked, view)))
     chosen = await chosen_of(looked, query, before)
     act = act_of(ToDo(act=query.verb), looked.principal.name)
     results = await perform(looked.gateway.rows, act, chosen[:_SAMPLE], plan=True)
