@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-from tests.support.gateway import Asker, someone
+from tests.support.gateway import Asker, send, someone
 from tests.support.working import working
 
 from jobledger.gateway.acts.bulk_act import bulk_act
@@ -38,6 +38,24 @@ async def planned_then_done(asker: Asker) -> None:
     assert [(await each.snapshot()).state for each in (jobs[0], late)] == ["paused", "queued"]
     event = (await jobs[1].history())[-1].event
     assert (event.by, getattr(event, "reason", ""), event.causation) == ("ann", "a mistake", begun["id"])
+
+
+async def chosen_by_a_search(asker: Asker) -> None:
+    job = await asker.ledger.enqueue(send.options(queue="sought", tenant="acme"), to="ann")
+    other = await asker.ledger.enqueue(send.options(queue="sought", tenant="beta"), to="ann")
+    which = {"q": "tenant:acme since:1h", "queue": "sought", "min_sequence": other.sequence}
+    planned = await asker.post("/v1/acts", {"act": "cancel", "filter": which})
+    assert (planned["count"], [each["id"] for each in planned["sample"]]) == (1, [job.id])
+    # What was typed relatively stands in the plan as it was meant then.
+    kept = bulk_acts._decode(planned["plan"]).filter
+    assert kept is not None
+    assert "since:20" in (kept.q or "")
+    begun = await asker.post("/v1/acts", {"plan": planned["plan"]}, 202)
+    assert begun["count"] == 1
+    await asker.post("/v1/acts", {"act": "cancel", "filter": {"q": "tennant:acme"}}, "BAD_REQUEST")
+    await asker.post(
+        "/v1/acts", {"act": "retry", "filter": {"q": "state:dead", "state": ["queued"]}}, "BAD_REQUEST"
+    )
 
 
 async def each_has_its_own_outcome(asker: Asker) -> None:
@@ -106,4 +124,10 @@ async def who_may_look(asker: Asker) -> None:
     await asker.sees("GET", "/v1/acts/none", "JOB_NOT_FOUND")
 
 
-CASES: Final = (planned_then_done, each_has_its_own_outcome, what_is_refused, who_may_look)
+CASES: Final = (
+    planned_then_done,
+    chosen_by_a_search,
+    each_has_its_own_outcome,
+    what_is_refused,
+    who_may_look,
+)

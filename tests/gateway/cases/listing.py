@@ -62,6 +62,69 @@ async def filters(asker: Asker) -> None:
     assert (await asker.get("/v1/jobs", params=before))["items"] == []
 
 
+async def searches(asker: Asker) -> None:
+    job = await asker.ledger.enqueue(
+        send.options(queue="found", id="charge-acme-i22", tenant="acme", metadata={"region": "eu"}), to="hal"
+    )
+    other = await asker.ledger.enqueue(send.options(queue="found", tenant="beta"), to="charge-acme")
+    wait = {"min_sequence": other.sequence, "queue": "found"}
+    for text, expected in {
+        "tenant:acme": [job.id],
+        'state:open since:"1 min ago" meta.region=eu to=hal': [job.id],
+        "charge-acme": [job.id],  # the beginning of an id before a text
+        "charge-…i22": [job.id],
+        "text:charge-acme": [other.id, job.id],
+        "hal": [job.id],
+        "tenant:nobody": [],
+        "": [other.id, job.id],
+    }.items():
+        params = {**wait, "q": text}
+        found = await asker.get("/v1/jobs", params=params)
+        assert [each["id"] for each in found["items"]] == expected, text
+        counted = await asker.get("/v1/jobs/counts", params=params)
+        assert sum(counted["by_state"].values()) == len(expected), text
+    for parameters in (
+        {"tenant": "acme"},
+        {"state": "queued", "id": "charge"},
+        {"since": "2020-01-01T00:00:00Z"},
+    ):
+        both = await asker.get(
+            "/v1/jobs", params={**wait, **parameters, "q": "tenant:acme state:open since:1h"}
+        )
+        assert [each["id"] for each in both["items"]] == [job.id], parameters
+    paged = await asker.get("/v1/jobs", params={**wait, "limit": 1, "q": "since:1h"})
+    more = {"queue": "found", "q": "since:1h", "after": paged["next"]}  # `1h` is another time by now
+    assert [each["id"] for each in (await asker.get("/v1/jobs", params=more))["items"]] == [job.id]
+
+
+async def searches_refused(asker: Asker) -> None:
+    for query, sentence in {
+        "q=stat:dead": "did you mean state:?",
+        "q=state:deed": "did you mean dead?",
+        "q=since:soon": "since:soon is no time",
+        "q=tenant:acme&tenant=beta": "tenant is given twice, as 'beta' and as 'acme'",
+        "q=state:dead&state=queued": "states is given twice",
+        f"q={'x' * 401}": "at most 400 characters",
+    }.items():
+        for path in ("/v1/jobs", "/v1/jobs/counts"):
+            refused = await asker.sees("GET", f"{path}?{query}", "BAD_REQUEST")
+            assert sentence in refused.json()["detail"], query
+    job = await asker.job(queue="scoped", to="ivy")
+    wait = {"min_sequence": job.sequence}
+    blind = someone("view")  # who may see no payloads still finds jobs by their ids
+    assert (await asker.get("/v1/jobs", params={**wait, "q": job.id[:12]}, who=blind))["items"]
+    for text in ("ivy", "to=ivy", "text:ivy"):
+        await asker.sees("GET", "/v1/jobs", "JOB_ACCESS_DENIED", who=blind, params={**wait, "q": text})
+    elsewhere = someone("view", "payloads", queues=("bills",))
+    for text in (job.id, "queue:scoped", "show:internal", "to=ivy", "ivy"):
+        found = await asker.get("/v1/jobs", params={**wait, "q": text}, who=elsewhere)
+        assert found["items"] == [], text
+    # An id that somebody must not see is not told of: the word is read as a text.
+    bound = someone("view", queues=("bills",))
+    for text in (job.id, "nobody"):
+        await asker.sees("GET", "/v1/jobs", "JOB_ACCESS_DENIED", who=bound, params={**wait, "q": text})
+
+
 async def counts(asker: Asker) -> None:
     found = await asker.get("/v1/jobs/counts", params={"queue": "pages"})
     assert found["by_state"]["queued"] == 8
@@ -107,4 +170,4 @@ async def acts(asker: Asker) -> None:
     assert (await asker.get("/v1/acts", who=someone("view", queues=("bills",))))["items"] == []
 
 
-CASES: Final = (pages, filters, counts, dead_letters, acts)
+CASES: Final = (pages, filters, searches, searches_refused, counts, dead_letters, acts)
