@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,10 +133,42 @@ def test_dead_letters_are_discarded_by_when_they_were_enqueued(cli: Cli) -> None
     assert cli.states()["dead-0"] == "discarded"
 
 
+def test_a_search_lists_and_chooses(cli: Cli) -> None:
+    def listed(*words: str) -> list[str]:
+        return [line["id"] for line in cli("jobs", "list", *words, "--json").lines]
+
+    assert listed("state:waiting queue:mail") == ["waits-2", "waits-1", "waits-0"]
+    assert listed("state:open", "number=1", "since:1h") == ["waits-1"]
+    assert listed("waits") == ["waits-2", "waits-1", "waits-0"]  # the beginning of an id
+    assert listed("error:ValueError", "--state", "dead_lettered") == listed("address") == ["dead-0"]
+    counted = cli("jobs", "list", "state:dead", "--counts", "--json").lines[0]
+    assert counted["by_state"]["dead_lettered"] == 1
+    first = cli("jobs", "list", "queue:mail state:waiting", "--limit", "1")
+    _, next_page, _ = first.err.split("`")
+    assert next_page.startswith("jobledger jobs list 'queue:mail state:waiting' --")
+    assert [line["id"] for line in cli("jobs", "list", *shlex.split(next_page)[3:], "--json").lines] == [
+        "waits-1"
+    ]
+    none = cli("jobs", "list", "queue:mial")
+    assert (none.code, none.out) == (0, "no jobs; children of runs are listed with --members\n")
+    assert none.err == "no job has ever had the queue mial: did you mean queue:mail?\n"
+
+    planned = cli("jobs", "cancel", "queue:mail number=2", "--plan", "--json")
+    assert [line["id"] for line in planned.lines] == ["waits-2"]
+    done = cli("jobs", "cancel", "state:open number=1", "--queue", "mail", "--yes")
+    assert (done.code, done.out) == (0, "job waits-1 is cancelled\n"), done.err
+    assert cli("jobs", "retry", "error:ValueError state:failing", "--yes").out == "job dead-0 is queued\n"
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("jobs", "cancel"), "choose jobs: by id, by --queue"),
+        (("jobs", "list", "stat:dead"), "there is no key stat:, did you mean state:?"),
+        (("jobs", "list", "queue:a", "--queue", "b"), "queue is given twice, as 'b' and as 'a'"),
+        (("jobs", "cancel", "tennant:acme", "--yes"), "there is no key tennant:, did you mean tenant:?"),
+        (("jobs", "cancel", "waits-0", "queue:mail"), "name jobs by their ids or choose them by options"),
+        (("jobs", "cancel", "state:dead", "--yes"), "state:dead: such jobs are left as they are"),
+        (("jobs", "cancel"), "choose jobs: by id, by a search, by --queue"),
         (
             ("jobs", "cancel", "waits-0", "--all"),
             "name jobs by their ids or choose them by options, not both",

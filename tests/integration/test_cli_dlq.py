@@ -142,6 +142,12 @@ def test_the_list_is_filtered_and_grouped(four: Cli) -> None:
         (["--task", "charge"], ["charge-2", "charge-1", "charge-0"]),
         (["--fingerprint", shared[:6], "--limit", "2"], ["charge-2", "charge-1"]),
         (["--dead-reason", "exhausted"], []),
+        (["queue:mail since:1h"], ["mail-0"]),
+        (["error:ValueError", "cents=-1"], ["charge-1"]),
+        (["--queue", "billing", f"cause:{shared[:6]} id:charge-2"], ["charge-2"]),
+        (["address"], ["mail-0"]),
+        (["until:1h"], []),
+        (["state:waiting"], []),
         (["--since", "2001-01-01", "--dead-reason", "rejected", "--queue", "mail"], ["mail-0"]),
         (["--older-than", "1h"], []),
         (["--older-than", "0s"], ["mail-0", "charge-2", "charge-1", "charge-0"]),
@@ -178,6 +184,17 @@ PLANS = [
     ["discard", "--queue", "mail", "--plan"],
     ["discard", "charge-0", "mail-0", "--plan"],
 ]
+
+
+def test_a_search_chooses_which_are_requeued_and_discarded(four: Cli) -> None:
+    planned = four("requeue", "queue:billing cents=-2", "cents=5", "--plan", "--json")
+    assert [(line["id"], line["input"]["cents"]) for line in planned.lines] == [("charge-2", 5)], planned.err
+    done = four("discard", "queue:mail", "--yes")
+    assert (done.code, done.out) == (0, "job mail-0 is discarded\n"), done.err
+    refused = four("requeue", "queue:billing", "charge-0", "--yes")
+    assert (refused.code, "name jobs by their ids or choose them by options" in refused.err) == (2, True)
+    assert "there is no key stat:" in four("list", "stat:dead").err
+    assert "did you mean queue:billing?" in four("list", "queue:biling").err
 
 
 def test_a_plan_says_what_would_happen_and_changes_nothing(four: Cli) -> None:

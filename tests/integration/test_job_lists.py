@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,12 @@ from jobledger.projections import (
     SearchLimits,
     Store,
     cursor_at,
+    parse_search,
 )
 from jobledger.projections.queries.cursors import make_cursor
+from jobledger.projections.queries.jobs import count_jobs, find_jobs
 from jobledger.projections.queries.lanes import Order
+from jobledger.projections.search import KEYS
 
 pytestmark = pytest.mark.anyio
 
@@ -51,6 +55,16 @@ FILTERS: dict[str, dict[str, Any]] = {
     "task and queue": {"task": "app.task_1", "queue": "queue-2"},
     "prefix": {"id_prefix": "job-0001"},
     "prefix of nothing": {"id_prefix": "none"},
+    "suffix": {"id_suffix": "1"},
+    "prefix and suffix": {"id_prefix": "job-0000", "id_suffix": "3"},
+    "children of a run": {"run": "job-00000", "members": False},
+    "children of nothing": {"run": "none"},
+    "awaited": {"awaiting": "signal"},
+    "causes": {"fingerprints": ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "a")},
+    "words": {"words": "no such"},
+    "both": {"words": "no such", "text": "job-0"},
+    "words that begin ids": {"words": "job-0001"},
+    "words that begin ids of others": {"words": "job-00011", "visible_queues": ("children",)},
     "field": {"input": (("number", "12"),)},
     "pointer": {"input": (("/number", "12"),), "queue": "queue-0"},
     "error": {"error_type": "ValueError"},
@@ -172,6 +186,9 @@ async def test_history_has_something_of_everything(store: Store) -> None:
         "nowhere",
         "who did not ask",
         "metadata that no path names",
+        "children of nothing",
+        "awaited",
+        "words that begin ids of others",
     }
     counted = [store.job_counts(JobFilter(**given), limits=TIGHT) for given in FILTERS.values()]
     assert any(found.searched_back_to for found in counted)
@@ -259,3 +276,49 @@ async def test_cursor_of_another_question_is_refused(store: Store) -> None:
 def test_what_cannot_be_looked_for_is_refused(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ProjectionConfigError, match=sentence):
         JobFilter(**given)
+
+
+NOW = datetime(2026, 1, 31, tzinfo=UTC)
+#: Keys of a search that an index answers whole, and those for which jobs are looked at one by one, the newest first.
+BY_INDEX = {"state", "task", "queue", "tenant", "since", "until", "by", "correlation"}
+FEW_BY_INDEX = {
+    "id",
+    "run",
+    "awaits",
+    "cause",
+    "trace",
+}  #: up to `NAMED_MAX` jobs, whose other conditions are looked at
+LOOKED_AT = {"error", "limit", "batch", "text", "meta.n", "input.number", "", "…"}
+TEXTS = {
+    **{name: f"{name}:{key.example}" for name, key in KEYS.items()},
+    "id": "id:job-0001",
+    "meta.n": "meta.n=11",
+    "input.number": "number=12",
+    "": "boom",
+    "…": "…7",
+}
+
+
+@each_row("key", TEXTS)
+async def test_no_key_reads_more_than_an_index_or_the_limits_allow(store: Store, key: str) -> None:
+    chosen = parse_search(TEXTS[key], NOW)
+    asked: list[tuple[str, Sequence[object]]] = []
+
+    def select(sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+        asked.append((sql, values))
+        return store.select(sql, values)
+
+    limits = SearchLimits(rows_max=20, seconds_max=600.0)
+    found = find_jobs(select, chosen, limit=50, limits=limits)
+    counted = count_jobs(select, chosen, limits=limits)
+    for sql, values in asked:
+        plan = [str(row[3]) for row in store.select(f"EXPLAIN QUERY PLAN {sql}", values)]
+        whole = [each for each in plan if each.startswith("SCAN jobs")]
+        # A scan goes along an index in the order of the list, and ends at a number of entries.
+        assert not whole or (all("USING" in each for each in whole) and "LIMIT ?" in sql), (sql, plan)
+    is_cut = found.searched_back_to is not None or counted.searched_back_to is not None
+    assert is_cut == (key in LOOKED_AT)
+
+
+def test_every_key_is_tried() -> None:
+    assert {*TEXTS} == BY_INDEX | FEW_BY_INDEX | LOOKED_AT >= {*KEYS}

@@ -14,7 +14,7 @@ from tests.support.tables import each_row
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.times import time_text
 from jobledger.projections import JobFilter, ProjectionConfigError, SaidFilter, parse_search, search_text
-from jobledger.projections.search import AWAITS, KEYS, STATE_TOKENS, TEXT_MAX, is_search, read_search
+from jobledger.projections.search import AWAITS, KEYS, STATE_TOKENS, TEXT_MAX, read_search
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 
@@ -116,14 +116,6 @@ def test_the_rest_of_a_text_is_understood() -> None:
     assert found.chosen == JobFilter(said=SaidFilter(tenant="acme"), words="boom")
     assert [each.partition(" ")[0] for each in found.problems] == ["there", "since:soon"]
     assert [each.text for each in found.words] == ["tenant:acme", "stat:dead", "since:soon", "boom"]
-
-
-@each_row(
-    ("text", "expected"),
-    [("tenant:acme", True), ("tennant:a", True), ("a=1", True), ("job-7", False), (" ", False)],
-)
-def test_a_word_of_a_command_is_a_search_or_an_id(text: str, expected: bool) -> None:
-    assert is_search(text) == expected
 
 
 TYPED = st.text(st.sampled_from('abz …*."\\:= \t\n\u3000\ud800é請,0-_/'), max_size=40) | st.text(

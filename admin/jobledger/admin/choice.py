@@ -11,7 +11,7 @@ from jobledger.admin.find import find_job
 from jobledger.admin.rows import Rows, View
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.times import time_text
-from jobledger.projections import JobFilter, SaidFilter, Store
+from jobledger.projections import JobFilter, SaidFilter, Store, parse_search
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +23,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     since: datetime | None = None
     older_than: timedelta | None = None
     said: SaidFilter = SaidFilter()  #: what their enqueuers said of them
+    search: str = ""  #: what they fit besides, as people type it
     everything: bool = False
 
     @property
@@ -48,15 +49,20 @@ class JobChoice(Choice, frozen=True, kw_only=True):
     states: tuple[str, ...] = ()  #: any of these; none: all that the act is for
 
     def filter(self, now: datetime, states: tuple[str, ...]) -> JobFilter:
-        """Return the condition for the projection; `states`: those that the act is for."""
-        return JobFilter(
-            states=self.states or states,
+        """Return the condition for the projection; `states`: those that the act is for.
+
+        Raises: ProjectionConfigError for a search that cannot be understood, or that says another thing.
+        """
+        given = JobFilter(
+            states=self.states,
             queue=self.queue,
             task=self.task,
             since=time_text(self.since) if self.since is not None else None,
             until=time_text(now - self.older_than) if self.older_than is not None else None,
             said=self.said,
         )
+        chosen = given.both(parse_search(self.search, now))
+        return chosen if chosen.states else msgspec.structs.replace(chosen, states=states)
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from jobledger.ledger.model.fingerprint import job_fingerprint
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.times import time_text
-from jobledger.projections import DeadLetterFilter, DeadLetterRow, Store
+from jobledger.projections import DeadLetterFilter, DeadLetterRow, Store, parse_search
 
 
 class DeadLetterChoice(Choice, frozen=True, kw_only=True):
@@ -27,8 +27,8 @@ class DeadLetterChoice(Choice, frozen=True, kw_only=True):
     fingerprint: str | None = None  #: or a prefix
 
     def filter(self, now: datetime) -> DeadLetterFilter:
-        """Return the condition for the projection."""
-        return DeadLetterFilter(
+        """Return the condition for the projection. Raises: ProjectionConfigError."""
+        chosen = DeadLetterFilter(
             queue=self.queue,
             task=self.task,
             reason=self.reason,
@@ -37,6 +37,7 @@ class DeadLetterChoice(Choice, frozen=True, kw_only=True):
             until=time_text(now - self.older_than) if self.older_than is not None else None,
             said=self.said,
         )
+        return chosen.sought(parse_search(self.search, now)) if self.search else chosen
 
 
 class Shown(NamedTuple):

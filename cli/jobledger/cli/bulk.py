@@ -17,13 +17,21 @@ from jobledger.admin.rows import Rows
 from jobledger.cli.command import Cli
 from jobledger.cli.errors import DONE, FAILED, REFUSED, UsageError
 from jobledger.cli.output import Output
+from jobledger.cli.search import completions
 from jobledger.cli.text import shortened
 
 _SHOWN_MAX: Final = 50
 _INPUT_SHOWN_MAX: Final = 120
 _FINE: Final = ("planned", "done")
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids or prefixes of ids.")]
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="ID|QUERY",
+        help="Ids or prefixes of ids; or a search, such as 'tenant:acme error:CardDeclined'.",
+        autocompletion=completions,
+    ),
+]
 Why = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the ledger.")]
 Plan = Annotated[bool, typer.Option("--plan", metavar="", help="Show what would happen, and change nothing.")]
 Yes = Annotated[bool, typer.Option("--yes", metavar="", help="Do not ask before changing many.")]
@@ -54,7 +62,7 @@ def check_chosen(choice: Choice, noun: str, conditions: str) -> None:
         raise UsageError("name jobs by their ids or choose them by options, not both")
     if choice.names_nothing:
         raise UsageError(
-            f"choose {noun}: by id, by --queue, --task, {conditions}, --since, --older-than, --tenant, --correlation, "
+            f"choose {noun}: by id, by a search, by --queue, --task, {conditions}, --since, --older-than, --tenant, --correlation, "
             "--metadata, --limited-by or --created-by, or --all of them"
         )
 

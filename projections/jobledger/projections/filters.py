@@ -82,6 +82,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     since: str | None = None  #: at this time or later
     until: str | None = None  #: before this time
     said: SaidFilter = NOTHING_SAID
+    jobs: JobFilter | None = None  #: what their jobs fit besides; it also says which queues are meant
     #: Only queues and tasks with such names; see `JobFilter`.
     visible_queues: tuple[str, ...] = ()
     visible_tasks: tuple[str, ...] = ()
@@ -99,7 +100,39 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
             of_jobs = f"(job_id, queue) IN (SELECT id, queue FROM jobs WHERE {where})"  # noqa: S608 - our own columns
             terms.append(Term("", of_jobs, tuple(values)))
         named = (self.queue, self.task, self.fingerprint, self.said.created_by)
-        return [*terms, *of_fleet(*named), *visible(self.visible_queues, self.visible_tasks)]
+        seen = visible(self.visible_queues, self.visible_tasks)
+        if self.jobs is None:
+            return [*terms, *of_fleet(*named), *seen]
+        # Looked at in the job of each dead letter, by its key: there are few of these beside all jobs.
+        where, values = self.jobs.where()
+        job = f"SELECT 1 FROM jobs WHERE jobs.id = job_id AND jobs.queue = dead_letters.queue AND {where}"  # noqa: S608
+        return [*terms, Term("", f"EXISTS ({job})", tuple(values)), *seen]
+
+    @property
+    def reads_payloads(self) -> bool:
+        """Whether its answer tells of inputs and results: who may not see those must not ask so."""
+        return self.jobs is not None and self.jobs.reads_payloads
+
+    def sought(self, jobs: JobFilter) -> DeadLetterFilter:
+        """Return those of them whose jobs fit a search; its times mean when they died.
+
+        Raises: ProjectionConfigError where both say something else of one field.
+        """
+        causes = () if self.fingerprint is None else (self.fingerprint,)
+        both = JobFilter(
+            queue=self.queue,
+            task=self.task,
+            since=self.since,
+            until=self.until,
+            said=self.said,
+            fingerprints=causes,
+        ).both(jobs)
+        return msgspec.structs.replace(
+            self,
+            since=both.since,
+            until=both.until,
+            jobs=msgspec.structs.replace(both, since=None, until=None),
+        )
 
     def where(self) -> tuple[str, list[object]]:
         """Return the condition in SQL, and its values."""

@@ -134,12 +134,6 @@ def read_search(text: str, now: datetime) -> Search:
     return Search(words, chosen, tuple(problems))
 
 
-def is_search(text: str) -> bool:
-    """Return whether a word of a command is a search and no id: it begins with a key, if only one that there is not."""
-    words = read_words(text)
-    return bool(words) and bool(words[0].key)
-
-
 def read_words(text: str) -> tuple[Word, ...]:
     """Return the words of what was typed."""
     return tuple(_word(match[0]) for match in _WORD.finditer(text))
@@ -213,12 +207,12 @@ def _condition(word: Word, now: datetime) -> JobFilter:
         )
     if not word.value:
         raise ProjectionConfigError(f"{word.key}: has no value: write {word.key}:{known.example}")
-    value = _READ[word.key](word.value, now) if word.key in _READ else word.value
+    value: Any = _READ[word.key](word.value, now) if word.key in _READ else word.value
     if isinstance(value, JobFilter):
         return value
-    if known.said:
-        return JobFilter(said=SaidFilter(**{known.said: value}))
-    return JobFilter(**{known.field: value})
+    said: dict[str, Any] = {known.said: value} if known.said else {}
+    of_job: dict[str, Any] = {known.field: value} if known.field else {}
+    return JobFilter(said=SaidFilter(**said), **of_job)
 
 
 def _shown(value: str) -> str:

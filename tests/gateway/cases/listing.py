@@ -139,6 +139,19 @@ async def dead_letters(asker: Asker) -> None:
     name = found["items"][0]["fingerprint"]
     groups = await asker.get("/v1/dead-letters/groups", params={"fingerprint": name, "queue": "deaths"})
     assert [(each["fingerprint"], each["count"]) for each in groups["items"]] == [(name, 1)]
+    for text, expected in {
+        "queue:deaths error:ValueError": [job.id],
+        "tenant:nobody": [],
+        "until:1h": [],
+    }.items():
+        found = await asker.get("/v1/dead-letters", params={"queue": "deaths", "q": text})
+        assert ([each["job_id"] for each in found["items"]], found["total"]) == (expected, len(expected)), (
+            text
+        )
+        groups = await asker.get("/v1/dead-letters/groups", params={"queue": "deaths", "q": text})
+        assert [each["count"] for each in groups["items"]] == [1] * len(expected), text
+    await asker.sees("GET", "/v1/dead-letters?q=stat:dead", "BAD_REQUEST")
+    await asker.sees("GET", "/v1/dead-letters?q=to%3Dann", "JOB_ACCESS_DENIED", who=someone("view"))
     path = f"/v1/dead-letters/deaths/{job.id}"
     answer = await asker.sees("GET", path, 200)
     assert answer.json()["fingerprint"] == name

@@ -19,12 +19,17 @@ from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import DLQ
 from jobledger.cli.jobs.input_text import read_object
 from jobledger.cli.pairs import pairs
+from jobledger.cli.search import completions, ids_and_search, is_edit
 from jobledger.cli.session import load_tasks, operator
 from jobledger.ledger.dead_letters import Requeuing
 
 _Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="ID|KEY=VALUE", help="Ids or prefixes of ids; arguments to replace in the input."),
+    typer.Argument(
+        metavar="ID|QUERY|KEY=VALUE",
+        help="Ids or prefixes of ids, or a search; arguments to replace in the input.",
+        autocompletion=completions,
+    ),
 ]
 _Input = Annotated[
     str | None,
@@ -63,9 +68,12 @@ def requeue(
     yes: bulk.Yes = False,
 ) -> Awaitable[int]:
     """Give dead letters new attempts, perhaps with another input; the old input stays in the ledger."""
+    edited = [word for word in words or [] if is_edit(word)]
+    ids, sought = ids_and_search(word for word in words or [] if word not in edited)
     chosen = choose(
         said=cli.said,
-        ids=[word for word in words or [] if "=" not in word],
+        ids=ids,
+        search=sought,
         queue=queue,
         task=task,
         reason=dead_reason,
@@ -75,7 +83,7 @@ def requeue(
         everything=everything,
     )
     bulk.check_chosen(chosen, *_CHOSEN)
-    edits = pairs([word for word in words or [] if "=" in word])
+    edits = pairs(edited)
     if edits and input_text is not None:
         raise UsageError("give arguments to replace as key=value, or a whole new input as --input, not both")
     values = read_object(input_text, what="input") if input_text is not None else None
@@ -116,9 +124,11 @@ async def discard(
     yes: bulk.Yes = False,
 ) -> int:
     """Close dead letters for good; all of their events are kept."""
+    named, sought = ids_and_search(ids)
     chosen = choose(
         said=cli.said,
-        ids=ids or [],
+        ids=named,
+        search=sought,
         queue=queue,
         task=task,
         reason=dead_reason,

@@ -45,6 +45,7 @@ OlderThan = Annotated[
 def choose(
     *,
     ids: Sequence[str] = (),
+    search: str = "",
     queue: str | None,
     task: str | None,
     reason: DeadReason | None,
@@ -67,6 +68,7 @@ def choose(
         )
     return DeadLetterChoice(
         ids=tuple(dict.fromkeys(ids)),
+        search=search,
         queue=queue,
         task=task,
         reason=reason,

@@ -14,18 +14,21 @@ from jobledger.admin.lists.dead_letters import (
     group_dead_letters,
     list_dead_letters,
 )
-from jobledger.cli import options
+from jobledger.admin.lists.search import unknown_values
+from jobledger.cli import options, search
 from jobledger.cli.command import CHOOSES, Cli, command
 from jobledger.cli.dlq import choice
 from jobledger.cli.groups import DLQ
 from jobledger.cli.text import age, shortened
 from jobledger.projections import DeadLetterGroup, DeadLetterRow
+from jobledger.projections.search import read_words
 
 
 @command(DLQ, "list", takes=CHOOSES)
 async def list_command(
     cli: Cli,
     *,
+    query: search.Query = None,
     queue: options.Queue = None,
     task: choice.Task = None,
     reason: choice.Reason = None,
@@ -40,6 +43,7 @@ async def list_command(
 ) -> None:
     """List dead letters, the newest first, as the ledger has them at this moment."""
     wanted = choice.choose(
+        search=search.search_of(query),
         said=cli.said,
         queue=queue,
         task=task,
@@ -52,12 +56,15 @@ async def list_command(
     async with cli.ledger() as ledger, cli.rows(ledger).opened() as view:
         read = group_dead_letters if group else list_dead_letters
         page, now = await read(view, wanted.filter(view.now), cursor=after, limit=limit), view.now
+        unknown = [] if page.items else unknown_values(read_words(wanted.search), view.store)
     output = cli.output
     if output.as_json:
         for each in page.items:
             output.object(each)
     elif not page.items:
         output.say("no dead letters")
+        for sentence in unknown:
+            output.note(sentence)
     elif isinstance(page, DeadLetterGroupPage):
         columns = ("count>", "fingerprint!", "task", "error", "newest>")
         output.table(columns, [_group_row(each, now) for each in page.items])

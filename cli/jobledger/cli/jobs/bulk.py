@@ -16,6 +16,7 @@ from jobledger.cli.command import CHOOSES, ROWS, Cli, command
 from jobledger.cli.errors import DONE, UsageError
 from jobledger.cli.groups import JOBS, QUEUES
 from jobledger.cli.one_job import status_of
+from jobledger.cli.search import ids_and_search, parsed
 from jobledger.cli.session import operator
 from jobledger.cli.times import parse_span, seconds, time_of
 from jobledger.ledger import JobState
@@ -23,6 +24,7 @@ from jobledger.ledger.model.job import WAITING_STATES
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.model.times import shown_time
 from jobledger.ledger.outcome import DELAY_S_LIMIT, moment_of
+from jobledger.projections.search import state_token
 
 _Task = Annotated[str | None, typer.Option("--task", metavar="TASK", help="Only jobs of this task.")]
 _Since = Annotated[
@@ -69,8 +71,13 @@ def _choice(
     if state is not None and state not in of:
         able = ", ".join(each.value for each in of)
         raise UsageError(f"--state {state.value}: such jobs are left as they are; give one of {able}")
+    named, sought = ids_and_search(ids)
+    left = [each for each in parsed(sought).states if each not in of]
+    if left:
+        raise UsageError(f"state:{state_token(left[0])}: such jobs are left as they are; leave it out")
     choice = JobChoice(
-        ids=tuple(dict.fromkeys(ids or [])),
+        ids=tuple(dict.fromkeys(named)),
+        search=sought,
         queue=queue,
         task=task,
         states=() if state is None else (state.value,),

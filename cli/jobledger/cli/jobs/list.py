@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -12,9 +12,10 @@ import msgspec
 import typer
 
 from jobledger.admin.lists.jobs import CountedJobs, JobPage, count_jobs, list_jobs
+from jobledger.admin.lists.search import unknown_values
 from jobledger.admin.past import AsOf
 from jobledger.admin.rows import View
-from jobledger.cli import options
+from jobledger.cli import options, search
 from jobledger.cli.command import CHOOSES, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import JOBS
@@ -28,6 +29,7 @@ from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.model.times import shown_time, time_text
 from jobledger.ledger.model.trace import trace_id
 from jobledger.projections import JobFilter, JobRow, SearchLimits
+from jobledger.projections.search import read_words
 
 _LIMITS: Final = SearchLimits(seconds_max=2.0)  #: nobody waits behind a person's own command
 
@@ -91,6 +93,7 @@ _Counts = Annotated[
 async def list_command(
     cli: Cli,
     *,
+    query: search.Query = None,
     state: _States = None,
     queue: options.Queue = None,
     task: _Task = None,
@@ -111,10 +114,11 @@ async def list_command(
     sequence: options.Sequence = None,
 ) -> None:
     """List jobs, the newest first, as the ledger has them at this moment or had them at a past one."""
+    sought = search.search_of(query)
     if queue is not None:
         check_token("queue", queue)
     begin, end = time_of("--since", since), time_of("--until", until)
-    chosen = JobFilter(
+    given = JobFilter(
         states=tuple(each.value for each in state or ()),
         queue=queue,
         task=task,
@@ -126,20 +130,27 @@ async def list_command(
         id_prefix=id_prefix,
         input=tuple(pairs(input_ or [], "--input").items()),
         error_type=error_type,
-        fingerprint=fingerprint,
+        fingerprints=() if fingerprint is None else (fingerprint,),
         text=text,
         members=members,
     )
     past = asked(at, sequence)
     async with viewed(cli, past) as view:
+        chosen = given.both(search.parsed(sought, view.now)) if sought else given
         if counts:
             _show_counts(cli.output, await count_jobs(view, chosen, limits=_LIMITS))
             return
         page = await list_jobs(view, chosen, cursor=after, limit=limit, limits=_LIMITS)
-    _show(cli, page, view, chosen, past, limit=limit)
+        unknown = [] if page.items else unknown_values(read_words(sought), view.store)
+    words = list(_words(cli, sought, given, past, limit))
+    _show(cli, page, view, words, is_bare=past is None and chosen == JobFilter(members=members))
+    if not cli.output.as_json:
+        for sentence in unknown:
+            cli.output.note(sentence)
 
 
-def _show(cli: Cli, page: JobPage, view: View, chosen: JobFilter, past: AsOf | None, *, limit: int) -> None:
+def _show(cli: Cli, page: JobPage, view: View, words: Sequence[str], *, is_bare: bool) -> None:
+    """Show a page. `words`: the command that lists these jobs; `is_bare`: every job is meant."""
     output = cli.output
     if output.as_json:
         for row in page.items:
@@ -147,16 +158,14 @@ def _show(cli: Cli, page: JobPage, view: View, chosen: JobFilter, past: AsOf | N
     elif page.items:
         output.table(("id!", "queue", "task", "status!", "age>"), [_row(row, view.now) for row in page.items])
     elif page.next is None:
-        is_bare = past is None and chosen == JobFilter(members=chosen.members)
         said = "no jobs; add one with `jobledger enqueue`" if is_bare else "no jobs"
         output.say(
-            said if chosen.members or is_bare else f"{said}; children of runs are listed with --members"
+            said if is_bare or "--members" in words else f"{said}; children of runs are listed with --members"
         )
     if page.searched_back_to is not None:
         output.note(f"{_searched(page.searched_back_to)}, and older jobs may fit, too")
     if page.next is not None:
-        command = " ".join(_words(cli, chosen, past, limit))
-        output.note(f"the next page: `{command} --after {page.next}`")
+        output.note(f"the next page: `{' '.join(words)} --after {page.next}`")
 
 
 def _show_counts(output: Output, found: CountedJobs) -> None:
@@ -176,18 +185,21 @@ def _searched(back_to: str) -> str:
     return f"only jobs since {shown_time(datetime.fromisoformat(back_to))} were looked at"
 
 
-def _words(cli: Cli, chosen: JobFilter, past: AsOf | None, limit: int) -> Iterator[str]:
-    """Yield the command that lists these jobs, as it is typed."""
+def _words(cli: Cli, sought: str, chosen: JobFilter, past: AsOf | None, limit: int) -> Iterator[str]:
+    """Yield the command that lists these jobs, as it is typed: the search, and what the options chose."""
     yield "jobledger jobs list"
+    if sought:
+        yield shlex.quote(sought)
     said = chosen.said
     repeated = {
         "state": chosen.states,
         "input": [f"{field}={value}" for field, value in chosen.input],
         "metadata": [f"{key}={value}" for key, value in said.metadata],
+        "fingerprint": chosen.fingerprints,
     }
     single = {
         **{name: getattr(chosen, name) for name in ("queue", "task", "since", "until", "batch")},
-        **{name: getattr(chosen, name) for name in ("id_prefix", "error_type", "fingerprint", "text")},
+        **{name: getattr(chosen, name) for name in ("id_prefix", "error_type", "text")},
         **{name: getattr(said, name) for name in ("tenant", "correlation", "created_by", "limited_by")},
         "trace": chosen.trace_id,
     }

@@ -132,12 +132,16 @@ class DeadLettersQuery(Said, frozen=True, kw_only=True):
     fingerprint: str | None = None  #: or a prefix of it
     since: datetime | None = None
     until: datetime | None = None
+    q: str | None = None  #: a search as of `GET /v1/jobs`; its times are those of their deaths, too
     limit: Limit = 50
     after: str | None = None  #: `next` of the page before
 
-    def filter(self, asked: Asked) -> DeadLetterFilter:
-        """Return the condition, within what the asker may see. Raises: ProblemError."""
-        return DeadLetterFilter(
+    def filter(self, asked: Asked, view: View) -> DeadLetterFilter:
+        """Return the condition, within what the asker may see.
+
+        Raises: AccessDeniedError, ProblemError, ProjectionConfigError.
+        """
+        chosen = DeadLetterFilter(
             queue=None if self.queue is None else check_token("queue", self.queue),
             task=self.task,
             reason=self.reason,
@@ -148,6 +152,11 @@ class DeadLettersQuery(Said, frozen=True, kw_only=True):
             visible_queues=asked.principal.scope.queues,
             visible_tasks=asked.principal.scope.tasks,
         )
+        if self.q is not None:
+            chosen = chosen.sought(parse_search(self.q, view.now))
+        if chosen.reads_payloads:
+            asked.principal.require("payloads")
+        return chosen
 
 
 class ActsQuery(Looked, frozen=True, kw_only=True):
@@ -193,16 +202,16 @@ async def count_all_jobs(asked: Asked, *, query: Which) -> CountedJobs:
 
 async def list_dead_letters(asked: Asked, *, query: DeadLettersQuery) -> Answer:
     """List dead letters, the newest first."""
-    chosen = query.filter(asked)
     async with looking(asked, query) as (view, _):
+        chosen = query.filter(asked, view)
         page = await lists_of_letters.list_dead_letters(view, chosen, cursor=query.after, limit=query.limit)
     return Answer(value=page, headers=next_page(asked, page.next))
 
 
 async def list_dead_letter_groups(asked: Asked, *, query: DeadLettersQuery) -> Answer:
     """List dead letters by cause, the most frequent first."""
-    chosen = query.filter(asked)
     async with looking(asked, query) as (view, _):
+        chosen = query.filter(asked, view)
         page = await group_dead_letters(view, chosen, cursor=query.after, limit=query.limit)
     return Answer(value=page, headers=next_page(asked, page.next))
 

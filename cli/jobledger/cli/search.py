@@ -1,0 +1,59 @@
+"""Searches on a command line: `jobs list 'tenant:acme state:dead'`, and words that are one beside ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from jobledger.projections import JobFilter, parse_search
+from jobledger.projections.search import KEYS, STATE_GROUPS, STATE_TOKENS, read_words
+
+
+def completions(incomplete: str) -> list[tuple[str, str]]:
+    """Return what a word that was begun can become, each with a word on it: keys, and states behind their key."""
+    before, blank, begun = incomplete.rpartition(" ")
+    found = {f"{name}:": key.what for name, key in KEYS.items()}
+    if begun.startswith("state:"):
+        found = {f"state:{each}": "" for each in (*STATE_TOKENS, *STATE_GROUPS)}
+    return [(f"{before}{blank}{text}", told) for text, told in found.items() if text.startswith(begun)]
+
+
+Query = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="QUERY",
+        help="A search, such as 'tenant:acme state:dead since:2h'; see docs/search.md.",
+        autocompletion=completions,
+    ),
+]
+
+
+def search_of(words: Iterable[str] | None) -> str:
+    """Return the search that was given in one word or in several, "" for none.
+
+    Raises: ProjectionConfigError for what cannot be understood, before a server is asked.
+    """
+    text = " ".join(words or ())
+    _ = parsed(text)
+    return text
+
+
+def parsed(text: str, now: datetime | None = None) -> JobFilter:
+    """Return a search as a filter. Raises: ProjectionConfigError."""
+    return parse_search(text, datetime.now(UTC) if now is None else now)
+
+
+def ids_and_search(words: Iterable[str] | None) -> tuple[list[str], str]:
+    """Return the ids among some words, and the search that the others are. Raises: ProjectionConfigError."""
+    given = [(word, read_words(word)) for word in words or ()]
+    searches = [word for word, parts in given if parts and parts[0].key]
+    return [word for word, _ in given if word not in searches], search_of(searches)
+
+
+def is_edit(word: str) -> bool:
+    """Return whether a word replaces an argument of the input: `cents=100`, and no condition as `meta.region=eu`."""
+    parts = read_words(word)
+    return bool(parts) and parts[0].key.startswith("input.")
