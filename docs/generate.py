@@ -2,7 +2,7 @@
 
 docs/code.md lists the modules; docs/events.md, docs/lifecycle.md, docs/locks.md and docs/asyncapi.json follow from the
 declarations of events, docs/projections.md from those of tables, the settings in docs/cli.md from the options,
-docs/errors.md from the classes of errors. What people wrote stays: only what lies between the markers is replaced.
+docs/search.md from the keys of searches, docs/errors.md from the classes of errors. What people wrote stays: only what lies between the markers is replaced.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from jobledger.ledger.model.lifecycle import CAUSES, LEGAL, LIFECYCLE, ORDERS, P
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.schema.asyncapi import addresses_of, asyncapi_document
 from jobledger.ledger.schema.events import Schema, SchemaBuilder
+from jobledger.projections.search import KEYS, pair
 from jobledger.projections.table import Column, View
 from jobledger.projections.tables.registry import all_queries, all_tables, all_views
 
@@ -422,6 +423,14 @@ def _error_page(text: str) -> str:
     return _after_marker(text, "".join(_error_sections()).rstrip("\n") + "\n")
 
 
+def _search_page(text: str) -> str:
+    keys = "".join(
+        f"| `{name}:` | {key.what} | `{pair(name, key.example)}` |\n" for name, key in KEYS.items()
+    )
+    head = "| Key | Finds jobs by | Example |\n|---|---|---|\n"
+    return _between_markers(text, "keys", head + keys)
+
+
 def _asyncapi(_text: str) -> str:
     return json.dumps(asyncapi_document(), indent=2) + "\n"
 
@@ -434,6 +443,7 @@ PAGES: Final[dict[str, Callable[[str], str]]] = {
     "lifecycle.md": _lifecycle_page,
     "locks.md": _lock_page,
     "projections.md": _projection_page,
+    "search.md": _search_page,
     "asyncapi.json": _asyncapi,
 }
 

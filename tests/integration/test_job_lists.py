@@ -37,7 +37,7 @@ from jobledger.projections import (
 from jobledger.projections.queries.cursors import make_cursor
 from jobledger.projections.queries.jobs import count_jobs, find_jobs
 from jobledger.projections.queries.lanes import Order
-from jobledger.projections.search import KEYS
+from jobledger.projections.search import KEYS, pair
 
 pytestmark = pytest.mark.anyio
 
@@ -290,7 +290,7 @@ FEW_BY_INDEX = {
 }  #: up to `NAMED_MAX` jobs, whose other conditions are looked at
 LOOKED_AT = {"error", "limit", "batch", "text", "meta.n", "input.number", "", "…"}
 TEXTS = {
-    **{name: f"{name}:{key.example}" for name, key in KEYS.items()},
+    **{name: pair(name, key.example) for name, key in KEYS.items()},
     "id": "id:job-0001",
     "meta.n": "meta.n=11",
     "input.number": "number=12",

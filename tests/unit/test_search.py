@@ -14,7 +14,7 @@ from tests.support.tables import each_row
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.times import time_text
 from jobledger.projections import JobFilter, ProjectionConfigError, SaidFilter, parse_search, search_text
-from jobledger.projections.search import AWAITS, KEYS, STATE_TOKENS, TEXT_MAX, read_search
+from jobledger.projections.search import AWAITS, KEYS, STATE_TOKENS, TEXT_MAX, pair, read_search
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 
@@ -199,4 +199,4 @@ def test_every_condition_of_a_filter_has_a_key() -> None:
     }
     assert {*STATE_TOKENS.values()} == {each.value for each in JobState}
     for name, key in KEYS.items():
-        assert parse_search(f"{name}:{key.example}", NOW) != JobFilter()
+        assert parse_search(pair(name, key.example), NOW) != JobFilter()

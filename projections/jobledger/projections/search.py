@@ -58,7 +58,9 @@ class Key(NamedTuple):
 
 #: In the order in which they are offered.
 KEYS: Final[Mapping[str, Key]] = {
-    "state": Key(f"{', '.join(STATE_TOKENS)}, open or failing", "dead", "states"),
+    "state": Key(
+        f"{', '.join(STATE_TOKENS)}; open: has not ended; failing: dead or retrying", "dead", "states"
+    ),
     "task": Key("the function that it runs", "app.charge", "task"),
     "queue": Key("where it waits", "billing", "queue"),
     "tenant": Key("whom it belongs to", "acme", said="tenant"),
@@ -74,7 +76,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "batch": Key("the batch that it is part of", "may", "batch"),
     "correlation": Key("the first cause that it belongs to", "order-7", said="correlation"),
     "trace": Key("the trace that it is part of, by its id or a traceparent", f"{'4bf92f35' * 4}", "trace_id"),
-    "text": Key("words in id, input, result, error or metadata", '"card expired"', "text"),
+    "text": Key("words in id, input, result, error or metadata", "card expired", "text"),
 }
 
 _WORD: Final = re.compile(r'(?:"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[^\s"])+', re.DOTALL)
@@ -206,7 +208,7 @@ def _condition(word: Word, now: datetime) -> JobFilter:
             f"there is no key {word.key}:{_nearest(word.key, KEYS, ':')}; put it in quotes to look for it as text"
         )
     if not word.value:
-        raise ProjectionConfigError(f"{word.key}: has no value: write {word.key}:{known.example}")
+        raise ProjectionConfigError(f"{word.key}: has no value: write {pair(word.key, known.example)}")
     value: Any = _READ[word.key](word.value, now) if word.key in _READ else word.value
     if isinstance(value, JobFilter):
         return value
