@@ -31,7 +31,7 @@ from jobledger.ledger.model.lifecycle import CAUSES, LEGAL, LIFECYCLE, ORDERS, P
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.schema.asyncapi import addresses_of, asyncapi_document
 from jobledger.ledger.schema.events import Schema, SchemaBuilder
-from jobledger.projections.search import KEYS, pair
+from jobledger.projections.search import KEYS, STATE_GROUPS, STATE_TOKENS, pair, state_token
 from jobledger.projections.table import Column, View
 from jobledger.projections.tables.registry import all_queries, all_tables, all_views
 
@@ -428,6 +428,11 @@ def _search_page(text: str) -> str:
         f"| `{name}:` | {key.what} | `{pair(name, key.example)}` |\n" for name, key in KEYS.items()
     )
     head = "| Key | Finds jobs by | Example |\n|---|---|---|\n"
+    states = [f"`{each}`" for each in STATE_TOKENS]
+    groups = [f"`{name}` ({', '.join(map(state_token, each))})" for name, each in STATE_GROUPS.items()]
+    text = _between_markers(
+        text, "states", _paragraph(f"States are {', '.join(states)}, and {' and '.join(groups)}.")
+    )
     return _between_markers(text, "keys", head + keys)
 
 
