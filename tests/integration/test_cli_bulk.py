@@ -163,9 +163,9 @@ def test_a_search_lists_and_chooses(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("jobs", "list", "stat:dead"), "there is no key stat:, did you mean state:?"),
+        (("jobs", "list", "stat:dead"), "there is no key stat: (did you mean state:?)"),
         (("jobs", "list", "queue:a", "--queue", "b"), "queue is given twice, as 'b' and as 'a'"),
-        (("jobs", "cancel", "tennant:acme", "--yes"), "there is no key tennant:, did you mean tenant:?"),
+        (("jobs", "cancel", "tennant:acme", "--yes"), "there is no key tennant: (did you mean tenant:?)"),
         (("jobs", "cancel", "waits-0", "queue:mail"), "name jobs by their ids or choose them by options"),
         (("jobs", "cancel", "state:dead", "--yes"), "state:dead: such jobs are left as they are"),
         (("jobs", "cancel"), "choose jobs: by id, by a search, by --queue"),

@@ -71,11 +71,11 @@ READ: dict[str, dict[str, Any]] = {
 }
 #: What is typed, and the sentence that it gets.
 REFUSED = [
-    ("tennant:acme", "there is no key tennant:, did you mean tenant:?; put it in quotes"),
-    ("status:dead", "there is no key status:, did you mean state:?"),
+    ("tennant:acme", "there is no key tennant: (did you mean tenant:?); put it in quotes"),
+    ("status:dead", "there is no key status: (did you mean state:?); put"),
     ("https://x", "there is no key https:; put it in quotes to look for it as text"),
-    ("state:deed", "no state is called 'deed', did you mean dead? waiting, running"),
-    ("state:xyz", "no state is called 'xyz': waiting, running"),
+    ("state:deed", "no state is called deed (did you mean dead?): waiting, running"),
+    ("state:xyz", "no state is called xyz: waiting, running"),
     ("since:soon", "since:soon is no time: write 2h, 30m, 7d, 16:28 or 2026-01-31"),
     ("until:9999999999999w", "until:9999999999999w is no time"),
     ("since:0001-01-01", "since:0001-01-01 is no time"),
@@ -86,7 +86,7 @@ REFUSED = [
     ("since:1h since:2h task:a task:b", "task: is given twice: leave one of them out"),
     ("id:…", "id:… names no job: write the beginning of an id, or its end"),
     ("id:ab id:cd", "id: is given twice"),
-    ("awaits:signl", "no run awaits 'signl', did you mean signal? signal, children"),
+    ("awaits:signl", "no run awaits signl (did you mean signal?): signal, children"),
     ("cause:xyz", "cause:xyz is no fingerprint: up to 12 hex digits"),
     ("trace:12", "trace:12 is no trace: 32 hexadecimal digits"),
     ("queue:a.b", "queue"),

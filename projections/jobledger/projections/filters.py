@@ -268,10 +268,13 @@ def _both(field: str, one: Any, other: Any) -> Any:
             return max(one, other, key=len)
         case _:
             pass
-    words = [", ".join(each) if isinstance(each, tuple) else each for each in (one, other)]
     raise ProjectionConfigError(
-        f"{field} is given twice, as {words[0][:60]!r} and as {words[1][:60]!r}: leave one of them out"
+        f"{field} is given twice, as {_shown(one)} and as {_shown(other)}: leave one of them out"
     )
+
+
+def _shown(value: str | tuple[str, ...]) -> str:
+    return repr((value if isinstance(value, str) else ", ".join(value))[:60])
 
 
 def of_fingerprints(prefixes: Sequence[str]) -> tuple[str, tuple[str, ...]]:

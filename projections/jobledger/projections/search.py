@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from jobledger.ledger.model.errors import InvalidError
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.subjects import check_token
@@ -175,10 +177,12 @@ def _with(chosen: JobFilter, word: Word, now: datetime) -> JobFilter:
     if not word.key:
         return _with_loose(chosen, word)
     more = _condition(word, now)
-    for field in ("states", "fingerprints"):  # any of these: several widen what is chosen
-        if getattr(chosen, field) and (added := getattr(more, field)):
-            every = tuple(dict.fromkeys((*getattr(chosen, field), *added)))
-            return JobFilter(**{**_fields(chosen), field: every})
+    if more.states or more.fingerprints:  # any of these: several widen what is chosen
+        return msgspec.structs.replace(
+            chosen,
+            states=tuple(dict.fromkeys((*chosen.states, *more.states))),
+            fingerprints=tuple(dict.fromkeys((*chosen.fingerprints, *more.fingerprints))),
+        )
     try:
         return chosen.both(more)
     except ProjectionConfigError as error:
@@ -189,11 +193,7 @@ def _with_loose(chosen: JobFilter, word: Word) -> JobFilter:
     if not word.is_quoted and any(mark in word.value for mark in ("…", "...", "*")):
         return chosen.both(_of_id(word.value))
     words = word.value if chosen.words is None else f"{chosen.words} {word.value}"
-    return JobFilter(**{**_fields(chosen), "words": words})
-
-
-def _fields(chosen: JobFilter) -> dict[str, Any]:
-    return {each: getattr(chosen, each) for each in chosen.__struct_fields__}
+    return msgspec.structs.replace(chosen, words=words)
 
 
 def _condition(word: Word, now: datetime) -> JobFilter:
@@ -230,7 +230,7 @@ def _named(word: Word, begin: str) -> str:
 
 def _nearest(name: str, known: Mapping[str, Any], mark: str = "") -> str:
     close = difflib.get_close_matches(name, known, 1)
-    return f", did you mean {close[0]}{mark}?" if close else ""
+    return f" (did you mean {close[0]}{mark}?)" if close else ""
 
 
 # --- The values of keys.
@@ -242,7 +242,7 @@ def _states(value: str, _: datetime) -> tuple[str, ...]:
     if not found:
         near = _nearest(token, {**STATE_TOKENS, **STATE_GROUPS})
         raise ProjectionConfigError(
-            f"no state is called {value[:60]!r}{near or ':'} {', '.join((*STATE_TOKENS, *STATE_GROUPS))}"
+            f"no state is called {_shown(value)}{near}: {', '.join((*STATE_TOKENS, *STATE_GROUPS))}"
         )
     return found
 
@@ -272,7 +272,7 @@ def _of_id(value: str, _: datetime | None = None) -> JobFilter:
 def _awaits(value: str, _: datetime) -> str:
     if value not in AWAITS:
         near = _nearest(value, dict.fromkeys(AWAITS))
-        raise ProjectionConfigError(f"no run awaits {value[:60]!r}{near or ':'} {', '.join(AWAITS)}")
+        raise ProjectionConfigError(f"no run awaits {_shown(value)}{near}: {', '.join(AWAITS)}")
     return value
 
 
@@ -317,10 +317,7 @@ def search_text(chosen: JobFilter) -> str:
 
 def _typed(chosen: JobFilter) -> Iterator[str]:
     for name, key in KEYS.items():
-        value = (
-            getattr(chosen.said, key.said) if key.said else getattr(chosen, key.field) if key.field else None
-        )
-        for each in value if isinstance(value, tuple) else () if value is None else (value,):
+        for each in _values(chosen, key):
             yield pair(name, state_token(each) if name == "state" else each)
     if chosen.id_prefix is not None or chosen.id_suffix is not None:
         end = "" if chosen.id_suffix is None else f"…{chosen.id_suffix}"
@@ -332,6 +329,13 @@ def _typed(chosen: JobFilter) -> Iterator[str]:
     if chosen.words is not None:
         is_plain = _PLAIN.fullmatch(chosen.words) is not None
         yield chosen.words if is_plain else _in_quotes(chosen.words)
+
+
+def _values(chosen: JobFilter, key: Key) -> tuple[str, ...]:
+    value: str | tuple[str, ...] | None = None
+    if key.said or key.field:
+        value = getattr(chosen.said, key.said) if key.said else getattr(chosen, key.field)
+    return (value,) if isinstance(value, str) else value or ()
 
 
 def state_token(state: str) -> str:
