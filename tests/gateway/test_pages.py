@@ -412,8 +412,17 @@ async def test_many_jobs_are_acted_on_as_they_were_planned(
     assert "Completed" in shown.text
     chosen = await http.get("/plan", params={"verb": "cancel", "what": "chosen", "job": f"mail/{late.id}"})
     assert "1 of 1 job would be" in chosen.text
-    for wrong in ({"verb": "cancel"}, {"verb": "cancel", "what": "chosen"}, {"verb": "explode", "q": "bob"}):
+    cancel = {"verb": "cancel"}
+    for wrong in (
+        cancel,
+        {**cancel, "what": "chosen"},
+        {"verb": "explode", "q": "bob"},
+        {**cancel, "q": "stat:queued bob"},  # of what is not understood, nothing is left out
+    ):
         assert (await http.get("/plan", params=wrong)).status_code == 400
+    # What was typed relatively means the same when the form is sent.
+    recent = await http.get("/plan", params={**cancel, "q": "since:1h state:open bob"})
+    assert re.fullmatch(r"state:waiting .* since:20\S+Z bob", hidden_fields(recent.text)["q"])
 
 
 async def test_the_slider_is_told_what_each_minute_held(

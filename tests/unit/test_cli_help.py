@@ -124,3 +124,21 @@ def test_a_shell_is_offered_commands_options_and_choices(
     monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
     assert run([]) == 0
     assert sorted(capsys.readouterr().out.split()) == sorted(offered)
+
+
+@each_row(
+    ("name", "begun", "expected"),
+    [
+        ("jobs list", "ten", {"tenant:"}),
+        ("jobs cancel", "tenant:acme s", {"tenant:acme state:", "tenant:acme since:"}),
+        ("dlq requeue", "state:d", {"state:dead", "state:discarded"}),
+        ("dlq discard", "job-7", set()),
+    ],
+)
+def test_keys_of_a_search_are_completed(name: str, begun: str, expected: set[str]) -> None:
+    command = COMMANDS[f"jobledger {name}"]
+    (words,) = (each for each in command.params if each.param_type_name == "argument")
+    with command.make_context(
+        name, ["--all"] if name != "jobs list" else [], resilient_parsing=True
+    ) as context:
+        assert {each.value for each in words.shell_complete(context, begun)} == expected

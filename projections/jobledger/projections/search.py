@@ -60,9 +60,7 @@ class Key(NamedTuple):
 
 #: In the order in which they are offered.
 KEYS: Final[Mapping[str, Key]] = {
-    "state": Key(
-        f"{', '.join(STATE_TOKENS)}; open: has not ended; failing: dead or retrying", "dead", "states"
-    ),
+    "state": Key("waiting, running, retrying, held, dead, open …", "dead", "states"),
     "task": Key("the function that it runs", "app.charge", "task"),
     "queue": Key("where it waits", "billing", "queue"),
     "tenant": Key("whom it belongs to", "acme", said="tenant"),

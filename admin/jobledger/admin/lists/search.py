@@ -40,7 +40,8 @@ _META_OF: Final = (
 )
 _META: Final = f"SELECT DISTINCT said.key {_META_OF}"
 _META_VALUES: Final = f"SELECT said.value, count(*) {_META_OF} WHERE said.key = ? GROUP BY 1 ORDER BY 2 DESC"
-_META_LOOKED_AT: Final = 2_000  #: newest jobs
+_META_LOOKED_AT: Final = 2_000  #: newest jobs, for values
+_KEYS_LOOKED_AT: Final = 500  #: the same for their keys, which are looked for at each word
 
 #: A value and a word on it.
 Value = tuple[str, str]
@@ -50,7 +51,7 @@ def said_keys(store: Store, principal: Principal) -> list[str]:
     """Return what the newest jobs were told of themselves: keys `meta.NAME`, for who may know of all jobs."""
     if not (principal.may("payloads") and principal.is_everywhere):
         return []
-    return [f"meta.{name}" for (name,) in store.select(_META, (_META_LOOKED_AT,))]
+    return [f"meta.{name}" for (name,) in store.select(_META, (_KEYS_LOOKED_AT,))]
 
 
 def known_values(key: str, begun: str, store: Store, principal: Principal) -> Iterator[Value]:

@@ -74,10 +74,9 @@ class Which(Said, frozen=True, kw_only=True):
     error_type: str | None = None  #: of the newest failure
     fingerprint: str | None = None  #: or a prefix of it; only dead letters have one
     input: tuple[str, ...] = ()  #: each as `field=value` or `/pointer=value`; repeat it; needs `payloads`
-    #: A search of at most 400 characters, such as `tenant:acme state:dead since:2h "card expired"`: keys and values, fields
-    #: of the input, metadata, ids and their beginnings, and words, as docs/search.md lists them. Jobs fit it and all other
-    #: parameters. Fields of the input need `payloads`, and so do words with which no id begins.
-    q: str | None = None
+    q: str | None = (
+        None  #: a search, `tenant:acme state:dead since:2h`, as docs/search.md has it; all else holds as well
+    )
     members: bool = False  #: the children of runs, too; those of a run that is named always
 
     async def filter(self, asked: Asked, view: View) -> JobFilter:
