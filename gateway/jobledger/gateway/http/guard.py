@@ -101,9 +101,13 @@ class Guard:
             self._visits.discard(visit)
 
     def _sweep(self) -> None:
-        """End the visits of those who are no longer let in."""
+        """End the visits of those who are no longer let in. Each who asks is looked up once, whatever they have open."""
+        holds: dict[Admitted, bool] = {}
         for visit in list(self._visits):
-            visit.is_over = not self._gate.still(visit.admitted)
+            who = visit.admitted
+            if who not in holds:
+                holds[who] = self._gate.still(who)
+            visit.is_over = not holds[who]
             if visit.is_over:
                 visit.end_stream()
 
