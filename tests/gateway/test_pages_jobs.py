@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 from datetime import UTC, datetime, timedelta
@@ -10,9 +11,10 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from tests.support.dashboard import HOSTILE, Someone, check_page, hidden_fields, token_of
+from tests.support.dashboard import HOSTILE, Forms, Someone, check_page, hidden_fields, token_of
+from tests.support.limits import LIMIT_S
 from tests.support.run_tables import make_tables
-from tests.support.working import record_steps
+from tests.support.working import record_steps, working
 
 from jobledger.audit.archive import Archiver, archive_deps
 from jobledger.gateway.parts import Gateway
@@ -86,6 +88,44 @@ async def test_a_job_page_that_is_read_twice_shows_what_happened_in_between(
     assert hidden_fields((await http.get(plan)).text)["sequence"] != before
     wrong = await http.get("/jobs/orders/*")
     assert wrong.status_code == 400
+
+
+@task(queue="mail", max_attempts=1, limits=("smtp",))
+async def send(to: str, copies: int = 1, urgent: bool = False) -> None:
+    """Be enqueued only."""
+
+
+@pytest.mark.parametrize("to", ["ann@example.com", "two\nlines"])
+async def test_a_job_is_run_again_by_a_form_that_begins_as_it_was(
+    http: httpx.AsyncClient, gateway: Gateway, ledger: Ledger, to: str
+) -> None:
+    options = send.options(queue="post", tenant="acme", limits=["smtp", "tenant:acme"], priority="low")
+    job = await ledger.enqueue(options, to=to, copies=3, urgent=True)
+    there = f"/jobs/post/{job.id}"
+    assert "Run again" not in (await http.get(f"{there}?range=6h")).text  # no worker ever had the task
+    async with working(ledger, send), asyncio.timeout(LIMIT_S):
+        while await ledger.find_task("send") is None:
+            await asyncio.sleep(0.005)
+    (link,) = re.findall(r'href="([^"]+)">Run again', (await http.get(there)).text)
+    page = await http.get(html.unescape(link))
+    check_page(page)
+    (form,) = (each for each in Forms(page.text).found if each.action.endswith("/enqueue"))
+    answer = await http.post(form.action, data=form.fields)
+    assert answer.status_code == 303, answer.text
+    made = await (await ledger.job(answer.headers["location"].rpartition("/")[2])).snapshot()
+    was = await job.snapshot()
+    assert msgspec.json.decode(made.order.input) == msgspec.json.decode(was.order.input)
+    assert made.id != job.id
+    assert (made.task, made.order.tenant, made.order.limits) == ("send", "acme", was.order.limits)
+    assert made.order.priority == "low"
+    for without in ("payloads", "queue"):
+        gateway.access = Someone("operator", without=(without,))
+        assert "Run again" not in (await http.get(there)).text, without
+        assert (await http.get(html.unescape(link))).status_code == 403, without
+    gateway.access = Someone("operator", ("mail",))
+    assert (await http.get(html.unescape(link))).status_code == 404
+    gateway.access = Someone("operator")
+    assert (await http.get("/tasks/send?like=post/nobody")).status_code == 404
 
 
 async def test_pages_say_that_events_were_archived_before_the_lists_had_them(

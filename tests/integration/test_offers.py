@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import msgspec
 import pytest
 from tests.support import waiting_runs as runs
 from tests.support.command_line import CommandLine
+from tests.support.dashboard import Forms
 from tests.support.gateways import gateway_of
 from tests.support.runs import step
 from tests.support.terminal import on_a_terminal
@@ -138,57 +138,6 @@ async def newest(ledger: Ledger, job_id: str) -> int:
         return (await (await ledger.job(job_id)).snapshot()).last_sequence
     except JobNotFoundError:
         return 0
-
-
-class Form(msgspec.Struct):
-    """A form of a page, with what it holds before a person types anything."""
-
-    method: str
-    action: str
-    fields: dict[str, str] = {}
-    choices: dict[str, list[str]] = {}
-    actions: list[str] = []  #: of its buttons that have one of their own
-
-
-class Forms(HTMLParser):
-    """Finds the forms of a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found: list[Form] = []
-        self._open: Form | None = None
-        self._name = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take up a form and what is in it."""
-        said = {name: value or "" for name, value in attrs}
-        if tag == "form":
-            self._open = Form(said.get("method", "get"), said.get("action", ""))
-            self.found.append(self._open)
-        form, name = self._open, said.get("name", "")
-        if form is None:
-            return
-        if tag in ("input", "textarea", "select") and name:
-            form.fields[name] = said.get("value", "")
-        if tag in ("textarea", "select"):
-            self._name = name if tag == "textarea" else ""
-            form.choices.setdefault(name, [])
-            self._select = name
-        if tag == "option" and "value" in said:
-            form.choices.get(self._select, []).append(said["value"])
-        if "formaction" in said:
-            form.actions.append(said["formaction"])
-
-    def handle_endtag(self, tag: str) -> None:
-        """Leave a form, or a field."""
-        self._open = None if tag == "form" else self._open
-        self._name = "" if tag == "textarea" else self._name
-
-    def handle_data(self, data: str) -> None:
-        """Take what a field holds."""
-        if self._open is not None and self._name:
-            self._open.fields[self._name] += data
 
 
 class Offers:

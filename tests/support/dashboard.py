@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import html
 import re
+from html.parser import HTMLParser
 
 import httpx
+import msgspec
 
 from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.pages.serving import POLICY
@@ -57,3 +59,63 @@ def hidden_fields(text: str) -> dict[str, str]:
     """Return the hidden fields of the forms of a page."""
     found = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', text)
     return {name: html.unescape(value) for name, value in found}
+
+
+class Form(msgspec.Struct):
+    """A form of a page, with what it holds before a person types anything."""
+
+    method: str
+    action: str
+    fields: dict[str, str] = {}
+    choices: dict[str, list[str]] = {}
+    actions: list[str] = []  #: of its buttons that have one of their own
+
+
+class Forms(HTMLParser):
+    """Finds the forms of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[Form] = []
+        self._open: Form | None = None
+        self._name = ""
+        self._select = ""
+        self._is_chosen = False  # the text of this option is what its field is sent with
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Take up a form and what is in it."""
+        said = {name: value or "" for name, value in attrs}
+        if tag == "form":
+            self._open = Form(said.get("method", "get"), said.get("action", ""))
+            self.found.append(self._open)
+        form, name = self._open, said.get("name", "")
+        if form is None:
+            return
+        if tag in ("input", "textarea", "select") and name:
+            form.fields[name] = said.get("value", "")
+        if tag in ("textarea", "select"):
+            self._name = name if tag == "textarea" else ""
+            form.choices.setdefault(name, [])
+            self._select = name
+        if tag == "option":
+            self._is_chosen = "selected" in said and "value" not in said
+        if tag == "option" and "selected" in said:
+            form.fields[self._select] = said.get("value", "")
+        if tag == "option" and "value" in said:
+            form.choices.get(self._select, []).append(said["value"])
+        if "formaction" in said:
+            form.actions.append(said["formaction"])
+
+    def handle_endtag(self, tag: str) -> None:
+        """Leave a form, or a field."""
+        self._open = None if tag == "form" else self._open
+        self._name = "" if tag == "textarea" else self._name
+        self._is_chosen = False
+
+    def handle_data(self, data: str) -> None:
+        """Take what a field holds."""
+        if self._open is not None and self._is_chosen:
+            self._open.fields[self._select] = data
+        if self._open is not None and self._name:
+            self._open.fields[self._name] += data

@@ -134,6 +134,41 @@ def value_of(fields: tuple[Field, ...] | None, sent: Fields) -> bytes:
     return msgspec.json.encode(typed[_WHOLE]) if _WHOLE in typed else text
 
 
+def filled(fields: tuple[Field, ...] | None, text: str) -> tuple[Field, ...] | None:
+    """Return the fields with an input in them; None, so that JSON has to be typed, where they would not send that very input.
+
+    `text`: a JSON object.
+    """
+    given: Any = msgspec.json.decode(text)
+    if fields is None or not isinstance(given, dict):
+        return None
+    values = cast("dict[str, Any]", given)
+    found = tuple(
+        msgspec.structs.replace(each, default=_typed(each, values[each.name]) if each.name in values else "")
+        for each in fields
+    )
+    if not all(_fits(each) for each in found):
+        return None
+    sent = Fields({each.input_name: [each.default] for each in found})
+    try:
+        return found if msgspec.json.decode(input_of(found, sent)) == values else None
+    except ProblemError:
+        return None
+
+
+def _fits(field: Field) -> bool:
+    """Return whether a browser sends what the field begins with."""
+    if field.kind == "choice":
+        return field.default in ("", *field.choices)
+    return field.kind == "json" or not set(field.default) & set("\r\n")
+
+
+def _typed(field: Field, value: Any) -> str:
+    """Return a value as somebody types it."""
+    is_text = isinstance(value, str) and field.kind != "json"
+    return value if is_text else msgspec.json.encode(value).decode()
+
+
 def _value(field: Field, text: str) -> Any:
     if field.kind == "flag":
         return text == "true"

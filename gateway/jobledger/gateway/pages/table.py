@@ -42,7 +42,7 @@ from jobledger.gateway.pages.views.limits import limits, tenants
 from jobledger.gateway.pages.views.queues import queues
 from jobledger.gateway.pages.views.runs import runs
 from jobledger.gateway.pages.views.schedules import schedules
-from jobledger.gateway.pages.views.tasks import task_form, tasks
+from jobledger.gateway.pages.views.tasks import TaskQuery, task_form, tasks
 from jobledger.gateway.pages.views.workers import workers
 
 PAGES: Final = (
@@ -89,7 +89,7 @@ PAGES: Final = (
     Page(path="/workers", template="workers.html", facts=workers),
     Page(path="/runs", template="runs.html", facts=runs),
     Page(path="/tasks", template="tasks.html", facts=tasks),
-    Page(path="/tasks/{task}", template="task.html", facts=task_form),
+    Page(path="/tasks/{task}", template="task.html", facts=task_form, query=TaskQuery),
     Page(path="/graphs", template="graphs.html", facts=graphs.graphs, query=graphs.Query),
     Page(path="/webhooks", template="webhooks.html", facts=webhooks.webhooks, query=webhooks.Query),
     Page(path="/ledger", template="ledger.html", facts=ledger),

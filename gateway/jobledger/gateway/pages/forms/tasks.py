@@ -29,8 +29,9 @@ async def add_job(sent: Sent, task: str) -> str:
     sent.principal.require("queue", queue, task)
     how: dict[str, Any] = {"by": sent.principal.name, "queue": queue, "id": fields.one("id") or None}
     how |= {"delay_s": fields.number("delay_s"), "max_attempts": fields.whole("max_attempts")}
+    how |= {"tenant": fields.one("tenant") or None, "limits": fields.one("limits").split()}
     if fields.one("priority") in PRIORITIES:
         how["priority"] = fields.one("priority")
-    value = msgspec.Raw(input_of(fields_of(found.input), fields))
+    value = msgspec.Raw(input_of(None if "input" in fields else fields_of(found.input), fields))
     made = await ledger.enqueue_named(task, value, **how)
     return address(f"/jobs/{made.ref.queue}/{made.id}")

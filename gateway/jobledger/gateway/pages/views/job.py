@@ -41,6 +41,7 @@ from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
 from jobledger.ledger.model.rights.marks import hidden_from
 from jobledger.ledger.model.subjects import JobRef, check_token, is_own_queue
 from jobledger.ledger.nats.attempt_logs import LogLine
+from jobledger.ledger.nats.task_book import find_task
 from jobledger.ledger.signalling.giving import announced_workflow
 
 Act = Literal["cancel", "retry", "reschedule", "requeue", "discard", "pause", "resume"]
@@ -104,6 +105,7 @@ class _Read(NamedTuple):
     details: JobDetails
     run: RunPart | None
     hidden: bool
+    announced: bool  #: whether a worker ever had its task
 
     @property
     def is_past(self) -> bool:
@@ -132,6 +134,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     chain: ChainCheck
     missing: str  #: where its first events are, "" where all are there
     hash: str  #: of the newest event
+    again: bool  #: whether a form to add another one like it is offered
     timeline: Drawn
     summary: str
     events: list[EventLine]
@@ -167,7 +170,12 @@ async def job_page(looked: Looked, queue: str, id: str, *, query: Query) -> JobP
     hidden = not looked.principal.may("payloads")
     details = await job_details(gateway.ledger, job, history, hidden=hidden_from(looked.principal))
     run = run_part(job, seen, looked.principal, workflow)
-    read = _Read(job, explained.why, history, seen, found.chain, details, run, hidden)
+    known = (
+        None
+        if hidden
+        else await find_task(looked.gateway.ledger.inbox, looked.gateway.ledger.names, job.task)
+    )
+    read = _Read(job, explained.why, history, seen, found.chain, details, run, hidden, known is not None)
     async with gateway.projection.opened(None) as view:
         shell = await surround(looked, view, asked)
         with view.store.one_moment():
@@ -231,6 +239,7 @@ def _page(looked: Looked, view: View, shell: Shell, query: Query, read: _Read) -
         chain=read.chain,
         missing="",
         hash=hashlib.sha256(history[-1].data).hexdigest(),
+        again=text is not None and not read.is_past and read.announced and _may_add(looked, job),
         timeline=_timeline(looked, view, shell, query, read, trail.clocks.times),
         summary=(trail_of(seen, now=at) if read.is_past else trail).summary.text(),
         events=_newest(_folded(events), last),
@@ -241,6 +250,12 @@ def _page(looked: Looked, view: View, shell: Shell, query: Query, read: _Read) -
         moment=at,
         acts=[] if read.is_past else acts_of(job, shell),
     )
+
+
+def _may_add(looked: Looked, job: Job) -> bool:
+    """Return whether whoever looks may add a job with the input of this one."""
+    may = looked.principal.may
+    return may("payloads", job.queue, job.task) and may("queue", job.queue, job.task)
 
 
 def _timeline(  # noqa: PLR0917 - what a page is made of

@@ -13,14 +13,19 @@ from markupsafe import Markup
 from jobledger.admin.amounts import duration
 from jobledger.admin.lists.stats import stats
 from jobledger.admin.rows import View
+from jobledger.admin.views import job_details
 from jobledger.gateway.pages.charts.plot import histogram, spark
 from jobledger.gateway.pages.page import Looked, When
-from jobledger.gateway.pages.schema_fields import Field, fields_of
+from jobledger.gateway.pages.schema_fields import Field, fields_of, filled
 from jobledger.gateway.pages.shell import RANGES, Shell, surround
 from jobledger.gateway.pages.views.fleet import Happened, axis_of, happened, points, trends
+from jobledger.gateway.pages.views.job import editable
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.scoped import terms_for
-from jobledger.ledger.model.subjects import check_token, is_own_queue
+from jobledger.ledger.model.errors import JobNotFoundError
+from jobledger.ledger.model.limits.names import UNNAMED, split
+from jobledger.ledger.model.rights.marks import hidden_from
+from jobledger.ledger.model.subjects import JobRef, check_token, is_own_queue
 from jobledger.ledger.nats.task_book import TaskEntry, find_task, read_tasks
 from jobledger.projections import FailureRow, Histogram, JobFilter, JobRow
 from jobledger.projections.filters import Term
@@ -48,12 +53,29 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     tasks: list[TaskLine]
 
 
+class TaskQuery(When, frozen=True, kw_only=True):
+    """What the form begins with."""
+
+    like: str = ""  #: `<queue>/<job id>` of a job that the new one is to be like
+
+
+class Like(msgspec.Struct, frozen=True, kw_only=True):
+    """What the form takes over from a job."""
+
+    job: JobRef
+    tenant: str
+    priority: str
+    limits: str  #: those that a person may name, with spaces between
+    input: str  #: as JSON
+
+
 class TaskForm(msgspec.Struct, frozen=True, kw_only=True):
     """The page of one task."""
 
     shell: Shell
     entry: TaskEntry
     fields: tuple[Field, ...] | None  #: None: its input is typed as JSON
+    like: Like | None  #: None: the form is empty
     workers: int
     happened: Happened
     durations: Markup
@@ -98,15 +120,19 @@ async def tasks(looked: Looked, *, query: When) -> Tasks:
     )
 
 
-async def task_form(looked: Looked, task: str, *, query: When) -> TaskForm:
-    """Return how one task goes, and a form to add a job of it. Raises: ProblemError (TASK_NOT_FOUND)."""
-    del query
+async def task_form(looked: Looked, task: str, *, query: TaskQuery) -> TaskForm:
+    """Return how one task goes, and a form to add a job of it.
+
+    Raises: ProblemError (TASK_NOT_FOUND); AccessDeniedError, JobNotFoundError for the job that the new one is to be like.
+    """
     ledger = looked.gateway.ledger
     found = await find_task(ledger.inbox, ledger.names, check_token("task name", task))
     missing = ProblemError("TASK_NOT_FOUND", f"no worker ever had a task {task}")
     if found is None:
         raise missing
     looked.principal.require_about("view", found.queue, found.name, missing)
+    like = await _like(looked, task, query.like) if query.like else None
+    fields = fields_of(found.input)
     living = [each for each in await ledger.leases.all() if not each.stopped]
     async with looked.gateway.projection.opened() as view:
         shell = await surround(looked, view, None)
@@ -114,9 +140,34 @@ async def task_form(looked: Looked, task: str, *, query: When) -> TaskForm:
     return TaskForm(
         shell=shell,
         entry=found,
-        fields=fields_of(found.input),
+        fields=fields if like is None else filled(fields, like.input),
+        like=like,
         workers=sum(found.name in (each.tasks or ()) for each in living),
         **told,
+    )
+
+
+async def _like(looked: Looked, task: str, name: str) -> Like:
+    """Return what a new job takes over from one. Raises: as `task_form`."""
+    queue, _, job_id = name.partition("/")
+    ref = JobRef(queue=check_token("queue", queue), job_id=check_token("job id", job_id))
+    principal, missing = looked.principal, JobNotFoundError(job_id)
+    for permission in ("view", "payloads", "queue"):
+        principal.require_about(permission, queue, task, missing)
+    handle = looked.gateway.ledger.handle_of(ref)
+    job = await handle.snapshot()
+    details = await job_details(
+        looked.gateway.ledger, job, await handle.history(), hidden=hidden_from(principal)
+    )
+    text = editable(details)
+    if job.task != task or text is None:
+        raise missing
+    return Like(
+        job=ref,
+        tenant=job.order.tenant,
+        priority=job.order.priority,
+        limits=" ".join(each for each in job.order.limits if split(each)[0] not in UNNAMED),
+        input=text,
     )
 
 
