@@ -95,6 +95,10 @@ REFUSED = [
     (f'"{"x" * 201}"', "a text to look for has 1 to 200 characters, got 201"),
     ('"a\\"b"=1', "the input field 'a\"b' cannot be looked for"),
     ("x" * (TEXT_MAX + 1), f"a search has at most {TEXT_MAX} characters, got {TEXT_MAX + 1}: leave"),
+    (
+        " ".join(f"a{n}=1" for n in range(11)),
+        "looks at 10 fields of the input or the metadata at most: leave a10=1",
+    ),
     ("tenant:\ud800", "half of a character"),
 ]
 

@@ -26,6 +26,7 @@ from jobledger.projections.errors import ProjectionConfigError
 from jobledger.projections.filters import JobFilter, SaidFilter
 
 TEXT_MAX: Final = 400  #: characters of a search
+PAIRS_MAX: Final = 10  #: conditions on the input, and as many on the metadata: each is looked at in every row
 #: How a state is typed, in the order in which a list names them. The state's own name is read, too.
 STATE_TOKENS: Final = {
     "waiting": "queued",
@@ -182,9 +183,14 @@ def _with(chosen: JobFilter, word: Word, now: datetime) -> JobFilter:
             fingerprints=tuple(dict.fromkeys((*chosen.fingerprints, *more.fingerprints))),
         )
     try:
-        return chosen.both(more)
+        both = chosen.both(more)
     except ProjectionConfigError as error:
         raise ProjectionConfigError(f"{word.key}: is given twice: leave one of them out") from error
+    if max(len(both.input), len(both.said.metadata)) > PAIRS_MAX:
+        raise ProjectionConfigError(
+            f"a search looks at {PAIRS_MAX} fields of the input or the metadata at most: leave {_shown(word.text)} out"
+        )
+    return both
 
 
 def _with_loose(chosen: JobFilter, word: Word) -> JobFilter:

@@ -35,9 +35,8 @@ from jobledger.projections import (
     SaidFilter,
     parse_search,
 )
+from jobledger.projections.search import PAIRS_MAX
 from jobledger.projections.tables.acts import ActName
-
-_PAIRS_MAX: Final = 10
 
 
 class Said(Looked, frozen=True, kw_only=True):
@@ -171,9 +170,9 @@ class ActsQuery(Looked, frozen=True, kw_only=True):
 
 
 def _pairs(name: str, given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    if len(given) > _PAIRS_MAX:
+    if len(given) > PAIRS_MAX:
         raise ProblemError(
-            "BAD_REQUEST", f"{name} is given {len(given)} times: give it {_PAIRS_MAX} times at most"
+            "BAD_REQUEST", f"{name} is given {len(given)} times: give it {PAIRS_MAX} times at most"
         )
     found = [each.partition("=") for each in given]
     if any(not sign or not key for key, sign, _ in found):
