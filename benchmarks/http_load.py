@@ -21,10 +21,12 @@ class Answer(NamedTuple):
 
 
 class Connection:
-    """One connection that is kept."""
+    """One connection that is kept; a password in the address is a key that every request has."""
 
     def __init__(self, url: str) -> None:
         self._place = urlsplit(url)
+        password = self._place.password
+        self._own = [] if password is None else [f"authorization: Bearer {password}"]
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -43,7 +45,8 @@ class Connection:
     def send(self, method: str, path: str, body: bytes = b"", headers: Iterable[str] = ()) -> None:
         """Write a request."""
         assert self._writer is not None, "it is connected"
-        lines = [f"{method} {path} HTTP/1.1", f"host: {self._place.netloc}", *headers]
+        host = f"host: {self._place.netloc.rpartition('@')[2]}"
+        lines = [f"{method} {path} HTTP/1.1", host, *self._own, *headers]
         if body:
             lines.append(f"content-length: {len(body)}")
         self._writer.write("\r\n".join((*lines, "", "")).encode() + body)

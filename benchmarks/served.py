@@ -18,6 +18,7 @@ from http_load import Connection
 from shared import LEDGER_BYTES
 
 from jobledger.ledger import Ledger, connect, task
+from jobledger.ledger.access.account import read_account_key
 from jobledger.ledger.adding.announced import entry_of
 from jobledger.ledger.nats.task_book import write_tasks
 from jobledger.ledger.server import EmbeddedServer
@@ -84,7 +85,8 @@ async def gateway(
         assert process.stdout is not None, "a pipe"
         async with asyncio.timeout(60):
             ready = json.loads(await process.stdout.readline())
-        yield Served(ready["gateway"], process)
+        key = read_account_key(Path(ready["key_file"]))
+        yield Served(ready["gateway"].replace("://", f"://:{key}@"), process)
     finally:
         await _ended(process)
 

@@ -16,6 +16,7 @@ import pytest
 from tests.gateway.test_endpoints import BODIES, WORDS
 from tests.support.figures import Recorder
 from tests.support.gateway import send
+from tests.support.gateways import as_account
 from tests.support.limits import LIMIT_S
 from tests.support.warm import start
 from tests.support.working import bury
@@ -53,9 +54,10 @@ async def http(server: EmbeddedServer, ledger: Ledger, tmp_path: Path) -> AsyncI
     process = start("-m", "jobledger.cli", "gateway", *words, *there, folder=tmp_path, variables=variables)
     try:
         assert process.stdout is not None
-        url = json.loads(await asyncio.to_thread(process.stdout.readline))["gateway"]
+        ready = json.loads(await asyncio.to_thread(process.stdout.readline))
+        url, own = ready["gateway"], as_account(ready)
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=url, headers=own, timeout=60, limits=limits) as client:
             yield client
     finally:
         process.send_signal(signal.SIGTERM)

@@ -35,8 +35,8 @@ async def home(ledger: Ledger, tmp_path: Path) -> AsyncIterator[House]:
         yield made
 
 
-async def test_without_a_key_everybody_on_loopback_is_the_account_and_with_one_nobody(home: House) -> None:
-    async with home.client() as client:
+async def test_the_account_is_let_in_until_there_is_a_key(home: House) -> None:
+    async with home.account() as client:
         me = (await client.get("/v1/me")).json()
         assert (me["name"].partition(":")[0], me["permissions"][-1]) == ("local", "admin")
         made = await home.key(role="viewer")
@@ -244,13 +244,14 @@ async def test_a_foreign_host_is_sent_away(home: House) -> None:
     async with home.client() as client:
         for host in ("evil.example", "127.0.0.1.evil.example", "", "[::1", "localhost:8080:x", "10.0.0.7"):
             assert code_of(await client.get("/v1/me", headers={"host": host})) == "MISDIRECTED", host
+    async with home.account() as client:
         for host in ("127.0.0.1:8080", "localhost", "[::1]:8080", "LOCALHOST:1"):
             assert (await client.get("/v1/me", headers={"host": host})).status_code == 200, host
 
 
 async def test_a_page_of_another_site_changes_nothing(home: House) -> None:
     body = {"name": "planted", "role": "admin"}
-    async with home.client() as client:
+    async with home.browser() as client:
         for headers in (
             {"origin": "https://evil.example"},
             {"origin": "null"},
@@ -360,6 +361,7 @@ async def test_a_proxy_that_nobody_named_gives_nobody_rights(ledger: Ledger, tmp
                 answer = await client.request(method, path, headers={name: value})
                 assert (answer.status_code, name.lower() in answer.text) == (421, True), (name, path)
             assert (await client.get("/healthz", headers={name: value})).status_code == 200
+    async with house(ledger, tmp_path) as home, home.account() as client:
         assert (await client.get("/v1/me")).status_code == 200
     settings: dict[str, Any] = {"behind_proxy": ("10.0.0.0/8",)}
     async with house(ledger, tmp_path, **settings) as home:
@@ -370,7 +372,7 @@ async def test_a_proxy_that_nobody_named_gives_nobody_rights(ledger: Ledger, tmp
 
 
 async def test_a_get_that_runs_jobs_needs_a_key_or_says_that_it_comes_from_here(home: House) -> None:
-    async with home.client() as client:
+    async with home.browser() as client:
         assert code_of(await client.get("/v1/run")) == "CROSS_SITE", (
             "as an image of any page in an old browser"
         )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.support.gateways import as_account
 from tests.support.limits import LIMIT_S
 from tests.support.pages import save_programs
 
@@ -38,10 +39,10 @@ def steps(page: Path) -> list[tuple[str, str]]:
     return found
 
 
-def until_known(address: str) -> None:
+def until_known(address: str, headers: dict[str, str]) -> None:
     """Wait until the worker has announced its tasks."""
     end = time.monotonic() + LIMIT_S
-    while not httpx.get(address).is_success:
+    while not httpx.get(address, headers=headers).is_success:
         assert time.monotonic() < end, "the worker announced no task"
         time.sleep(0.05)
 
@@ -62,8 +63,8 @@ def started(tmp_path: Path, nats_server_binary: str) -> Iterator[dict[str, str]]
     assert process.stdout is not None
     try:
         ready = json.loads(process.stdout.readline())
-        until_known(f"{ready['gateway']}/v1/tasks/deploy")
-        yield {**variables, "GATEWAY": ready["gateway"], "NATS": ready["url"]}
+        until_known(f"{ready['gateway']}/v1/tasks/deploy", as_account(ready))
+        yield {**variables, "GATEWAY": ready["gateway"], "NATS": ready["url"], "ME": f"@{ready['key_file']}"}
     finally:
         process.terminate()
         process.wait(timeout=LIMIT_S)

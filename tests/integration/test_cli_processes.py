@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.gateways import as_account
 from tests.support.limits import LIMIT_S
 from tests.support.terminal import terminal, unstyled
 
@@ -383,9 +384,10 @@ def test_the_demo_kills_a_worker_and_loses_nothing(start: Start) -> None:
     shown = " ".join(demo.errors.split())
     _, *words = re.findall(r"in a browser: (\S+) (up --dir \S+ --port 0)", shown)[0][1].split()
     up = start("up", *words, "--json", variables={"JOBLEDGER_NO_GATEWAY": "0", "JOBLEDGER_GATEWAY_PORT": "0"})
-    gateway = up.line()["gateway"]
+    ready = up.line()
+    job = f"{ready['gateway']}/v1/jobs/index/{report['interrupted_jobs'][0]}"
     assert start("demo", "--keep", "kept").end() == 2, "a server works there"
-    with urllib.request.urlopen(f"{gateway}/v1/jobs/index/{report['interrupted_jobs'][0]}") as answer:
+    with urllib.request.urlopen(urllib.request.Request(job, headers=as_account(ready))) as answer:
         assert len(json.load(answer)["attempts"]) > 1
     assert up.end(signal.SIGTERM) == 0
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.support.audit_command import AuditCommand
 from tests.support.command_line import CommandLine
+from tests.support.gateways import as_account
 from tests.support.limits import LIMIT_S
 
 from jobledger.ledger import Ledger
@@ -40,20 +41,21 @@ def line(nats_server: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.fixture
 def gateway(command: Start, line: CommandLine, tmp_path: Path) -> Start:
-    """Start a gateway with small streams; return it with its address."""
+    """Start a gateway with small streams; return it with its first line."""
 
-    def begin(*words: str) -> tuple[Any, str]:
+    def begin(*words: str) -> tuple[Any, dict[str, Any]]:
         made = command(
             *("gateway", "--port", "0", "--json", "--ledger-bytes-max", str(16 << 20), *line.where),
             *("--projection", str(tmp_path / "p.db"), *words),
         )
-        return made, made.line()["gateway"]
+        return made, made.line()
 
     return begin
 
 
-def post(url: str, body: Any) -> tuple[int, Any]:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+def post(ready: dict[str, Any], path: str, body: Any) -> tuple[int, Any]:
+    headers = {"content-type": "application/json", **as_account(ready)}
+    request = urllib.request.Request(f"{ready['gateway']}{path}", json.dumps(body).encode(), headers)
     try:
         with urllib.request.urlopen(request) as answer:
             return answer.status, json.load(answer)
@@ -61,11 +63,12 @@ def post(url: str, body: Any) -> tuple[int, Any]:
         return error.code, json.load(error)
 
 
-def declared(url: str) -> dict[str, Any]:
+def declared(ready: dict[str, Any]) -> dict[str, Any]:
     """Wait until the schedule is there."""
     until = time.monotonic() + LIMIT_S
     while True:
-        with urllib.request.urlopen(f"{url}/v1/schedules") as answer:
+        request = urllib.request.Request(f"{ready['gateway']}/v1/schedules", headers=as_account(ready))
+        with urllib.request.urlopen(request) as answer:
             items: list[dict[str, Any]] = json.load(answer)["items"]
         if items:
             return items[0]
@@ -76,14 +79,14 @@ def declared(url: str) -> dict[str, Any]:
 def test_a_gateway_on_an_empty_server_takes_jobs_of_its_tasks_and_declares_their_schedules(
     gateway: Start, line: CommandLine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    process, url = gateway("--app", "shop")
+    process, ready = gateway("--app", "shop")
     # The first request, at once: the announcement was made before the gateway said that it is ready.
-    status, job = post(f"{url}/v1/jobs", {"task": "send", "input": {"to": "ann"}})
+    status, job = post(ready, "/v1/jobs", {"task": "send", "input": {"to": "ann"}})
     assert (status, job["queue"]) == (202, "mail")
-    status, refused = post(f"{url}/v1/jobs", {"task": "send", "input": {"to": 7}})
+    status, refused = post(ready, "/v1/jobs", {"task": "send", "input": {"to": 7}})
     assert (status, "$.to" in refused["detail"]) == (400, True), refused
-    assert declared(url)["source"] == "code"
-    assert post(f"{url}/v1/run", {})[1] == {"ran": 1, "left": 0}
+    assert declared(ready)["source"] == "code"
+    assert post(ready, "/v1/run", {})[1] == {"ran": 1, "left": 0}
     assert process.end(signal.SIGTERM) == 0
     audit = AuditCommand(line.url, tmp_path, capsys)
     audit.environment, audit.where = line.environment, line.where
@@ -91,8 +94,8 @@ def test_a_gateway_on_an_empty_server_takes_jobs_of_its_tasks_and_declares_their
 
 
 def test_a_gateway_that_is_to_declare_none_declares_none(gateway: Start, line: CommandLine) -> None:
-    _process, url = gateway("--app", "shop", "--no-schedules")
-    assert post(f"{url}/v1/jobs", {"task": "send", "input": {"to": "ann"}})[0] == 202
+    _process, ready = gateway("--app", "shop", "--no-schedules")
+    assert post(ready, "/v1/jobs", {"task": "send", "input": {"to": "ann"}})[0] == 202
     assert line.run("schedules", "list", "--json", *line.where).lines == []
 
 

@@ -9,8 +9,10 @@ import os
 import secrets
 import signal
 from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 from tests.support.limits import LIMIT_S
 from tests.support.warm import start
@@ -19,6 +21,7 @@ from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.process import bodies, protocol
 from jobledger.gateway.process.bodies import Body
 from jobledger.ledger import Ledger, connect, task
+from jobledger.ledger.access.account import read_account_key
 from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
@@ -37,6 +40,7 @@ async def send(to: str) -> None:
 class Attacked(NamedTuple):
     port: int
     ledger: Ledger
+    cookie: bytes  #: of the account, for that the browser of somebody who is let in is what pages elsewhere attack by
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +68,21 @@ async def attacked(
         )
         try:
             assert process.stdout is not None
-            line = await asyncio.to_thread(process.stdout.readline)
-            yield Attacked(int(json.loads(line)["gateway"].rpartition(":")[2]), ledger)
+            ready = json.loads(await asyncio.to_thread(process.stdout.readline))
+            port = int(ready["gateway"].rpartition(":")[2])
+            yield Attacked(port, ledger, await logged_in(ready))
         finally:
             process.send_signal(signal.SIGTERM)
             _, errors = await asyncio.to_thread(process.communicate, LIMIT_S)
             assert "Traceback" not in errors, errors
+
+
+async def logged_in(ready: dict[str, str]) -> bytes:
+    """Return the header of a browser in which the account logged in."""
+    key = read_account_key(Path(ready["key_file"]))
+    async with httpx.AsyncClient(base_url=ready["gateway"], timeout=LIMIT_S) as client:
+        answer = await client.get("/login", params={"token": key})
+    return f"Cookie: {answer.headers['set-cookie'].partition(';')[0]}\r\n".encode()
 
 
 class Reply(NamedTuple):
@@ -78,14 +91,14 @@ class Reply(NamedTuple):
     code: str  #: "" where the connection itself was refused
 
 
-async def attack(port: int, parts: Iterable[bytes]) -> Reply:
+async def attack(attacked: Attacked, parts: Iterable[bytes]) -> Reply:
     """Send something, as much of it as is taken, and read the answer."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", attacked.port)
 
     async def sending() -> None:
         with contextlib.suppress(ConnectionError):
             for part in parts:
-                writer.write(part)
+                writer.write(part.replace(HOST, HOST + attacked.cookie))
                 await writer.drain()
 
     task = asyncio.create_task(sending())
@@ -245,24 +258,24 @@ ATTACKS: dict[str, tuple[Iterable[bytes], int, str, str]] = {
 
 async def test_each_hostile_request_gets_one_sentence_and_changes_nothing(attacked: Attacked) -> None:
     before = (await attacked.ledger.log.head()).last_sequence
-    replies = await asyncio.gather(*(attack(attacked.port, parts) for parts, *_ in ATTACKS.values()))
+    replies = await asyncio.gather(*(attack(attacked, parts) for parts, *_ in ATTACKS.values()))
     for (name, (_, status, code, word)), reply in zip(ATTACKS.items(), replies, strict=True):
         assert (reply.status, reply.code) == (status, code), f"{name}: {reply}"
         assert word in reply.text, f"{name}: {reply}"
         assert "\n" not in reply.text.strip(), f"{name}: one sentence"
         assert "Traceback" not in reply.text, name
     assert (await attacked.ledger.log.head()).last_sequence == before
-    alive = await attack(attacked.port, [b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"])
+    alive = await attack(attacked, [b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"])
     assert (alive.status, alive.text) == (200, "ok\n")
 
 
 async def test_requests_that_never_end_keep_nobody_else_waiting(attacked: Attacked) -> None:
     idle = [await asyncio.open_connection("127.0.0.1", attacked.port) for _ in range(200)]
     for _, writer in idle[:100]:
-        writer.write(CANCEL + HOST + JSON + b"Content-Length: 100\r\n\r\n{")
+        writer.write(CANCEL + HOST + attacked.cookie + JSON + b"Content-Length: 100\r\n\r\n{")
     for _, writer in idle[100:]:
         writer.write(b"GET /v1/jobs HTTP/1.1\r\nHo")
-    alive = await attack(attacked.port, [b"GET /v1/jobs/mail/a HTTP/1.1\r\n" + HOST + b"\r\n"])
+    alive = await attack(attacked, [b"GET /v1/jobs/mail/a HTTP/1.1\r\n" + HOST + b"\r\n"])
     assert alive.status == 200
     for _, writer in idle:
         writer.close()
@@ -325,7 +338,9 @@ async def test_a_slow_head_and_a_slow_body_are_cut_off(attacked: Attacked) -> No
     before = (await attacked.ledger.log.head()).last_sequence
     head, body = await asyncio.gather(
         trickle(attacked.port, b"GET /v1/jobs HTTP/1.1\r\n", b"X: a\r\n"),
-        trickle(attacked.port, CANCEL + HOST + JSON + b"Content-Length: 5000\r\n\r\n", b"a"),
+        trickle(
+            attacked.port, CANCEL + HOST + attacked.cookie + JSON + b"Content-Length: 5000\r\n\r\n", b"a"
+        ),
     )
     assert (head.status, body.status) == (408, 408)
     assert (await attacked.ledger.log.head()).last_sequence == before

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.command_line import CommandLine
+from tests.support.gateways import as_account
 from tests.support.limits import LIMIT_S
 from tests.support.processes import exists, until
 
@@ -55,7 +56,8 @@ def gateway(command: Start, ledger: Ledger, tmp_path: Path) -> Start:
             *("--log-format", "json", "gateway", "--port", "0", "--json", *there),
             *("--projection", str(tmp_path / "p.db"), *words),
         )
-        return made, httpx.AsyncClient(base_url=made.line()["gateway"], timeout=LIMIT_S)
+        ready = made.line()
+        return made, httpx.AsyncClient(base_url=ready["gateway"], timeout=LIMIT_S, headers=as_account(ready))
 
     return begin
 
@@ -167,6 +169,7 @@ async def test_a_stop_ends_a_hundred_streams_at_once_lets_a_request_end_and_leav
         own = children(process.child.pid)
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         head = "POST /v1/jobs/mail/a/cancel HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        head += f"authorization: {client.headers['authorization']}\r\n"
         writer.write(f'{head}content-length: 17\r\n\r\n{{"reason":'.encode())
         assert (await client.get("/healthz")).status_code == 200
         process.child.send_signal(signal.SIGTERM)
@@ -298,7 +301,9 @@ async def test_up_starts_a_gateway_that_ends_with_it_and_begins_again(command: S
     )
     ready = up.line()
     own = offspring(up.child.pid)
-    async with httpx.AsyncClient(base_url=ready["gateway"], timeout=LIMIT_S) as client:
+    async with httpx.AsyncClient(
+        base_url=ready["gateway"], timeout=LIMIT_S, headers=as_account(ready)
+    ) as client:
         await answered(client, "/readyz", 200)
         async with connect(ready["url"]) as ledger:
             await ledger.enqueue(send.options(id="a"), to="ann")
@@ -333,9 +338,10 @@ async def test_gateways_that_are_started_at_once_take_different_ports(
         beside = gateway_beside(Output(as_json=False), target, tmp_path / "p.db", None)
         made = await stack.enter_async_context(beside)
         assert made is not None
-        async with httpx.AsyncClient(base_url=made.url, timeout=LIMIT_S) as client:
+        url = made.entrance.gateway
+        async with httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
             assert (await client.get("/healthz")).text == "ok\n"
-        return made.url
+        return url
 
     async with contextlib.AsyncExitStack() as one, contextlib.AsyncExitStack() as two:
         urls = await asyncio.gather(begin(one), begin(two))

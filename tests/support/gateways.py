@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx
@@ -51,6 +52,12 @@ async def listening(gateway: Gateway, port: int = 0) -> AsyncGenerator[str, None
         server.should_exit = True
         async with asyncio.timeout(LIMIT_S):
             await running
+
+
+def as_account(ready: Mapping[str, Any]) -> dict[str, str]:
+    """Return the header by which this account gets in at a gateway, from the line in which that one said it is ready."""
+    name, _, value = Path(ready["key_file"]).read_text(encoding="utf-8").strip().partition(": ")
+    return {name: value}
 
 
 class Cutter:

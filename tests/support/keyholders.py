@@ -17,6 +17,7 @@ from jobledger.gateway.access.keys import AccessSettings, KeyAccess, opened_acce
 from jobledger.gateway.app import app
 from jobledger.gateway.parts import Gateway
 from jobledger.ledger import Ledger
+from jobledger.ledger.access.account import ACCOUNT_FILE, read_account_key
 
 BASE = "http://127.0.0.1:8080"
 
@@ -24,7 +25,8 @@ BASE = "http://127.0.0.1:8080"
 class House:
     """One gateway with its gate, asked without a port."""
 
-    def __init__(self, gateway: Gateway, access: KeyAccess) -> None:
+    def __init__(self, gateway: Gateway, access: KeyAccess, account_file: Path) -> None:
+        self.account_file = account_file  #: see `jobledger.ledger.access.account`
         self.gateway = gateway
         self.access = access
         self.ledger: Ledger = gateway.ledger
@@ -35,6 +37,23 @@ class House:
         """Return a client of its own; `peer` is the address that it comes from."""
         transport = httpx.ASGITransport(self._app, client=(peer, 40_000))
         return httpx.AsyncClient(transport=transport, base_url=base, **settings)
+
+    def account(self, **settings: Any) -> httpx.AsyncClient:
+        """Return a client that sends the key of this account."""
+        return self.client(headers={"authorization": f"Bearer {self.account_key}"}, **settings)
+
+    @contextlib.asynccontextmanager
+    async def browser(self, **settings: Any) -> AsyncGenerator[httpx.AsyncClient, None]:
+        """Give a browser in which this account opened the address that the gateway printed."""
+        async with self.client(**settings) as made:
+            answer = await made.get("/login", params={"token": self.account_key})
+            assert (answer.status_code, answer.headers["location"]) == (303, "/"), answer.text
+            yield made
+
+    @property
+    def account_key(self) -> str:
+        """The key of the account that the gateway runs under."""
+        return read_account_key(self.account_file)
 
     def holder(self, made: MadeKey, **settings: Any) -> httpx.AsyncClient:
         """Return a client that sends a key."""
@@ -61,12 +80,13 @@ async def house(
     ledger: Ledger, folder: Path, *, is_loopback: bool = True, **settings: Any
 ) -> AsyncGenerator[House, None]:
     """Open a gateway that knows keys; several on one folder share the key that signs sessions."""
-    chosen = AccessSettings(**dict[str, Any](session_key=folder / "session.key") | settings)
+    file = folder / ACCOUNT_FILE
+    chosen = AccessSettings(**dict[str, Any](session_key=folder / "session.key", account_key=file) | settings)
     async with (
         opened_access(ledger, chosen, is_loopback=is_loopback) as access,
         gateway_of(ledger, folder, access) as gateway,
     ):
-        yield House(gateway, access)
+        yield House(gateway, access, file)
 
 
 def code_of(answer: httpx.Response) -> int | str:

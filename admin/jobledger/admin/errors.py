@@ -3,8 +3,7 @@
 LedgerError                    the root, of jobledger.ledger
 ├── InvalidError
 │   ├── ArchiveGapError        the exports that were named end before the ledger begins
-│   ├── ChoiceError            a choice of dead letters names none, or names them in two ways
-│   └── NoDataFolderError      this user has no folder for a projection
+│   └── ChoiceError            a choice of dead letters names none, or names them in two ways
 ├── NotFoundError
 │   ├── JobNotHeldError        no event of the job is there, and events are missing where it was looked for
 │   └── JobNotYetError         the job came after the moment that was asked for
@@ -59,15 +58,6 @@ class ArchiveGapError(InvalidError):
 
 class ChoiceError(InvalidError):
     """A choice of dead letters names none, or names them both by ids and by conditions; nothing was done."""
-
-
-class NoDataFolderError(InvalidError):
-    """This user has no home folder, and so none for a projection that nobody named a file for."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "this user has no home folder for a projection: name a file with --projection, or set XDG_DATA_HOME"
-        )
 
 
 class JobNotHeldError(NotFoundError):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from jobledger.admin.errors import NoDataFolderError
 from jobledger.admin.rows import file_name, place_name
 from jobledger.ledger.client import Ledger
 from jobledger.projections import Position, ProjectionError, Store
@@ -21,21 +20,6 @@ _FILES_MAX: Final = 100  #: looked into, the newest of a place
 async def projection_path(ledger: Ledger, data: Callable[[], Path], chosen: Path | None = None) -> Path:
     """Return a ledger's projection: the file that was named, else the one in the data folder that `data` finds."""
     return chosen if chosen is not None else data() / PROJECTIONS / await file_name(ledger)
-
-
-def data_folder(variables: Mapping[str, str], platform: str) -> Path:
-    """Return where a user's data belong on a system, in a folder of ours; `variables` are the user's environment.
-
-    Raises: NoDataFolderError for a user without a home folder, as programs in containers are.
-    """
-    try:
-        if platform == "darwin":
-            return Path.home() / "Library" / "Application Support" / "jobledger"
-        given = variables.get("XDG_DATA_HOME", "")
-        # The specification says that a relative path counts as none.
-        return (Path(given) if given.startswith("/") else Path.home() / ".local" / "share") / "jobledger"
-    except RuntimeError as error:
-        raise NoDataFolderError from error
 
 
 def former_ledger(environment: str, files: Iterable[Path], *, now: Path | None = None) -> str | None:

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
 import typer
 
-from jobledger.admin.errors import NoDataFolderError
 from jobledger.cli import options
 from jobledger.cli.help import Command
 from jobledger.cli.output import Output
 from jobledger.cli.pairs import pairs
 from jobledger.cli.session import Target, data_folder, opened, run
 from jobledger.ledger.config import DEFAULT_URL, LedgerConfig
-from jobledger.ledger.model.errors import LedgerNotFoundError
+from jobledger.ledger.model.errors import LedgerNotFoundError, NoDataFolderError
 from jobledger.ledger.nats.access import Access
 from jobledger.ledger.nats.addresses import holds_secret
 from jobledger.projections.filters import SaidFilter

@@ -29,6 +29,7 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
 )
 from jobledger.ledger.nats.access import NO_ACCESS, Access
+from jobledger.ledger.opening import data_folder as folder_of
 from jobledger.ledger.tasks import TaskRegistry
 
 # What connects, or reads a projection, is loaded by the commands that do: others begin in half the time.
@@ -182,8 +183,6 @@ def operator() -> str:
 
 def data_folder() -> Path:
     """Return where this user's data belong on this system, in a folder of ours. Raises: NoDataFolderError."""
-    from jobledger.admin.projection_files import data_folder as folder_of  # noqa: PLC0415
-
     return folder_of(os.environ, sys.platform)
 
 

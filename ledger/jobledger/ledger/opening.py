@@ -15,14 +15,15 @@ import os
 import secrets
 import shlex
 import stat
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import IO, BinaryIO, Final, Literal
 
-from jobledger.ledger.model.errors import UnsafeFolderError
+from jobledger.ledger.model.errors import NoDataFolderError, UnsafeFolderError
 
 __all__ = [
     "UnfitFileError",
+    "data_folder",
     "make_folder",
     "need_own_folder",
     "open_file",
@@ -32,6 +33,7 @@ __all__ = [
     "rename_over",
     "sync_file",
     "sync_path",
+    "write_once",
     "write_whole",
 ]
 
@@ -160,17 +162,48 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises: UnfitFileError, OSError.
     """
     refuse_unfit(path)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with _draft(path, data) as draft:
+        rename_over(draft, path)
+    sync_path(path.parent)
+
+
+def write_once(path: Path, data: bytes) -> None:
+    """Keep `data` in a file, unless there is one of that name: whoever reads it finds all that the first one wrote.
+
+    Raises: OSError.
+    """
+    with _draft(path, data) as draft, contextlib.suppress(FileExistsError):
+        os.link(draft, path)
+    sync_path(path.parent)
+
+
+@contextlib.contextmanager
+def _draft(path: Path, data: bytes) -> Generator[Path, None, None]:
+    """Give a file beside `path` that holds `data` and is on the disk; after the block it has no name of its own."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with open_to_write(beside, "xb") as file:
+        with open_to_write(draft, "xb") as file:
             file.write(data)
             sync_file(file)
-        rename_over(beside, path)
-    except BaseException:  # Ctrl-C, too: half a file is not left behind
+        yield draft
+    finally:  # after Ctrl-C, too: half a file is not left behind
         with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
-    sync_path(path.parent)
+            draft.unlink()
+
+
+def data_folder(variables: Mapping[str, str], platform: str) -> Path:
+    """Return where a user's data belong on a system, in a folder of ours; `variables` are the user's environment.
+
+    Raises: NoDataFolderError for a user without a home folder, as programs in containers are.
+    """
+    try:
+        if platform == "darwin":
+            return Path.home() / "Library" / "Application Support" / "jobledger"
+        given = variables.get("XDG_DATA_HOME", "")
+        # The specification says that a relative path counts as none.
+        return (Path(given) if given.startswith("/") else Path.home() / ".local" / "share") / "jobledger"
+    except RuntimeError as error:
+        raise NoDataFolderError from error
 
 
 def make_folder(folder: Path, *, on_the_disk: bool = False) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import Process
+from tests.support.gateways import as_account
 from tests.support.limits import LIMIT_S
 
 
@@ -26,6 +27,7 @@ class Place:
         server = self.start("server", "--port", "0", "--durability", "process", "--json")
         self._variables = {"JOBLEDGER_URL": server.line()["url"]}
         self._gateway = ""
+        self._account: dict[str, str] = {}
 
     _variables: dict[str, str] = {}  # noqa: RUF012 - until the server has an address
 
@@ -39,7 +41,8 @@ class Place:
         """Start the gateway, which makes the ledger and announces what `app` has."""
         self._variables |= variables
         words = ("--port", "0", "--json", "--ledger-bytes-max", str(64 << 20))
-        self._gateway = self.start("gateway", "--app", app, *words).line()["gateway"]
+        ready = self.start("gateway", "--app", app, *words).line()
+        self._gateway, self._account = ready["gateway"], as_account(ready)
 
     def workers(self, app: str, *words: str) -> list[Process]:
         """Start two workers; return them when both are ready.
@@ -59,7 +62,7 @@ class Place:
         request = urllib.request.Request(
             f"{self._gateway}{path}",
             sent,
-            {"content-type": "application/json", **named},
+            {"content-type": "application/json", **self._account, **named},
             method=method or ("GET" if body is None else "POST"),
         )
         try:

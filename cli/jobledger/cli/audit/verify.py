@@ -8,7 +8,6 @@ from typing import Final
 import msgspec
 
 from jobledger.admin.archived import payload_places
-from jobledger.admin.errors import NoDataFolderError
 from jobledger.audit.archive.chain import is_archive, read_past
 from jobledger.audit.archive.witness import ArchiveWitness
 from jobledger.audit.seals.keys import read_signer
@@ -27,6 +26,7 @@ from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import AUDIT
 from jobledger.cli.session import operator
 from jobledger.ledger import Ledger
+from jobledger.ledger.model.errors import NoDataFolderError
 from jobledger.ledger.model.log import Log
 from jobledger.projections import ProjectionError
 from jobledger.projections.errors import ProjectionMissingError

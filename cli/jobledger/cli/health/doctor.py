@@ -14,7 +14,6 @@ from rich.text import Text
 from jobledger.admin.amounts import size
 from jobledger.admin.checks import Check
 from jobledger.admin.diagnoses import words_of
-from jobledger.admin.errors import NoDataFolderError
 from jobledger.admin.health import Asked, Health, examine
 from jobledger.admin.projection_files import PROJECTIONS, READ_MODELS
 from jobledger.cli import options
@@ -25,6 +24,7 @@ from jobledger.cli.groups import TOP
 from jobledger.cli.output import Output
 from jobledger.cli.session import data_folder
 from jobledger.cli.text import moment, plain
+from jobledger.ledger.model.errors import NoDataFolderError
 from jobledger.projections import ProjectionError
 from jobledger.projections.unused import UNUSED_DAYS, Unused, find_unused, remove
 

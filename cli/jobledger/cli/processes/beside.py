@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import msgspec
@@ -17,6 +17,7 @@ from jobledger.cli.errors import ServerEndedError
 from jobledger.cli.exposure import LOOPBACK
 from jobledger.cli.logs import log_format
 from jobledger.cli.output import Output
+from jobledger.cli.processes.entrance import Entrance
 from jobledger.cli.processes.gateway import DEFAULT_PORT, missing
 from jobledger.cli.processes.supervise import environment_of_child
 from jobledger.cli.session import Target
@@ -32,7 +33,7 @@ class Beside:
 
     def __init__(self, target: Target, projection: Path, listening: socket.socket) -> None:
         """`listening`: where it answers. It stays ours: the child that begins again has the same port."""
-        self.url = ""  #: where it answers
+        self.entrance = Entrance(gateway="")  #: where it answers
         self._listening = listening
         # The worker of this process declares the schedules, unless it was told not to.
         self._environment = environment_of_child(target) | {"JOBLEDGER_NO_SCHEDULES": "1"}
@@ -58,8 +59,7 @@ class Beside:
         assert process.stdout is not None, "it is a pipe"
         with anyio.move_on_after(_START_S):
             if line := await process.stdout.readline():
-                ready: dict[str, Any] = msgspec.json.decode(line)
-                self.url = str(ready["gateway"])
+                self.entrance = msgspec.json.decode(line, type=Entrance)
                 return
         raise ServerEndedError(
             "the gateway did not start: its own words are above; --no-gateway does without"

@@ -25,12 +25,14 @@ from jobledger.cli.output import Output
 from jobledger.cli.processes import gateway_options as own
 from jobledger.cli.processes import login_options as login
 from jobledger.cli.processes import options as process
+from jobledger.cli.processes.entrance import Entrance
 from jobledger.cli.processes.settings import GATEWAY
 from jobledger.cli.processes.supervise import environment_of_child
 from jobledger.cli.session import Stopping, data_folder, load_tasks, stoppable, until_closed
 from jobledger.cli.session import until_eof as when_stdin_ends
 from jobledger.ledger import TaskRegistry
-from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.access.account import ACCOUNT_FILE
+from jobledger.ledger.model.errors import ConfigurationError, NoDataFolderError
 from jobledger.ledger.webhooks.secrets import Secrets
 from jobledger.workers.process import log_what_nobody_catches, tune_collector
 from jobledger.workers.supervision.supervised import Parent
@@ -112,6 +114,7 @@ def gateway(
     plan = _Plan(
         access=access_settings(
             session_key=session_key or data_folder() / _SESSION_KEYS,
+            account_key=_account_file(),
             session_s=session_age,
             **_each(hosts=allow_host, origins=allow_origin, trust_from=trust_from, behind_proxy=behind_proxy),
             user_header=trust_user_header,
@@ -129,6 +132,14 @@ def gateway(
         until_eof=until_eof,
     )
     return _gateway(cli, plan) if processes is None or plan.parent else _supervise(cli, plan, processes)
+
+
+def _account_file() -> Path | None:
+    """Return the file of the account's key, None for an account without a folder for it: it has keys, or proxies."""
+    try:
+        return data_folder() / ACCOUNT_FILE
+    except NoDataFolderError:
+        return None
 
 
 def _each(**given: list[str] | None) -> dict[str, tuple[str, ...]]:
@@ -218,7 +229,10 @@ async def _gateway(cli: Cli, plan: _Plan) -> None:
                 async with anyio.create_task_group() as group:
                     _heed(group, made, cli.output, stopping, plan)
                     group.start_soon(until_closed, ledger)
-                    await made.run(bound, lambda: _say_ready(cli.output, bound, path, plan))
+                    await made.run(
+                        bound,
+                        lambda: _say_ready(cli.output, bound, path, plan, takes_account=access.takes_account),
+                    )
                     group.cancel_scope.cancel()
 
 
@@ -257,31 +271,42 @@ def _heed(
         group.start_soon(when_stdin_ends, at_once)
 
 
-def _say_ready(output: Output, bound: socket.socket, path: Path, plan: _Plan) -> None:
-    from jobledger.gateway.process.listening import url_of  # noqa: PLC0415
-
+def _say_ready(output: Output, bound: socket.socket, path: Path, plan: _Plan, *, takes_account: bool) -> None:
     if plan.parent is not None:
         plan.parent.ready()
         return
-    url = url_of(bound, https=plan.settings.https_cert is not None)
+    entrance = _entrance(bound, plan, takes_account=takes_account)
     with output.telling():
         if output.as_json:
-            output.object({"gateway": url, "projection": str(path), "pid": os.getpid()})
+            output.object(msgspec.to_builtins(entrance), projection=str(path), pid=os.getpid())
         else:
-            output.say(f"the gateway is ready at {url}; stop it with Ctrl-C", style="bold green")
+            output.say(f"the gateway is ready at {entrance.gateway}; stop it with Ctrl-C", style="bold green")
+            entrance.say(output)
+
+
+def _entrance(bound: socket.socket, plan: _Plan, *, takes_account: bool) -> Entrance:
+    from jobledger.gateway.process.listening import url_of  # noqa: PLC0415
+
+    url = url_of(bound, https=plan.settings.https_cert is not None)
+    return Entrance(gateway=url, key_file=str(plan.access.account_key) if takes_account else "")
 
 
 async def _supervise(cli: Cli, plan: _Plan, processes: int) -> int:
     """Keep several processes on one port; the first of them follows the ledger for all."""
-    from jobledger.gateway.process.listening import listen, url_of  # noqa: PLC0415
+    from jobledger.gateway.process.listening import is_loopback, listen  # noqa: PLC0415
+    from jobledger.ledger.access.keys import all_keys  # noqa: PLC0415
 
     settings = plan.settings
     code = DONE  # when a signal comes before the supervisor runs
     async with stoppable() as stopping, anyio.create_task_group() as group:
         # Bound and never listened on: it keeps the port while no process has it, and tells which one 0 took.
         with listen(settings.host, settings.port, is_shared=True) as bound:
-            async with cli.ledger():  # makes it, and waits for its server, once for all processes
-                pass
+            async with cli.ledger() as ledger:  # makes it, and waits for its server, once for all processes
+                takes_account = not await all_keys(ledger.log)
+            account = plan.access.account(
+                is_loopback=is_loopback(bound)
+            )  # made here, before any of them looks
+            entrance = _entrance(bound, plan, takes_account=takes_account and account is not None)
             supervisor = Supervisor(
                 _no_lease,
                 _command(settings.host, bound.getsockname()[1]),
@@ -299,12 +324,14 @@ async def _supervise(cli: Cli, plan: _Plan, processes: int) -> int:
             stopping.act = supervisor.stop
             if plan.until_eof:
                 group.start_soon(when_stdin_ends, at_once)
-            url = url_of(bound, https=settings.https_cert is not None)
             with cli.output.telling():
                 if cli.output.as_json:
-                    cli.output.object({"gateway": url, "processes": processes, "pid": os.getpid()})
+                    cli.output.object(msgspec.to_builtins(entrance), processes=processes, pid=os.getpid())
                 else:
-                    cli.output.say(f"{processes} processes of the gateway answer at {url}; stop with Ctrl-C")
+                    cli.output.say(
+                        f"{processes} processes of the gateway answer at {entrance.gateway}; stop with Ctrl-C"
+                    )
+                    entrance.say(cli.output)
             code = await supervisor.run()
             group.cancel_scope.cancel()
     return code

@@ -125,6 +125,16 @@ NoGateway = Annotated[
         rich_help_panel=_GATEWAY,
     ),
 ]
+NoBrowser = Annotated[
+    bool,
+    typer.Option(
+        "--no-browser",
+        metavar="",
+        envvar="JOBLEDGER_NO_BROWSER",
+        help="Do not open the dashboard in a browser where there is a screen.",
+        rich_help_panel=_GATEWAY,
+    ),
+]
 GatewayPort = Annotated[
     int | None,
     typer.Option(

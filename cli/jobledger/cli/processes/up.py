@@ -20,6 +20,7 @@ from jobledger.cli.logs import log_as_process, name_worker
 from jobledger.cli.output import Output
 from jobledger.cli.processes import options as process
 from jobledger.cli.processes.beside import Beside, gateway_beside
+from jobledger.cli.processes.entrance import Entrance
 from jobledger.cli.processes.settings import LEDGER, WORKER
 from jobledger.cli.session import Target, load_tasks, opened, until_closed, watch_signals
 from jobledger.ledger import Ledger, TaskRegistry
@@ -49,6 +50,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     exposure: Exposure
     gateway: bool
     gateway_port: int | None
+    browser: bool
 
 
 @command(
@@ -72,6 +74,7 @@ def up(
     metrics_token_file: process.MetricsTokenFile = None,
     no_gateway: process.NoGateway = False,
     gateway_port: process.GatewayPort = None,
+    no_browser: process.NoBrowser = False,
 ) -> Awaitable[None]:
     """Run the embedded server (or use --url), a worker for --app, a projector and a gateway, until Ctrl-C."""
     if url is not None and (directory is not None or port is not None):
@@ -96,6 +99,7 @@ def up(
         exposure=exposure,
         gateway=not no_gateway,
         gateway_port=gateway_port,
+        browser=not no_browser,
     )
     return _up(cli, plan)
 
@@ -121,7 +125,9 @@ async def _up(cli: Cli, plan: _Plan) -> None:
             ):
                 with output.telling():
                     _say_ready(output, plan, server, url, made, projecting, gateway)
-                await _run(output, ledger, server, projecting, made, gateway)
+                entrance = Entrance(gateway="") if gateway is None else gateway.entrance
+                with entrance.shown(browser=plan.browser):
+                    await _run(output, ledger, server, projecting, made, gateway)
 
 
 @contextlib.asynccontextmanager
@@ -218,11 +224,12 @@ def _say_ready(  # noqa: PLR0917 - everything a person wants to know at once
     if output.as_json:
         body = described(server) if server is not None else {"url": shown(url)}
         page = {} if projecting.metrics is None else {"metrics": projecting.metrics}
-        page |= {} if gateway is None else {"gateway": gateway.url}
+        page |= {} if gateway is None else msgspec.to_builtins(gateway.entrance)
         worker = made.identity if made else None
         output.object({**body, "worker": worker, "projection": str(projecting.path), **page})
         return
     output.say(f"jobledger is ready at {shown(url)}", style="bold green")
+    entrance = None if gateway is None else gateway.entrance
     here = "" if url == "nats://127.0.0.1:4222" or holds_secret(url) else f" --url {url}"
     store = (
         f"{server.directory} ({server.durability}: {safety(server.durability)})"
@@ -240,7 +247,8 @@ def _say_ready(  # noqa: PLR0917 - everything a person wants to know at once
                 else "none: name tasks with --app",
             ),
             ("projection", str(projecting.path)),
-            ("dashboard", None if gateway is None else gateway.url),
+            ("dashboard", None if entrance is None else entrance.address),
+            ("programs", entrance.command if entrance is not None and entrance.key_file else None),
             ("metrics", projecting.metrics),
             ("next", f"jobledger enqueue --app {plan.app or 'MODULE'} TASK key=value --wait{here}"),
             ("", f"jobledger jobs list{here}"),

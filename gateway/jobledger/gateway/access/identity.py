@@ -1,8 +1,9 @@
-"""Who asks: by a key, a session, a header of a proxy that is believed, or by sitting at a machine that has no key."""
+"""Who asks: by a key, a session, or a header of a proxy that is believed."""
 
 from __future__ import annotations
 
 import getpass
+import hmac
 from typing import Final
 
 import msgspec
@@ -13,6 +14,7 @@ from jobledger.gateway.access.people import People
 from jobledger.gateway.access.ring import KeyRing
 from jobledger.gateway.access.sessions import Session, Sessions
 from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.access.account import ACCOUNT, ACCOUNT_FILE
 from jobledger.ledger.access.secret import ShownKey, read_key
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.rights.authority import Principal
@@ -27,6 +29,22 @@ ADMITTED: Final = "jobledger.admitted"
 #: In the same: what it says of who sent it, as `Caller`.
 CALLER: Final = "jobledger.caller"
 _CHALLENGE: Final = {"www-authenticate": 'Bearer realm="jobledger"'}
+_OF_LEDGER: Final = (
+    "this gateway wants to know who you are: send `Authorization: Bearer` with a key of `jobledger keys create`, "
+    "or log in at /login"
+)
+_OF_ACCOUNT: Final = (
+    "this gateway wants to know that you are the account that runs it: open the address that it printed, or send "
+    f"the header in {ACCOUNT_FILE} of that account's data folder (`curl -H @FILE`)"
+)
+_OF_ANOTHER_ACCOUNT: Final = (
+    f"this is the key of another account than the one that runs this gateway: send the header in {ACCOUNT_FILE} of "
+    "that account's data folder, or make keys with `jobledger keys create`"
+)
+_NO_ACCOUNT: Final = (
+    "the key of an account opens nothing here, since the ledger has keys or this gateway is not for this machine "
+    "alone: send a key of `jobledger keys create`"
+)
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,8 +70,8 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_counted(self) -> bool:
-        """Whether it is held to a rate: not who sits at the machine that has no key, for there is nobody else."""
-        return self.shown is not None or self.session is not None or bool(self.user)
+        """Whether it is held to a rate: not the account that the gateway runs under, for there is nobody else."""
+        return bool(self.principal.key_id or self.user or (self.session is not None and self.session.user))
 
     @property
     def form_name(self) -> str:
@@ -68,18 +86,29 @@ class TrustedHeader(msgspec.Struct, frozen=True, kw_only=True):
     proxies: tuple[Network, ...]  #: from whose addresses it is believed
 
 
+class AccountKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The key of the account that this process runs under; see `ledger.access.account`."""
+
+    sha256: str  #: of its secret
+    principal: Principal
+
+
 def carries_key(headers: Headers) -> bool:
     """Return whether a request carries what may be a key of ours: no page of another site has one."""
     return headers.get("authorization", "")[: len(_OURS)].lower() == _OURS
 
 
 def local_principal() -> Principal:
-    """Return who sits at this machine: the account that this process runs under, with every permission."""
+    """Return the account that this process runs under, with every permission."""
     try:
         account = safe_name(getpass.getuser())
     except (KeyError, OSError):  # no such account in this container
         account = ""
     return Principal(name=f"local:{account or 'operator'}", permissions=ROLES["admin"])
+
+
+def _refusal(sentence: str) -> ProblemError:
+    return ProblemError("UNAUTHENTICATED", sentence, headers=_CHALLENGE)
 
 
 def _text(value: str) -> str:
@@ -96,15 +125,15 @@ class Identities:
         sessions: Sessions,
         clock: Clock,
         *,
-        local: Principal | None,
+        account: AccountKey | None,
         header: TrustedHeader | None = None,
         people: People | None = None,
     ) -> None:
-        """`local`: who everybody is while the ledger has no key; None: nobody is let in without one."""
+        """`account`: what lets in while the ledger has no key; None: nothing does."""
         self._ring = ring
         self._sessions = sessions
         self._clock = clock
-        self._local = None if local is None else Admitted(principal=local)
+        self._account = account
         self._header = header
         self._people = people
 
@@ -127,14 +156,15 @@ class Identities:
         session = self._sessions.read(headers.get("cookie", ""), secure=caller.secure)
         if session is not None and (principal := self._of_session(session)) is not None:
             return Admitted(principal=principal, session=session)
-        if self._local is not None and self._is_open():
-            return self._local
-        raise ProblemError(
-            "UNAUTHENTICATED",
-            "this gateway wants to know who you are: send `Authorization: Bearer` with a key of "
-            "`jobledger keys create`, or log in at /login",
-            headers=_CHALLENGE,
-        )
+        raise _refusal(_OF_ACCOUNT if self.takes_account else _OF_LEDGER)
+
+    @property
+    def takes_account(self) -> bool:
+        """Whether the account's key lets in now. Raises: ProblemError (LEDGER_UNREACHABLE)."""
+        if self._account is None:
+            return False
+        self._ring.require_fresh()
+        return not self._ring.has_keys
 
     def still(self, admitted: Admitted) -> bool:
         """Return whether somebody who was let in would be let in now, in the same way and for the same."""
@@ -148,27 +178,32 @@ class Identities:
             return self._opened(admitted.shown)
         if admitted.session is not None:
             return self._of_session(admitted.session)
-        if admitted.user:
-            return self._person(admitted.user)
-        return self._local.principal if self._local is not None and self._is_open() else None
-
-    def _is_open(self) -> bool:
-        self._ring.require_fresh()
-        return not self._ring.has_keys
+        return self._person(admitted.user)
 
     def _by_key(self, given: str) -> Admitted:
-        shown = read_key(given[len(_BEARER) :].strip()) if given[: len(_BEARER)].lower() == _BEARER else None
+        return self.known(given[len(_BEARER) :] if given[: len(_BEARER)].lower() == _BEARER else "")
+
+    def known(self, text: str) -> Admitted:
+        """Return who holds a key. Raises: ProblemError (UNAUTHENTICATED, LEDGER_UNREACHABLE)."""
+        shown = read_key(text.strip())
         principal = None if shown is None else self._opened(shown)
-        if shown is None or principal is None:
-            # One sentence for a key that was never there, one that ended and a wrong secret: it tells nothing of any.
-            raise ProblemError(
-                "UNAUTHENTICATED",
-                "this key opens nothing: it may be mistyped, rotated, expired or revoked: ask who manages the keys",
-                headers=_CHALLENGE,
-            )
-        return Admitted(principal=principal, shown=shown)
+        if shown is not None and principal is not None:
+            return Admitted(principal=principal, shown=shown)
+        if shown is not None and shown.key == ACCOUNT:
+            raise _refusal(_OF_ANOTHER_ACCOUNT if self.takes_account else _NO_ACCOUNT)
+        # One sentence for a key that was never there, one that ended and a wrong secret: it tells nothing of any.
+        raise _refusal(
+            "this key opens nothing: it may be mistyped, rotated, expired or revoked: ask who manages the keys"
+        )
+
+    def _of_account(self, sha256: str) -> Principal | None:
+        account = self._account
+        is_it = account is not None and hmac.compare_digest(account.sha256, sha256) and self.takes_account
+        return account.principal if account is not None and is_it else None
 
     def _opened(self, shown: ShownKey) -> Principal | None:
+        if shown.key == ACCOUNT:
+            return self._of_account(shown.sha256)
         key = self._ring.find(shown.key)
         is_good = key is not None and key.opens(shown.sha256, self._clock.now())
         return self._ring.principal(key) if key is not None and is_good else None
@@ -178,6 +213,8 @@ class Identities:
             return None
         if not session.key:
             return None if self._people is None else self._people.principal(session.user, session.groups)
+        if session.key == ACCOUNT:
+            return self._of_account(session.sha256)
         key = self._ring.find(session.key)
         is_good = key is not None and key.keeps_session(session.sha256, self._clock.now())
         return self._ring.principal(key) if key is not None and is_good else None

@@ -19,6 +19,7 @@ from jobledger.gateway.access.gate import Gate
 from jobledger.gateway.access.identity import (
     ADMITTED,
     CALLER,
+    AccountKey,
     Admitted,
     Caller,
     Identities,
@@ -34,6 +35,7 @@ from jobledger.gateway.access.sessions import SESSION_S, SESSION_S_MAX, Session,
 from jobledger.gateway.access.uses import Uses
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger import Ledger
+from jobledger.ledger.access.account import ACCOUNT, make_account_key
 from jobledger.ledger.access.keys import change_key, find_key
 from jobledger.ledger.access.secret import read_key
 from jobledger.ledger.model.access.key import RedeemKey
@@ -55,6 +57,9 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a gateway finds out who asks."""
 
     session_key: Path  #: file of the keys that sign sessions; made where it is missing
+    account_key: Path | None = (
+        None  #: file of the key of this account, made where it is missing; None: it has none
+    )
     session_s: float = SESSION_S  #: how long a session lasts, in seconds
     hosts: tuple[str, ...] = ()  #: names that it goes by, besides loopback's
     origins: tuple[str, ...] = ()  #: of whose pages programs with a key may use the API
@@ -86,6 +91,19 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Whether somebody else says who people are, so that a key is not needed to get in."""
         return bool(self.user_header) or self.oidc is not None
 
+    def account(self, *, is_loopback: bool) -> AccountKey | None:
+        """Return the account's key, which lets in while the ledger has no keys; None where nothing does then.
+
+        Raises: ConfigurationError.
+        """
+        # Who asks through a proxy sits anywhere, though the connection comes from this machine.
+        is_ours = is_loopback and not self.knows_people and not self.behind_proxy
+        if not is_ours or self.account_key is None:
+            return None
+        shown = read_key(make_account_key(self.account_key))
+        assert shown is not None, "it was read"
+        return AccountKey(sha256=shown.sha256, principal=local_principal())
+
 
 class KeyAccess:
     """Who lets in. Made by `opened_access`."""
@@ -103,13 +121,11 @@ class KeyAccess:
         if settings.user_header:
             believed = networks("--trust-from", settings.trust_from)
             header = TrustedHeader(name=settings.user_header.lower(), proxies=believed)
-        # Who asks through a proxy sits anywhere, though the connection comes from this machine.
-        is_open = is_loopback and not settings.knows_people and not settings.behind_proxy
         self.identities = Identities(
             self.ring,
             self.sessions,
             clock,
-            local=local_principal() if is_open else None,
+            account=settings.account(is_loopback=is_loopback),
             header=header,
             people=self.people,
         )
@@ -140,6 +156,14 @@ class KeyAccess:
     def has_login(self) -> bool:
         """Whether somebody can say who they are: by a key that can be used now, or as a proxy or provider says."""
         return self._knows_people or self.ring.has_live_key(self._ledger.clock.now())
+
+    @property
+    def takes_account(self) -> bool:
+        """Whether the account's key lets in now."""
+        try:
+            return self.identities.takes_account
+        except ProblemError:  # the server is away, so it is not known
+            return False
 
     def principal(self, connection: HTTPConnection) -> Principal:
         """Return who asks. Raises: ProblemError (UNAUTHENTICATED, LEDGER_UNREACHABLE)."""
@@ -174,15 +198,25 @@ class KeyAccess:
                 headers={"retry-after": str(verdict.retry_after_s)},
             )
 
-    async def log_in(self, text: str, *, secure: bool) -> str:
+    def log_in(self, text: str, *, secure: bool) -> str:
         """Return the header `Set-Cookie` of the session that a key opens. Raises: ProblemError (UNAUTHENTICATED)."""
-        shown = read_key(text.strip())
-        key = None if shown is None else self.ring.find(shown.key)
-        if shown is None or key is None or not key.opens(shown.sha256, self._ledger.clock.now()):
-            raise ProblemError(
-                "UNAUTHENTICATED", "this key opens nothing: it may be mistyped, expired or revoked"
-            )
+        shown = self.identities.known(text).shown
+        assert shown is not None, "it is known by its key"
         return self.open_session(key=shown.key, sha256=shown.sha256, secure=secure)
+
+    def enter(self, text: str, *, secure: bool) -> str:
+        """Return the header `Set-Cookie` of the session that the account's key opens, as it came in an address.
+
+        Other keys open nothing here: what stands in an address is kept in histories and logs.
+
+        Raises: ProblemError (UNAUTHENTICATED).
+        """
+        shown = read_key(text)
+        if shown is None or shown.key != ACCOUNT:
+            raise ProblemError(
+                "UNAUTHENTICATED", "this address opens nothing: copy the whole line, or log in here"
+            )
+        return self.log_in(text, secure=secure)
 
     async def redeem(self, text: str, *, secure: bool) -> str:
         """Use a link, for good; return the header `Set-Cookie` of the session that it opens.

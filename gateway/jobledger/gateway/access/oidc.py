@@ -17,6 +17,7 @@ import httpx
 import msgspec
 
 from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.access.account import THIS_MACHINE
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.opening import open_file
@@ -41,7 +42,6 @@ _ALGORITHMS: Final = (
     "ES512",
     "EdDSA",
 )
-_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class OidcSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class OidcSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse what cannot be asked safely. Raises: ConfigurationError."""
         found = urlsplit(self.issuer)
-        is_safe = found.scheme == "https" or (found.scheme == "http" and found.hostname in _LOOPBACK)
+        is_safe = found.scheme == "https" or (found.scheme == "http" and found.hostname in THIS_MACHINE)
         if not is_safe or not found.netloc:
             raise ConfigurationError(f"--oidc-issuer {self.issuer[:100]!r} is no address with https://")
         if not self.client_id:

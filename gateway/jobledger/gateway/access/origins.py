@@ -13,13 +13,13 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.access.account import THIS_MACHINE
 from jobledger.ledger.model.errors import ConfigurationError
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Headers = Mapping[str, str]
 
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _OURS: Final = frozenset({"same-origin", "none"})
 #: What a form of another site's page can send. Scripts can send bodies without a type; browsers name their origin then.
 _SIMPLE: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"})
@@ -38,7 +38,7 @@ class Hosts:
     def __init__(self, names: Sequence[str], *, is_loopback: bool) -> None:
         """On loopback these are 127.0.0.1, localhost and [::1]; beyond it any address, and the `names` that are given."""
         self._is_loopback = is_loopback
-        self._names = _LOOPBACK | {name.lower().rstrip(".") for name in names}
+        self._names = THIS_MACHINE | {name.lower().rstrip(".") for name in names}
 
     def check(self, host: str) -> None:
         """Refuse the header `Host` of somebody else. Raises: ProblemError (MISDIRECTED)."""

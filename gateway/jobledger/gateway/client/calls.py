@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypedDict
@@ -13,8 +16,15 @@ import uuid_utils
 
 from jobledger.gateway.client.models import Event
 from jobledger.gateway.client.problems import error_of, read_problem
-from jobledger.ledger.model.errors import InvalidInputError, ServerUnreachableError
+from jobledger.ledger.access.account import ACCOUNT_FILE, THIS_MACHINE, read_account_key
+from jobledger.ledger.model.errors import (
+    ConfigurationError,
+    InvalidInputError,
+    NoDataFolderError,
+    ServerUnreachableError,
+)
 from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.opening import data_folder
 from jobledger.ledger.tasks import Task, TaskWithOptions
 
 WAIT_S: Final = 30.0  #: how long one request waits for the end of a job; then the next one does
@@ -136,11 +146,20 @@ class Limit:
 
 
 def settings(url: str, key: str, timeout_s: float) -> dict[str, Any]:
-    """Return what the HTTP client is made with."""
+    """Return what the HTTP client is made with; on this machine the account's key stands in for one that is missing."""
     headers = {"user-agent": "jobledger-client"}
-    if key:
+    if key := key or _account_key(url):
         headers["authorization"] = f"Bearer {key}"
     return {"base_url": url, "headers": headers, "timeout": timeout_s, "follow_redirects": False}
+
+
+def _account_key(url: str) -> str:
+    """Return the key that a gateway of this account on this machine takes; "" for another one, or without such a key."""
+    if httpx.URL(url).host not in THIS_MACHINE:
+        return ""
+    with contextlib.suppress(NoDataFolderError, ConfigurationError):
+        return read_account_key(data_folder(os.environ, sys.platform) / ACCOUNT_FILE)
+    return ""
 
 
 def job_path(queue: str | None, job_id: str) -> str:

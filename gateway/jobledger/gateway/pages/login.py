@@ -1,7 +1,8 @@
-"""Logging in and out in a browser: by a key that is typed in, or by a link that serves once.
+"""Logging in and out in a browser: by a key that is typed in, by a link that serves once, or by the account's address.
 
 A link is redeemed by a form and not by opening its address: what looks at addresses beforehand, as programs that scan
-mail do, must not use it up.
+mail do, must not use it up. The address that a gateway prints for its own account has that account's key: it may be
+opened often, and leads at once to one without it.
 """
 
 from __future__ import annotations
@@ -87,7 +88,15 @@ class Login:
         ):
             after = inside(request.query_params.get("after", ""))
             return RedirectResponse(f"{_BY_PROVIDER}?{urlencode({'after': after})}", 303)
+        if token := request.query_params.get("token", ""):
+            return self._enter(request, token)
         return self._page(request)
+
+    def _enter(self, request: Request, token: str) -> Response:
+        access = self._access
+        access.count_login(_client(request))
+        cookie = access.enter(token, secure=access.caller(request).secure)
+        return RedirectResponse("/", 303, {"set-cookie": cookie})
 
     def _page(
         self, request: Request, problem: str = "", status: int = 200, headers: dict[str, str] | None = None
@@ -102,18 +111,22 @@ class Login:
             "link": link,
             "query": query,
             "provider": name,
+            "is_account": self._access.takes_account,
             "assets": ASSETS,
         }
         return Response(rendered("login.html", facts), status, headers, "text/html; charset=utf-8")
 
     async def _log_in(self, request: Request) -> Response:
         access, caller = self._access, self._access.caller(request)
-        client = request.client.host if request.client else ""
-        access.count_login(client)
+        access.count_login(_client(request))
         fields = await _fields(request)
         link = fields.get("link", "")
-        key = link or fields.get("key", "")
-        cookie = await (access.redeem if link else access.log_in)(key, secure=caller.secure)
+        # Whoever copied the whole header of the account's file has words before the key.
+        cookie = (
+            await access.redeem(link, secure=caller.secure)
+            if link
+            else access.log_in(fields.get("key", "").strip().rpartition(" ")[2], secure=caller.secure)
+        )
         return RedirectResponse(inside(fields.get("after", "")), 303, {"set-cookie": cookie})
 
     async def _go(self, request: Request) -> Response:
@@ -131,7 +144,7 @@ class Login:
         """Let in who comes back from the provider with a code, in the browser that was sent there."""
         access, caller, provider = self._access, self._access.caller(request), self._access.provider
         assert provider is not None
-        access.count_login(request.client.host if request.client else "")
+        access.count_login(_client(request))
         given, secure = request.query_params, caller.secure
         passed = access.sessions.passed(caller.headers.get("cookie", ""), _PASSING, _PASSING_S, secure=secure)
         if not passed or not hmac.compare_digest(
@@ -169,6 +182,10 @@ class Login:
                 )
                 return self._page(request, problem, 503, {"set-cookie": cookie})
         return RedirectResponse(LOGIN, 303, {"set-cookie": cookie})
+
+
+def _client(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 def _back(request: Request) -> str:

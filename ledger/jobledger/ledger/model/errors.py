@@ -3,6 +3,7 @@
 LedgerError
 ├── InvalidError              the request is wrong: mend it, nothing was changed
 │   ├── ConfigurationError
+│   ├── NoDataFolderError
 │   ├── InvalidTokenError
 │   ├── TaskDefinitionError
 │   ├── UnknownTaskError
@@ -76,6 +77,15 @@ class InvalidError(LedgerError):
 
 class ConfigurationError(InvalidError):
     """An option has a value that cannot work; the sentence names option, value and rule."""
+
+
+class NoDataFolderError(InvalidError):
+    """This user has no home folder, and so none for files of ours that nobody named another place for."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this user has no home folder for a projection: name a file with --projection, or set XDG_DATA_HOME"
+        )
 
 
 class InvalidTokenError(InvalidError):

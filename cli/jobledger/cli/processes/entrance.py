@@ -1,0 +1,89 @@
+"""How the account that runs a gateway gets in while the ledger has no keys: an address, and a file for programs.
+
+The address holds the account's key. It is shown on a terminal only: what goes elsewhere is kept in journals that others
+may read. A browser gets it in a file, since all accounts of a machine see what a process is started with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.cli.output import Output
+from jobledger.cli.session import data_folder
+from jobledger.ledger.access.account import read_account_key
+from jobledger.ledger.opening import write_whole
+
+#: Refreshes at once: no script, and no click.
+_PAGE: Final = """<!doctype html>
+<meta charset="utf-8"><meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={address}"><title>jobledger</title>
+<p><a href="{address}">Open the dashboard</a></p>
+"""
+
+
+class Entrance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a gateway answers, and by which file the account gets in; its fields are those of `--json`."""
+
+    gateway: str  #: its address
+    key_file: str = ""  #: the file with the account's key; "": the gateway takes none
+
+    @property
+    def address(self) -> str:
+        """What a person opens: with the key where a terminal shows it. Raises: ConfigurationError."""
+        return self._whole if self.key_file and sys.stdout.isatty() else self.gateway
+
+    @property
+    def command(self) -> str:
+        """What asks the gateway who asks, as the account."""
+        return f"curl -H {shlex.quote(f'@{self.key_file}')} {self.gateway}/v1/me"
+
+    @property
+    def _whole(self) -> str:
+        return f"{self.gateway}/login?token={read_account_key(Path(self.key_file))}"
+
+    def say(self, output: Output) -> None:
+        """Tell a person how to get in, where that takes a key of the account."""
+        if self.key_file:
+            if self.address != self.gateway:
+                output.say(f"in a browser: {self.address}")
+            output.say(f"for programs: `{self.command}`")
+
+    @contextlib.contextmanager
+    def shown(self, *, browser: bool) -> Generator[None, None, None]:
+        """Open the address in a browser where there is a screen; nothing of that is left behind after the block."""
+        opener = _opener() if browser and self.key_file and sys.stdout.isatty() else None
+        if opener is None:
+            yield
+            return
+        page = data_folder() / f"gateway-{os.getpid()}.html"
+        try:
+            with contextlib.suppress(OSError):  # the address was printed
+                write_whole(page, _PAGE.format(address=html.escape(self._whole)).encode())
+                _started(opener, page)
+            yield
+        finally:
+            page.unlink(missing_ok=True)
+
+
+def _opener() -> str | None:
+    """Return the program that shows a file on this machine's screen, None where there is neither."""
+    if sys.platform == "darwin":
+        return None if "SSH_CONNECTION" in os.environ else shutil.which("open")
+    has_screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    return shutil.which("xdg-open") if has_screen else None
+
+
+def _started(opener: str, page: Path) -> None:
+    quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    subprocess.Popen([opener, str(page)], start_new_session=True, **quiet)  # noqa: S603 - the system's own opener
