@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from tests.support.gateways import events_of, listening
 from tests.support.keyholders import BASE, House, altered, code_of, house
 from tests.support.limits import LIMIT_S
 
+from jobledger.cli.output import Output
+from jobledger.cli.processes.entrance import Entrance
 from jobledger.gateway.access.keys import AccessSettings
 from jobledger.gateway.client import connect
 from jobledger.ledger import Ledger
@@ -239,6 +242,47 @@ async def test_the_client_on_this_machine_sends_the_key_by_itself(
         for each in (url, url.replace("127.0.0.1", "localhost")):
             async with connect(each) as remote:
                 assert (await remote.job("a")).id == job.id
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_only_a_terminal_shows_the_key_and_a_browser_gets_it_in_a_file(
+    is_terminal: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+    opener, opened = tmp_path / "xdg-open", tmp_path / "opened"
+    opener.write_text(
+        f'#!/bin/sh\necho "$@" > {opened}.part && mv {opened}.part {opened}\n', encoding="utf-8"
+    )
+    opener.chmod(0o700)
+    file = tmp_path / "jobledger" / ACCOUNT_FILE
+    key = make_account_key(file)
+    made = Entrance(gateway="http://127.0.0.1:8080", key_file=str(file))
+    made.say(Output())
+    said = capsys.readouterr().out
+    assert (key in said, f"curl -H @{file}" in said) == (is_terminal, True)
+    with made.shown(browser=True):
+        pages = list(file.parent.glob("*.html"))
+        assert len(pages) == is_terminal
+        for page in pages:
+            assert f"url=http://127.0.0.1:8080/login?token={key}" in page.read_text(encoding="utf-8")
+            assert page.stat().st_mode & 0o777 == 0o600
+            deadline = time.monotonic() + LIMIT_S
+            while not opened.exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert opened.read_text(encoding="utf-8").strip() == str(page), (
+                "no list of processes shows the key"
+            )
+    assert list(file.parent.glob("*.html")) == []
+    with made.shown(browser=False):
+        assert list(file.parent.glob("*.html")) == []
 
 
 @pytest.mark.parametrize(

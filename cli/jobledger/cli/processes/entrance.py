@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,7 @@ from jobledger.ledger.opening import write_whole
 #: Refreshes at once: no script, and no click.
 _PAGE: Final = """<!doctype html>
 <meta charset="utf-8"><meta name="referrer" content="no-referrer">
-<meta http-equiv="refresh" content="0; url={address}"><title>jobledger</title>
+<meta http-equiv="refresh" content="0;url={address}"><title>jobledger</title>
 <p><a href="{address}">Open the dashboard</a></p>
 """
 
@@ -70,7 +71,7 @@ class Entrance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         try:
             with contextlib.suppress(OSError):  # the address was printed
                 write_whole(page, _PAGE.format(address=html.escape(self._whole)).encode())
-                _started(opener, page)
+                _start(opener, page)
             yield
         finally:
             page.unlink(missing_ok=True)
@@ -84,6 +85,8 @@ def _opener() -> str | None:
     return shutil.which("xdg-open") if has_screen else None
 
 
-def _started(opener: str, page: Path) -> None:
+def _start(opener: str, page: Path) -> None:
+    """Start the program; a thread waits for its end, which may be that of the browser."""
     quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    subprocess.Popen([opener, str(page)], start_new_session=True, **quiet)  # noqa: S603 - the system's own opener
+    process = subprocess.Popen([opener, str(page)], start_new_session=True, **quiet)  # noqa: S603 - the system's own
+    threading.Thread(target=process.wait, daemon=True).start()

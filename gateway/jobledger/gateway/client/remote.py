@@ -33,6 +33,7 @@ _TIMEOUT_S: Final = 10.0
 def connect(url: str, *, key: str = "", timeout_s: float = _TIMEOUT_S, **options: Any) -> Ledger:
     """Return the ledger behind a gateway, for the length of an `async with` block.
 
+    `key`: "" for that of this account, if the gateway is on this machine (see `ledger.access.account`).
     `timeout_s`: how long one request may take, beside what it waits for the end of a job.
     `options`: of `httpx.AsyncClient`, such as `verify` or `proxy`.
     """
