@@ -201,7 +201,7 @@ async def test_where_others_come_by_a_proxy_the_account_has_no_key(ledger: Ledge
 
 def test_many_who_make_the_key_at_once_get_the_same_and_nobody_else_can_read_it(tmp_path: Path) -> None:
     path = tmp_path / "data" / ACCOUNT_FILE
-    children = []
+    children: list[tuple[int, int]] = []
     for _ in range(8):
         reading, writing = os.pipe()
         pid = os.fork()
@@ -210,7 +210,7 @@ def test_many_who_make_the_key_at_once_get_the_same_and_nobody_else_can_read_it(
             os._exit(0)
         os.close(writing)
         children.append((pid, reading))
-    found = set()
+    found: set[bytes] = set()
     for pid, reading in children:
         found.add(os.read(reading, 200))
         os.close(reading)
