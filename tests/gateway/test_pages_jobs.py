@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
+from tests.support import waiting_runs
 from tests.support.dashboard import HOSTILE, Forms, Someone, check_page, hidden_fields, token_of
 from tests.support.limits import LIMIT_S
 from tests.support.run_tables import make_tables
@@ -312,3 +313,34 @@ async def test_the_page_of_an_archived_job_says_how_it_ended_and_where_it_is(
     assert (none.status_code, "--archive DIR" in none.text) == (404, True)
     gateway.access = Someone("viewer", queues=("mail",))
     assert (await http.get(f"/jobs/orders/{job.id}")).status_code == 403
+
+
+async def test_what_a_job_waits_for_is_linked_and_ended_on_its_page(
+    http: httpx.AsyncClient, gateway: Gateway, ledger: Ledger
+) -> None:
+    await ledger.pause_queue("shut", by="ann")
+    shut = await ledger.enqueue(order.options(queue="shut"), order="77")
+    held = await ledger.enqueue(order.options(limits=["bank:acme"]), order="78")
+    await waiting_runs.for_a_dead_child(ledger, "import")
+    pages: dict[str, tuple[str, str, dict[str, str]]] = {
+        f"/jobs/shut/{shut.id}": ("/queues#shut", "/queues/shut/resume", {}),
+        f"/jobs/orders/{held.id}": ("/limits#bank", "/limits/set", {"slots": "2"}),
+        "/jobs/orders/import": ("/jobs/pages/import-2-1", "/jobs/pages/import-2-1/requeue", {}),
+    }
+    for here, (link, action, fields) in pages.items():
+        page = await http.get(here)
+        check_page(page)
+        why = page.text.partition('class="why"')[2].partition("</p>")[0]
+        assert f'href="{link}"' in why, here
+        (form,) = (each for each in Forms(page.text).found if each.action == action)
+        peek = (await http.get(f"{here}/peek")).text
+        assert f'href="{link}"' in peek, here
+        for someone in (Someone("viewer"), Someone("operator", ("orders", "shut", "pages"))):
+            gateway.access, access = someone, gateway.access
+            text = (await http.get(here)).text
+            refused = someone.one.may("manage") is False or action == "/limits/set"
+            assert (f'action="{action}"' in text) is not refused, (here, someone.one.permissions)
+            gateway.access = access
+        answer = await http.post(action, data={**form.fields, **fields, "reason": "mended"})
+        assert answer.status_code == 303, answer.text
+        assert f'action="{action}"' not in (await http.get(here)).text, here

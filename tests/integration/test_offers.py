@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from tests.support import waiting_runs as runs
 from tests.support.command_line import CommandLine
-from tests.support.dashboard import Forms
+from tests.support.dashboard import Form, Forms
 from tests.support.gateways import gateway_of
 from tests.support.runs import step
 from tests.support.terminal import on_a_terminal
@@ -128,8 +128,17 @@ STATES: Final[Mapping[str, Make]] = {
 }
 #: Commands that change the job that they name.
 MOVES: Final = ("jobs cancel", "jobs resume", "jobs retry", "jobs signal", "dlq requeue")
+#: Where forms go that are about what a job waits for.
+CURED: Final = ("/jobs/", "/queues/", "/limits/")
 #: What a form is filled with that a person has to say.
-TYPED: Final = {"reason": "mended", "text": "seen", "name": "approved", "value": "true", "delay_s": "60"}
+TYPED: Final = {
+    "reason": "mended",
+    "text": "seen",
+    "name": "approved",
+    "value": "true",
+    "delay_s": "60",
+    "slots": "9",
+}
 
 
 async def newest(ledger: Ledger, job_id: str) -> int:
@@ -150,6 +159,7 @@ class Offers:
         self.http = http
         self.wrong: list[str] = []
         self.done = 0
+        self.cured: set[str] = set()  #: states of which a page offers what ends the wait for something else
         self.commands: list[tuple[str, str]] = []  #: each with the job that it is about
         self._made = 0
 
@@ -198,6 +208,8 @@ class Offers:
         assert page.status_code == 200, (name, page.text[:500])
         for form in Forms(page.text).found:
             if not form.action.startswith(f"{here}/"):
+                if form.method == "post" and form.action.startswith(CURED):
+                    await self.try_cure(name, form, job.id, await self.copy(name, make))
                 continue
             if form.method == "get":
                 for key in form.choices["step"]:
@@ -211,11 +223,22 @@ class Offers:
                 is_done = answer.status_code == 303 and await newest(self.ledger, copy) > before
                 self.note(f"{name}: {action} {sent}", answer, is_done)
 
+    async def try_cure(self, name: str, form: Form, job_id: str, copy: str) -> None:
+        """Send a form of a job's page that is about what the job waits for."""
+        action = form.action.replace(job_id, copy)
+        named = re.fullmatch(r"/jobs/[^/]+/([^/]+)/[a-z]+", action)
+        before = await newest(self.ledger, named[1]) if named else 0
+        sent = {key: value or TYPED.get(key, "") for key, value in form.fields.items()}
+        answer = await self.http.post(action, data=sent)
+        moved = not named or await newest(self.ledger, named[1]) > before
+        self.note(f"{name}: {action} {sent}", answer, answer.status_code == 303 and moved)
+        self.cured.add(name)
+
     async def try_rerun(self, name: str, make: Make, job: Job, key: str) -> None:
         """Plan a rerun that the page offers, and begin it."""
         there = f"/jobs/{job.queue}/{await self.copy(name, make)}/rerun"
         plan = await self.http.get(there, params={"step": key})
-        forms = [each for each in Forms(plan.text).found if each.action == there]
+        forms = [each for each in Forms(plan.text).found if each.action == there and each.method == "post"]
         self.note(f"{name}: plan a rerun from {key!r}", plan, bool(forms))
         for form in forms:
             sent = {each: value or TYPED.get(each, "") for each, value in form.fields.items()}
@@ -300,6 +323,7 @@ def test_what_is_offered_is_accepted(cli: CommandLine, tmp_path: Path) -> None:
         )
     assert wrong == [], "\n".join(wrong)
     assert offers.done > 150
+    assert offers.cured == {"held", "queue-paused", "dead-child"}
 
 
 def test_what_is_offered_is_accepted_where_an_archive_holds_the_beginning(

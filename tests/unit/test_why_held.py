@@ -43,7 +43,7 @@ API = "api has room (2 of 9)"
          "jobledger limits set task:t --slots 10"),
         (HeldFacts(limits=(ROOM, state("tenant:acme", Terms(slots=0))), place=1),
          f"tenant:acme has 0 slots, so that none may start; it is number 1 of its line; {API}",
-         "jobledger limits show tenant:acme"),
+         "jobledger limits set tenant:acme --slots 10"),
         (HeldFacts(limits=(state("api", Terms(rate=100.0, per_s=60.0), free_at=NOW, used=3),), place=2),
          "api lets 100 per minute start, the next one at 03:04; it is number 2 of its line",
          "jobledger limits show api"),

@@ -117,4 +117,6 @@ def to_define(limit: str) -> str:
 def _hint(limit: LimitState) -> str:
     if limit.terms is None:
         return f"jobledger limits set {to_define(limit.limit)} --slots 10"
+    if limit.terms.slots == 0:  # only a person can change that
+        return f"jobledger limits set {limit.limit} --slots 10"
     return f"jobledger limits show {limit.limit}"

@@ -190,7 +190,7 @@ def code(text: str) -> Markup:
 
 def linked(text: str, nouns: Iterable[Noun]) -> list[str | Noun]:
     """Return a sentence in parts: what its nouns name, where each stands first, and the text between."""
-    places = ((text.find(each.text or each.name), each) for each in nouns)
+    places = ((_place(each.text or each.name, text), each) for each in nouns)
     found = sorted(((at, each) for at, each in places if at >= 0), key=itemgetter(0))
     parts: list[str | Noun] = []
     end = 0
@@ -199,6 +199,12 @@ def linked(text: str, nouns: Iterable[Noun]) -> list[str | Noun]:
             parts += [text[end:at], noun]
             end = at + len(noun.text or noun.name)
     return [*parts, text[end:]]
+
+
+def _place(name: str, text: str) -> int:
+    """Return where a text names something, and not another thing whose name has this one in it; -1: nowhere."""
+    found = re.search(rf"(?<![\w:/.-]){re.escape(name)}(?![\w/-]|[.:@]\w)", text)
+    return -1 if found is None else found.start()
 
 
 def json_text(value: Any) -> str:

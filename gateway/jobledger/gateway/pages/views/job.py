@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 
 from jobledger.admin.acts import why as why_of
+from jobledger.admin.diagnoses import Noun
 from jobledger.admin.errors import JobNotHeldError
 from jobledger.admin.find import find_history, newest_life
 from jobledger.admin.past import AsOf, events_until
@@ -21,6 +22,7 @@ from jobledger.admin.views import Absent, JobDetails, job_details
 from jobledger.audit.trail import Line, trail_of
 from jobledger.audit.verify.links import ChainCheck
 from jobledger.audit.why import Why
+from jobledger.gateway.pages.blockers import Cure, cures_of, nouns_of
 from jobledger.gateway.pages.charts.timeline import Drawn, timeline
 from jobledger.gateway.pages.frames import Raised, read_traceback
 from jobledger.gateway.pages.page import Looked, Told, When
@@ -99,6 +101,7 @@ class _Read(NamedTuple):
 
     job: Job  #: as of the moment shown
     why: Why
+    nouns: list[Noun]  #: what the answer names
     history: list[StoredEvent]
     seen: list[StoredEvent]  #: up to the moment shown
     chain: ChainCheck
@@ -120,6 +123,8 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     details: JobDetails
     job: Job
     why: Why
+    nouns: list[Noun]  #: what the answer names
+    cures: list[Cure]  #: what ends the wait for something else
     hidden: bool  #: whether values are not shown to who looks
     editable: (
         str | None
@@ -175,7 +180,10 @@ async def job_page(looked: Looked, queue: str, id: str, *, query: Query) -> JobP
         if hidden
         else await find_task(looked.gateway.ledger.inbox, looked.gateway.ledger.names, job.task)
     )
-    read = _Read(job, explained.why, history, seen, found.chain, details, run, hidden, known is not None)
+    nouns = list(nouns_of(job, explained.facts))
+    read = _Read(
+        job, explained.why, nouns, history, seen, found.chain, details, run, hidden, known is not None
+    )
     async with gateway.projection.opened(None) as view:
         shell = await surround(looked, view, asked)
         with view.store.one_moment():
@@ -221,12 +229,15 @@ def _page(looked: Looked, view: View, shell: Shell, query: Query, read: _Read) -
     events = [_line(stored, line, fields, last) for stored, line, fields in told]
     if read.is_past:  # the moment is that of the event, by the clock of the trail
         shell = msgspec.structs.replace(shell, now=at, past=Shown(at=at, stream_sequence=last))
+    acts = [] if read.is_past else acts_of(job, shell)
     cause = job_fingerprint(job) if job.state is JobState.DEAD_LETTERED else ""
     return JobPage(
         shell=shell,
         details=read.details,
         job=job,
         why=read.why,
+        nouns=read.nouns,
+        cures=[] if read.is_past else list(cures_of(job, read.why, looked.principal, acts)),
         hidden=read.hidden,
         editable=text,
         editable_hash="" if text is None else hashlib.sha256(text.encode()).hexdigest(),
@@ -248,7 +259,7 @@ def _page(looked: Looked, view: View, shell: Shell, query: Query, read: _Read) -
         kinds=[event_type(stored.event) for stored in history] if len(history) <= _KINDS_MAX else [],
         shown=len(seen),
         moment=at,
-        acts=[] if read.is_past else acts_of(job, shell),
+        acts=acts,
     )
 
 
@@ -412,6 +423,7 @@ class Peek(msgspec.Struct, frozen=True, kw_only=True):
     job: Job
     details: JobDetails
     why: Why
+    nouns: list[Noun]
     hidden: bool
     traceback: list[Raised]
     events: list[EventLine]
@@ -434,6 +446,7 @@ async def peek(looked: Looked, queue: str, id: str, *, query: When) -> Peek:  # 
         job=found.job,
         details=found.details,
         why=found.why,
+        nouns=found.nouns,
         hidden=found.hidden,
         traceback=found.traceback,
         events=found.events[-_PEEK_EVENTS:],
