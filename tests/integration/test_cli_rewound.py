@@ -173,7 +173,7 @@ def test_a_place_that_cannot_be_looked_at_holds_no_check_up(
     assert (answer.code, "this user has no home folder" in answer.err) == (0, True), answer.err
     for words in (("audit", "verify", "--with-projection"), ("jobs", "list")):
         answer = cli.run(*words, *cli.where)
-        assert (answer.code, "name a file with --projection" in answer.err) == (2, True), answer.err
+        assert (answer.code, "name each file (--projection)" in answer.err) == (2, True), answer.err
     answer = cli.run("doctor", "--json", *cli.where)
     (report,) = answer.lines
     found = {check["check"]: check for check in report["checks"]}

@@ -18,6 +18,7 @@ from jobledger.ledger.model.errors import (
     AmbiguousIdError,
     InvalidError,
     LedgerError,
+    NoDataFolderError,
     NotFoundError,
     RefusedError,
     UnknownTaskError,
@@ -67,7 +68,11 @@ _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
 )
 
 #: The option with which a command is told what an error asks for: the ledger's own sentences know no command line.
-_OPTIONS: Final[dict[type[LedgerError], str]] = {AmbiguousIdError: "--queue", UnknownTaskError: "--app"}
+_OPTIONS: Final[dict[type[LedgerError], str]] = {
+    AmbiguousIdError: "--queue",
+    NoDataFolderError: "--projection",
+    UnknownTaskError: "--app",
+}
 
 
 #: Typer's sentence for a value that is not one of an option's choices.

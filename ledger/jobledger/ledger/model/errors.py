@@ -84,7 +84,7 @@ class NoDataFolderError(InvalidError):
 
     def __init__(self) -> None:
         super().__init__(
-            "this user has no home folder for a projection and other files: name each, or set XDG_DATA_HOME"
+            "this user has no home folder for its projection and other files: set XDG_DATA_HOME, or name each file"
         )
 
 
