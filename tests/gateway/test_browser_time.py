@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import AsyncIterator
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlsplit
 
+import httpx
 import pytest
 from playwright.async_api import Browser, expect
 from tests.support.browsers import LIMIT_MS, browsing, looking
+from tests.support.limits import LIMIT_S
 from tests.support.shops import Shop, shop_of
 
+from jobledger.gateway.pages.table import PAGES
 from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
@@ -44,6 +48,45 @@ async def test_the_moment_sticks_to_every_link_and_key(browser: Browser, shop: S
         await page.wait_for_url(re.compile(r"/dead-letters\?.*at="))
         await page.locator(".past-bar [data-now]").click()
         await page.wait_for_url(lambda url: "at=" not in url)
+
+
+async def test_range_and_moment_are_in_every_link_of_every_page(shop: Shop) -> None:
+    """Links, what is fetched and what forms send: all but the ways to another moment or range."""
+    words = {"queue": "orders", "id": "order-acme-1", "task": "charge"}
+    shown = [
+        page.path.format(**words) for page in PAGES if not page.path.endswith("/rows")
+    ]  # it has no table
+    more = {"/plan": "state=dead_lettered", "/jobs": "q=state:dead", "/clock": "path=/jobs"}
+    more["/jobs/orders/order-acme-1/rerun"] = "step=charge"
+    async with httpx.AsyncClient(base_url=shop.url, timeout=LIMIT_S) as http:
+        for path in shown:
+            past = (
+                [] if path == "/plan" else [f"at={quote(shop.died.isoformat())}&range=6h"]
+            )  # no plan has one
+            for named in ("range=6h", *past):
+                answer = await http.get(f"{path}?{more.get(path, '')}&{named}")
+                assert answer.status_code == 200, (path, named)
+                addresses = re.findall(r"""\b(href|action|hx-get|data-peek)=["'](/[^"']*)""", answer.text)
+                for kind, each in addresses:
+                    link = urlsplit(html.unescape(each))
+                    said = dict(parse_qsl(link.query))
+                    if link.path.startswith("/static/") or (kind == "action" and not link.query):
+                        continue  # a form that only looks says it in hidden fields
+                    is_range = 'class="ranges"' in answer.text.partition(each)[0][-900:]
+                    assert said.get("range") == "6h" or is_range, (path, named, each)
+
+
+async def test_an_act_leads_back_to_the_range_that_was_chosen(browser: Browser, shop: Shop) -> None:
+    async with looking(browser, shop.url) as page:
+        await page.goto("/jobs/payments/charge-acme-i0?range=6h")
+        await page.locator(".acts summary", has_text="note").click()
+        form = page.locator(".acts details[open] form")
+        await form.locator("[name=text]").fill("seen")
+        async with page.expect_navigation():
+            await form.locator("button").click()
+        assert "range=6h" in page.url
+        async with page.expect_request("**/suggest?*range=6h*"):
+            await page.locator(".find input[name=q]").type("ten")
 
 
 async def test_a_moment_is_typed_in_words(browser: Browser, shop: Shop) -> None:

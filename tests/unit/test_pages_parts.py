@@ -59,6 +59,29 @@ def test_nothing_comes_from_elsewhere_and_nothing_is_inline() -> None:
     assert "@import" not in css
 
 
+def test_every_address_in_a_template_is_of_the_one_function_that_keeps_range_and_moment() -> None:
+    """Pages of nobody's session have no moment: the login, and what went wrong."""
+    named = r"""\b(?:href|action|formaction|src|hx-(?:get|post)|data-peek)=["'](?!#|{{ (?:address|here_with|part\.|assets))[^"']+"""
+    let = (  # as views and macros made them by the same function
+        "shell.path", "page.path", "line.href", "line.toggle", "noun_address", "now_address", "now_here", "then_here", "there }}", "rows_ }}",
+    )  # fmt: skip
+    for path in sorted(TEMPLATES.iterdir()):
+        if path.name in {"login.html", "problem.html"}:
+            continue
+        text = path.read_text(encoding="utf-8")
+        found = [
+            each for each in re.findall(named, text) if not any(f"{{{{ {known}" in each for known in let)
+        ]
+        assert found == [], path.name
+        assert text.count("now_address(") == (3 if path.name == "parts.html" else 0), path.name
+        for form in re.findall(
+            r'<form[^>]*method="get".*?</form>|<form class="find".*?</form>', text, re.DOTALL
+        ):
+            assert "carried(shell" in form, (
+                f"{path.name}: a browser drops what stands behind the ? of this form's address"
+            )
+
+
 def test_words_are_short_and_say_what_is_not_known() -> None:
     assert [count(1234), count(99.94), count(0.25), count(3.0)] == ["1,234", "99.9", "0.2", "3"]
     assert [percent(None), percent(0), percent(0.0123), percent(1)] == ["–", "0 %", "1.2 %", "100 %"]  # noqa: RUF001

@@ -102,6 +102,12 @@ def address(path: str, given: Iterable[tuple[str, str]] = ()) -> str:
     return quote(path) + (f"?{urlencode(pairs)}" if pairs else "")
 
 
+def carrying(there: str, named: Iterable[tuple[str, str]]) -> str:
+    """Return the address of a page of ours with what is said of time."""
+    text = urlencode(list(named))
+    return f"{there}{'&' if '?' in there else '?'}{text}" if text else there
+
+
 @pass_context
 def _address_then(
     context: Context, path: str, given: Iterable[tuple[str, str]] = (), _shell: Any = None

@@ -24,7 +24,7 @@ from jobledger.gateway.pages.kept import Kept
 from jobledger.gateway.pages.live import Pulse
 from jobledger.gateway.pages.page import Elsewhere, Fields, Form, Looked, Page, Sent, Told, When
 from jobledger.gateway.pages.reading import read_query
-from jobledger.gateway.pages.rendering import STATIC, address, rendered
+from jobledger.gateway.pages.rendering import STATIC, address, carrying, rendered
 from jobledger.gateway.pages.shared import Shared
 from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.gateway.pages.views.levels import levels
@@ -164,13 +164,14 @@ class Dashboard:
             )
         if form.permission is not None:
             principal.require(form.permission)
-        looked = Looked(self._gateway, principal, request.url.path, self._kept)
+        when = read_query(When, request.query_params.multi_items())
+        looked = Looked(self._gateway, principal, request.url.path, self._kept, when)
         with acting_for(principal):
             answer = await form.act(Sent(self._gateway, principal, fields, looked), **request.path_params)
         self._shared.forget()
         self._kept.forget()
         if isinstance(answer, str):
-            return RedirectResponse(answer, 303)
+            return RedirectResponse(carrying(answer, when.named()), 303)
         made = self._rendered(answer, principal)
         return Response(self._personal(made, principal, request), media_type=_HTML)
 

@@ -9,7 +9,7 @@ import msgspec
 
 from jobledger.admin import run_acts
 from jobledger.admin.views import job_details
-from jobledger.gateway.pages.page import Looked, moment_of
+from jobledger.gateway.pages.page import Looked, When, moment_of
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.views.job import editable
 from jobledger.ledger.model.chain import load
@@ -23,7 +23,7 @@ from jobledger.ledger.reruns.beginning import RerunRequest
 from jobledger.ledger.reruns.groups import CopiedGroup
 
 
-class Query(msgspec.Struct, frozen=True, kw_only=True):
+class Query(When, frozen=True, kw_only=True):
     """From which step, and of which moment of the run."""
 
     step: Annotated[str, msgspec.Meta(max_length=STEP_KEY_MAX)] = ""  #: "": with all that completed

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from jobledger.gateway.pages.page import Looked
+from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.words import cut, json_line
 from jobledger.gateway.table_rows import rows_of
@@ -22,7 +22,7 @@ _TEXT_MAX: Final = 160  #: characters of a value
 _NUMBERS: Final = ("int", "uint", "halffloat", "float", "double", "decimal")
 
 
-class Query(msgspec.Struct, frozen=True, kw_only=True):
+class Query(When, frozen=True, kw_only=True):
     """Which table."""
 
     step: Annotated[str, msgspec.Meta(max_length=STEP_KEY_MAX)] = ""  #: "": the only one of the run
