@@ -12,9 +12,11 @@ import pytest
 from playwright.async_api import Browser, expect
 from tests.support.browsers import LIMIT_MS, browsing, looking
 from tests.support.limits import LIMIT_S
-from tests.support.shops import Shop, shop_of
+from tests.support.shops import Shop, import_row, shop_of
+from tests.support.working import working
 
 from jobledger.gateway.pages.table import PAGES
+from jobledger.ledger import task
 from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
@@ -123,6 +125,32 @@ async def test_the_past_plays(browser: Browser, shop: Shop) -> None:
         await page.locator("[data-play]").click()
         await expect(moment).not_to_have_text(first)
         await page.locator("[data-play][aria-pressed=true]").click()
+
+
+@task(queue="import")
+async def count_stock(sku: int) -> int:
+    return sku
+
+
+async def test_what_changed_names_a_deploy_and_a_burst(
+    browser: Browser, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    since = shop.ledger.clock.now()
+    stocked = count_stock.options(tenant="umbrella", delay_s=86_400)
+    await shop.ledger.enqueue_many(stocked, ({"sku": n} for n in range(60)))
+    monkeypatch.setenv("JOBLEDGER_RELEASE", "shop-2.4.1")
+    async with working(shop.ledger, import_row, count_stock), looking(browser, shop.url) as page:
+        await page.goto(f"/changes?since={quote(since.isoformat())}")
+        main = page.locator("main")
+        for told in (
+            "1 worker on ",
+            ": release shop-2.4.1; new: count_stock",
+            "count_stock had 60 jobs enqueued, none in the time before",
+            "umbrella had 60 jobs enqueued, none in the time before",
+        ):
+            await expect(main).to_contain_text(told)
+        await page.goto("/workers")
+        await expect(main).to_contain_text("release shop-2.4.1")
 
 
 async def test_what_changed_is_told(browser: Browser, shop: Shop) -> None:

@@ -37,6 +37,7 @@ logger = logging.getLogger("jobledger.lease")
 
 _RENEWALS_PER_LEASE: Final = 3
 _RETRY_S: Final = 0.5
+_RELEASE_MAX: Final = 100  #: characters
 _PATIENCE_S: Final = 5.0  #: for the first lease, while the server is away or does not answer
 #: Clocks of two machines differ in rate by far less than this; the holder counts its lease shorter by it.
 _MARGIN: Final = 0.05
@@ -194,6 +195,7 @@ class LeaseKeeper:
             concurrency=self._concurrency,
             reactors=self._reactors,
             version=version(),
+            release=os.environ.get("JOBLEDGER_RELEASE", "")[:_RELEASE_MAX],
             stopped=stopped,
             kind=self._kind,
             waits=dict(islice(self._waits().items(), JOBS_MAX)),

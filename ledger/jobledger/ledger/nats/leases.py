@@ -70,6 +70,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     #: What its code says of limits, by `name`, or `name:key` of its own queues and tasks; None: it does not say.
     limits: dict[str, Terms] | None = None
     version: str = ""
+    release: str = ""  #: of the code of its tasks, as `JOBLEDGER_RELEASE` says; "" where nobody said
     supervisor: str = ""  #: identity of the process that looks after this one; "" without
     stopped: bool = False  #: it ended in good order, or its supervisor saw it dead; the lease is over
     kind: LeaseKind = "worker"

@@ -9,6 +9,7 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.admin.rows import View
+from jobledger.admin.workers import Deploy, deploys, list_workers
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.views.fleet import acts_between
@@ -24,6 +25,11 @@ from jobledger.projections.statistics.tally import histogram_columns, summed
 _ACTS_MAX: Final = 60
 _CAUSES_MAX: Final = 12
 _TASKS_MAX: Final = 14
+#: A burst is so many jobs, and so many times those of the time before.
+_BURST_LEAST: Final = 50
+_BURST_TIMES: Final = 5
+_BURSTS_MAX: Final = 8
+_LOOKED_AT: Final = 5_000  #: jobs whose tenants are counted
 _STATES: Final = ("running", "queued", "retry_wait", "held", "scheduled", "paused", "dead_lettered")
 _RUN, _WAIT = (", ".join(map(summed, histogram_columns(name))) for name in ("run", "wait"))
 _SUMS: Final = f"SELECT task, sum(enqueued), sum(completed), sum(failed), {_RUN}, {_WAIT} FROM buckets WHERE minute >= ? AND minute < ? AND ({{}}) GROUP BY task"  # noqa: S608 - columns
@@ -32,6 +38,10 @@ _CAUSES: Final = (
     "FROM dead_letters WHERE {} GROUP BY fingerprint HAVING n > 0 ORDER BY n DESC LIMIT ?"
 )
 _WORKERS: Final = "SELECT worker, first_at, last_at FROM workers WHERE first_at >= ? AND first_at < ? ORDER BY first_at LIMIT 20"
+_TENANTS: Final = (
+    "SELECT tenant, count(*) FROM (SELECT tenant FROM jobs WHERE created_at >= ? AND created_at < ? AND ({}) "
+    "ORDER BY created_at DESC LIMIT ?) GROUP BY tenant"
+)
 
 Text = Annotated[str, msgspec.Meta(max_length=60)]
 
@@ -61,6 +71,14 @@ class TaskChange(msgspec.Struct, frozen=True, kw_only=True):
     weight: float  #: how much it changed
 
 
+class Burst(msgspec.Struct, frozen=True, kw_only=True):
+    """A task or a tenant whose jobs were many times those of the time before."""
+
+    kind: str  #: `task` or `tenant`, as a search has it
+    name: str
+    enqueued: tuple[int, int]
+
+
 class CauseChange(msgspec.Struct, frozen=True, kw_only=True):
     """What killed jobs in the time."""
 
@@ -85,6 +103,8 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     causes: list[CauseChange]
     tasks: list[TaskChange]
     workers: list[tuple[str, str]]
+    deploys: list[Deploy]
+    bursts: list[Burst]
 
 
 async def changes(looked: Looked, *, query: Query) -> Changes:
@@ -104,7 +124,11 @@ async def changes(looked: Looked, *, query: Query) -> Changes:
                 f"since is {query.since!r}: write a time before the moment shown, as 30m or 16:28",
             )
         shell = msgspec.structs.replace(await surround(looked, view, None), is_of_a_time=True)
-        return await anyio.to_thread.run_sync(_page, looked, view, shell, query, begin, end)
+        made = await anyio.to_thread.run_sync(_page, looked, view, shell, query, begin, end)
+    if looked.principal.is_everywhere:
+        told = deploys(await list_workers(looked.gateway.ledger), begin, end)
+        made = msgspec.structs.replace(made, deploys=told)
+    return made
 
 
 def _page(looked: Looked, view: View, shell: Shell, query: Query, begin: datetime, end: datetime) -> Changes:  # noqa: PLR0917
@@ -114,6 +138,7 @@ def _page(looked: Looked, view: View, shell: Shell, query: Query, begin: datetim
     with store.one_moment():
         causes = store.select(_CAUSES.format(where), (*text, text[0], *values, _CAUSES_MAX))
         everything = looked.principal.is_everywhere
+        sides = _sides(view, begin, end, where, values)
         return Changes(
             shell=shell,
             query=query,
@@ -133,7 +158,12 @@ def _page(looked: Looked, view: View, shell: Shell, query: Query, begin: datetim
                 )
                 for name, task, kind, reason, pattern, first, died, before in causes
             ],
-            tasks=_tasks(view, begin, end, where, values),
+            tasks=_tasks(sides),
+            deploys=[],
+            bursts=[
+                *_bursts("task", *({task: row[0] for task, row in side.items()} for side in sides)),
+                *_bursts("tenant", *_tenants(view, begin, end, where, values)),
+            ],
             workers=[(name, first) for name, first, _ in store.select(_WORKERS, tuple(text))]
             if everything
             else [],
@@ -169,13 +199,43 @@ def _states(view: View, begin: datetime, end: datetime) -> list[StateChange]:
     ]
 
 
-def _tasks(view: View, begin: datetime, end: datetime, where: str, values: list[object]) -> list[TaskChange]:
+def _sides(
+    view: View, begin: datetime, end: datetime, where: str, values: list[object]
+) -> list[dict[str, tuple[Any, ...]]]:
+    """Return the sums of each task in the same time before, and in the time."""
     first, last = int(begin.timestamp() // 60), int(end.timestamp() // 60) + 1
     sides: list[dict[str, tuple[Any, ...]]] = []
     for since, until in ((2 * first - last, first), (first, last)):
         sides.append(
             {row[0]: row[1:] for row in view.store.select(_SUMS.format(where), (since, until, *values))}
         )
+    return sides
+
+
+def _tenants(
+    view: View, begin: datetime, end: datetime, where: str, values: list[object]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Return how many jobs of each tenant came in the same time before, and in the time; nothing where they are too many."""
+    found: list[dict[str, int]] = []
+    for since, until in ((begin - (end - begin), begin), (begin, end)):
+        times = [f"{each:%Y-%m-%dT%H:%M:%S.%f}" for each in (since, until)]
+        rows = view.store.select(_TENANTS.format(where), (*times, *values, _LOOKED_AT))
+        if sum(count for _, count in rows) >= _LOOKED_AT:
+            return {}, {}
+        found.append({tenant: count for tenant, count in rows if tenant})
+    return found[0], found[1]
+
+
+def _bursts(kind: str, before: dict[str, int], after: dict[str, int]) -> list[Burst]:
+    found = [
+        Burst(kind=kind, name=name, enqueued=(before.get(name, 0), count))
+        for name, count in after.items()
+        if count >= max(_BURST_LEAST, _BURST_TIMES * before.get(name, 0))
+    ]
+    return sorted(found, key=lambda each: -each.enqueued[1])[:_BURSTS_MAX]
+
+
+def _tasks(sides: list[dict[str, tuple[Any, ...]]]) -> list[TaskChange]:
     found = [_task(task, sides[0].get(task), sides[1].get(task)) for task in {*sides[0], *sides[1]}]
     return sorted(found, key=lambda each: -each.weight)[:_TASKS_MAX]
 
