@@ -105,6 +105,28 @@ def test_waiting_begins_with_a_sentence_on_a_terminal_and_a_worker_names_a_queue
     assert last == "result: 5"
 
 
+@pytest.mark.parametrize("asked", [(), ("--access-log",)])
+def test_up_logs_the_start_of_each_process_and_requests_only_where_asked(
+    start: Start, asked: tuple[str, ...]
+) -> None:
+    up = start(
+        *("up", "--app", "tasks_of_processes", "--port", "0", "--gateway-port", "0", "--json"),
+        *("--durability", "process", *asked),
+        variables={"JOBLEDGER_NO_GATEWAY": "0"},
+    )
+    ready = up.line()
+    for _ in range(2):
+        with urllib.request.urlopen(f"{ready['gateway']}/healthz", timeout=LIMIT_S) as answer:
+            assert answer.status == 200
+    up.said("takes webhooks-out")  # by the gateway's own worker, which starts last
+    assert up.end(signal.SIGTERM) == 0
+    said = [line for line in up.errors.splitlines() if " INFO " in line]
+    starts = [line for line in said if " GET " not in line]
+    assert [sum(word in line for line in starts) for word in (" takes ", " answers at ")] == [2, 1], said
+    assert len(starts) == 3, said
+    assert len(said) - len(starts) == (2 if asked else 0), said
+
+
 def test_up_does_real_work_and_stops_in_order(start: Start) -> None:
     up = start("up", "--app", "tasks_of_processes", "--port", "0", "--durability", "process", "--json")
     ready = up.line()

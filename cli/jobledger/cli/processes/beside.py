@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import sys
 from collections.abc import AsyncGenerator
@@ -26,17 +27,23 @@ from jobledger.workers.supervision.supervisor import how_ended
 
 _START_S: Final = 30.0
 _FAREWELL_S: Final = 5.0
+_log: Final = logging.getLogger("jobledger.gateway")
 
 
 class Beside:
     """The child; it reads a projection that somebody else follows."""
 
-    def __init__(self, target: Target, projection: Path, listening: socket.socket) -> None:
+    def __init__(
+        self, target: Target, projection: Path, listening: socket.socket, *, access_log: bool
+    ) -> None:
         """`listening`: where it answers. It stays ours: the child that begins again has the same port."""
         self.entrance = Entrance(gateway="")  #: where it answers
         self._listening = listening
         # The worker of this process declares the schedules, unless it was told not to.
-        self._environment = environment_of_child(target) | {"JOBLEDGER_NO_SCHEDULES": "1"}
+        self._environment = environment_of_child(target) | {
+            "JOBLEDGER_NO_SCHEDULES": "1",
+            "JOBLEDGER_NO_ACCESS_LOG": "0" if access_log else "1",
+        }
         # -P, as under the installed command: a file of the current folder must not stand in for a library of ours.
         self._command = [
             *(sys.executable, "-P", "-m", "jobledger.cli", "--log-format", log_format(), "gateway", "--json"),
@@ -60,6 +67,7 @@ class Beside:
         with anyio.move_on_after(_START_S):
             if line := await process.stdout.readline():
                 self.entrance = msgspec.json.decode(line, type=Entrance)
+                _log.info("the gateway of process %d answers at %s", process.pid, self.entrance.gateway)
                 return
         raise ServerEndedError(
             "the gateway did not start: its own words are above; --no-gateway does without"
@@ -88,18 +96,21 @@ class Beside:
 
 @contextlib.asynccontextmanager
 async def gateway_beside(
-    output: Output, target: Target, projection: Path, port: int | None
+    output: Output, target: Target, projection: Path, port: int | None, *, access_log: bool = False
 ) -> AsyncGenerator[Beside | None, None]:
     """Run a gateway for the length of the block; None where the extra is not installed, which is said in a line.
 
-    Without a `port` it takes the usual one, or a free one where that is taken. Raises: PortInUseError, ServerEndedError.
+    Without a `port` it takes the usual one, or a free one where that is taken. `access_log`: it logs
+    each request.
+
+    Raises: PortInUseError, ServerEndedError.
     """
     if sentence := missing():
         output.note(f"no gateway is started: {sentence}")
         yield None
         return
     with _listen(port) as listening:
-        made = Beside(target, projection, listening)
+        made = Beside(target, projection, listening, access_log=access_log)
         try:
             await made.start()
             yield made

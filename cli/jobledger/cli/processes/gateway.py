@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import socket
 import sys
@@ -101,6 +102,7 @@ def gateway(
     secrets: own.SecretsFolder = None,
     no_deliveries: own.NoDeliveries = False,
     no_projector: own.NoProjector = False,
+    no_access_log: own.NoAccessLog = False,
     no_schedules: process.NoSchedules = False,
     until_eof: process.UntilEof = False,
     supervised: Annotated[str | None, typer.Option("--supervised", metavar="NAME:FD", hidden=True)] = None,
@@ -110,9 +112,8 @@ def gateway(
 
     The first signal ends streams and waits, and lets running requests finish (--grace); a second stops at once.
     """
-    access_settings = _begin()
     plan = _Plan(
-        access=access_settings(
+        access=_begin(access_log=not no_access_log)(
             session_key=session_key or data_folder() / _SESSION_KEYS,
             account_key=_account_file(),
             session_s=session_age,
@@ -147,9 +148,11 @@ def _each(**given: list[str] | None) -> dict[str, tuple[str, ...]]:
     return {name: tuple(options.split(each)) for name, each in given.items()}
 
 
-def _begin() -> type[AccessSettings]:
+def _begin(*, access_log: bool) -> type[AccessSettings]:
     """Log as a process does, and refuse to begin without the extra; return a class that needs it."""
     log_as_process()
+    if not access_log:
+        logging.getLogger("jobledger.gateway.access").setLevel(logging.WARNING)
     if sentence := missing():
         raise ConfigurationError(sentence)
     from jobledger.gateway.access.keys import AccessSettings  # noqa: PLC0415

@@ -55,6 +55,7 @@ NoProjector = Annotated[
         "Do not follow the ledger: another process keeps the projection's file up to date.",
     ),
 ]
+NoAccessLog = Annotated[bool, setting("--no-access-log", "", "Do not log each request.")]
 _HOOKS = "Webhooks"
 NoDeliveries = Annotated[
     bool,

@@ -147,6 +147,16 @@ GatewayPort = Annotated[
         rich_help_panel=_GATEWAY,
     ),
 ]
+AccessLog = Annotated[
+    bool,
+    typer.Option(
+        "--access-log",
+        metavar="",
+        envvar="JOBLEDGER_ACCESS_LOG",
+        help="Log each request to the gateway.",
+        rich_help_panel=_GATEWAY,
+    ),
+]
 _METRICS = "Metrics"
 MetricsPort = Annotated[
     int | None,

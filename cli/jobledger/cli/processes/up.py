@@ -51,6 +51,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     gateway: bool
     gateway_port: int | None
     browser: bool
+    access_log: bool
 
 
 @command(
@@ -74,6 +75,7 @@ def up(
     metrics_token_file: process.MetricsTokenFile = None,
     no_gateway: process.NoGateway = False,
     gateway_port: process.GatewayPort = None,
+    access_log: process.AccessLog = False,
     no_browser: process.NoBrowser = False,
 ) -> Awaitable[None]:
     """Run the embedded server (or use --url), a worker for --app, a projector and a gateway, until Ctrl-C."""
@@ -99,6 +101,7 @@ def up(
         exposure=exposure,
         gateway=not no_gateway,
         gateway_port=gateway_port,
+        access_log=access_log,
         browser=not no_browser,
     )
     return _up(cli, plan)
@@ -168,7 +171,7 @@ def _gateway(
 ) -> contextlib.AbstractAsyncContextManager[Beside | None]:
     if not plan.gateway:
         return contextlib.nullcontext()
-    return gateway_beside(output, target, path, plan.gateway_port)
+    return gateway_beside(output, target, path, plan.gateway_port, access_log=plan.access_log)
 
 
 @contextlib.asynccontextmanager
