@@ -19,7 +19,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 .DEFAULT_GOAL := help
 # The steps of `make test` are told one after the other, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help install demo test lint types types-and-bytecode imports pytest docs format bench bench-limits bench-gateway bench-queues bench-schedules bench-unique bench-workflows faults simulate typescript clean
+.PHONY: help install demo test lint types imports pytest docs format bench bench-limits bench-gateway bench-queues bench-schedules bench-unique bench-workflows faults simulate typescript clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -44,7 +44,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install ## index the standard library with two workers, one of which gets killed
 	@$(BIN)/jobledger demo --keep .jobledger/demo
 
-test: lint types-and-bytecode imports pytest ## everything that must pass: lint, types, import contracts, tests
+test: lint types imports pytest ## everything that must pass: lint, types, import contracts, tests
 
 lint: install ## ruff: rules and format
 	@echo "lint: ruff check"
@@ -52,22 +52,11 @@ lint: install ## ruff: rules and format
 	@echo "lint: ruff format --check"
 	@$(BIN)/ruff format --quiet --check .
 
-# In a subshell: its exit is not that of the recipe.
-CHECK_TYPES = ( $(BIN)/mypy --no-error-summary $(CHECKED) & mypy=$$!; \
-		$(BIN)/pyright --pythonpath $(BIN)/python; pyright=$$?; \
-		wait $$mypy && exit $$pyright )
-
 types: install ## mypy and pyright, both strict
 	@echo "types: mypy and pyright, at once"
-	@$(CHECK_TYPES)
-
-# One process compiles the tests and all that they import, while pyright leaves a CPU idle; else five compile it at once.
-# It calls no make: `make -n test` would run what stands beside that.
-types-and-bytecode: install
-	@echo "types: mypy and pyright, at once"
-	@$(BIN)/python -m pytest -q -n 1 --deselect=tests >/dev/null 2>&1 & collecting=$$!; \
-		$(CHECK_TYPES); types=$$?; \
-		wait $$collecting; exit $$types
+	@$(BIN)/mypy --no-error-summary $(CHECKED) & mypy=$$!; \
+		$(BIN)/pyright --pythonpath $(BIN)/python; pyright=$$?; \
+		wait $$mypy && exit $$pyright
 
 imports: install ## the direction of imports between and inside the packages
 	@echo "imports: import-linter"
@@ -76,7 +65,7 @@ imports: install ## the direction of imports between and inside the packages
 # Five processes on two CPUs: two thirds of the time that tests take they wait, for leases, timers and other processes.
 pytest: install ## all tests but the slow fault tests
 	@echo "tests: pytest, in five processes"
-	@$(BIN)/python -m pytest -q -n 5 --dist loadfile --no-loadscope-reorder --durations=25
+	@$(BIN)/python -m pytest -q -n 5 --durations=25
 
 format: install ## let ruff sort imports, fix what it can and format
 	@$(BIN)/ruff check --quiet --fix-only .
@@ -110,9 +99,9 @@ faults: install ## kill, freeze and damage servers and workers; SEED=n and ONLY=
 	@$(BIN)/python tests/fault/run.py $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(RECORD),--record)
 
 COUNT ?= 100000
-FIRST ?= 1000
+FIRST ?= 300
 
-simulate: install ## run COUNT seeded schedules from seed FIRST on (make test runs those before 1000)
+simulate: install ## run COUNT seeded schedules from seed FIRST on (make test runs those before 300)
 	@echo "simulate: seeds $(FIRST) and $(COUNT) on"
 	@$(BIN)/python -m tests.model.simulation --first $(FIRST) --count $(COUNT) --processes 2
 	@$(BIN)/python -m tests.model.run_simulation --first $(FIRST) --count $(COUNT) --processes 2

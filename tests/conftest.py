@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import inspect
+import itertools
 import logging
 import os
+import resource
 import shutil
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import hypothesis
 import pytest
+from tests.support.forks import run_in_forks
 from tests.support.limits import limited
 from tests.support.ports import kept_port
 from tests.support.soundness import Soundness
+from tests.support.warm import spent_s
 
 from jobledger.ledger.server import EmbeddedServer
 
@@ -38,12 +44,36 @@ ServerFactory = Callable[..., EmbeddedServer]
 #: How often a test may take its limit before it counts as hanging: the machine may be slow, or busy with other things.
 _PATIENCE = 4
 _LIMIT_S = pytest.StashKey[float]()
+#: What a report says of CPU time, and what the process had used at the report before.
+_CPU: Final = "cpu_s"
+_CPU_BEFORE_S = pytest.StashKey[float]()
+#: From so many files on it is told where the CPU time went; this many are named.
+_FILES_OF_A_RUN, _FILES_TOLD = 20, 25
+#: Where files take no disk; containers often have 64 MiB of it, which would not do.
+_MEMORY, _MEMORY_BYTES_MIN = Path("/dev/shm"), 4 << 30
 #: How much later pytest-timeout ends an async test that did not end itself.
 _LATER_S = 5.0
 
 # How long an example takes says nothing on machines that run several processes on each CPU.
 hypothesis.settings.register_profile("shared", deadline=None)
 hypothesis.settings.load_profile("shared")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take the number of processes by the name that pytest-xdist gave it."""
+    group: Any = parser.getgroup("processes")  # pytest keeps lower-case letters for itself
+    group._addoption(
+        "-n", dest="processes", type=int, default=0, metavar="N", help="run files of tests in N processes"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Run the tests in several processes where that is asked for."""
+    options = session.config.option
+    is_one = options.processes < 2 or options.collectonly or session.testsfailed
+    session.stash[_CPU_BEFORE_S] = _cpu_s() if is_one else 0.0
+    return None if is_one else run_in_forks(session, options.processes)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -77,10 +107,20 @@ async def nats_server(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[EmbeddedServer]:
     """A fast nats-server shared by the tests of a module; each test takes stream names of its own."""
-    directory = tmp_path_factory.mktemp("nats")
-    server = EmbeddedServer(directory, port=0, durability="process", binary=nats_server_binary)
-    async with server:
-        yield server
+    with _store(tmp_path_factory) as directory:
+        server = EmbeddedServer(directory, port=0, durability="process", binary=nats_server_binary)
+        async with server:
+            yield server
+
+
+@contextlib.contextmanager
+def _store(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
+    """Give a folder in memory where there is room: thousands of small files, which nobody reads again."""
+    if not _MEMORY.is_dir() or shutil.disk_usage(_MEMORY).free < _MEMORY_BYTES_MIN:
+        yield tmp_path_factory.mktemp("nats")
+        return
+    with tempfile.TemporaryDirectory(prefix="nats-", dir=_MEMORY, ignore_cleanup_errors=True) as made:
+        yield Path(made)
 
 
 @pytest.fixture
@@ -185,12 +225,38 @@ def pytest_sessionfinish() -> None:
     shutil.rmtree(BYTECODE.joinpath(*Path(tempfile.gettempdir()).parts[1:]), ignore_errors=True)
 
 
+def _cpu_s() -> float:
+    """Return the CPU time of this process, and of those that it started and that have ended."""
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used) + spent_s()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add to the last report of a test the CPU time that went since that of the test before."""
+    report = yield
+    if report.when == "teardown":
+        now = _cpu_s()
+        report.user_properties.append((_CPU, now - item.session.stash[_CPU_BEFORE_S]))
+        item.session.stash[_CPU_BEFORE_S] = now
+    return report
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Tell what the simulation ran, also when all is well."""
-    for report in terminalreporter.stats.get("passed", ()):
-        for name, value in report.user_properties:
-            if name == "simulation":
+    """Tell what the simulation ran, also when all is well, and in which folders and files the CPU time went."""
+    folders, files = Counter[str](), Counter[str]()
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+        for name, value in getattr(report, "user_properties", ()):
+            if name == "simulation" and report.when == "call":
                 terminalreporter.write_line(f"simulation: {value}")
+            if name == _CPU and report.when == "teardown":
+                file = report.nodeid.partition("::")[0]
+                folders["/".join(file.split("/")[:2])] += value
+                files[file] += value
+    if len(files) >= _FILES_OF_A_RUN:
+        terminalreporter.section(f"CPU: {folders.total():.0f} s in tests")
+        for each in (folders.most_common(), files.most_common(_FILES_TOLD)):
+            terminalreporter.write_line(", ".join(f"{name} {value:.0f}" for name, value in each))
 
 
 def pytest_unconfigure() -> None:

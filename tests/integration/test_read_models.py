@@ -30,6 +30,7 @@ from jobledger.projections import (
     ReadModelLayout,
     rebuild,
 )
+from jobledger.projections.tables.registry import all_tables
 
 pytestmark = pytest.mark.anyio
 
@@ -109,6 +110,22 @@ async def test_followed_in_pieces_and_rebuilt_it_holds_every_event_once(tmp_path
     assert rows(path) == await truth(log)
     await rebuild(log, path, layout=made())
     assert (rows(path), position(path)) == (await truth(log), head + 1)
+
+
+def test_our_own_tables_are_made_as_sqlite_utils_makes_them() -> None:
+    """Files of releases that imported it have these statements."""
+    from sqlite_utils import Database  # noqa: PLC0415 - slow to import
+
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        theirs = Database(connection, execute_plugins=False)
+        for table in all_tables():
+            types = {name: column.type for name, column in table.columns.items()}
+            statement = theirs.create_table_sql(table.name, types, pk=table.key)
+            table.create(connection)
+            made = connection.execute(
+                "SELECT sql FROM sqlite_master WHERE name = ?", (table.name,)
+            ).fetchone()
+            assert made[0] == statement.strip().removesuffix(";")
 
 
 async def test_sql_tables_and_sqlite_utils_work(tmp_path: Path) -> None:

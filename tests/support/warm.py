@@ -34,6 +34,14 @@ _STATUS_FD: Final = 3  # of the four that come with an order: stdin, stdout, std
 # In the tests.
 
 
+_spent_s = [0.0]
+
+
+def spent_s() -> float:
+    """Return the CPU time of the programs that have ended: nobody but their mother waits for them."""
+    return _spent_s[0]
+
+
 class Program:
     """A started program: as much of `subprocess.Popen` as tests use."""
 
@@ -45,22 +53,24 @@ class Program:
         self._status = os.fdopen(status, "rb", buffering=0)
         told = self._told(_READY_S)
         assert told is not None, "it did not start"
-        self.pid = told
+        self.pid = int(told[0])
 
-    def _told(self, limit_s: float | None) -> int | None:
+    def _told(self, limit_s: float | None) -> list[bytes] | None:
         if not select.select([self._status], [], [], limit_s)[0]:
             return None
         line = self._status.readline()
         assert line, "the process that starts others ended"
-        return int(line)
+        return line.split()
 
     def poll(self) -> int | None:
         return self._look(0.0)
 
     def _look(self, limit_s: float | None) -> int | None:
         if self.returncode is None:
-            self.returncode = self._told(limit_s)
-            if self.returncode is not None:
+            told = self._told(limit_s)
+            if told is not None:
+                self.returncode = int(told[0])
+                _spent_s[0] += float(told[1])
                 self._status.close()
         return self.returncode
 
@@ -230,12 +240,12 @@ def _orders(control: socket.socket, wakeup: socket.socket, running: dict[int, in
 
 def _tell_of_ends(running: dict[int, int]) -> None:
     while running:
-        pid, status = os.waitpid(-1, os.WNOHANG)
+        pid, status, used = os.wait4(-1, os.WNOHANG)
         if not pid:
             return
         told = running.pop(pid)
         try:
-            os.write(told, b"%d\n" % os.waitstatus_to_exitcode(status))
+            os.write(told, b"%d %f\n" % (os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime))
         except BrokenPipeError:
             pass  # whoever started it wants to know no more
         finally:

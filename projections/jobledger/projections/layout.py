@@ -67,12 +67,9 @@ class LedgerLayout:
 
     def create_tables(self, connection: sqlite3.Connection, environment: str) -> None:
         """Make the tables; see `Layout.create_tables`."""
-        # Imported here: it takes a tenth of a second, and a process that only reads never needs it.
-        from sqlite_utils import Database  # noqa: PLC0415
-
-        database, version = Database(connection, execute_plugins=False), schema_version()
+        version = schema_version()
         for table in all_tables():
-            database.table(table.name).create(table.types, pk=table.key)
+            table.create(connection)
         for view in all_views():
             view.create(connection)
         for query in all_queries():

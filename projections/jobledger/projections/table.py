@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,8 @@ from jobledger.ledger.model.codec import Message
 
 Value = str | int | float | bytes | bytearray | None
 Row = tuple[Value, ...]
+
+_SQL_TYPES: Final = {str: "TEXT", int: "INTEGER", float: "REAL", bytes: "BLOB"}
 
 
 class Column(NamedTuple):
@@ -70,10 +72,21 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
         ""  #: the column whose value does not come from the ledger, so that it is never compared; "": none
     )
 
-    @property
-    def types(self) -> dict[str, type]:
-        """The columns as sqlite-utils takes them."""
-        return {name: column.type for name, column in self.columns.items()}
+    def create(self, connection: sqlite3.Connection) -> None:
+        """Make the table, in the words of sqlite-utils.
+
+        Its import takes a quarter of a second, and half a second more where pandas is installed.
+        """
+        only = self.key[0] if len(self.key) == 1 else ""
+        lines = [
+            f'   "{name}" {_SQL_TYPES[column.type]}{" PRIMARY KEY" if name == only else ""}'
+            for name, column in self.columns.items()
+        ]
+        if not only:
+            names = ", ".join(f'"{each}"' for each in self.key)
+            lines.append(f"   PRIMARY KEY ({names})")
+        definitions = ",\n".join(lines)
+        connection.execute(f'CREATE TABLE "{self.name}" (\n{definitions}\n)')
 
     def create_indexes(self, connection: sqlite3.Connection) -> None:
         """Make its indexes."""

@@ -12,7 +12,7 @@ import msgspec
 from tests.model.run_simulation.schedule import Outcome, Schedule
 
 #: `make test` runs this many schedules; `make simulate` goes on behind them.
-COUNT = 1_000
+COUNT = 300
 _COLLECT_EVERY = 50
 _SHOWN_MAX = 20
 
