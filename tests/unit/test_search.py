@@ -108,6 +108,10 @@ def test_a_text_is_a_filter(text: str) -> None:
     assert parse_search(text, NOW) == JobFilter(**READ[text])
 
 
+def test_every_key_is_read() -> None:
+    assert {word.key for text in READ for word in read_search(text, NOW).words} >= {*KEYS}
+
+
 @each_row(("text", "sentence"), REFUSED)
 def test_what_is_not_understood_is_said_in_one_sentence(text: str, sentence: str) -> None:
     with pytest.raises(ProjectionConfigError) as refused:
