@@ -344,3 +344,21 @@ async def test_what_a_job_waits_for_is_linked_and_ended_on_its_page(
         answer = await http.post(action, data={**form.fields, **fields, "reason": "mended"})
         assert answer.status_code == 303, answer.text
         assert f'action="{action}"' not in (await http.get(here)).text, here
+
+
+async def test_a_schedule_has_its_last_ticks_with_what_became_of_their_jobs(
+    http: httpx.AsyncClient, gateway: Gateway, ledger: Ledger
+) -> None:
+    await ledger.schedules.add("nightly", order, input={"order": "1"}, every_s=3600)
+    now = ledger.clock.now()
+    first, *_, last = await ledger.schedules.backfill("nightly", now - timedelta(hours=3), now)
+    await ledger.cancel(first)
+    await gateway.rows.catch_up()
+    page = await http.get("/schedules")
+    check_page(page)
+    told = re.findall(r'class="tick" href="([^"]+)" title="([^"]+)"', page.text)
+    assert [link for link, _ in told][:: len(told) - 1] == [
+        f"/jobs/orders/{each.job_id}" for each in (first, last)
+    ]
+    assert re.search(r" UTC, .+ late: cancelled$", told[0][1])
+    assert told[-1][1].endswith("late: waiting")

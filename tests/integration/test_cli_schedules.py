@@ -295,7 +295,12 @@ def test_ticks_that_made_no_job_are_counted_and_shown_and_the_list_fits_a_termin
     counts = [told[f"{what}_count"] for what in ("tick", "run", "skipped", "missed")]
     assert counts == [3, 1, 2, 0]
     assert told["last_skipped_at"] == told["last_tick_at"] > told["last_run_at"]
+    (ticked,) = told["ticks"]
+    assert (ticked["tick"], ticked["job"]) == (told["last_run_at"], told["last_job"])
+    assert (ticked["status"], ticked["error_type"]) == ("queued", None)
+    assert ticked["late_s"] >= 0
     shown = " ".join(schedules("show", name).out.split())
+    assert f"queued {told['last_job']}" in shown
     assert f"no job 2 skipped, the last job had not ended; newest {told['last_skipped_at'][:10]}" in shown
     on_a_terminal(monkeypatch)
     lines = unstyled(schedules("list").out)

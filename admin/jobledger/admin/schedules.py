@@ -25,7 +25,9 @@ from jobledger.ledger.options import Options
 from jobledger.projections.tables.schedules import (
     LastFailure,
     ScheduleRow,
+    TickRow,
     last_failure,
+    last_ticks,
     late_schedules,
     read_schedules,
 )
@@ -73,6 +75,7 @@ class Shown(NamedTuple):
 
     listed: Listed
     failure: LastFailure | None  #: the newest failure among the jobs of its ticks
+    ticks: list[TickRow]  #: the newest that have jobs
     now: datetime
 
 
@@ -95,7 +98,8 @@ def shown_in(view: View, workers: Collection[WorkerInfo], name: str) -> Shown:
             raise ScheduleNotFoundError(name)
         late = [each for each, _ in late_schedules(view.store.select, view.now - LATE)]
         failure = last_failure(view.store.select, name)
-    return Shown(Listed(found[0], _in_code(found[0], workers), name in late), failure, view.now)
+        ticks = last_ticks(view.store.select, name)
+    return Shown(Listed(found[0], _in_code(found[0], workers), name in late), failure, ticks, view.now)
 
 
 class Ticked(msgspec.Struct, frozen=True, kw_only=True):

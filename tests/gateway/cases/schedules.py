@@ -62,7 +62,10 @@ async def acting(asker: Asker) -> None:
     assert (await asker.get(f"/v1/jobs/{job['queue']}/{job['id']}/input")) == {"to": "eve"}
     now = asker.ledger.clock.now()
     days = {"from": time_text(now - timedelta(days=3)), "to": time_text(now)}
-    assert len((await asker.post(f"{path}/backfill", days))["items"]) == 3
+    made = [each["id"] for each in (await asker.post(f"{path}/backfill", days))["items"]]
+    ticks = (await asker.get(path))["ticks"]
+    assert (len(made), [each["job"] for each in ticks]) == (3, made[::-1])
+    assert 2 * 86_400 < ticks[-1]["late_s"] < 3 * 86_400
     wrong = {"from": time_text(now), "to": time_text(now - timedelta(days=3))}
     await asker.post(f"{path}/backfill", wrong, "JOB_INVALID_INPUT")
     assert (await asker.sees("POST", f"{path}/reset", 200)).json()["name"] == "nightly"

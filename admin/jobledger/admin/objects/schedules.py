@@ -8,7 +8,7 @@ import msgspec
 
 from jobledger.admin.schedules import InCode, Listed, Shown
 from jobledger.ledger.model.schedules.events import Schedule
-from jobledger.projections.tables.schedules import LastFailure, ScheduleRow
+from jobledger.projections.tables.schedules import LastFailure, ScheduleRow, TickRow
 
 
 class ScheduleListed(ScheduleRow, frozen=True, kw_only=True):
@@ -22,6 +22,7 @@ class ScheduleShown(ScheduleListed, frozen=True, kw_only=True):
     """One schedule whole."""
 
     last_failure: LastFailure | None  #: the newest failure among the jobs of its ticks
+    ticks: list[TickRow]  #: the newest that have jobs, the newest first
 
 
 class ScheduleNow(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +44,7 @@ def schedule_listed(listed: Listed) -> ScheduleListed:
 def schedule_shown(shown: Shown) -> ScheduleShown:
     """Return one schedule whole."""
     listed = msgspec.structs.asdict(schedule_listed(shown.listed))
-    return ScheduleShown(**listed, last_failure=shown.failure)
+    return ScheduleShown(**listed, last_failure=shown.failure, ticks=shown.ticks)
 
 
 def schedule_now(name: str, schedule: Schedule) -> ScheduleNow:

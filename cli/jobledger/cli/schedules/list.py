@@ -9,6 +9,7 @@ import msgspec
 import typer
 from rich.text import Text
 
+from jobledger.admin.amounts import duration
 from jobledger.admin.objects.schedules import schedule_listed, schedule_shown
 from jobledger.admin.schedules import Listed, Shown, list_schedules, show_schedule
 from jobledger.cli.command import ROWS, Cli, command
@@ -18,7 +19,7 @@ from jobledger.cli.schedules import options
 from jobledger.cli.schedules.words import time_in, when_words
 from jobledger.cli.text import age, moment, shortened
 from jobledger.ledger.model.schedules.definition import Definition
-from jobledger.projections.tables.schedules import ScheduleRow
+from jobledger.projections.tables.schedules import ScheduleRow, TickRow
 
 _REMOVED = Annotated[bool, typer.Option("--removed", metavar="", help="Also those that were removed.")]
 _STYLES: Final = {"paused": "yellow", "ended": "dim", "removed": "dim", "late": "bold red"}
@@ -118,6 +119,14 @@ def _show(output: Output, shown: Shown) -> None:
             ("declared", _said(row.declared_at, row.declared_by, row.source, now)),
         ]
     )
+    if shown.ticks:
+        output.table(
+            ("tick!", "late>", "status", "error", "job"), map(_tick, shown.ticks), title="last ticks"
+        )
+
+
+def _tick(each: TickRow) -> tuple[Cell, ...]:
+    return each.tick[:19] + "Z", duration(each.late_s), each.status, each.error_type or "", each.job
 
 
 def _without_job(row: ScheduleRow, now: datetime) -> str | None:

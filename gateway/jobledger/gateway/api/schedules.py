@@ -149,7 +149,10 @@ async def show_schedule(asked: Asked, name: str, *, query: Looked) -> ScheduleSh
         found = shown_in(view, workers, name)
     row = found.listed.row
     asked.principal.require_about("view", row.queue, row.task, ScheduleNotFoundError(name))
-    return schedule_shown(found)
+    may = asked.principal.may
+    shown = schedule_shown(found)  # its ticks may be of another queue or task, from before it was changed
+    seen = [each for each in shown.ticks if may("view", each.queue, each.task)]
+    return msgspec.structs.replace(shown, ticks=seen)
 
 
 async def put_schedule(asked: Asked, name: str, *, body: NewSchedule) -> ScheduleMade:

@@ -88,6 +88,7 @@ JOBS: Final = Table(
         Index(("task", "created_at")),
         Index(("task", "status", "created_at")),
         Index(("tick",), where="tick <> '' AND error IS NOT NULL"),
+        Index(("tick", "status"), where="tick <> ''"),
         Index(("trace_id",), where="trace_id <> ''"),
         Index(("tenant", "created_at"), where="tenant <> ''"),
         Index(("correlation", "created_at"), where="correlation <> ''"),

@@ -253,7 +253,7 @@ class JobRows(Rows):
 
 JOB_TABLES: Final = AggregateTables(
     aggregate=JOB.name,
-    version=18,
+    version=19,
     tables=(
         schema.JOBS,
         schema.ATTEMPTS,

@@ -20,7 +20,7 @@ from jobledger.ledger.model.schedules.events import (
     ScheduleEvent,
     Ticked,
 )
-from jobledger.ledger.model.schedules.jobs import tick_job_id
+from jobledger.ledger.model.schedules.jobs import tick_job_id, tick_moment
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.times import time_text
 from jobledger.projections.table import (
@@ -104,6 +104,13 @@ _FAILURE: Final = (
     "AND tick > ? AND tick < ? AND (tick GLOB ? OR tick GLOB ?) ORDER BY tick DESC LIMIT 1"
 )
 
+_TICKS: Final = (
+    "SELECT tick, queue, task, id, status, error_type, created_at, completed_at FROM jobs WHERE tick <> '' "
+    "AND tick > ? AND tick < ? AND (tick GLOB ? OR tick GLOB ?) ORDER BY tick DESC LIMIT ?"
+)
+#: How many ticks of a schedule are told.
+TICKS_SHOWN: Final = 10
+
 Select = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
 
 
@@ -149,6 +156,19 @@ class LastFailure(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: str  #: of the job's newest event
 
 
+class TickRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A tick that has a job, and what became of that. Times are ISO-8601 text in UTC."""
+
+    tick: str  #: the planned moment
+    late_s: float  #: how long after it the job was made, in seconds
+    queue: str
+    task: str
+    job: str
+    status: str
+    error_type: str | None  #: of the job's newest failure
+    completed_at: str | None
+
+
 _SELECT: Final = f"SELECT {', '.join(ScheduleRow.__struct_fields__)} FROM schedules"  # noqa: S608 - columns
 
 
@@ -168,13 +188,40 @@ def late_schedules(select: Select, before: datetime) -> list[tuple[str, str]]:
 
 def last_failure(select: Select, name: str) -> LastFailure | None:
     """Return the newest failure among the jobs of a schedule's ticks, None without one."""
-    globs = (f"{name}-{_TICK}Z", f"{name}-{_TICK}{_MICROSECONDS}Z")
-    found = select(_FAILURE, (f"{name}-0", f"{name}-:", *globs))
+    found = select(_FAILURE, _of(name))
     return (
         LastFailure(job=found[0][0], error_type=found[0][1], error=found[0][2], updated_at=found[0][3])
         if found
         else None
     )
+
+
+def last_ticks(select: Select, name: str) -> list[TickRow]:
+    """Return the newest ticks of a schedule that have jobs, the newest first."""
+    found: list[TickRow] = []
+    for tick, queue, task, job, status, error_type, created_at, completed_at in select(
+        _TICKS, (*_of(name), TICKS_SHOWN)
+    ):
+        planned = tick_moment(name, tick)
+        late_s = (datetime.fromisoformat(created_at) - planned).total_seconds()
+        found.append(
+            TickRow(
+                tick=time_text(planned),
+                late_s=round(max(0.0, late_s), 3),
+                queue=queue,
+                task=task,
+                job=job,
+                status=status,
+                error_type=error_type,
+                completed_at=completed_at,
+            )
+        )
+    return found
+
+
+def _of(name: str) -> tuple[str, str, str, str]:
+    """Return what the two statements on ticks compare with."""
+    return f"{name}-0", f"{name}-:", f"{name}-{_TICK}Z", f"{name}-{_TICK}{_MICROSECONDS}Z"
 
 
 def _row(values: Sequence[Any]) -> ScheduleRow:

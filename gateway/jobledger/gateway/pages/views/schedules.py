@@ -7,7 +7,7 @@ import msgspec
 from jobledger.admin.schedules import list_schedules
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
-from jobledger.projections.tables.schedules import ScheduleRow, read_schedules
+from jobledger.projections.tables.schedules import ScheduleRow, TickRow, last_ticks, read_schedules
 
 
 class ScheduleLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,6 +16,7 @@ class ScheduleLine(msgspec.Struct, frozen=True, kw_only=True):
     row: ScheduleRow
     in_code: str  #: `yes`, `no` or `unknown`
     is_late: bool  #: its tick was due more than a minute ago and has not come
+    ticks: list[TickRow]  #: the newest that have jobs, the oldest first
 
 
 class Schedules(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,14 +32,24 @@ async def schedules(looked: Looked, *, query: When) -> Schedules:
     listed = [] if past is not None else await list_schedules(looked.gateway.rows)
     async with looked.gateway.projection.opened(past) as view:
         shell = await surround(looked, view, past)
-        found = [
-            ScheduleLine(row=each.row, in_code=each.in_code, is_late=each.is_late) for each in listed
-        ] or [
-            ScheduleLine(row=row, in_code="unknown", is_late=False)
-            for row in read_schedules(view.store.select)
-            if row.status != "removed"
+        found = [(each.row, each.in_code, each.is_late) for each in listed] or [
+            (row, "unknown", False) for row in read_schedules(view.store.select) if row.status != "removed"
         ]
+        may = looked.principal.may
         return Schedules(
             shell=shell,
-            schedules=[each for each in found if looked.principal.may("view", each.row.queue, each.row.task)],
+            schedules=[
+                ScheduleLine(
+                    row=row,
+                    in_code=in_code,
+                    is_late=is_late,
+                    ticks=[
+                        each
+                        for each in reversed(last_ticks(view.store.select, row.name))
+                        if may("view", each.queue, each.task)
+                    ],
+                )
+                for row, in_code, is_late in found
+                if may("view", row.queue, row.task)
+            ],
         )

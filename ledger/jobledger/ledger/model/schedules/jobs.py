@@ -21,6 +21,7 @@ from jobledger.ledger.model.subjects import HOOKS_TASK, JobRef
 
 _ID_CHARACTERS_MAX: Final = 64
 _DIGEST_CHARACTERS: Final = 40
+_SECONDS_LENGTH: Final = len("YYYYMMDDThhmmss")
 
 
 def tick_name(schedule: str, tick: datetime) -> str:
@@ -30,6 +31,14 @@ def tick_name(schedule: str, tick: datetime) -> str:
     """
     utc = tick.astimezone(UTC)
     return f"{schedule}-{utc:%Y%m%dT%H%M%S}{f'{utc:%f}' if utc.microsecond else ''}Z"
+
+
+def tick_moment(schedule: str, tick: str) -> datetime:
+    """Return the moment that `tick_name` made a tick's name of."""
+    digits = tick.removeprefix(f"{schedule}-").rstrip("Z")
+    return datetime.strptime(
+        digits, "%Y%m%dT%H%M%S%f" if len(digits) > _SECONDS_LENGTH else "%Y%m%dT%H%M%S"
+    ).replace(tzinfo=UTC)
 
 
 def tick_job_id(schedule: str, tick: datetime) -> str:
