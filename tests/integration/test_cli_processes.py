@@ -404,7 +404,7 @@ def test_the_demo_kills_a_worker_and_loses_nothing(start: Start) -> None:
     assert report["recovery_s"] < 20
     assert "killed worker" in demo.errors
     shown = " ".join(demo.errors.split())
-    _, *words = re.findall(r"in a browser: (\S+) (up --dir \S+ --port 0)", shown)[0][1].split()
+    _, *words = re.findall(r"(\S+) (up --dir \S+ --app \S+ --port 0)", shown)[0][1].split()
     up = start("up", *words, "--json", variables={"JOBLEDGER_NO_GATEWAY": "0", "JOBLEDGER_GATEWAY_PORT": "0"})
     ready = up.line()
     job = f"{ready['gateway']}/v1/jobs/index/{report['interrupted_jobs'][0]}"

@@ -43,10 +43,10 @@ def keep(store: Path, folder: Path) -> None:
     shutil.move(store, folder)
 
 
-def command_for(folder: Path) -> str:
-    """Return what shows a kept store in a browser, as a person types it here."""
+def command_for(folder: Path, app: str) -> str:
+    """Return what shows a kept store in a browser and works on with `app`, as a person types it here."""
     found = shutil.which("jobledger")
     here = Path(sys.argv[0])
     is_it = found is not None and here.exists() and Path(found).samefile(here)
     program = "jobledger" if is_it or not here.exists() else os.path.relpath(here)
-    return f"{program} up --dir {os.path.relpath(folder)} --port 0"
+    return f"{program} up --dir {os.path.relpath(folder)} --app {app} --port 0"

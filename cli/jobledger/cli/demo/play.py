@@ -15,7 +15,8 @@ import typer
 
 from jobledger.admin.amounts import duration
 from jobledger.cli.command import OFFLINE, Cli, command
-from jobledger.cli.demo import keeping
+from jobledger.cli.demo import keeping, tasks
+from jobledger.cli.demo.fleet import APP, CONCURRENCY_OF_SHOP, SIGHTS, leave_fleet
 from jobledger.cli.demo.report import Played, examine, show
 from jobledger.cli.demo.tasks import index_file
 from jobledger.cli.demo.workers import CONCURRENCY, Crew, crew
@@ -76,10 +77,13 @@ async def demo(
                 async with connect(server.url, name="jobledger-demo") as ledger:
                     played = await _play(cli.output, ledger, folder, root, files)
                     await _report(cli.output, ledger, folder, played)
+                    if keep is not None:
+                        await _leave(cli.output, ledger, folder)
                 group.cancel_scope.cancel()
             if keep is not None:
                 keeping.keep(folder / "server", keep)
-                _say(cli.output, f"See all of it in a browser: {keeping.command_for(keep)}")
+                _say(cli.output, "See all of it in a browser, at the address that this prints:")
+                _say(cli.output, f"    {keeping.command_for(keep, APP)}", style="bold")
 
 
 def _sources(root: Path) -> list[Path]:
@@ -101,7 +105,10 @@ async def _play(output: Output, ledger: Ledger, folder: Path, root: Path, files:
     )
     enqueue_s = time.monotonic() - begun
     _say(output, f"{len(files):,} files of {root} are {len(files):,} jobs now")
-    async with _projecting(ledger, folder) as projector, crew(ledger.config.url, folder) as workers:
+    async with (
+        _projecting(ledger, folder) as projector,
+        crew(ledger.config.url, folder, tasks.__name__) as workers,
+    ):
         started = time.monotonic()
         async with anyio.create_task_group() as starts:  # at once: the first must not do it all
             for _ in range(_WORKERS):
@@ -195,6 +202,18 @@ async def _report(output: Output, ledger: Ledger, folder: Path, played: Played) 
         "Nothing was lost.",
         style="bold green",
     )
+
+
+async def _leave(output: Output, ledger: Ledger, folder: Path) -> None:
+    """Add a fleet worth looking at to what is kept, and say what finds its parts."""
+    _say(output)
+    _say(output, "A small shop works beside it, so that there is more to look at ...")
+    async with crew(ledger.config.url, folder, APP, CONCURRENCY_OF_SHOP) as workers:
+        await workers.start()
+        await leave_fleet(ledger)
+    if not output.as_json:
+        output.table(("what waits for you", "find it by"), SIGHTS)
+    _say(output)
 
 
 def _say(output: Output, text: str = "", *, style: str = "") -> None:

@@ -30,9 +30,11 @@ _RUNNING_MAX: Final = 100
 class Crew:
     """The workers that run, by identity; each watches its stdin and ends when we end, whatever ends us."""
 
-    def __init__(self, url: str, folder: Path) -> None:
+    def __init__(self, url: str, folder: Path, app: str, concurrency: int) -> None:
         self._url = url
         self._folder = folder
+        self._app = app
+        self._concurrency = concurrency
         self._started = 0
         self._workers: dict[str, asyncio.subprocess.Process] = {}
 
@@ -44,12 +46,12 @@ class Crew:
         self._started += 1
         name = f"worker-{self._started}"
         log_path = self._folder / f"{name}.log"
-        command = ["-m", "jobledger.cli", "worker", "--app", "jobledger.cli.demo.tasks", "--url", self._url]
+        command = ["-m", "jobledger.cli", "worker", "--app", self._app, "--url", self._url]
         with open_to_write(log_path, "wb") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *command,
-                *("--concurrency", str(CONCURRENCY), "--until-eof", "--json"),
+                *("--concurrency", str(self._concurrency), "--until-eof", "--json"),
                 # The demo's workers are told everything by their options.
                 env={name: value for name, value in os.environ.items() if not name.startswith("JOBLEDGER_")},
                 stdin=asyncio.subprocess.PIPE,
@@ -114,9 +116,11 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 @contextlib.asynccontextmanager
-async def crew(url: str, folder: Path) -> AsyncGenerator[Crew, None]:
-    """Give a crew without workers; those that were started are stopped at the end."""
-    made = Crew(url, folder)
+async def crew(
+    url: str, folder: Path, app: str, concurrency: int = CONCURRENCY
+) -> AsyncGenerator[Crew, None]:
+    """Give a crew without workers, each of which will run `concurrency` jobs of `app` at once; at the end it is stopped."""
+    made = Crew(url, folder, app, concurrency)
     try:
         yield made
     finally:
