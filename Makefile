@@ -19,7 +19,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 .DEFAULT_GOAL := help
 # The steps of `make test` are told one after the other, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help install demo test lint types imports pytest docs format bench bench-limits bench-gateway bench-queues bench-schedules bench-unique bench-workflows faults simulate typescript clean
+.PHONY: help install demo test lint types imports pytest docs pictures format bench bench-limits bench-gateway bench-queues bench-schedules bench-unique bench-workflows faults simulate typescript clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -73,6 +73,9 @@ format: install ## let ruff sort imports, fix what it can and format
 
 docs: install ## write the pages that follow from the code
 	@$(BIN)/python docs/generate.py
+
+pictures: demo ## picture every page of the dashboard: .cache/pictures, and docs/pictures; needs Chromium
+	@$(BIN)/python docs/pictures.py
 
 bench: install ## the core benchmark, both durability settings
 	@$(BIN)/python benchmarks/core.py
