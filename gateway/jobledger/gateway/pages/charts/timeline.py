@@ -6,6 +6,7 @@ line, so a line is a row that keys and readers of the page reach; only the bars 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -178,7 +179,8 @@ def _crowd(spans: Sequence[Span], time: FoldedTime) -> str:
     top = max((sum(each[place] for each in counts.values()) for place in range(_BINS)), default=0) or 1
     found, room = "", CROWD_HIGH - 4
     for place in range(_BINS):
-        y, words = float(CROWD_HIGH - 1), []
+        words: list[int] = []
+        y = float(CROWD_HIGH - 1)
         for style in styles:
             value = counts[style][place]
             if value:
@@ -190,11 +192,7 @@ def _crowd(spans: Sequence[Span], time: FoldedTime) -> str:
 
 
 def _sums(changes: Sequence[int]) -> list[int]:
-    found, so_far = [], 0
-    for each in changes:
-        so_far += each
-        found.append(so_far)
-    return found
+    return list(itertools.accumulate(changes))
 
 
 def _rule(x: float) -> str:

@@ -242,7 +242,10 @@ def _tasks(sides: list[dict[str, tuple[Any, ...]]]) -> list[TaskChange]:
 
 def _task(task: str, before: tuple[Any, ...] | None, after: tuple[Any, ...] | None) -> TaskChange:
     width = len(histogram_columns("run"))
-    completed, failed, runs, waits = [], [], [], []
+    completed: list[int] = []
+    failed: list[int] = []
+    runs: list[float | None] = []
+    waits: list[float | None] = []
     for row in (before, after):
         completed.append(0 if row is None else row[1])
         failed.append(0 if row is None else row[2])

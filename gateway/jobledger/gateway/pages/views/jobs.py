@@ -242,7 +242,7 @@ def _shared(looked: Looked, view: View, asked: Asked) -> tuple[list[tuple[Trait,
     found = traits(
         rows,
         others,
-        keys | ({"error"} if "state" in keys else set()),
+        keys | {"error"} if "state" in keys else keys,
         values=looked.principal.may("payloads"),
     )
     return [(each, _bars(each)) for each in found], (len(rows), len(others))

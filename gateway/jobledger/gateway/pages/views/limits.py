@@ -117,7 +117,7 @@ def _limits(
         held: Counter[str] = Counter()
         for names, jobs, _ in view.store.select(SETS) if everything else ():
             held.update(dict.fromkeys(str(names).split(), int(jobs)))
-    lines = []
+    lines: list[LimitLine] = []
     common = {row.name for row in rows if not row.key}
     for row in rows:
         if row.key and row.name in common:
