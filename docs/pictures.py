@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import anyio
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -180,7 +180,8 @@ def part_of(page: Page, until: str) -> bytes:
     assert box is not None, until
     clip = {"x": 0, "y": 0, "width": WIDTHS[0], "height": box["y"] + box["height"] + 12, "scale": 1}
     asked = {"format": "webp", "quality": _QUALITY, "clip": clip, "captureBeyondViewport": True}
-    taken: dict[str, Any] = page.context.new_cdp_session(page).send("Page.captureScreenshot", asked)
+    session = page.context.new_cdp_session(page)
+    taken = cast("dict[str, str]", session.send("Page.captureScreenshot", asked))
     return base64.b64decode(taken["data"])
 
 
