@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import httpx
 import msgspec
@@ -38,8 +38,9 @@ from jobledger.ledger.model.commands import (
     Snooze,
 )
 from jobledger.ledger.model.errors import JobNotFoundError
-from jobledger.ledger.model.events import Order
-from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.events import DeadReason, Order
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.runs.awaiting import AWAITED
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.server import EmbeddedServer
 
@@ -159,6 +160,7 @@ class Offers:
         self.http = http
         self.wrong: list[str] = []
         self.done = 0
+        self.reached: set[str] = set()  #: states of jobs, why they are dead, and what runs wait for
         self.cured: set[str] = set()  #: states of which a page offers what ends the wait for something else
         self.commands: list[tuple[str, str]] = []  #: each with the job that it is about
         self._made = 0
@@ -179,6 +181,7 @@ class Offers:
         job = await (await self.ledger.job(job_id)).snapshot()
         await self.try_forms(name, make, job)
         why = (await self.http.get(f"/v1/jobs/{job.queue}/{job_id}/why")).json()
+        self.reached |= {job.state.value, job.dead_reason or "", *(each["awaits"] for each in why["waits"])}
         for hint in dict.fromkeys((why["hint"], *(each["hint"] for each in why["waits"]))):
             if hint and not hint.startswith("jobledger "):
                 await self.try_request(hint, job_id, await self.copy(name, make))
@@ -324,6 +327,7 @@ def test_what_is_offered_is_accepted(cli: CommandLine, tmp_path: Path) -> None:
     assert wrong == [], "\n".join(wrong)
     assert offers.done > 150
     assert offers.cured == {"held", "queue-paused", "dead-child"}
+    assert offers.reached == {*JobState, *get_args(DeadReason), *AWAITED} - {"operator", "step"} | {""}
 
 
 def test_what_is_offered_is_accepted_where_an_archive_holds_the_beginning(

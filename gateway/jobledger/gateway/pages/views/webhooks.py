@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Final
 
 import msgspec
@@ -10,6 +11,7 @@ from jobledger.admin.hooks.watches import WatchInfo, list_watches
 from jobledger.admin.hooks.webhooks import WebhookInfo, list_webhooks
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.ledger.model.times import as_utc
 from jobledger.projections.tables.routes import DeliveryRow, RouteRow, read_deliveries, read_routes
 
 _DELIVERIES: Final = 50
@@ -33,6 +35,9 @@ class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
     webhooks: list[WebhookInfo]
     routes: list[RouteRow]
     deliveries: list[DeliveryRow]
+    repeatable: frozenset[
+        int
+    ]  #: of the deliveries whose route and body are still there: their `last_sequence`
 
 
 async def webhooks(looked: Looked, *, query: Query) -> Webhooks:
@@ -56,4 +61,13 @@ async def webhooks(looked: Looked, *, query: Query) -> Webhooks:
         webhooks=await list_webhooks(ledger),
         routes=routes,
         deliveries=deliveries,
+        repeatable=_repeatable(deliveries, {each.name for each in routes}, ledger.clock.now()),
+    )
+
+
+def _repeatable(deliveries: list[DeliveryRow], routes: set[str], now: datetime) -> frozenset[int]:
+    """Return the sequences of those deliveries that can be processed again."""
+    kept = (each for each in deliveries if each.route in routes and each.kept_until is not None)
+    return frozenset(
+        each.last_sequence for each in kept if as_utc(datetime.fromisoformat(each.kept_until or "")) > now
     )
