@@ -76,6 +76,8 @@ async def test_doctor_http_metrics_and_the_overview_show_the_same_list(  # noqa:
     assert told["limit tenant:initech"]["found"] == (
         "it has 0 slots, so none of its jobs starts (1 held); ann set that: unpaid"
     )
+    assert told["limit tenant:initech"]["advice"].count("`") == 4  # set it, or take it back
+    assert told["reactor limits"]["since"] is not None
     assert "1 dead letter of one cause: ValueError" in told["task send"]["found"]
 
     cli = CommandLine(nats_server.url, capsys)

@@ -432,13 +432,16 @@ def _closed(facts: Facts) -> Iterator[Diagnosis]:
             held += sum(facts.rows.held_by[key] for key in named)
         who = "the code says so" if row.source == "code" else f"{row.set_by} set that"
         why = f": {row.reason}" if row.reason else ""
+        advice = f"`jobledger limits set {limit} --slots N`"
+        if row.source == "operator" and (row.key or row.in_code):  # else its jobs would stay held
+            advice += f", or `jobledger limits remove {limit}`"
         yield Diagnosis(
             kind="limit_closed",
             level="warn",
             object=f"limit {limit}",
             found=f"it has 0 slots, so none of its jobs starts ({held:,} held); {who}{why}",
             since=as_utc(datetime.fromisoformat(row.set_at)),
-            advice=f"`jobledger limits set {limit} --slots N`, or `jobledger limits remove {limit}`",
+            advice=f"{advice} lets them start",
             nouns=(Noun("limit", limit), Noun("jobs", f"limit:{limit} state:held", f"{held:,} held")),
             act=Act("set_limit", "Change", Noun("limit", limit)),
         )
@@ -570,12 +573,13 @@ def _reactors(facts: Facts) -> Iterator[Diagnosis]:
     held = sum(row.counts["held"] for row in facts.rows.queues)
     advice = "is a worker running that hosts reactors? Its log says why they stand still"
     if held and not any(worker.reactors for worker in facts.workers):
+        oldest = min((each.oldest for each in facts.rows.held if each.oldest is not None), default=None)
         yield Diagnosis(
             kind="reactor_late",
             level="fail",
             object="reactor limits",
             found=f"{count(held, 'job')} {'is' if held == 1 else 'are'} held, and no worker hosts the reactors that admit them",
-            since=None,
+            since=None if oldest is None else as_utc(datetime.fromisoformat(oldest)),
             advice="`jobledger worker --app MODULE` hosts them",
         )
     for name, since, pending in facts.late:
@@ -583,7 +587,7 @@ def _reactors(facts: Facts) -> Iterator[Diagnosis]:
             kind="reactor_late",
             level="fail",
             object=f"reactor {name}",
-            found=f"{count(pending, 'event')} wait for it, the first for {duration((facts.now - since).total_seconds())}",
+            found=f"{count(pending, 'event')} {'waits' if pending == 1 else 'wait'} for it, the first for {duration((facts.now - since).total_seconds())}",
             since=since,
             advice=advice,
         )
