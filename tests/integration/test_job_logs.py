@@ -215,3 +215,37 @@ def test_the_command_writes_lines_of_json(
         ("warning", "the job is a dead letter (exhausted) after attempt 2: ValueError: no such user"),
     ]
     assert any(each["logger"] == "jobledger.notes" and "stopping" in each["message"] for each in lines)
+
+
+SPEAKS = """
+import logging
+from jobledger.ledger import task
+
+log = logging.getLogger(__name__)
+
+@task(queue="logs")
+async def speaks() -> None:
+    log.info("sending")
+    log.debug("more than anybody wants")
+    logging.getLogger("library").info("not the application's")
+
+@task(queue="logs", run_in="process")
+def digs() -> None:
+    log.info("digging")
+"""
+
+
+@pytest.mark.parametrize("task", ["speaks", "digs"])
+def test_what_loggers_of_the_application_say_is_kept_from_info_on(
+    task: str, command: Callable[..., Any], nats_server: EmbeddedServer, environment: str, tmp_path: Any
+) -> None:
+    (tmp_path / "speaking.py").write_text(SPEAKS, encoding="utf-8")
+    place = ("--url", nats_server.url, "--environment", environment)
+    where = ("--app", "speaking", *place)
+    command("enqueue", task, "--id", "one", *where).end()
+    worker = command("worker", "--until-idle", *where)
+    assert worker.end() == 0
+    logs = command("jobs", "logs", "one", "--json", *place)
+    said = {"speaks": "sending", "digs": "digging"}[task]
+    told = [json.loads(line) for line in logs.rest()]
+    assert [(each["level"], each["logger"], each["text"]) for each in told] == [("info", "speaking", said)]

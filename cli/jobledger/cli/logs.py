@@ -175,6 +175,17 @@ def log_as_process() -> None:
         handler.setFormatter(_Text(full=True))
 
 
+def log_application(modules: Iterable[str]) -> None:
+    """Let loggers of an application's packages speak from INFO on, where it has not said itself from where on.
+
+    `modules`: those of its tasks. What tasks log is kept for `jobs logs`, and most of it is INFO.
+    """
+    for name in {module.partition(".")[0] for module in modules} - {"jobledger"}:
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET and logger.getEffectiveLevel() > logging.INFO:
+            logger.setLevel(logging.INFO)
+
+
 def name_worker(identity: Callable[[], str]) -> None:
     """Let every line outside of attempts say from now on which worker it comes from."""
     handler = _handler()

@@ -17,6 +17,10 @@ from jobledger.ledger.model.times import shown_time
 from jobledger.ledger.nats.attempt_logs import JobLogs, LogLine
 
 _COMMAND: Final = "jobledger jobs logs"
+_NOTHING: Final = (
+    "nothing that it logged is kept: a worker keeps INFO of `context.logger` and of loggers named as the application's "
+    "modules, and warnings of all others"
+)
 _LOOK_EVERY_S: Final = 0.5
 _LOOKS_AFTER_END: Final = 3  #: the worker stores the last lines a moment after the job has ended
 
@@ -51,7 +55,7 @@ async def logs(
         if follow:
             await _follow(cli.output, job, seen, attempt, step)
         elif not kept.items:
-            cli.output.say("nothing that it logged is kept")
+            cli.output.say(_NOTHING)
 
 
 async def _follow(

@@ -16,7 +16,7 @@ from jobledger.cli.embedded import blamed, described, embedded, safety, until_en
 from jobledger.cli.errors import UsageError
 from jobledger.cli.exposure import LOOPBACK, Exposure
 from jobledger.cli.groups import TOP
-from jobledger.cli.logs import log_as_process, name_worker
+from jobledger.cli.logs import log_application, log_as_process, name_worker
 from jobledger.cli.output import Output
 from jobledger.cli.processes import options as process
 from jobledger.cli.processes.beside import Beside, gateway_beside
@@ -89,6 +89,7 @@ def up(
     exposure = Exposure(port=metrics_port, host=metrics_host, token_file=metrics_token_file)
     registry = load_tasks(app) if options.split(app) else None
     if registry is not None:
+        log_application(each.function.__module__ for each in registry)
         process.warn_of_foreign(served, registry)
     plan = _Plan(
         directory=directory or Path(".jobledger"),

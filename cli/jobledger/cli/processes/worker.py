@@ -19,7 +19,7 @@ from jobledger.cli.command import CREATES, WAITS, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.exposure import LOOPBACK, Exposure
 from jobledger.cli.groups import TOP
-from jobledger.cli.logs import log_as_process, log_format, name_worker
+from jobledger.cli.logs import log_application, log_as_process, log_format, name_worker
 from jobledger.cli.output import Output
 from jobledger.cli.processes import options as process
 from jobledger.cli.processes.settings import LEDGER, WORKER
@@ -92,6 +92,7 @@ def worker(
         return supervise(cli.output, target, config, crew, _switches(context), until_eof=until_eof)
     exposure.check(1)
     registry = load_tasks(app)
+    log_application(each.function.__module__ for each in registry)
     process.warn_of_foreign(served, registry)
     ends = _Ends(on_eof=until_eof, when_idle=until_idle)
     return _worker(cli.output, target, registry, config, parent, exposure, ends)

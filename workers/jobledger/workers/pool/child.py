@@ -426,7 +426,8 @@ def _set_up_logs(link: Link, setup: Setup) -> None:
     relay = _Relay(link)
     root.handlers[:] = [relay]
     root.setLevel(setup.log_level)
-    logging.getLogger("jobledger.task").setLevel(setup.task_log_level)
+    for name, level in {**setup.log_levels, "jobledger.task": setup.task_log_level}.items():
+        logging.getLogger(name).setLevel(level)
     if setup.log_prints:
         prints.listen(relay.tell_print)
 

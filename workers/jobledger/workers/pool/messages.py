@@ -52,6 +52,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     )  #: the process ends itself when it hears nothing from the worker for this many seconds; None: never
     log_level: int  #: of the root logger
     task_log_level: int  #: of `jobledger.task`, to which a context's logger writes
+    log_levels: dict[str, int] = {}  #: of loggers of the application that have one of their own, by name
     log_prints: bool = False  #: tell what tasks print
 
 

@@ -318,6 +318,7 @@ class ProcessPool:
             memory_bytes_max=self._config.memory_bytes_max,
             silence_s=self._config.silence_s,
             log_level=logging.getLogger().getEffectiveLevel(),
+            log_levels=_own_levels(),
             log_prints=self._config.log_prints,
             task_log_level=logging.getLogger("jobledger.task").getEffectiveLevel(),
         )
@@ -414,3 +415,10 @@ class ProcessPool:
 
 def _is_out_of_memory(result: Result) -> bool:
     return isinstance(result, Raised) and result.error.type == MemoryError.__name__
+
+
+def _own_levels() -> dict[str, int]:
+    """Return the levels of loggers outside of jobledger that have one of their own, by name."""
+    known = logging.root.manager.loggerDict.items()
+    loggers = {name: each.level for name, each in known if isinstance(each, logging.Logger) and each.level}
+    return {name: level for name, level in loggers.items() if name.partition(".")[0] != "jobledger"}
