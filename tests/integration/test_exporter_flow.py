@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from jobledger.projections import Store
 from jobledger.projections.metrics.figures import read_figures
 from jobledger.projections.metrics.ticking import read_ticking
 from jobledger.projections.statistics.held import SETS
+from jobledger.projections.statistics.rates import rates
 
 pytestmark = pytest.mark.anyio
 
@@ -66,7 +67,7 @@ async def test_held_jobs_are_told_by_the_names_of_their_limits(ledger: Ledger, t
         assert 0 < found.sum(f"{wait}_sum", limit="global") < found.sum(f"{wait}_sum", limit="tenant")
         assert found.by("jobledger_folded_label_values", "label") == {}
     with Store.open(tmp_path / "p.db") as store:
-        few = read_figures(store, 1)
+        few = read_figures(store, 1, datetime.now(UTC))
         assert [(row.limit, row.jobs, row.defined) for row in few.held] == [
             ("global", 1, False),
             ("(other)", 2, True),
@@ -137,3 +138,22 @@ async def test_schedules_tell_their_ticks_and_which_are_late(ledger: Ledger, tmp
             2,
             [("hourly", 0, 0, 0, 0), ("(other)", 3, 5, 1, 1)],
         )
+
+
+async def test_quantiles_of_the_last_minutes_are_those_of_the_rows(ledger: Ledger, tmp_path: Path) -> None:
+    async with exporting(ledger, tmp_path / "p.db") as exporter, working(ledger, mail):
+        for number in range(20):
+            job = await ledger.enqueue(mail, number)
+            await job.wait(timeout_s=LIMIT_S)
+        found = await scraped_at_head(exporter, ledger)
+    with Store.open(tmp_path / "p.db") as store:
+        (row,) = rates(store.select, "task", datetime.now(UTC) - timedelta(hours=1), datetime.now(UTC))
+        (soon,) = read_figures(store, 1, datetime.now(UTC)).recent.items()
+        assert (soon[0], [each.count for each in soon[1]]) == (("mail", "mail"), [20, 20, 20])
+        assert read_figures(store, 1, datetime.now(UTC) + timedelta(minutes=7)).recent == {}
+    for name, exact in (("job_wait", row.wait), ("attempt_run", row.run)):
+        told = [
+            found.sum(f"jobledger_{name}_recent_seconds", quantile=part) for part in ("0.5", "0.95", "0.99")
+        ]
+        assert told == [exact.p50_s, exact.p95_s, exact.p99_s]
+    assert len(found.by("jobledger_job_total_recent_seconds", "quantile")) == 3

@@ -95,7 +95,7 @@ async def test_a_scrape_of_very_many_queues_and_tasks_is_bounded_and_right(tmp_p
 
 def scrape(path: Path, shown: int) -> tuple[Figures, str]:
     with Store.open(path) as store:
-        figures = read_figures(store, shown)
+        figures = read_figures(store, shown, datetime.now(UTC))
     families = _Collected(list(figures_metrics(figures, datetime.now(UTC))))
     _, text = scrape_of(families, "application/openmetrics-text; version=1.0.0")
     return figures, text.decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ async def test_rows_are_what_the_newest_events_say(ledger: Ledger, tmp_path: Pat
         [watched] = store.select("SELECT watch, watches, firing, value FROM watches")
         assert tuple(watched) == ("deep", "depth above 1", 1, 2.0)
         assert read_hooks(store.select, 1, OTHER).webhooks == {"off": 1, OTHER: 0}
-        figures = read_figures(store, 10)
+        figures = read_figures(store, 10, datetime.now(UTC))
         found: dict[str, Any] = {
             metric.name: {tuple(each.labels.values()): each.value for each in metric.samples}
             for metric in figures_metrics(figures, ledger.clock.now())

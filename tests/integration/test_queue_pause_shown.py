@@ -50,7 +50,7 @@ async def test_the_tables_say_which_queues_are_paused(ledger: Ledger, tmp_path: 
         await projector.catch_up()
     with Store.open(tmp_path / "p.db") as store:
         found = read_pauses(store.select)
-        figures = read_figures(store, 200)
+        figures = read_figures(store, 200, datetime.now(UTC))
         told = {
             now: samples(names.QUEUE_PAUSED, figures_metrics(figures, now)) for now in (end - HOUR / 2, end)
         }

@@ -132,7 +132,7 @@ async def test_every_reader_bears_every_event_that_is_one(tmp_path: Path) -> Non
     with Store.open(tmp_path / "followed.db") as store:
         rows = {row[0] for row in store.select("SELECT stream_sequence FROM unreadable")}
         assert rows == aside
-        assert list(figures_metrics(read_figures(store, 200), datetime.now(UTC)))
+        assert list(figures_metrics(read_figures(store, 200, datetime.now(UTC)), datetime.now(UTC)))
         for view in ("v_jobs", "v_attempts"):
             store.select(f"SELECT * FROM {view}")
     report = await verify(log)

@@ -11,6 +11,7 @@ import pytest
 
 from jobledger.ledger.model.reactor import CountedSpread, CountedTask
 from jobledger.projections import HISTOGRAM_BOUNDS_S, Histogram
+from jobledger.projections.metrics.recent import RecentTimes, recent_metrics
 from jobledger.projections.statistics.coarse import coarse_spread
 from jobledger.projections.statistics.spread import (
     BOUNDS_US,
@@ -98,6 +99,17 @@ def test_few_durations_are_told_as_they_were() -> None:
     assert both.counts == tuple(
         sum(each <= bound for each in (0.004, 70, 301)) for bound in HISTOGRAM_BOUNDS_S
     )
+
+
+def test_metrics_tell_quantiles_as_they_were() -> None:
+    """301 s each would be between 5 and 10 minutes by the bounds of Prometheus' histograms."""
+    recent: RecentTimes = {("mail", "send"): (histogram(301, 301, 301), histogram(1.2), Histogram.merged([]))}
+    told = {each.name: [one.value for one in each.samples] for each in recent_metrics(recent)}
+    assert told == {
+        "jobledger_job_wait_recent_seconds": [301.0] * 3,
+        "jobledger_attempt_run_recent_seconds": [1.2] * 3,
+        "jobledger_job_total_recent_seconds": [],
+    }
 
 
 def test_every_bucket_is_at_most_a_tenth_wide_and_ends_where_one_of_prometheus_does() -> None:

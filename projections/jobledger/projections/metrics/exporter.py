@@ -207,7 +207,8 @@ class Exporter:
         """Return every family; those that nobody can know at this moment have no sample."""
         began = time.monotonic()
         self._look_elsewhere()
-        figures = self._read(lambda store: read_figures(store, self._config.label_values_max))
+        now = self._ledger.clock.now()
+        figures = self._read(lambda store: read_figures(store, self._config.label_values_max, now))
         place = figures.position if isinstance(figures, Figures) else figures
         asked = self._ask(
             place

@@ -8,12 +8,14 @@ goes back. The rest is summed up as `(other)`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
 from jobledger.ledger.metrics.exposition import OTHER
 from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.projections.metrics.recent import RecentTimes, read_recent
 from jobledger.projections.metrics.running import Running, read_running
 from jobledger.projections.metrics.shown import Labels, minus, shown
 from jobledger.projections.metrics.ticking import TickingRow, read_ticking
@@ -73,11 +75,12 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     running: Running  #: what runs did
     hooks: HookStates  #: webhooks that are disabled, and watches that fire
     totals: list[TotalsRow]
+    recent: RecentTimes
     failures: list[FailureRow]
 
 
-def read_figures(store: Store, values_max: int) -> Figures:
-    """Read everything in one transaction.
+def read_figures(store: Store, values_max: int, now: datetime) -> Figures:
+    """Read everything in one transaction; what happened lately is up to `now`.
 
     Raises: the errors of the projection's file.
     """
@@ -118,6 +121,7 @@ def read_figures(store: Store, values_max: int) -> Figures:
             running=running,
             hooks=read_hooks(store.select, values_max, OTHER),
             totals=[totals_row((*key, *values)) for key, values in totals.items()],
+            recent=read_recent(store, values_max, now),
             failures=[*failures, *_other_failures(totals, failures)],
         )
 

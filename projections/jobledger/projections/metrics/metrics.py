@@ -20,6 +20,7 @@ from jobledger.ledger.model.times import as_utc
 from jobledger.projections.metrics import names
 from jobledger.projections.metrics.facts import LaneFacts, ServerFacts
 from jobledger.projections.metrics.figures import Figures
+from jobledger.projections.metrics.recent import recent_metrics
 from jobledger.projections.metrics.running import running_metrics
 from jobledger.projections.metrics.shown import distribution
 from jobledger.projections.metrics.ticking import seconds_since, ticking_metrics
@@ -65,6 +66,7 @@ def figures_metrics(figures: Figures, now: datetime) -> Iterator[Metric]:
     yield values(names.WEBHOOK_DISABLED, [((name,), each) for name, each in figures.hooks.webhooks.items()])
     yield values(names.WATCH_FIRING, [((name,), each) for name, each in figures.hooks.watches.items()])
     yield from _task_metrics(figures.totals)
+    yield from recent_metrics(figures.recent)
     for column, measure in names.FAILURES.items():
         rows = figures.failures
         yield values(measure, (((row.queue, row.task, row.error_type), getattr(row, column)) for row in rows))

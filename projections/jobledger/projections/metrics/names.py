@@ -310,6 +310,28 @@ HISTOGRAMS: Final = {
         "jobledger_job_total_seconds", "histogram", "From a job's first event to its end.", _TASK
     ),
 }
+_QUANTILE: Final = (*_TASK, "quantile")
+#: Histogram of `totals` -> what quantiles of its last minutes are told as.
+QUANTILES: Final = {
+    "wait": Measure(
+        "jobledger_job_wait_recent_seconds",
+        "gauge",
+        "Within which time a part of the starts of the last 5 minutes came.",
+        _QUANTILE,
+    ),
+    "run": Measure(
+        "jobledger_attempt_run_recent_seconds",
+        "gauge",
+        "Within which time a part of the attempts that ended in the last 5 minutes did.",
+        _QUANTILE,
+    ),
+    "total": Measure(
+        "jobledger_job_total_recent_seconds",
+        "gauge",
+        "Within which time a part of the jobs that ended in the last 5 minutes did.",
+        _QUANTILE,
+    ),
+}
 #: Column of `failures` -> its counter.
 FAILURES: Final = {
     "failed": Measure(
@@ -386,5 +408,6 @@ EXPORTER_METRICS: Final = (
     RUNS_DIVERGED,
     *COUNTERS.values(),
     *HISTOGRAMS.values(),
+    *QUANTILES.values(),
     *FAILURES.values(),
 )
