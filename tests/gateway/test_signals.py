@@ -108,8 +108,8 @@ async def test_a_wrong_value_is_refused_at_every_door_and_the_run_waits_for_a_ri
         runs = {name: await ledger.enqueue(ask.options(id=name), name) for name, _, _ in TABLE}
         for name, wrong, _ in TABLE:
             await in_state(runs[name], JobState.PAUSED)
-            for number, value in enumerate(wrong):
-                for door in sends if not number else [list(sends)[number % 3]]:
+            for value in wrong:
+                for door in sends:
                     assert not await sends[door](runs[name], name, value), (door, name, value)
             assert await types(runs[name]) == ["queued", "started", "step_started", "paused"]
         for number, (name, _, right) in enumerate(TABLE):

@@ -124,6 +124,7 @@ def test_enqueue_prints_id_created_and_sequence(cli: Cli) -> None:
     refused = cli.there("enqueue", "add", "a=9", "--id", "one")
     assert refused.code == 4
     assert "with another input (a) and stays as it is" in refused.err
+    assert refused.err.rstrip().endswith("(--on-other-input keep)")
     made = cli.there("enqueue", "add", "--input", '{"a": 2, "b": 3}', "--json").lines[0]
     assert (made["created"], made["sequence"]) == (True, 2)
 

@@ -16,6 +16,7 @@ from typer.exceptions import TyperException
 from jobledger.cli.text import json_safe, plain
 from jobledger.ledger.model.errors import (
     AmbiguousIdError,
+    InputMismatchError,
     InvalidError,
     LedgerError,
     NoDataFolderError,
@@ -70,6 +71,7 @@ _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
 #: The option with which a command is told what an error asks for: the ledger's own sentences know no command line.
 _OPTIONS: Final[dict[type[LedgerError], str]] = {
     AmbiguousIdError: "--queue",
+    InputMismatchError: "--on-other-input keep",
     NoDataFolderError: "--projection",
     UnknownTaskError: "--app",
 }
