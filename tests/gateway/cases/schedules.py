@@ -56,9 +56,12 @@ async def acting(asker: Asker) -> None:
     answer = await asker.sees("POST", f"{path}/trigger", 202, json={"reason": "now"}, headers=traced)
     job = answer.json()
     assert answer.headers["location"] == f"/v1/jobs/{job['queue']}/{job['id']}"
-    assert job["trace"] == traced["traceparent"]
-    shown = await asker.get(f"/v1/jobs/{job['queue']}/{job['id']}")
-    assert shown["trace"] == job["trace"], (shown["trace"], job)
+    assert job["trace_id"] == traced["traceparent"][3:35]
+    untraced = (await asker.sees("POST", f"{path}/trigger", 202, json={})).json()
+    assert untraced["trace_id"] not in {"", job["trace_id"]}
+    for each in (job, untraced):
+        shown = await asker.get(f"/v1/jobs/{each['queue']}/{each['id']}")
+        assert shown["trace"][3:35] == each["trace_id"], (shown["trace"], each)
     assert (await asker.get(f"/v1/jobs/{job['queue']}/{job['id']}/input")) == {"to": "eve"}
     now = asker.ledger.clock.now()
     days = {"from": time_text(now - timedelta(days=3)), "to": time_text(now)}

@@ -32,6 +32,7 @@ from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.schedules.definition import WINDOW_S_DEFAULT, Catchup, Overlap
 from jobledger.ledger.model.schedules.events import Schedule
 from jobledger.ledger.model.subjects import JobRef, check_token
+from jobledger.ledger.model.trace import own_trace, trace_id
 from jobledger.ledger.schedules.verbs import When
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000)]
@@ -103,7 +104,7 @@ class JobMade(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     queue: str
-    trace: str | msgspec.UnsetType = msgspec.UNSET  #: W3C traceparent of the request that asked for it
+    trace_id: str  #: of the W3C trace that it belongs to: that of the request, else the job's own
 
 
 class JobsNamed(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,8 +248,9 @@ async def trigger_schedule(asked: Asked, name: str, *, body: Reasoned) -> Answer
     await _require(asked, name, "queue")
     schedules, by = asked.gateway.ledger.schedules, asked.principal.name
     job = await schedules.trigger(name, reason=body.reason, by=by, trace=asked.trace)
-    value = JobMade(id=job.job_id, queue=job.queue, trace=asked.trace or msgspec.UNSET)
-    return Answer(value=value, status=202, headers={"location": f"/v1/jobs/{job.queue}/{job.job_id}"})
+    return Answer(
+        value=_named(job, asked.trace), status=202, headers={"location": f"/v1/jobs/{job.queue}/{job.job_id}"}
+    )
 
 
 async def backfill_schedule(asked: Asked, name: str, *, body: Range) -> JobsNamed:
@@ -281,8 +283,9 @@ async def handle_schedules(asked: Asked) -> Handled:
     return Handled(items=ticked, left=left)
 
 
-def _named(ref: JobRef) -> JobMade:
-    return JobMade(id=ref.job_id, queue=ref.queue)
+def _named(ref: JobRef, trace: str = "") -> JobMade:
+    trace = trace or own_trace(ref.queue, ref.job_id)
+    return JobMade(id=ref.job_id, queue=ref.queue, trace_id=trace_id(trace))
 
 
 _ORDER: Final = (
