@@ -34,6 +34,7 @@ QUEUES: Final = ("kids", "ears", "one", "two", BUILT_IN_QUEUE)
 ITEMS, NODES, WORKERS, SHAPES = 60, 20, 2, 15
 HARM_S: Final = 20.0
 END_S: Final = 120.0
+_SHOWN_MAX: Final = 20
 NAMES: Final = tuple(f"order-{n}" for n in range(15))
 
 
@@ -82,14 +83,21 @@ async def kill(
         counts["killed"] += 1
 
 
-async def ended(ledger: Ledger) -> dict[JobRef, Job]:
+async def ended(ledger: Ledger, mending: asyncio.Task[None]) -> dict[JobRef, Job]:
     """Wait until every job has ended for good, and return all of them."""
-    async with asyncio.timeout(END_S):
-        while True:
-            found = await jobs(ledger)
-            if all(job.is_final and job.state is not JobState.DEAD_LETTERED for job in found.values()):
-                return found
-            await asyncio.sleep(0.2)
+    until = time.monotonic() + END_S
+    while True:
+        found = await jobs(ledger)
+        left = [job for job in found.values() if not job.is_final or job.state is JobState.DEAD_LETTERED]
+        if not left:
+            mending.cancel()
+            return found
+        if mending.done():
+            mending.result()  # raises why nobody requeues any more
+        if time.monotonic() > until:
+            told = (f"{job.id} of {job.queue}: {job.state}, {job.attempts[-1:]}" for job in left[:_SHOWN_MAX])
+            raise AssertionError(f"{len(left)} jobs have not ended:\n" + "\n".join(told))
+        await asyncio.sleep(0.2)
 
 
 async def proven(ledger: Ledger, fleet: Fleet, folder: Path) -> Proof:
@@ -117,8 +125,7 @@ async def test_the_requeue_of_dead_children_goes_on_with_their_runs_while_worker
     batch: JobHandle[Any] = await ledger.job("b", queue=BUILT_IN_QUEUE)
     mending = asyncio.create_task(mend(ledger, chance, counts))
     await kill(fleet, workers, chance, counts)
-    found = await ended(ledger)
-    mending.cancel()
+    found = await ended(ledger, mending)
     assert await mapped.result() == sum(range(ITEMS))
     assert sorted((await drawn.result()).values()) == list(range(NODES + 1))
     assert [await run.result() for run in called] == [sum(range(app.CALLS))] * len(called)
@@ -154,8 +161,7 @@ async def test_runs_of_one_id_in_two_queues_are_each_told_of_once_while_workers_
         await ledger.enqueue(app.calls.options(id=name))
     mending = asyncio.create_task(mend(ledger, chance, counts))
     await kill(fleet, workers, chance, counts)
-    found = await ended(ledger)
-    mending.cancel()
+    found = await ended(ledger, mending)
     heard = sorted(bytes(job.result) for job in found.values() if job.task == app.told.name)
     assert heard == sorted(f'"{queue}/{name}"'.encode() for queue in ("one", "two") for name in NAMES)
     assert sum(job.task == app.sheet.name for job in found.values()) == 2 * app.CALLS * len(NAMES)

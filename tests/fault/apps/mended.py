@@ -1,4 +1,8 @@
-"""Children that fail one time in five, and workflows over them, for a person who requeues what died."""
+"""Children that fail one time in five, and workflows over them, for a person who requeues what died.
+
+The workflows themselves outlive the kills of their workers: a run that is given up cancels its open children, and only
+beginning it again helps then.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +34,13 @@ async def told(end: RunEnd) -> str:
     return f"{end.queue}/{end.id}"
 
 
-@workflow(queue="one", max_attempts=3, on_success=told)
+@workflow(queue="one", max_attempts=50, on_success=told)
 async def maps(run: Run, count: int) -> int:
     """Add up what a job for each item returns."""
     return sum(await run.map(sheet, range(count), limit=10))
 
 
-@workflow(queue="two", max_attempts=3, on_success=told)
+@workflow(queue="two", max_attempts=50, on_success=told)
 async def calls(run: Run) -> int:
     """Add up what jobs beside each other return."""
 
@@ -46,7 +50,7 @@ async def calls(run: Run) -> int:
     return sum(await run.gather(*(functools.partial(branch, n) for n in range(CALLS))))
 
 
-@workflow(queue="two", max_attempts=3)
+@workflow(queue="two", max_attempts=50)
 async def settles(run: Run, count: int) -> list[str]:
     """Return how a job for each item ended."""
     return [each.state for each in await run.map_settled(sheet, range(count), limit=10)]
