@@ -38,6 +38,9 @@ def test_other_attributes_are_missing_as_ever() -> None:
         ("jobledger.ledger", "MemoryLedger", "jobledger.testing"),
         ("jobledger.workers", "task", "jobledger.ledger"),
         ("jobledger.workers", "connect", "jobledger.ledger"),
+        ("jobledger", "task", "jobledger.ledger"),
+        ("jobledger", "connect", "jobledger.ledger"),
+        ("jobledger", "workflow", "jobledger.ledger"),
     ],
 )
 def test_a_name_of_another_package_is_told_with_its_line(package: str, name: str, home: str) -> None:
@@ -45,3 +48,10 @@ def test_a_name_of_another_package_is_told_with_its_line(package: str, name: str
         exec(f"from {package} import {name}")
     assert str(caught.value) == f"{package} has no {name}: write `from {home} import {name}`"
     assert hasattr(importlib.import_module(home), name)
+
+
+def test_the_first_of_several_names_is_told() -> None:
+    with pytest.raises(
+        ImportError, match=r"^jobledger has no task: write `from jobledger\.ledger import task`$"
+    ):
+        exec("from jobledger import task, connect")
