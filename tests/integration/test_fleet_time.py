@@ -19,6 +19,7 @@ from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.schedules.decisions import Pause, Resume
 from jobledger.ledger.model.schedules.events import Ticked
 from jobledger.ledger.nats.fleet_clock import FleetClock
+from jobledger.ledger.nats.streams import find_stream
 from jobledger.testing import MovableClock
 
 pytestmark = pytest.mark.anyio
@@ -130,3 +131,23 @@ async def test_a_schedule_that_a_wrong_clock_silenced_ticks_after_it_is_resumed(
             await until(has_ticked)
         report = await verify(ledger.log)
         assert report.sound, report.violations
+
+
+async def test_how_long_a_value_stays_is_judged_by_the_fleets_time(connected: Connect) -> None:
+    """What would be gone too early is stored again: the server's stamp and the fleet's time tell."""
+    clock = MovableClock()
+    async with connected(clock=clock) as ledger:
+        for moved_s, is_stored in ((0.0, True), (0.0, False), (4 * DAY, True)):
+            clock.advance(moved_s)
+            before = await _stored_count(ledger)
+            await ledger.results.put(b"1" * (1 << 20), what="result")
+            await ledger.bodies.keep(b"2" * 1_000, 3 * DAY)
+            after = await _stored_count(ledger)
+            assert [now > then for now, then in zip(after, before, strict=True)] == [is_stored] * 2
+
+
+async def _stored_count(ledger: Ledger) -> list[int]:
+    """Return how many messages were ever stored in the buckets of results and of bodies."""
+    buckets = (ledger.names.results_bucket, ledger.names.bodies_bucket)
+    found = [await find_stream(ledger.inbox, f"OBJ_{bucket}") for bucket in buckets]
+    return [0 if each is None else each.state.last_sequence for each in found]

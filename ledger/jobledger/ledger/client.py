@@ -271,6 +271,7 @@ class Ledger:
             self.connection,
             self.inbox,
             self.names,
+            self.clock,
             ledger_bytes_max=config.ledger_bytes_max,
             replicas=config.replicas,
         )

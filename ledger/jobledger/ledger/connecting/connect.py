@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -133,7 +134,13 @@ async def assemble(  # noqa: PLR0917 - the parts of one client
         commit=config.commit,
         append_timeout_s=config.append_timeout_s,
     )
-    limits = {"inline_bytes_max": config.inline_bytes_max, "payload_bytes_max": config.payload_bytes_max}
+    payloads = functools.partial(
+        Payloads,
+        connection,
+        inline_bytes_max=config.inline_bytes_max,
+        payload_bytes_max=config.payload_bytes_max,
+        clock=clock,
+    )
     hints = Hints(connection, names)
     await hints.open()
     return Ledger(
@@ -142,8 +149,8 @@ async def assemble(  # noqa: PLR0917 - the parts of one client
         log=log,
         leases=JetStreamLeases(connection, inbox, publisher, names),
         hints=hints,
-        inputs=Payloads(connection, names.payloads_bucket, **limits),
-        results=Payloads(connection, names.results_bucket, life_s=RESULTS_LIFE_S, **limits),
+        inputs=payloads(names.payloads_bucket),
+        results=payloads(names.results_bucket, life_s=RESULTS_LIFE_S),
         config=config,
         clock=clock,
     )

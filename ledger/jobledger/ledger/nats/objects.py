@@ -9,15 +9,15 @@ import hashlib
 import math
 import secrets
 from collections.abc import AsyncGenerator, Mapping
-from datetime import UTC, datetime, timedelta
 from typing import IO, TYPE_CHECKING, Final, cast
 
 import msgspec
 import nats.errors
 import nats.js.errors
-from nats.js.api import Header, ObjectInfo, ObjectMetaOptions
+from nats.js.api import Header, ObjectInfo, ObjectMetaOptions, RawStreamMsg
 from nats.js.object_store import ObjectStore
 
+from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.model.errors import LedgerFullError, PermissionRefusedError, ServerUnreachableError
 from jobledger.ledger.nats.api import LOOK_UP
 from jobledger.ledger.nats.connection import Connection
@@ -67,9 +67,11 @@ class _Hashing:
 class ObjectBucket:
     """Stores, reads and removes the objects of one bucket."""
 
-    def __init__(self, connection: Connection, bucket: str) -> None:
+    def __init__(self, connection: Connection, bucket: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        """`clock`: by which it is judged how long an object stays; the one of the fleet, where it stays for a time."""
         self._connection = connection
         self._bucket = bucket
+        self._clock = clock
         self._store: ObjectStore | None = None
 
     async def store(self, name: str, data: bytes | IO[bytes], *, what: str, size_bytes: int = 0) -> None:
@@ -118,14 +120,19 @@ class ObjectBucket:
     async def _newest(self, name: str) -> tuple[int, float]:
         """Return the stream sequence of what names an object, 0 without one, and for how many seconds it stays."""
         try:
-            found = await self._connection.jetstream().get_last_msg(
-                f"OBJ_{self._bucket}", f"$O.{self._bucket}.{_named(name)}"
-            )
+            found = await self._newest_message(name)
         except nats.js.errors.NotFoundError:
             return 0, 0.0
         headers = cast("dict[str, str]", found.headers or {})
-        age = datetime.now(UTC) - found.time if found.time is not None else timedelta()
-        return found.seq or 0, int(headers.get(_TTL, "0s").removesuffix("s")) - age.total_seconds()
+        return found.seq or 0, int(headers.get(_TTL, "0s").removesuffix("s")) - self._age_s(found)
+
+    async def _newest_message(self, name: str) -> RawStreamMsg:
+        subject = f"$O.{self._bucket}.{_named(name)}"
+        return await self._connection.jetstream().get_last_msg(f"OBJ_{self._bucket}", subject)
+
+    def _age_s(self, message: RawStreamMsg) -> float:
+        """Return how long ago the server stored it: its writer's own clock, as in `mtime`, may be a wrong one."""
+        return (self._clock.now() - message.time).total_seconds() if message.time is not None else 0.0
 
     async def _store_for(self, name: str, data: bytes, life_s: int, newest: int) -> None:
         """Store the chunks, then what names them, as nats-py does, which knows no life of an object.

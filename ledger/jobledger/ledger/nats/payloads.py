@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Final, cast
 
 import msgspec
 import nats.js.errors
 from nats.js.object_store import ObjectStore
 
+from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.model.codec import digest
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import PayloadMissingError, PayloadState, PayloadTooLargeError
@@ -45,8 +45,9 @@ class Payloads(ObjectBucket):
         inline_bytes_max: int,
         payload_bytes_max: int,
         life_s: float | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        super().__init__(connection, bucket)
+        super().__init__(connection, bucket, clock)
         self._inline_bytes_max = inline_bytes_max
         self._payload_bytes_max = payload_bytes_max
         self._life_s = life_s  #: how long the bucket keeps a value; None: as long as the ledger
@@ -153,14 +154,10 @@ class Payloads(ObjectBucket):
     async def _holds(self, store: ObjectStore, name: str) -> bool:
         """Return whether the value is there and will be for a while: an old one is written again for its new owner."""
         try:
-            info = await store.get_info(name)
+            await store.get_info(name)
+            return self._life_s is None or self._age_s(await self._newest_message(name)) < self._life_s / 2
         except nats.js.errors.NotFoundError:
             return False
-        written_at: str | None = info.mtime
-        if self._life_s is None or written_at is None:
-            return True
-        age_s = (datetime.now(UTC) - datetime.fromisoformat(written_at)).total_seconds()
-        return age_s < self._life_s / 2
 
 
 def _named(reference: PayloadRef) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.codec import digest
 from jobledger.ledger.model.errors import PayloadMissingError, ServerUnreachableError
 from jobledger.ledger.model.subjects import Names
@@ -15,9 +16,16 @@ class Bodies:
     """The bucket BODIES. It is made by whoever keeps the first one, and forgets the oldest where it is full."""
 
     def __init__(
-        self, connection: Connection, inbox: Inbox, names: Names, *, ledger_bytes_max: int, replicas: int
+        self,
+        connection: Connection,
+        inbox: Inbox,
+        names: Names,
+        clock: Clock,
+        *,
+        ledger_bytes_max: int,
+        replicas: int,
     ) -> None:
-        self._objects = ObjectBucket(connection, names.bodies_bucket)
+        self._objects = ObjectBucket(connection, names.bodies_bucket, clock)
         self._inbox = inbox
         self._spec = bodies_specification(names, ledger_bytes_max=ledger_bytes_max, replicas=replicas)
         self._is_made = False
