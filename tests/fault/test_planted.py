@@ -53,6 +53,7 @@ def _add(trace: Path, *lines: str) -> None:
         file.writelines(f"{line}\n" for line in lines)
 
 
+@pytest.mark.unsound_ledger("events are planted")
 async def test_every_kind_of_violation_is_found_after_a_run(
     ledger: Ledger, fleet: Fleet, secret: str, record: Recorder
 ) -> None:

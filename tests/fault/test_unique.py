@@ -188,6 +188,7 @@ async def test_unique_jobs_whose_enqueuers_die_are_never_two_and_always_healed(
     )
 
 
+@pytest.mark.unsound_ledger("keys are taken blindly")
 async def test_unique_keys_that_are_taken_blindly_are_found(
     ledger: Ledger, fleet: Fleet, chance: random.Random, tmp_path: Path
 ) -> None:
