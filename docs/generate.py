@@ -2,7 +2,8 @@
 
 docs/code.md lists the modules; docs/events.md, docs/lifecycle.md, docs/locks.md and docs/asyncapi.json follow from the
 declarations of events, docs/projections.md from those of tables, the settings in docs/cli.md from the options,
-docs/search.md from the keys of searches, docs/errors.md from the classes of errors. What people wrote stays: only what lies between the markers is replaced.
+docs/search.md from the keys of searches, docs/errors.md from the classes of errors, each docs/diagrams/*.svg from the text
+beside it. What people wrote stays: only what lies between the markers is replaced.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
+
+from diagrams import diagram
 
 import jobledger.ledger
 from jobledger.cli.options import Setting
@@ -440,6 +443,10 @@ def _asyncapi(_text: str) -> str:
     return json.dumps(asyncapi_document(), indent=2) + "\n"
 
 
+def _diagram(text: str) -> Callable[[str], str]:
+    return lambda _: diagram(text)
+
+
 PAGES: Final[dict[str, Callable[[str], str]]] = {
     "cli.md": _command_line,
     "code.md": _code,
@@ -450,6 +457,10 @@ PAGES: Final[dict[str, Callable[[str], str]]] = {
     "projections.md": _projection_page,
     "search.md": _search_page,
     "asyncapi.json": _asyncapi,
+    **{
+        f"diagrams/{path.stem}.svg": _diagram(path.read_text(encoding="utf-8"))
+        for path in sorted((DOCS / "diagrams").glob("*.txt"))
+    },
 }
 
 
@@ -459,7 +470,7 @@ def main() -> int:
     stale = 0
     for name, write in PAGES.items():
         path = DOCS / name
-        kept = path.read_text(encoding="utf-8")
+        kept = path.read_text(encoding="utf-8") if path.exists() else ""
         if (text := write(kept)) != kept:
             stale += 1
             sys.stdout.write(f"docs/{name} differs from the code\n")

@@ -110,6 +110,16 @@ def test_the_index_leads_to_every_page() -> None:
     assert [_name(page) for page in PAGES if page not in {*linked, index, README}] == []
 
 
+def test_every_picture_of_a_page_is_there_and_each_is_shown() -> None:
+    shown = {
+        (page.parent / found).resolve()
+        for page in PAGES
+        for found in re.findall(r"""(?:!\[[^\]]*\]\(|src(?:set)?=")([\w./-]+)""", _prose(page))
+    }
+    drawn = {path for name in ("diagrams", "pictures") for path in (ROOT / "docs" / name).iterdir()}
+    assert sorted(map(_name, (drawn ^ shown) - {path for path in drawn if path.suffix == ".txt"})) == []
+
+
 def test_the_page_of_examples_names_each() -> None:
     text = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
     programs = [path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").rglob("*.py")]

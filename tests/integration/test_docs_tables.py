@@ -63,6 +63,9 @@ _WRITTEN_BY_THE_GENERATOR = {
     "locks.md": "- Subject: `ledger.lock.<scope>.<lock>.acquired`",
     "projections.md": "| `id` | text | the job's id, unique within its queue |",
     "asyncapi.json": '"title": "job: started"',
+    "diagrams/architecture.svg": ">gateway</text>",
+    "diagrams/held-granted-queued.svg": ">granted</text>",
+    "diagrams/life-of-a-job.svg": ">dead_lettered</text>",
 }
 
 
