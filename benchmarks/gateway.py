@@ -56,6 +56,7 @@ ROWS: Final[Mapping[str, Mapping[str, Row]]] = {
         "readers": Row("  with {readers} readers, of that with one", "x", most=1.5, digits=2),
         "sending": Row("  each further reader: CPU to send it", "ms", digits=2),
     },
+    "pages": {"slowest": Row("{listed:,} jobs: CPU of the slowest of all pages", "ms", most=20, digits=1)},
     "past": {
         "job": Row("a job as it was, beside {past:,} others", "ms", most=50, digits=1),
         "levels": Row("the fleet's levels, each minute of three days", "ms", most=50, digits=1),
@@ -69,6 +70,7 @@ ROWS: Final[Mapping[str, Mapping[str, Row]]] = {
         "pages": Row("  the page /jobs with it", "ms", most=100, digits=1),
         "levels": Row("  levels of their minutes", "ms", most=50, digits=1),
         "overview": Row("  an overview of them: CPU a rendering", "ms", most=20, digits=1),
+        "every": Row("  CPU of the slowest of all pages", "ms", most=100, digits=1),
     },
 }
 
@@ -87,6 +89,7 @@ class Sizes(NamedTuple):
     past: int = 100_000
     moments: int = 21  # of nine lists the p99 beside them varied by half from run to run
     reads: int = 500
+    listed: int = 100_000
     jobs: int = 1_000_000
 
 
@@ -102,6 +105,7 @@ QUICK: Final = Sizes(
     past=200,
     moments=1,
     reads=5,
+    listed=2_000,
     jobs=2_000,
 )
 
@@ -209,6 +213,7 @@ def main() -> None:
         "stream": partial(stream, sizes.events),
         "stop": partial(stop, sizes.rounds, sizes.streams),
         "overview": partial(gateway_reads.overview, sizes.rounds, sizes.advances, sizes.readers),
+        "pages": partial(gateway_reads.pages, sizes.rounds, sizes.listed),
         "past": partial(gateway_reads.past, sizes.moments, sizes.past, sizes.reads),
         "big": partial(gateway_reads.lists, sizes.pairs, sizes.jobs, options.file),
     }

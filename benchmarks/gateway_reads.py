@@ -19,6 +19,7 @@ from lists import fill
 from served import Served, fresh, gateway, noop
 from shared import cpu_s
 
+from jobledger.gateway.pages.table import PAGES
 from jobledger.ledger import Ledger
 from jobledger.projections import Store
 
@@ -31,6 +32,12 @@ _LIMIT_S: Final = 50.0
 _KEPT_S: Final = 1.6  #: longer than a rendering is shared
 _LEVELS_JOBS: Final = 20_000  #: whose rows tell of each minute of three days
 _RENDERINGS: Final = 12
+#: What a page is asked beside its range.
+_ASKED: Final = {
+    "/jobs": "&q=state:dead&share=true",
+    "/plan": "&state=dead_lettered",
+    "/suggest": "&q=tenant:t",
+}
 _LINES: Final = ("content-type: application/x-ndjson",)
 
 
@@ -173,6 +180,35 @@ async def _median_ms(connection: Connection, path: str, times: int, pause_s: flo
     return statistics.median(took)
 
 
+async def _slowest_page(ours: Served, connection: Connection, rounds: int) -> float:
+    """Return the CPU of the page that takes most, the median of some renderings, in ms; pages of one job are not among them."""
+    slowest = (0.0, "")
+    for page in PAGES:
+        if page.path.startswith("/jobs/"):
+            continue
+        more = _ASKED.get(page.path, "")
+        for span in ("1h", "7d"):
+            path = f"{page.path.format(task='noop')}?range={span}{more}"
+            await _median_ms(connection, path, 1)
+            took: list[float] = []
+            for _ in range(rounds):
+                await asyncio.sleep(_KEPT_S)
+                before = cpu_s(ours.pid)
+                await _median_ms(connection, path, 1)
+                took.append((cpu_s(ours.pid) - before) * _MS)
+            slowest = max(slowest, (statistics.median(took), path))
+    print(f" slowest: {slowest[1]} ...", end="", file=sys.stderr)
+    return slowest[0]
+
+
+async def pages(rounds: int, jobs: int) -> Figures:
+    """Return the CPU of the page that takes most beside many jobs."""
+    async with fresh() as (server, _, folder):
+        await fill(folder / "rows.db", jobs)
+        async with gateway(server, folder, "--no-projector") as ours, Connection(ours.url) as connection:
+            return {"slowest": [await _slowest_page(ours, connection, rounds)]}
+
+
 async def lists(rounds: int, jobs: int, kept: Path | None) -> Figures:
     """Return the time of the slowest list of many jobs, of its counts and of its page, each the median of some rounds.
 
@@ -204,6 +240,7 @@ async def lists(rounds: int, jobs: int, kept: Path | None) -> Figures:
             began = cpu_s(ours.pid)
             await _median_ms(connection, "/", _RENDERINGS, _KEPT_S)
             found["overview"] = [(cpu_s(ours.pid) - began) * _MS / _RENDERINGS]
+            found["every"] = [await _slowest_page(ours, connection, min(rounds, 3))]
     return found
 
 

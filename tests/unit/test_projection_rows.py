@@ -195,6 +195,7 @@ def test_a_dead_letter_row_says_why() -> None:
         "queue": "email",
         "job_id": "j-1",
         "task": "app.send",
+        "tenant": "",
         "reason": "exhausted",
         "error_type": "ValueError",
         "error": "no such user",

@@ -48,7 +48,8 @@ _DEAD_MAX: Final = 10_000
 #: Of the newest dead letters, those that are children of a run that waits for its children.
 _DEAD_CHILDREN: Final = (
     "SELECT p.queue, p.id, c.parent_step, c.queue, c.id, c.parent_item, c.completed_at, c.error "
-    "FROM (SELECT * FROM jobs WHERE status = 'dead_lettered' ORDER BY created_at DESC LIMIT 10000) AS c "
+    "FROM (SELECT queue, id, parent_queue, parent_id, parent_step, parent_item, completed_at, error FROM jobs "
+    "WHERE status = 'dead_lettered' ORDER BY created_at DESC LIMIT 10000) AS c "
     "JOIN jobs AS p ON p.id = c.parent_id AND p.queue = c.parent_queue "
     "WHERE p.status = 'paused' AND p.awaiting LIKE '%children%' ORDER BY c.completed_at, c.parent_item"
 )

@@ -23,9 +23,14 @@ IS_RUN: Final = (
     "(version IS NOT NULL OR EXISTS "
     "(SELECT 1 FROM steps WHERE steps.job_id = jobs.id AND steps.queue = jobs.queue))"
 )
+#: The same for all runs at once: what they recorded leads to them, so that no other job is looked at.
+_RUNS: Final = (
+    "SELECT rowid AS run FROM jobs WHERE version IS NOT NULL UNION SELECT runs.rowid FROM "
+    "(SELECT DISTINCT job_id, queue FROM steps) AS s JOIN jobs AS runs ON runs.id = s.job_id AND runs.queue = s.queue"
+)
 _COUNTS: Final = (
     "SELECT task, coalesce(version, ''), status, coalesce(dead_reason, ''), queue, count(*), min(created_at), "  # noqa: S608
-    f"max(created_at) FROM jobs WHERE {IS_RUN} AND ({{}}) GROUP BY 1, 2, 3, 4, 5"
+    f"max(created_at) FROM ({_RUNS}) CROSS JOIN jobs ON jobs.rowid = run WHERE {{}} GROUP BY 1, 2, 3, 4, 5"
 )
 
 

@@ -76,14 +76,17 @@ def find_groups(select: Select, chosen: DeadLetterFilter, *, cursor: str | None,
     if cursor is not None:
         count, fingerprint = read_cursor(question, cursor, int, str)
         having, after = "n < ? OR (n = ? AND fingerprint > ?)", (count, count, fingerprint)
-    # With max() as the only min or max in it, SQLite takes the other columns from the row that has it.
-    newest = (
-        "SELECT fingerprint, count(*) AS n, task, reason, error_type, error, queue, job_id, pattern, max(dead_at) "  # noqa: S608
-        f"FROM dead_letters WHERE {where} GROUP BY fingerprint HAVING {having} ORDER BY n DESC, fingerprint LIMIT ?"
+    # Counted without the rows, which hold tracebacks; then the newest row of each group is read.
+    counted = (
+        "SELECT fingerprint, count(*) AS n, min(dead_at) AS oldest, max(dead_at) AS newest FROM dead_letters "  # noqa: S608
+        f"WHERE {where} GROUP BY fingerprint HAVING {having} ORDER BY n DESC, fingerprint LIMIT ?"
     )
-    oldest = f"SELECT min(dead_at) FROM dead_letters WHERE fingerprint = g.fingerprint AND {where}"  # noqa: S608
-    sql = f"SELECT g.*, ({oldest}) FROM ({newest}) AS g ORDER BY n DESC, fingerprint"  # noqa: S608
-    items = [struct(DeadLetterGroup, row) for row in select(sql, (*values, *values, *after, limit + 1))]
+    newest = f"SELECT rowid FROM dead_letters WHERE fingerprint = g.fingerprint AND dead_at = g.newest AND {where} LIMIT 1"  # noqa: S608
+    sql = (
+        "SELECT g.fingerprint, n, task, reason, error_type, error, queue, job_id, pattern, newest, oldest "  # noqa: S608
+        f"FROM ({counted}) AS g JOIN dead_letters AS d ON d.rowid = ({newest}) ORDER BY n DESC, g.fingerprint"
+    )
+    items = [struct(DeadLetterGroup, row) for row in select(sql, (*values, *after, limit + 1, *values))]
     end = items[limit - 1] if len(items) > limit else None
     following = None if end is None else make_cursor(question, end.count, end.fingerprint)
     return FoundGroups(items=items[:limit], next=following)

@@ -98,6 +98,7 @@ JOBS: Final = Table(
         Index(("limits", "since_us", "status"), where=IS_HELD),
         Index(("parent_id", "parent_queue", "parent_step", "parent_item"), where="parent_id IS NOT NULL"),
         Index(("awaiting",), where="awaiting IS NOT NULL"),
+        Index(("version",), where="version IS NOT NULL"),
     ),
     sequence="last_sequence",
 )
@@ -130,6 +131,7 @@ DEAD_LETTERS: Final = Table(
         "queue": text("the job's queue"),
         "job_id": text("the job's id"),
         "task": text("the job's task"),
+        "tenant": text("whom the job belongs to, or empty"),
         "reason": text("`exhausted`, `rejected`, `invalid`, `max_deliver` or `diverged`"),
         "error_type": text("the class name of the last exception; NULL without one"),
         "error": text("its message; NULL without one"),
@@ -141,7 +143,8 @@ DEAD_LETTERS: Final = Table(
         "last_sequence": integer("the stream sequence of its newest event"),
     },
     key=("job_id", "queue"),
-    indexes=(Index(("dead_at",)), Index(("fingerprint", "dead_at"))),
+    # Causes are counted by these columns alone: without the rows, which hold tracebacks.
+    indexes=(Index(("dead_at",)), Index(("fingerprint", "dead_at", "queue", "task", "tenant"))),
     sequence="last_sequence",
 )
 V_JOBS: Final = View(name="v_jobs", of=JOBS, renamed={"started_at": "processed_at", "error": "last_error"})

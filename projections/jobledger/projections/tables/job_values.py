@@ -169,6 +169,7 @@ def dead_letter_row(job: Job) -> Row:
         job.queue,
         job.id,
         job.task,
+        job.order.tenant,
         job.dead_reason,
         error.type if error is not None else None,
         error.message if error is not None else None,

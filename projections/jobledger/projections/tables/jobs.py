@@ -253,7 +253,7 @@ class JobRows(Rows):
 
 JOB_TABLES: Final = AggregateTables(
     aggregate=JOB.name,
-    version=19,
+    version=20,
     tables=(
         schema.JOBS,
         schema.ATTEMPTS,

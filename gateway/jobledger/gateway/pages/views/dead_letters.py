@@ -108,23 +108,20 @@ def _causes(view: View, shell: Shell, groups: list[DeadLetterGroup], chosen: Dea
     for name, dead_at in view.store.select(sql, (f"{since:%Y-%m-%dT%H:%M:%S}", *values)):
         place = int((datetime.fromisoformat(dead_at) - since).total_seconds() * _BARS / whole_s)
         trends[name][min(_BARS - 1, max(0, place))] += 1
-    whose: dict[str, dict[str, int]] = defaultdict(dict)
-    queues: dict[str, dict[str, int]] = defaultdict(dict)
-    sql = (
-        "SELECT d.fingerprint, j.tenant, d.queue, count(*) FROM (SELECT fingerprint, job_id, queue FROM dead_letters "  # noqa: S608
-        f"WHERE {where}) AS d JOIN jobs AS j ON j.id = d.job_id AND j.queue = d.queue GROUP BY 1, 2, 3 ORDER BY 4 DESC"
-    )
-    for name, tenant, queue, count in view.store.select(sql, tuple(values)):
-        if tenant:
-            whose[name][tenant] = whose[name].get(tenant, 0) + count
-        queues[name][queue] = queues[name].get(queue, 0) + count
+    whose: dict[str, dict[str, int]] = {}
+    queues: dict[str, dict[str, int]] = {}
+    for column, found in (("tenant", whose), ("queue", queues)):
+        sql = f"SELECT fingerprint, {column}, count(*) FROM dead_letters WHERE {where} GROUP BY 1, 2 ORDER BY 3 DESC"  # noqa: S608
+        for name, value, count in view.store.select(sql, tuple(values)):
+            if value:
+                found.setdefault(name, {})[value] = count
     return [
         _cause(
             view,
             group,
             trends.get(group.fingerprint, []),
-            whose[group.fingerprint],
-            queues[group.fingerprint],
+            whose.get(group.fingerprint, {}),
+            queues.get(group.fingerprint, {}),
             since,
             whole_s,
         )

@@ -20,7 +20,7 @@ from jobledger.projections.filters import joined
 
 _SHOWN: Final = 40
 #: How many of the newest jobs are looked at for runs among them.
-LOOKED_AT: Final = 20_000
+LOOKED_AT: Final = 5_000
 _WAITING: Final = (
     "SELECT j.task, j.awaiting, coalesce(s.target, ''), count(*), min(j.updated_at), min(s.until) "
     "FROM (SELECT * FROM jobs WHERE awaiting IS NOT NULL AND status = 'paused' AND {}) AS j "
