@@ -75,6 +75,7 @@ async def test_a_run_of_two_thousand_children_opens_within_a_second(browser: Bro
             await page.goto(f"/jobs/stock-runs/{run.id}")
             took.append(time.monotonic() - began)
         await expect(page.locator(".timeline")).to_contain_text("2,000")
+        await expect(page.locator(".name .badge")).to_have_text("Waits for jobs")
         assert await page.locator(".timeline .line").count() < 10
         assert await page.locator(".timeline rect").count() < 500
     assert min(took) < 1.0, took

@@ -38,13 +38,18 @@ async def shop(nats_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFac
 async def test_the_moment_sticks_to_every_link_and_key(browser: Browser, shop: Shop) -> None:
     async with looking(browser, shop.url) as page:
         await page.goto(f"/?at={quote(shop.died.isoformat())}")
-        for _ in range(2):
+        for name in ("Jobs", "Runs", "Queues", "Tasks", "Tenants"):
             hrefs = await page.eval_on_selector_all(
                 ".side nav a, main a", "each => each.map(a => a.getAttribute('href'))"
             )
             assert [href for href in hrefs if href.startswith("/") and "at=" not in href] == []
-            await page.locator(".side > nav a", has_text="Jobs").click()
-            await expect(page.locator(".past-bar")).to_be_visible()
+            await page.locator(".side > nav a", has_text=name).click()
+            await expect(page.locator("h1")).to_have_text(name)
+            await expect(page.locator(".past-bar b").first).to_contain_text(f"{shop.died:%H:%M:%S}")
+        for name in ("Tasks", "Queues", "Runs", "Jobs", "Overview"):
+            await page.go_back()
+            await expect(page.locator("h1")).to_have_text(name)
+            await expect(page.locator(".past-bar b").first).to_contain_text(f"{shop.died:%H:%M:%S}")
         await page.keyboard.press("g")
         await page.keyboard.press("d")
         await page.wait_for_url(re.compile(r"/dead-letters\?.*at="))

@@ -71,7 +71,7 @@ async def test_doctor_http_metrics_and_the_overview_show_the_same_list(  # noqa:
     assert told["queue mail"]["found"] == "42 jobs wait, and no worker serves the queue"
     assert told["queue mail"]["since"] is not None
     assert told["queue mail"]["advice"] == "`jobledger worker --app MODULE --queue mail` serves it"
-    assert told["queue slow"]["found"].startswith("paused by ann since ")
+    assert told["queue slow"]["found"] == "paused by ann: night; 1 job waits"
     assert told["queue slow"]["advice"] == "`POST /v1/queues/slow/resume` ends that"
     assert told["limit tenant:initech"]["found"] == (
         "it has 0 slots, so none of its jobs starts (1 held); ann set that: unpaid"

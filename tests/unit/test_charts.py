@@ -90,6 +90,9 @@ def test_small_pictures_draw_nothing_and_everything() -> None:
     drawn = histogram([(HOSTILE, 2), ("1 s", 0)], label=HOSTILE, marked=[(0.5, HOSTILE)])
     assert _is_clean(drawn)
     assert drawn.count('class="k0"') == 2
+    drawn = histogram([("1 s", 2)], label="x", marked=[(0.5, "p50"), (0.5, "p95")])
+    heights = re.findall(r'tick strong" x="[\d.]+%" dx="4" y="(\d+)"', drawn)
+    assert len(set(heights)) == 2, "words of one place stand below each other"
 
 
 def test_ticks_are_round_and_few_whatever_the_span() -> None:

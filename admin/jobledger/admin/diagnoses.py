@@ -387,16 +387,23 @@ def _server_of(queue: str) -> str:
 
 
 def _pauses(facts: Facts) -> Iterator[Diagnosis]:
+    waiting: Counter[str] = Counter()
+    for row in facts.rows.queues:
+        waiting[row.queue] += row.counts["queued"]
     for queue, state in facts.paused.items():
+        jobs, wait = count(waiting[queue], "job"), "waits" if waiting[queue] == 1 else "wait"
         yield Diagnosis(
             kind="queue_paused",
             level="warn",
             object=f"queue {queue}",
-            found=state.words(),
+            found=state.words(tells_since=False) + (f"; {jobs} {wait}" if waiting[queue] else ""),
             since=state.since,
             advice=f"`jobledger queues resume {queue}` ends that",
             queue=queue,
-            nouns=(Noun("queue", queue),),
+            nouns=(
+                Noun("queue", queue),
+                *([Noun("jobs", f"queue:{queue} state:waiting", jobs)] if waiting[queue] else ()),
+            ),
             act=Act("resume_queue", "Resume", Noun("queue", queue)),
         )
 

@@ -219,9 +219,9 @@ def histogram(
         )
         if index % every == 0:
             inside += f'<text class="tick" x="{x}%" y="{TOP + height + 14}">{escape(name)}</text>'
-    for place, words in marked:
-        x = number(100 * place / count)
-        inside += f'<line class="cut" x1="{x}%" x2="{x}%" y1="{TOP}" y2="{TOP + height}"/><text class="tick strong" x="{x}%" dx="4" y="{TOP + 9}">{escape(words)}</text>'
+    for index, (place, words) in enumerate(marked):
+        x, y = number(100 * place / count), TOP + 9 + 13 * index  # below each other: they may be of one place
+        inside += f'<line class="cut" x1="{x}%" x2="{x}%" y1="{TOP}" y2="{TOP + height}"/><text class="tick strong" x="{x}%" dx="4" y="{y}">{escape(words)}</text>'
     inside += f'<line class="grid" x1="0" x2="100%" y1="{TOP + height}" y2="{TOP + height}"/>'
     return Markup(  # noqa: S704 - the names were escaped
         f'<svg class="plot" height="{TOP + height + 18}" role="img" aria-label="{escape(label)}">{inside}</svg>'

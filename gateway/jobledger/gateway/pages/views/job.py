@@ -41,6 +41,7 @@ from jobledger.ledger.model.events import ErrorInfo, event_type
 from jobledger.ledger.model.fingerprint import job_fingerprint
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
 from jobledger.ledger.model.rights.marks import hidden_from
+from jobledger.ledger.model.runs.awaiting import all_awaited
 from jobledger.ledger.model.subjects import JobRef, check_token, is_own_queue
 from jobledger.ledger.nats.attempt_logs import LogLine
 from jobledger.ledger.nats.task_book import find_task
@@ -122,6 +123,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     shell: Shell
     details: JobDetails
     job: Job
+    awaiting: str  #: what it waits for while it is paused, as the lists have it; "" otherwise
     why: Why
     nouns: list[Noun]  #: what the answer names
     cures: list[Cure]  #: what ends the wait for something else
@@ -235,6 +237,7 @@ def _page(looked: Looked, view: View, shell: Shell, query: Query, read: _Read) -
         shell=shell,
         details=read.details,
         job=job,
+        awaiting=" ".join(all_awaited(job.steps, job.awaited, by_operator=job.paused_by_operator)),
         why=read.why,
         nouns=read.nouns,
         cures=[] if read.is_past else list(cures_of(job, read.why, looked.principal, acts)),
@@ -421,6 +424,7 @@ class Peek(msgspec.Struct, frozen=True, kw_only=True):
 
     shell: Shell
     job: Job
+    awaiting: str
     details: JobDetails
     why: Why
     nouns: list[Noun]
@@ -444,6 +448,7 @@ async def peek(looked: Looked, queue: str, id: str, *, query: When) -> Peek:  # 
     return Peek(
         shell=found.shell,
         job=found.job,
+        awaiting=found.awaiting,
         details=found.details,
         why=found.why,
         nouns=found.nouns,

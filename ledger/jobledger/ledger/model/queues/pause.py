@@ -52,9 +52,9 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     interrupt: bool = False  #: running attempts were to be given back
     sequence: int = 0  #: stream sequence of that event; 0: there is none
 
-    def words(self) -> str:
+    def words(self, *, tells_since: bool = True) -> str:
         """Return what a person is told of a queue that is paused: `paused by ann since ... until ...: reason`."""
-        since = "" if self.since is None else f" since {shown_time(self.since)}"
+        since = f" since {shown_time(self.since)}" if tells_since and self.since is not None else ""
         lasts = "" if self.until is None else f" until {shown_time(self.until)}"
         return f"paused by {self.by}{since}{lasts}" + (f": {self.reason}" if self.reason else "")
 
