@@ -38,7 +38,7 @@ async def shop(nats_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFac
 async def test_the_moment_sticks_to_every_link_and_key(browser: Browser, shop: Shop) -> None:
     async with looking(browser, shop.url) as page:
         await page.goto(f"/?at={quote(shop.died.isoformat())}")
-        for name in ("Jobs", "Runs", "Queues", "Tasks", "Tenants"):
+        for name in ("Jobs", "Runs", "Queues", "Schedules", "Tenants"):
             hrefs = await page.eval_on_selector_all(
                 ".side nav a, main a", "each => each.map(a => a.getAttribute('href'))"
             )
@@ -46,7 +46,7 @@ async def test_the_moment_sticks_to_every_link_and_key(browser: Browser, shop: S
             await page.locator(".side > nav a", has_text=name).click()
             await expect(page.locator("h1")).to_have_text(name)
             await expect(page.locator(".past-bar b").first).to_contain_text(f"{shop.died:%H:%M:%S}")
-        for name in ("Tasks", "Queues", "Runs", "Jobs", "Overview"):
+        for name in ("Schedules", "Queues", "Runs", "Jobs", "Overview"):
             await page.go_back()
             await expect(page.locator("h1")).to_have_text(name)
             await expect(page.locator(".past-bar b").first).to_contain_text(f"{shop.died:%H:%M:%S}")
@@ -102,6 +102,8 @@ async def test_a_moment_is_typed_in_words(browser: Browser, shop: Shop) -> None:
         await page.keyboard.press("t")
         await expect(page.locator("#density .plot")).to_be_visible()
         await expect(page.locator("#density .legend")).to_contain_text("somebody acted")
+        changed = page.locator(".clock").get_by_role("link", name="What changed in 1h")
+        assert await changed.get_attribute("href") == "/changes?since=1h"
         await page.locator(".goto input[name=at]").fill("5m")
         await page.locator(".goto button").click()
         await page.wait_for_url(re.compile(r"at=20\d\d-"))
