@@ -1,7 +1,9 @@
 """Pictures of the dashboard, from the ledger that `make demo` left: `make pictures`.
 
-First its shop works for some minutes, so that the charts have something to show. Every page at the width of a desk and of a phone, light and dark, is a PNG file in .cache/pictures, to be looked at. The
-few that the pages of docs/ show are written to docs/pictures as WebP. It needs Chromium, as the tests in a browser do.
+First its shop works for some minutes, so that the charts have something to show. Every page at the width of a desk and of a
+phone, light and dark, is a PNG file in .cache/pictures, to be looked at. What the pages of docs/ show is written to
+docs/pictures as WebP: both themes of what the README shows, the light one of the rest. It needs Chromium, as the tests in a
+browser do.
 
     python docs/pictures.py [MINUTES]
 """
@@ -40,7 +42,11 @@ WIDTHS: Final = (1280, 420)
 THEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
 _HEIGHT: Final = 800
 _LIMIT_S: Final = 60.0
-_QUALITY: Final = 82  # of WebP: text stays sharp
+_QUALITY: Final = {True: 82, False: 55}  # of WebP: text stays sharp; less for the many of one theme
+_SHOWN_HEIGHT: Final = 620
+#: Where a page ends, or the panel that is opened over it.
+_END: Final = """Math.max(340, ...[...document.querySelectorAll('main > *, #density, .clock[open] > *')]
+    .map(each => each.getBoundingClientRect().bottom + 16))"""
 
 #: Each page by the name of its pictures.
 PAGES: Final = {
@@ -51,6 +57,9 @@ PAGES: Final = {
     "checkout": "/jobs/orders/order-5",
     "undone": "/jobs/orders/order-13",
     "stuck": "/jobs/orders/order-17",
+    "plan": "/plan?act=requeue&state=dead_lettered&task=send_mail&per_minute=50",
+    "shared": "/jobs?q=state%3Adead&share=true",
+    "past": "/?at=6m&range=15m",
     "signal": "/jobs/payouts/payout-acme",
     "dead-letters": "/dead-letters",
     "queues": "/queues",
@@ -66,22 +75,44 @@ PAGES: Final = {
     "ledger": "/ledger",
     "keys": "/keys",
     "acts": "/acts",
-    "clock": "/clock",
-    "changes": "/changes",
+    "changes": "/changes?since=15m",
     "missing": "/nothing-here",
 }
+
+
+#: Pages that are opened further by a key before the picture is taken, by the name of their pictures.
+KEYS_OF: Final = {"clock": ("/", "t", "#density .plot")}
 
 
 class Shown(NamedTuple):
     """A picture that a page of docs/ shows: a part of a page, from its top to the end of an element."""
 
     page: str
-    until: str  #: a selector
+    until: str = ""  #: a selector; "": as much as a window shows
+    both: bool = False  #: in both themes
 
 
 PICTURES: Final = {
-    "overview": Shown("overview", "main .cols"),
-    "run": Shown("undone", ".timeline-card"),
+    "overview": Shown("overview", "main .cols", both=True),
+    "run": Shown("undone", ".timeline-card", both=True),
+    "many": Shown("run", ".timeline-card"),
+    **{
+        name: Shown(name)
+        for name in (
+            *(
+                "search",
+                "shared",
+                "plan",
+                "dead-letters",
+                "queues",
+                "schedules",
+                "tenants",
+                "limits",
+                "graphs",
+            ),
+            *("webhooks", "workers", "runs", "task", "past", "clock", "changes", "ledger", "keys", "acts"),
+        )
+    },
 }
 
 
@@ -164,22 +195,30 @@ def draw(browser: Browser, url: str, width: int, theme: Literal["light", "dark"]
     )
     page = context.new_page()
     page.goto(url)  # it logs in the account that runs the gateway
-    for name, path in PAGES.items():
+    for name, path in {**PAGES, **{name: path for name, (path, _, _) in KEYS_OF.items()}}.items():
         page.goto(path)
         page.wait_for_load_state("load")
+        if name in KEYS_OF:
+            _, key, opened = KEYS_OF[name]
+            page.keyboard.press(key)
+            page.locator(opened).wait_for()
         page.screenshot(path=ALL / f"{name}-{width}-{theme}.png", full_page=True)
         for picture, shown in PICTURES.items():
-            if shown.page == name and width == WIDTHS[0]:
-                (SHOWN / f"{picture}-{theme}.webp").write_bytes(part_of(page, shown.until))
+            if shown.page == name and width == WIDTHS[0] and (shown.both or theme == THEMES[0]):
+                suffix = f"-{theme}" if shown.both else ""
+                (SHOWN / f"{picture}{suffix}.webp").write_bytes(
+                    part_of(page, shown.until, _QUALITY[shown.both])
+                )
     context.close()
 
 
-def part_of(page: Page, until: str) -> bytes:
-    """Return a page from its top to the end of an element, as WebP."""
-    box = page.locator(until).first.bounding_box()
-    assert box is not None, until
-    clip = {"x": 0, "y": 0, "width": WIDTHS[0], "height": box["y"] + box["height"] + 12, "scale": 1}
-    asked = {"format": "webp", "quality": _QUALITY, "clip": clip, "captureBeyondViewport": True}
+def part_of(page: Page, until: str, quality: int) -> bytes:
+    """Return a page from its top to the end of an element, or of what it shows, as WebP."""
+    box = page.locator(until).first.bounding_box() if until else None
+    end = box["y"] + box["height"] + 12 if box else page.evaluate(_END)
+    height = end if until else min(end, _SHOWN_HEIGHT)
+    clip = {"x": 0, "y": 0, "width": WIDTHS[0], "height": height, "scale": 1}
+    asked = {"format": "webp", "quality": quality, "clip": clip, "captureBeyondViewport": True}
     session = page.context.new_cdp_session(page)
     taken = cast("dict[str, str]", session.send("Page.captureScreenshot", asked))
     return base64.b64decode(taken["data"])
@@ -204,7 +243,7 @@ def main() -> None:
                 draw(browser, url, width, theme)
         browser.close()
     sys.stdout.write(
-        f"pictures: {len(PAGES) * 4} in {ALL.relative_to(ROOT)}, {len(PICTURES) * 2} in docs/pictures\n"
+        f"pictures: {(len(PAGES) + len(KEYS_OF)) * 4} in {ALL.relative_to(ROOT)}, {len([*SHOWN.iterdir()])} in docs/pictures\n"
     )
 
 

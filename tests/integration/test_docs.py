@@ -127,12 +127,25 @@ def test_the_page_of_examples_names_each() -> None:
     assert [path for path in programs if f"(../{path})" not in text] == []
 
 
-def test_the_readme_names_no_source_file_and_shows_pictures_that_are_small() -> None:
+def test_the_readme_names_no_source_file_and_pictures_are_small() -> None:
     text = README.read_text(encoding="utf-8")
     assert re.findall(r"`[\w./-]+/[\w.-]+\.py`", text) == []
-    shown = {ROOT / name for name in re.findall(r"docs/pictures/[\w.-]+", text)}
-    assert shown == set((ROOT / "docs" / "pictures").iterdir())
-    assert sum(path.stat().st_size for path in shown) < 400_000
+    sizes = {path.name: path.stat().st_size for path in (ROOT / "docs" / "pictures").iterdir()}
+    shown = re.findall(r"docs/pictures/([\w.-]+)", text)
+    assert 0 < sum(sizes[name] for name in shown) < 400_000
+    assert sum(sizes.values()) < 1_000_000
+
+
+def test_each_page_of_the_dashboard_has_a_picture() -> None:
+    pages = (
+        (ROOT / "docs" / "dashboard.md")
+        .read_text(encoding="utf-8")
+        .partition("## Pages\n")[2]
+        .partition("\n## ")[0]
+    )
+    told = re.split(r"^### ", pages, flags=re.MULTILINE)[1:]
+    assert len(told) >= 18
+    assert [each.partition("\n")[0] for each in told if "](pictures/" not in each] == []
 
 
 # Commands.
