@@ -26,7 +26,7 @@ ROWS: Final = 50
 _NEWER_MAX: Final = 100
 _CHIPS_MAX: Final = 5
 _MOSTLY: Final = 0.95
-_COMPARED_MAX: Final = 400
+_COMPARED_MAX: Final = 250
 _SHARED_WITHIN: Final = SearchLimits(seconds_max=0.25)
 _LAST: Final = datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
 #: A page asks three questions. All three together take no longer than one answer of the API (`SearchLimits`).
