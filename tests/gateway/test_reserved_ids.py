@@ -27,6 +27,7 @@ from jobledger.ledger.model.schedules.events import Ticked
 from jobledger.ledger.model.schedules.jobs import hooks_job_id, jobs_of, manual_job_id, tick_job_id
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.runs.again import successor_id
 from jobledger.ledger.webhooks.acting import change_webhook
 from jobledger.ledger.webhooks.making import make
 from jobledger.ledger.webhooks.redelivery import plan_redelivery
@@ -47,13 +48,25 @@ DERIVED = (
     f"{RUN}-end-of-mail",
     child_id(RUN, 2, 14),
     child_id("x" * 64, 2, 14),
+    child_id(child_id(RUN, 2, 14), 1, 0),
+    f"{child_id(RUN, 2, 14)}-end-of-runs",
+    successor_id(RUN),
+    child_id(successor_id(RUN), 1, 0),
+    f"{tick_job_id('nightly', NOON)}-end",
+    child_id(tick_job_id("nightly", NOON), 1, 0),
+    child_id(tick_job_id("n" * 60, NOON), 1, 0),
+    f"{manual_job_id('nightly', 77)}-end",
+    child_id("w-" + "a" * 43, 1, 0),
     keyed_id("key:ops/abc", "order-77"),
     keyed_id("key:ops/abc", "order-77") + "-3",
+    keyed_id("key:ops/abc", "order-77") + "-end",
+    child_id(keyed_id("key:ops/abc", "order-77"), 1, 0),
     "w-" + "a" * 43,
     instead_of(JobRef(queue="mail", job_id="a")).job_id,
 )
 FREE = (
     "week-end",
+    "week-r2",
     "order-77",
     "order-1-2",
     "nightly-manual",
@@ -61,6 +74,8 @@ FREE = (
     "webhook-shop",
     "i-7",
     RUN,
+    f"{RUN}-invoice",
+    "backup-20260504T120000Z-eu",
     "t" * 41,
 )
 

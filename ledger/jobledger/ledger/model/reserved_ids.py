@@ -15,6 +15,8 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.subjects import JobRef
 
 _UUID7: Final = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+#: Behind the id of a run: its end, a child, the run that goes on where it ends; and each of these may be a run, too.
+_MADE: Final = r"(?:-(?:end|\d+-\d+|r\d+)(?:-of-.+)?)+"
 #: The id of a key (`keyed_id` of a gateway), and that of a line of a request in bulk.
 _KEYED: Final = re.compile(r"(i-[A-Za-z0-9_-]{43})(?:-[1-9]\d*)?", flags=re.ASCII)
 _FORMS: Final = tuple(
@@ -24,14 +26,14 @@ _FORMS: Final = tuple(
         ("jobs that somebody triggers", r".+-manual-\d{1,19}(?:-hooks)?"),
         ("jobs of webhooks", r"webhook-.+-\d{1,19}(?:-r\d{1,6})?"),
         ("jobs of deliveries", r"w-[A-Za-z0-9_-]{43}(?:-r\d{1,6})?"),
-        ("what a run makes", _UUID7 + r"-(?:end|\d+-\d+)(?:-of-.+)?"),
         ("derived ids that were too long", r"[tce][0-9a-f]{40}"),
         ("jobs whose derived id was taken", r"taken-[0-9a-f]{40}"),
     )
 )
-#: Any of them: few ids have one, and each job's is looked at.
+#: Any of them, and what a run makes whose id is one of them or a UUID: few ids are, and each job's is looked at.
 _ANY: Final = re.compile(
-    "|".join(f"(?:{each.pattern})" for each in (_KEYED, *(form for _, form in _FORMS))), re.ASCII
+    f"(?:{'|'.join([_KEYED.pattern, *(form.pattern for _, form in _FORMS)])})(?:{_MADE})?|{_UUID7}{_MADE}",
+    flags=re.ASCII,
 )
 _DIGITS: Final = 40
 #: How the id begins of a job whose derived id was taken.
@@ -53,7 +55,7 @@ def check_unreserved(job_id: str, keyed: str = "") -> None:
     if of_key is not None:
         whose = "" if keyed and of_key[1] == keyed else "jobs that an Idempotency-Key names"
     else:
-        whose = next((whose for whose, form in _FORMS if form.fullmatch(job_id)), "")
+        whose = next((whose for whose, form in _FORMS if form.fullmatch(job_id)), "what a run makes")
     if whose:
         raise InvalidInputError(f"id {job_id} has the form that is kept for {whose}: choose another one")
 
