@@ -18,7 +18,12 @@ from jobledger.ledger import Ledger, Limit, Run, Unique, task, workflow
 from jobledger.ledger.limits import defining
 from jobledger.ledger.limits.defining import look
 from jobledger.ledger.model.aggregate import View
-from jobledger.ledger.model.errors import AccessDeniedError, ConfigurationError, InvalidInputError
+from jobledger.ledger.model.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    InputMismatchError,
+    InvalidInputError,
+)
 from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
 from jobledger.ledger.model.limits.definition import Definition, Terms
 from jobledger.ledger.model.log import Log
@@ -233,6 +238,34 @@ async def test_a_unique_key_of_a_job_that_is_hidden_is_refused_and_tells_nothing
     assert not [word for word in ("vault", "secret-7", "superseded") if word in told]
     assert (await held.snapshot()).state == "queued"
     await asker.post("/v1/jobs", {**body, "input": {"to": "bob"}}, 202, who=BOUND)
+
+
+async def test_a_job_of_another_task_is_not_taken_for_the_one_of_a_period(asker: Asker) -> None:
+    """Its id follows from the task, the arguments and the time, so anybody can work it out."""
+    monthly = Unique(args=("to",), for_s=30 * 86_400)
+
+    @task(name="report", queue="mail", unique=monthly)
+    async def report(to: str) -> None:
+        """Be made once a month."""
+
+    await asker.announced(send, report)
+    wanted = (await asker.ledger.enqueue(report.options(queue="elsewhere"), to="ann")).id
+    taken = {"task": "send", "queue": "mail", "id": wanted}
+    await asker.post("/v1/jobs", taken, 202, who=BOUND)
+    lines = '{"task": "report", "input": {"to": "ann"}}\n'
+    head = {"content-type": "application/x-ndjson"}
+    for door in ("/v1/jobs", "/v1/jobs/bulk"):
+        body: dict[str, Any] = {"json": {"task": "report", "input": {"to": "ann"}}}
+        if "bulk" in door:
+            body = {"content": lines, "headers": head}
+        told = await asker.sees("POST", door, "INPUT_MISMATCH", **body)
+        assert "exists for another task" in told.json()["detail"]
+    for call in (
+        lambda: asker.ledger.enqueue(report, to="ann"),
+        lambda: asker.ledger.enqueue_many(report, [{"to": "ann"}]),
+    ):
+        with pytest.raises(InputMismatchError, match="no job of task report is made for this key"):
+            await call()
 
 
 async def test_a_debounced_job_that_is_hidden_is_not_put_off(asker: Asker) -> None:

@@ -151,9 +151,10 @@ async def test_equal_inputs_are_equal_however_they_are_written(ledger: Ledger) -
     async def takes_otherwise(names: set[str], more: int) -> None: ...
 
     parent = Parent(job_id="p", worker="w-1")
-    await ledger.enqueue(takes.options(id="p-takes-1"), names={"a"})
+    own = ledger.on_behalf_of(parent)
+    await own.enqueue(takes.options(id="p-takes-1"), names={"a"})
     ref = JobRef(queue="children", job_id="p-takes-2")
-    await ledger.execute(ref, enqueue_of(ref, task="takes", input=msgspec.Raw(b'{"names" : ["b","a","b"]}')))
+    await own.execute(ref, enqueue_of(ref, task="takes", input=msgspec.Raw(b'{"names" : ["b","a","b"]}')))
     own = ledger.on_behalf_of(parent)
     assert not (await own.enqueue(takes, {"a"})).created
     assert not (await own.enqueue(takes, {"a", "b"})).created
@@ -161,10 +162,21 @@ async def test_equal_inputs_are_equal_however_they_are_written(ledger: Ledger) -
     with pytest.raises(InputMismatchError) as caught:
         await own.enqueue(takes_otherwise, {"a"}, 1)
     assert caught.value.differing == ["more"]
-    await ledger.enqueue(other.options(id="p-takes-1", queue="elsewhere"), 1)
+    await own.enqueue(other.options(id="p-takes-1", queue="elsewhere"), 1)
     with pytest.raises(InputMismatchError) as caught:
         await ledger.on_behalf_of(parent).enqueue(takes.options(queue="elsewhere"), {"a"})
     assert caught.value.differing == ["task"]
+
+
+async def test_a_job_of_somebody_else_is_not_taken_for_the_one_that_a_jobs_code_makes(ledger: Ledger) -> None:
+    """It has the same task and input, and runs in ten years: whoever guessed the id held the work back in silence."""
+    taken = await ledger.enqueue(child.options(id="p-child-1", delay_s=3e8), 0)
+    for many in (False, True):
+        own = ledger.on_behalf_of(Parent(job_id="p", worker="w-1"))
+        with pytest.raises(InputMismatchError, match=r"p-child-1 .*and job p did not make it") as caught:
+            await (own.enqueue_many(child, [{"n": 0}]) if many else own.enqueue(child, 0))
+        assert (caught.value.parent_id, caught.value.differing) == ("p", ["parent"])
+    assert (await taken.snapshot()).state == "scheduled"
 
 
 async def test_two_attempts_at_the_same_time_make_each_job_once(ledger: Ledger, connected: Connect) -> None:

@@ -16,7 +16,7 @@ import msgspec
 import uuid_utils
 
 from jobledger.ledger.adding.bulk import Bulk, BulkResult, Ordered, numbered
-from jobledger.ledger.adding.comparison import Compare, require_same
+from jobledger.ledger.adding.comparison import Compare, require_same, require_same_task
 from jobledger.ledger.adding.kind import Kind
 from jobledger.ledger.children import Children
 from jobledger.ledger.config import LedgerConfig
@@ -73,7 +73,7 @@ class Enqueuer:
         self._config = config
         self._clock = clock
         self._tracing = tracing
-        self._unique = UniqueJobs(self._log, client.stamp, self.begin)
+        self._unique = UniqueJobs(self._log, client.stamp, self._begin_unique)
 
     async def one(
         self, task: Task[P, Any] | TaskWithOptions[P, Any], /, *args: P.args, **kwargs: P.kwargs
@@ -187,7 +187,7 @@ class Enqueuer:
             refuse_in_bulk(plain, options.unique, ids)
 
         is_named = ids is not None or bool(batch or options.id_template)
-        compare = None if options.unique is not None else self.comparing(plain, options, is_named=is_named)
+        compare = self.comparing(plain, options, is_named=is_named)
 
         async def order(values: Mapping[str, Any], number: int) -> Ordered:
             text = plain.signature.encode((), values)
@@ -326,6 +326,8 @@ class Enqueuer:
 
         `is_named`: the id was not made here; one that was can be taken only in another attempt of the same job.
         """
+        if options.unique is not None and options.unique.is_by_id:
+            return require_same_task
         parent_id = "" if is_named or self._children is None else self._children.parent.job_id
         if options.on_other_input == "keep" or not (is_named or parent_id):
             return None
@@ -346,6 +348,13 @@ class Enqueuer:
         except WrongSequenceError:
             return await self._begin_again(command, by, compare)
         return sequence, True
+
+    async def _begin_unique(self, command: Enqueue, by: str) -> tuple[int, bool]:
+        """Append the first event of a unique job, which names a key; one that names none has its id by its period.
+
+        Raises: as `begin`; InputMismatchError where a job of another task has that id.
+        """
+        return await self.begin(command, by, None if command.order.unique else require_same_task)
 
     def begin_again(self, by: str) -> Callable[[Ordered], Awaitable[tuple[int, bool]]]:
         """Return what finds the job that has an id, or begins it; for `stream`."""

@@ -9,7 +9,7 @@ import msgspec
 
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import InputMismatchError, InvalidInputError
-from jobledger.ledger.model.events import JobEvent, order_at_first
+from jobledger.ledger.model.events import Carried, JobEvent, order_at_first
 from jobledger.ledger.model.json_text import encode_sorted
 from jobledger.ledger.parts import Values
 from jobledger.ledger.signature import ReadsInput
@@ -23,10 +23,14 @@ async def require_same(
 ) -> None:
     """Compare a job that would be made with the one that has its id; `parent_id`: the job whose code made that id, if any.
 
+    An id that code made is of its own jobs alone: one that somebody else made may run years later, or never.
+
     Raises: InputMismatchError; PayloadMissingError where the input of the job that exists is gone.
     """
     ref, differing = command.ref, ["task"]
-    if first.task == command.task:
+    if parent_id and first.causation != parent_id and not isinstance(first, Carried):
+        differing = ["parent"]
+    elif first.task == command.task:
         stored, given = order_at_first(first), command.order
         if stored.input_ref is not None and stored.input_ref == given.input_ref:
             return
@@ -34,6 +38,20 @@ async def require_same(
         differing = differing_arguments(signature, before, now)
     if differing:
         raise InputMismatchError(ref.job_id, ref.queue, differing, parent_id)
+
+
+async def require_same_task(command: Enqueue, first: JobEvent) -> None:
+    """Compare a job whose id follows from its key and its period with the one that has that id.
+
+    Jobs of several authors and inputs may be the one of a period, but not a job of another task.
+
+    Raises: InputMismatchError.
+    """
+    if first.task != command.task:
+        raise InputMismatchError(
+            *(command.ref.job_id, command.ref.queue, ["task"]),
+            remedy=f"no job of task {command.task} is made for this key in this period: see who made the other one",
+        )
 
 
 def differing_arguments(signature: ReadsInput, before: bytes, now: bytes) -> list[str]:

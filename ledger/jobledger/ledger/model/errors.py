@@ -256,19 +256,31 @@ class InputMismatchError(RefusedError):
     """A job of this id exists with another input, or of another task; it stays as it is.
 
     Raised by every way to enqueue. Give the new job another id, or say `on_other_input="keep"` to get the job that exists.
-    `context.ledger.enqueue` raises it also for ids that it made: make the same jobs in the same order in each attempt.
+    `context.ledger.enqueue` raises it also for ids that it made: make the same jobs in the same order in each attempt. It
+    raises it, too, where somebody else made a job of such an id; and so does a task with `Unique(for_s=...)` where a job of
+    another task has the id of the period.
     """
 
-    def __init__(self, job_id: str, queue: str, differing: list[str], parent_id: str = "") -> None:
+    def __init__(
+        self, job_id: str, queue: str, differing: list[str], parent_id: str = "", *, remedy: str = ""
+    ) -> None:
         self.job_id = job_id  #: the job that exists
         self.queue = queue
         self.parent_id = parent_id  #: the job that wants to make it, whose code gave it no id; "": none
-        self.differing = differing  #: names of arguments, sorted; "task" alone for a job of another task
+        #: Names of arguments, sorted; "task" alone for a job of another task, "parent" for one that somebody else made.
+        self.differing = differing
         self.number: int | None = None  #: of the input in `enqueue_many`, from 0
         #: In `enqueue_many` further ones, the first hundred of them; each has its number.
         self.others: tuple[InputMismatchError, ...] = ()
         what = "for another task" if differing == ["task"] else f"with another input ({', '.join(differing)})"
-        if parent_id:
+        if remedy:
+            super().__init__(f"job {job_id} in queue {queue} exists {what} and stays as it is: {remedy}")
+        elif differing == ["parent"]:
+            super().__init__(
+                f"job {job_id} in queue {queue} exists, and job {parent_id} did not make it: give the jobs that it makes "
+                "ids with .options(id=...)"
+            )
+        elif parent_id:
             super().__init__(
                 f"job {job_id} in queue {queue} exists {what} than job {parent_id} "
                 "gives it now: enqueue the same jobs in the same order in each attempt, or give each an id with "

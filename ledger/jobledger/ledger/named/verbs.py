@@ -173,7 +173,7 @@ async def enqueue_named_many(
         job_id = None if job.id is None else check_token("job id", job.id)
         command = await enqueuer.bulk_order(found, options, job_id, found.signature.text(job.input))
         is_named = job.id is not None or portion is not None or bool(options.id_template)
-        compare = enqueuer.comparing(found, options, is_named=is_named) if options.unique is None else None
+        compare = enqueuer.comparing(found, options, is_named=is_named)
         if portion is not None:
             command = of_batch(command, portion.batch, portion.first + number, portion.jobs_max)
         return Ordered(command, compare)
