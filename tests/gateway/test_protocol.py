@@ -113,14 +113,30 @@ async def test_a_head_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPat
         assert b"HTTP/1.1 408 Request Timeout" in await reader.read()
 
 
+async def test_a_long_body_and_requests_behind_each_other_are_no_long_head() -> None:
+    body = b"b" * (3 * protocol.HEAD_BYTES_MAX)
+    posted = asking("POST /parts", more=f"content-length: {len(body)}\r\n") + body
+    fits = asking("GET /", more=f"x: {'a' * (protocol.HEAD_BYTES_MAX - 200)}\r\n")
+    async with connected() as (reader, writer):
+        writer.write(posted + fits + fits + asking("GET /broken"))
+        found = (await reader.read()).decode()
+    assert found.count("HTTP/1.1 200") == 4, found[:300]
+
+
 @pytest.mark.parametrize("before", [b"", asking("GET /")])
-@pytest.mark.parametrize("long", ["x: {}", "GET /{}"])
+@pytest.mark.parametrize("long", ["x: {}", "GET /{}", "many", "blanks"])
 async def test_a_head_that_is_too_long_is_refused_also_where_it_comes_at_once(
-    before: bytes, long: str
+    monkeypatch: pytest.MonkeyPatch, before: bytes, long: str
 ) -> None:
     """The system hands over up to 256 KiB at once, which is a whole head for the parser."""
-    text = long.format("a" * (protocol.HEAD_BYTES_MAX + 1))
-    head = asking("GET /", more=f"{text}\r\n") if long[0] == "x" else asking(text)
+    monkeypatch.setattr(protocol, "LINGER_S", 0.2)
+    longer = protocol.HEAD_BYTES_MAX + 1
+    headers = {
+        "x: {}": f"x: {'a' * longer}\r\n",
+        "many": "a:\r\n" * (longer // 4 + 1),
+        "blanks": f"x:{' ' * 2 * longer}a\r\n",
+    }
+    head = asking("GET /", more=headers[long]) if long in headers else asking(long.format("a" * longer))
     async with connected() as (reader, writer):
         writer.write(before + head)
         found = (await reader.read()).decode()

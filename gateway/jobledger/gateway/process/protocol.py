@@ -13,6 +13,9 @@ from jobledger.gateway.process.bodies import WHOLE
 
 #: Request line and headers together; what a browser or proxy sends is below 16 KiB.
 HEAD_BYTES_MAX: Final = 64 << 10
+_AROUND_HEADER: Final = len(":\r\n")
+#: That the parser gets at once: it does not tell where a head began or ended in them.
+_PART_BYTES_MAX: Final = 16 << 10
 #: From a connection, or the first byte of a further request on it, to the end of its headers.
 HEAD_S: Final = 10.0
 #: How long a reader may take nothing of an answer that waits for it.
@@ -86,6 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # Of this head; within a body, since its last part; of a body whose answer was given, in all.
         self._bytes = 0
         self._fed = 0  # bytes that the parser got at once
+        self._head_max = 0  # that this head may have: an end of the request before it is counted, too
         self._head_limit: asyncio.TimerHandle | None = None
         self._reader_limit: asyncio.TimerHandle | None = None
 
@@ -113,9 +117,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read on, within limits."""
+        if len(data) > _PART_BYTES_MAX:  # the system hands over up to 256 KiB at once
+            for at in range(0, len(data), _PART_BYTES_MAX):
+                if self.transport.is_closing():
+                    return
+                self.data_received(data[at : at + _PART_BYTES_MAX])
+            return
         if self._refused:
             return
         self._bytes += len(data)
+        self._head_max += len(data)
         self._fed = len(data)
         self._between = False
         super().data_received(data)
@@ -140,11 +151,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Begin the request, unless its head is too long: one that comes at once was not looked at before."""
-        if self._refused or (max(self._bytes, self._fed) > HEAD_BYTES_MAX and self._is_head_too_long()):
+        """Begin the request, unless its head is too long: one that ends here was not looked at before."""
+        if self._refused or (self._head_max > HEAD_BYTES_MAX and self._is_head_too_long()):
             self._refuse_head()
             return
-        self._in_body, self._bytes = True, 0
+        self._in_body, self._bytes, self._head_max = True, 0, 0
         if self._head_limit is not None:
             self._end_head()
         super().on_headers_complete()
@@ -152,7 +163,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle.transport = self._together  # type: ignore[assignment]  # uvicorn calls no other method of it
 
     def _is_head_too_long(self) -> bool:
-        lengths = (len(name) + len(value) for name, value in self.headers)
+        """Return whether a head is longer than it may be: by what came before this part, or by what the parser made of it."""
+        if self._bytes - self._fed >= HEAD_BYTES_MAX:
+            return True  # with the blanks around values, which the parser leaves out
+        lengths = (len(name) + len(value) + _AROUND_HEADER for name, value in self.headers)
         return len(self.url) + sum(lengths) > HEAD_BYTES_MAX
 
     def _refuse_head(self, what: str = "request line and headers have") -> None:
@@ -176,7 +190,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """End the body."""
         if self._refused:
             return
-        self._in_body, self._between, self._bytes = False, True, 0
+        self._in_body, self._between, self._bytes, self._head_max = False, True, 0, self._fed
         self.scope[WHOLE] = True  # type: ignore[typeddict-unknown-key]
         super().on_message_complete()
 
