@@ -24,10 +24,12 @@ from jobledger.gateway.acts.asked import QUEUE, TASK, Job, ToDo
 from jobledger.gateway.acts.bulk_act import begin_act, bulk_act
 from jobledger.gateway.acts.verifying import verify_task
 from jobledger.gateway.api.table import ENDPOINTS
+from jobledger.gateway.http.asked import keyed_id
 from jobledger.gateway.parts import Gateway
-from jobledger.ledger import Ledger, TaskRegistry, task
+from jobledger.ledger import Ledger, TaskRegistry, Unique, task
 from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.adding.announced import entry_of
+from jobledger.ledger.enqueueing import new_job_id
 from jobledger.ledger.graphs.batch_run import run_batch
 from jobledger.ledger.graphs.graph_run import run_graph, run_stored_graph
 from jobledger.ledger.model.chain import commit, load
@@ -52,6 +54,7 @@ from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import AccessDeniedError, InvalidInputError, JobNotFoundError
 from jobledger.ledger.model.events import Cancelled
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget, checked_definition
+from jobledger.ledger.model.hooks.delivery import job_id as rule_job_id
 from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
 from jobledger.ledger.model.hooks.route import check_definition as check_route
 from jobledger.ledger.model.job import Job as LedgerJob
@@ -59,9 +62,12 @@ from jobledger.ledger.model.job import evolve
 from jobledger.ledger.model.reactor import REACTOR, Verified
 from jobledger.ledger.model.rights.authority import Principal, principal_of
 from jobledger.ledger.model.rights.grants import PERMISSIONS, Permission, Scope
-from jobledger.ledger.model.schedules.jobs import hooks_task
+from jobledger.ledger.model.runs.orders import Callback, child_id
+from jobledger.ledger.model.schedules.jobs import hooks_task, manual_job_id, tick_job_id
 from jobledger.ledger.model.subjects import INNER_TASKS, JobRef
 from jobledger.ledger.nats.task_book import task_names, write_tasks
+from jobledger.ledger.runs.ending import end_id
+from jobledger.ledger.webhooks.making import job_id as webhook_job_id
 from jobledger.workers.announcing import announce_tasks
 
 pytestmark = pytest.mark.anyio
@@ -232,6 +238,52 @@ async def test_who_is_bound_to_a_task_pauses_no_queue(asker: Asker) -> None:
             await asker.post(f"/v1/queues/{queue}/{verb}", {}, "JOB_ACCESS_DENIED", who=bound)
     with acting_for(bound), pytest.raises(AccessDeniedError, match="bound to some tasks"):
         await asker.ledger.pause_queue("mail")
+
+
+@task(queue="vault", unique=Unique(args=("to",), on_conflict="replace"))
+async def only(to: str) -> None:
+    """Be the only one of its kind."""
+
+
+#: What the ledger derives, each under the name of what makes it: a schedule, webhooks, a run, a graph, a batch, a key.
+DERIVED = {
+    "tick": tick_job_id("nightly", NOW),
+    "triggered": manual_job_id("nightly", 7),
+    "task of a webhook": webhook_job_id("webhook-shop", 7),
+    "job of a rule": rule_job_id("shop", "order-1", "r", 1),
+    "end of a run": end_id(
+        JobRef(queue="runs", job_id=new_job_id()),
+        Callback(task="send", queue="mail", on="fail", argument="end"),
+    ),
+    "child": child_id(new_job_id(), 1, 0),
+    "node and member": child_id(tick_job_id("nightly", NOW), 1, 0),
+    "idempotency": keyed_id("key:ops/abc", "order-77"),
+}
+
+
+async def test_a_key_of_one_queue_gets_at_no_job_elsewhere_by_a_limit_a_unique_key_or_an_id(
+    asker: Asker,
+) -> None:
+    """Each cancelled, starved or kept away a job of somebody else, by what belongs to no queue."""
+    await asker.announced(send, only)
+    await asker.sees("PUT", "/v1/limits/report", 200, json={"slots": 1, "mode": "replace"})
+    theirs = [
+        await asker.ledger.enqueue(send.options(queue="vault", limits=("report",))),
+        await asker.ledger.enqueue(only, to="ann"),
+    ]
+    before = [await each.snapshot() for each in theirs]
+    head, who = (await asker.ledger.log.head()).last_sequence, someone("queue", "view", queues=("mail",))
+    attacks: list[tuple[str, dict[str, Any]]] = [
+        ("JOB_ACCESS_DENIED", {"task": "send", "limits": ["report"]}),
+        ("JOB_INVALID_INPUT", {"task": "send", "limits": ["webhooks-out:shop"]}),
+        ("JOB_ACCESS_DENIED", {"task": "only", "queue": "mail", "input": {"to": "ann"}}),
+        *(("JOB_INVALID_INPUT", {"task": "send", "id": each}) for each in DERIVED.values()),
+    ]
+    for code, body in attacks:
+        told = await asker.post("/v1/jobs", body, code, who=who)
+        assert not [each.id for each in theirs if each.id in told["detail"]], body
+    assert (await asker.ledger.log.head()).last_sequence == head
+    assert [await each.snapshot() for each in theirs] == before
 
 
 async def test_whatever_a_handler_says_an_event_names_who_acts(ledger: Ledger) -> None:
