@@ -19,7 +19,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 .DEFAULT_GOAL := help
 # The steps of `make test` are told one after the other, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help install demo test lint types imports pytest docs pictures format bench bench-limits bench-gateway bench-queues bench-schedules bench-unique bench-workflows faults simulate typescript clean
+.PHONY: help install demo test lint types imports pytest golden docs pictures format bench bench-limits bench-gateway bench-queues bench-schedules bench-unique bench-workflows faults simulate typescript clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -70,6 +70,9 @@ pytest: install ## all tests but the slow fault tests
 format: install ## let ruff sort imports, fix what it can and format
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
+
+golden: install ## record help, API, forms and answers as the code says them now; look at the difference before a commit
+	@JOBLEDGER_GOLDEN=write $(BIN)/python -m pytest -q tests/golden
 
 docs: install ## write the pages that follow from the code
 	@$(BIN)/python docs/generate.py
