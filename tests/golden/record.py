@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from tests.golden.shapes import is_list, is_map
 
 FOLDER: Final = Path(__file__).parent
 #: Set to `write` by `make golden`: the files are then written and not compared.
@@ -61,14 +62,16 @@ def as_text(value: Any) -> str:
 
 def _text(value: Any, margin: str) -> str:
     short = json.dumps(value, sort_keys=True, ensure_ascii=False)
-    if len(margin) + len(short) <= _WIDTH or not value or not isinstance(value, dict | list):
+    if len(margin) + len(short) <= _WIDTH or not value:
         return short
     inner = margin + " "
-    if isinstance(value, list):
-        parts = [_text(each, inner) for each in value]
-    else:
+    if is_list(value):
+        parts, (before, after) = [_text(each, inner) for each in value], "[]"
+    elif is_map(value):
         parts = [
             f"{json.dumps(key, ensure_ascii=False)}: {_text(value[key], inner)}" for key in sorted(value)
         ]
-    before, after = "[]" if isinstance(value, list) else "{}"
+        before, after = "{}"
+    else:
+        return short
     return f"{before}\n{inner}" + f",\n{inner}".join(parts) + f"\n{margin}{after}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.golden.conftest import Recorded
+from tests.golden.form_fields import form_fields
 from tests.golden.help_texts import help_texts
 from tests.golden.record import FOLDER, as_text, compare, difference
 
@@ -17,6 +19,10 @@ def test_the_help_is_as_recorded() -> None:
 
 def test_the_document_of_the_http_api_is_as_recorded() -> None:
     compare({"openapi.json": as_text(openapi(ENDPOINTS))})
+
+
+def test_the_forms_of_the_dashboard_are_as_recorded(recorded: Recorded) -> None:
+    compare({"forms.json": as_text(recorded.portal.call(form_fields, recorded.http))})
 
 
 def test_a_long_difference_is_cut_and_says_how_to_accept_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from html.parser import HTMLParser
+from typing import Final
 
 import httpx
 import msgspec
@@ -69,6 +70,11 @@ class Form(msgspec.Struct):
     fields: dict[str, str] = {}
     choices: dict[str, list[str]] = {}
     actions: list[str] = []  #: of its buttons that have one of their own
+    kinds: dict[str, str] = {}  #: of each field its type, with `required` or `readonly` behind it
+
+
+#: What an element says of a field beside its type.
+_MARKS: Final = ("required", "readonly", "hidden", "multiple")
 
 
 class Forms(HTMLParser):
@@ -94,6 +100,9 @@ class Forms(HTMLParser):
             return
         if tag in ("input", "textarea", "select") and name:
             form.fields[name] = said.get("value", "")
+        if tag in ("input", "textarea", "select", "button") and name:
+            kind = said.get("type", "text") if tag == "input" else tag
+            form.kinds[name] = " ".join([kind, *(each for each in _MARKS if each in said)])
         if tag in ("textarea", "select"):
             self._name = name if tag == "textarea" else ""
             form.choices.setdefault(name, [])
