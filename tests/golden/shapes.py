@@ -10,6 +10,8 @@ from typing import Any, Final, TypeGuard
 _FREE: Final = frozenset(
     {"authors", "causes", "metadata", "overrides", "recorded", "simulated", "spread_us", "states", "types"}
 )
+#: Fields of what hurts. How long the machine took decides what there is, and some of it has no beginning.
+_DIAGNOSIS: Final = frozenset({"level", "found", "since"})
 _OR: Final = "or"
 _NAMES: Final[Mapping[type, str]] = {bool: "bool", int: "int", float: "float", str: "str", type(None): "null"}
 
@@ -29,7 +31,8 @@ def shape_of(value: Any, field: str = "") -> Any:
     if is_map(value) and field in _FREE:
         return {"*": merged(shape_of(each) for each in value.values())} if value else {}
     if is_map(value):
-        return {key: shape_of(each, key) for key, each in value.items()}
+        found = {key: shape_of(each, key) for key, each in value.items()}
+        return found | ({"since": {_OR: ["null", "str"]}} if value.keys() >= _DIAGNOSIS else {})
     return _NAMES[type(value)]
 
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.golden.answers import answers
 from tests.golden.conftest import Recorded
 from tests.golden.form_fields import form_fields
 from tests.golden.help_texts import help_texts
-from tests.golden.record import FOLDER, as_text, compare, difference
+from tests.golden.questions import LEFT_OUT, QUESTIONS
+from tests.golden.record import FOLDER, VARIABLE, as_text, compare, difference
+from tests.support.command_line import CommandLine
 
+from jobledger.cli.commands import COMMANDS, Group, named_by
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.http.openapi import openapi
 
@@ -23,6 +33,30 @@ def test_the_document_of_the_http_api_is_as_recorded() -> None:
 
 def test_the_forms_of_the_dashboard_are_as_recorded(recorded: Recorded) -> None:
     compare({"forms.json": as_text(recorded.portal.call(form_fields, recorded.http))})
+
+
+def test_the_answers_of_commands_and_of_the_api_are_as_recorded(
+    recorded: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    for name in [name for name in os.environ if name.startswith("JOBLEDGER_") and name != VARIABLE]:
+        monkeypatch.delenv(name)
+    compare({"answers.json": as_text(answers(recorded, CommandLine(recorded.url, capsys), tmp_path))})
+
+
+def test_every_command_is_asked_or_left_out_with_a_reason() -> None:
+    asked = {" ".join(named_by(shlex.split(each.words))) for each in QUESTIONS}
+    assert asked.isdisjoint(LEFT_OUT)
+    assert asked | LEFT_OUT.keys() == set(_commands(COMMANDS, ()))
+
+
+def _commands(group: Group, path: tuple[str, ...]) -> Iterator[str]:
+    for name, member in group.members.items():
+        if isinstance(member, Group):
+            yield from _commands(member, (*path, name))
+        else:
+            yield " ".join((*path, name))
 
 
 def test_a_long_difference_is_cut_and_says_how_to_accept_it() -> None:

@@ -41,6 +41,7 @@ _SAID: Final[dict[str, Any]] = {"tenant": "acme", "correlation": "c1", "metadata
 async def fill(ledger: Ledger) -> dict[str, str]:
     """Fill a ledger; return the names in it that are not the same each time."""
     await set_limit(ledger, "api", {"slots": 2}, reason="as told", by="ann")
+    await set_limit(ledger, "other", {"slots": 2}, by="ann")
     await set_limit(ledger, "closed", {"slots": 0}, by="ann")
     await set_limit(ledger, "closed:acme", {"slots": 0}, by="ann")
     await _worked(ledger)
