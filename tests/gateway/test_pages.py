@@ -251,7 +251,7 @@ async def test_a_queue_is_paused_and_resumed_by_name(
     http: httpx.AsyncClient, ledger: Ledger, job: JobHandle[None]
 ) -> None:
     token = token_of((await http.get("/queues")).text)
-    sent = {"token": token, "reason": HOSTILE, "minutes": "5"}
+    sent = {"token": token, "reason": HOSTILE, "until": "5m"}
     assert (await http.post("/queues/mail/pause", data=sent)).status_code == 303
     state = await ledger.queue_state("mail")
     assert (state.paused, state.reason, state.until is not None) == (True, HOSTILE, True)
@@ -311,7 +311,7 @@ async def test_a_form_without_a_reason_changes_nothing(
         f"/jobs/mail/{job.id}/cancel": {},
         f"/jobs/mail/{job.id}/reschedule": {"delay_s": "5"},
         f"/jobs/mail/{job.id}/rerun": {"step": "ship"},
-        "/queues/mail/pause": {"minutes": "5"},
+        "/queues/mail/pause": {"until": "5m"},
         "/queues/mail/resume": {},
         "/schedules/nightly/trigger": {},
         "/limits/set": {"limit": "mail", "slots": "3"},

@@ -359,7 +359,7 @@ _VALUES: Final[Mapping[str, Any]] = {
 FILLED: Final[Mapping[str, Any]] = {
     "token": "eve",
     "reason": "why",
-    "minutes": "1",
+    "until": "2100-01-01T00:00:00Z",
     "limit": "api",
     "slots": "2",
     "delay_s": "60",

@@ -90,7 +90,7 @@ def _names(folder: Path) -> Iterator[str]:
 
 def _verbs() -> Iterator[str]:
     """Yield what is awaited of admin, and every public method of the client, its handles and its schedules."""
-    for path in (ROOT / "admin").rglob("*.py"):
+    for path in (ROOT / "admin" / "jobledger" / "admin").rglob("*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.AsyncFunctionDef) and not node.name.startswith("_"):
                 yield node.name
@@ -100,6 +100,7 @@ def _verbs() -> Iterator[str]:
 
 def test_no_verb_is_missing_without_a_reason() -> None:
     called = set(_names(ROOT / "gateway" / "jobledger" / "gateway"))
+    called |= set(_names(ROOT / "admin" / "jobledger" / "admin" / "verbs"))  # each of these has an endpoint
     verbs = set(_verbs())
     assert verbs - called - REASONS.keys() == set(), "give them an endpoint, or say here why there is none"
     assert REASONS.keys() - verbs == set(), "are gone: take their reasons away"

@@ -88,7 +88,7 @@ def test_a_person_sets_changes_lists_shows_and_removes_a_limit(cli: CommandLine)
 @each_row(
     ("words", "code", "sentence"),
     [
-        (("set", "tenant"), 2, "say what is to hold: --slots N"),
+        (("set", "tenant"), 2, "say what is to hold: slots, or rate"),
         (("set", "tenant", "--slots", "many"), 2, "--slots 'many' is not a whole number and not none"),
         (
             ("set", "tenant", "--slots", "-1"),
@@ -101,7 +101,7 @@ def test_a_person_sets_changes_lists_shows_and_removes_a_limit(cli: CommandLine)
             "from 0 to 9,223,372,036,854,775,807, got 99999999999999999999",
         ),
         (("set", "tenant", "--rate", "nan"), 2, "rate must be a number above 0"),
-        (("set", "tenant", "--mode", "wait"), 2, "mode must be queue, newest, replace or drop, got 'wait'"),
+        (("set", "tenant", "--mode", "wait"), 2, "--mode must be queue, newest, replace or drop, got 'wait'"),
         (("set", "ten ant", "--slots", "1"), 2, "name of a limit 'ten ant' is not valid"),
         (("set", "tenant:a b", "--slots", "1"), 2, "key of limit tenant must be 1 to 128 printable"),
         (

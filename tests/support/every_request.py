@@ -21,6 +21,7 @@ from msgspec.inspect import (
     IntType,
     ListType,
     LiteralType,
+    Metadata,
     StrType,
     StructType,
     Type,
@@ -89,7 +90,7 @@ BODIES: Final[Mapping[str, Any]] = {
     "NewJob": {"task": "send", "queue": "mail", "input": {"to": "ann"}},
     "ManyActs": {"act": "cancel", "filter": {"id": "own-waits"}, "reason": "why"},
     "Reschedule": {"delay_s": 60, "reason": "why"},
-    "LimitTerms": {"slots": 2, "reason": "why"},
+    "SetLimit": {"slots": 2, "reason": "why"},
     "NewSchedule": {"task": "send", "queue": "mail", "input": {"to": "ann"}, "every_s": 60, "replace": True},
     "NewKey": {"name": "ci", "role": "viewer"},
     "GivenWebhook": {
@@ -112,7 +113,7 @@ def body_of(kind: Any, values: Mapping[str, Any]) -> Any:
     return _sample(type_info(kind), "", values)
 
 
-def _sample(kind: Type, name: str, values: Mapping[str, Any]) -> Any:  # noqa: PLR0911 - one for each kind
+def _sample(kind: Type, name: str, values: Mapping[str, Any]) -> Any:  # noqa: C901, PLR0911 - one for each kind
     if isinstance(kind, StructType):
         if kind.cls.__name__ in BODIES:
             return BODIES[kind.cls.__name__]
@@ -124,6 +125,8 @@ def _sample(kind: Type, name: str, values: Mapping[str, Any]) -> Any:  # noqa: P
     if name in values:
         return values[name]
     match kind:
+        case Metadata(type=described):
+            return _sample(described, name, values)
         case UnionType(types=types):
             return _sample(types[0], name, values)
         case LiteralType(values=words):

@@ -23,6 +23,7 @@ class Group(NamedTuple):
     members: Mapping[str, str | Group]
 
 
+VERBS: Final = "verbs:"  #: before the name of a module of `jobledger.admin.verbs`, which declares the command
 #: In the order of `--help`: each command with its module below `jobledger.cli`, where `@command` names it again.
 COMMANDS: Final = Group(
     groups.TOP,
@@ -66,8 +67,8 @@ COMMANDS: Final = Group(
             groups.QUEUES,
             {
                 "list": "jobs.queues",
-                "pause": "queues",
-                "resume": "queues",
+                "pause": "verbs:queues",
+                "resume": "verbs:queues",
                 "drain": "queues",
                 "purge": "jobs.bulk",
             },
@@ -75,10 +76,10 @@ COMMANDS: Final = Group(
         "limits": Group(
             groups.LIMITS,
             {
-                "set": "limits.change",
+                "set": "verbs:limits",
                 "list": "limits.show",
                 "show": "limits.show",
-                "remove": "limits.change",
+                "remove": "verbs:limits",
                 "verify": "limits.again",
                 "simulate": "limits.again",
             },
@@ -249,6 +250,16 @@ def add_commands(app: typer.Typer, words: Sequence[str] | None) -> None:
             app.add_typer(member.app, name=name)
 
 
+def _import(member: str) -> None:
+    if not member.startswith(VERBS):
+        import_module(f"jobledger.cli.{member}")
+        return
+    from jobledger.cli.verbs import add_verbs  # noqa: PLC0415 - loads what connects, which others do not need
+
+    groups_by_name = {name: each.app for name, each in COMMANDS.members.items() if isinstance(each, Group)}
+    add_verbs(import_module(f"jobledger.admin.verbs.{member.removeprefix(VERBS)}"), groups_by_name)
+
+
 def _unnamed() -> None:
     """Stand for a command of which a shell needs no more than the name."""
 
@@ -266,7 +277,7 @@ def _load(group: Group, words: Sequence[str] | None) -> list[str]:
             if all(command.name != name for command in group.app.registered_commands):
                 group.app.command(name)(_unnamed)
         elif not isinstance(member, Group):
-            import_module(f"jobledger.cli.{member}")
+            _import(member)
         elif words is None or named:
             _load(member, None if words is None else words[1:])
     # Commands add themselves when they are imported, and are listed in the order of the table.

@@ -1,4 +1,4 @@
-"""`jobledger queues pause`, `resume` and `drain`: whether workers are given the jobs of a queue."""
+"""`jobledger queues drain`: pause a queue and wait until no job of it runs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import typer
 from jobledger.admin.objects.fleet import queue_pause
 from jobledger.admin.queues import Running, drained
 from jobledger.cli import bulk
-from jobledger.cli.command import LEDGER, ROWS, Cli, command
+from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import QueueNotDrainedError
 from jobledger.cli.groups import QUEUES
 from jobledger.cli.output import Output
 from jobledger.cli.session import operator
-from jobledger.cli.text import plain
 from jobledger.cli.times import seconds, time_of
-from jobledger.ledger import Ledger, QueueState
+from jobledger.ledger import Ledger
 
 _Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
 _Until = Annotated[
@@ -36,26 +35,6 @@ _WaitTimeout = Annotated[
         help="Stop waiting after this long; the queue stays paused.",
     ),
 ]
-
-
-@command(QUEUES, "pause", takes=LEDGER)
-async def pause(
-    cli: Cli, *, queue: _Queue, until: _Until = None, reason: bulk.Why = "", interrupt: _Interrupt = False
-) -> None:
-    """Give no worker a job of a queue any more; jobs still come in, and those that run continue."""
-    end = time_of("--until", until, ahead=True)
-    async with cli.ledger() as ledger:
-        state = await ledger.pause_queue(queue, until=end, reason=reason, interrupt=interrupt, by=operator())
-        await _tell_unserved(cli.output, ledger, queue)
-    _tell(cli.output, queue, state)
-
-
-@command(QUEUES, "resume", takes=LEDGER)
-async def resume(cli: Cli, *, queue: _Queue, reason: bulk.Why = "") -> None:
-    """Give workers the jobs of a paused queue again."""
-    async with cli.ledger() as ledger:
-        state = await ledger.resume_queue(queue, reason=reason, by=operator())
-    _tell(cli.output, queue, state)
 
 
 @command(QUEUES, "drain", takes=ROWS)
@@ -106,13 +85,3 @@ async def _tell_unserved(output: Output, ledger: Ledger, queue: str) -> None:
         output.note(
             f"no worker serves queue {queue} at this moment; `jobledger workers list` shows those that are served"
         )
-
-
-def _tell(output: Output, queue: str, state: QueueState) -> None:
-    if output.as_json:
-        output.object(queue_pause(queue, state))
-    elif state.paused:
-        output.say(f"queue {queue} is {plain(state.words())}")
-        output.say(f"`jobledger queues resume {queue}` ends that")
-    else:
-        output.say(f"queue {queue} is resumed")

@@ -7,7 +7,8 @@ import functools
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -62,8 +63,17 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _CLOCK_STEP: Final = timedelta(seconds=1)
+
+
+class Doable(Protocol[T_co]):
+    """Something that can be done to a ledger; the verbs of `jobledger.admin.verbs` are such."""
+
+    async def perform_on(self, ledger: Ledger, *, by: str, projection: Path | None) -> T_co:
+        """Do it, in the name of `by`. Raises: what it says itself."""
+        ...
 
 
 class _Ticks:
@@ -275,6 +285,15 @@ class Ledger:
             ledger_bytes_max=config.ledger_bytes_max,
             replicas=config.replicas,
         )
+
+    async def do(self, verb: Doable[T], *, by: str = "", projection: Path | None = None) -> T:
+        """Do what a verb of `jobledger.admin.verbs` says, as the command line does it, and return what that answers.
+
+        `projection`: the file of the projection, for verbs that read one; it is brought up to date, or made.
+
+        Raises: what the verb says itself.
+        """
+        return await verb.perform_on(self, by=by, projection=projection)
 
     async def emit(self, name: str, data: Any, *, by: str = "", id: str | None = None) -> Outcome:  # noqa: A002
         """Hand data to a route as a delivery: `received` and the jobs of its rules are stored together, or not at all.

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, overload
 
 import msgspec
@@ -280,6 +281,10 @@ class Ledger:
                 )
             )
         )
+
+    def do(self, verb: client.Doable[R], *, by: str = "", projection: Path | None = None) -> R:
+        """Do what a verb of `jobledger.admin.verbs` says. See `client.Ledger.do`."""
+        return self._caller.call(lambda ledger: ledger.do(verb, by=by, projection=projection))
 
     def emit(self, name: str, data: Any, *, by: str = "", id: str | None = None) -> Outcome:  # noqa: A002
         """Hand data to a route as a delivery. See `client.Ledger.emit`."""

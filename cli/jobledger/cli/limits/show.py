@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+import typer
 
 from jobledger.admin.held import LimitNow, limit_now
 from jobledger.admin.limits import ShownLimit, show_limit
@@ -19,7 +21,6 @@ from jobledger.cli import options
 from jobledger.cli.changes import tell_changes
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import LIMITS
-from jobledger.cli.limits.change import Name
 from jobledger.cli.output import Cell, Output
 from jobledger.cli.past import asked, rows_begin, viewed_of
 from jobledger.cli.text import age, moment, shortened
@@ -28,6 +29,9 @@ from jobledger.ledger.model.limits.definition import Author, terms_words, who_wo
 from jobledger.ledger.model.limits.names import joined, split
 
 T = TypeVar("T")
+Name = Annotated[
+    str, typer.Argument(metavar="LIMIT", help="The limit's name, or NAME:KEY for one key of it.")
+]
 
 
 @command(LIMITS, "list", takes=ROWS)

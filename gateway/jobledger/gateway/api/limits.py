@@ -9,7 +9,7 @@ import msgspec
 
 from jobledger.admin.grants_again import Simulated, simulate_limits
 from jobledger.admin.held import limit_now
-from jobledger.admin.limits import ChangedLimit, remove_limit, set_limit, show_limit
+from jobledger.admin.limits import show_limit
 from jobledger.admin.objects.fleet import (
     KeyShown,
     LimitListed,
@@ -20,13 +20,12 @@ from jobledger.admin.objects.fleet import (
     limits_listed,
 )
 from jobledger.admin.rows import AnswerPosition
-from jobledger.gateway.api.asking import Limit, Looked, Text, aware
+from jobledger.gateway.api.asking import Limit, Looked, aware
 from jobledger.gateway.api.looking import READ, looking
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.scoped import limits_for
-from jobledger.ledger.model.limits.definition import Keep, Mode
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.unique.reading import find_key, find_keys
 
@@ -40,36 +39,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     items: list[LimitListed]
     missing: list[LimitMissing]  #: named by jobs, and defined by nobody: those jobs wait
     position: AnswerPosition
-
-
-class LimitTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is to hold; what is left out stays as it is, `null` means any number."""
-
-    slots: int | msgspec.UnsetType | None = msgspec.UNSET  #: how many jobs may hold it at once; 0: none
-    rate: float | msgspec.UnsetType | None = msgspec.UNSET  #: how many jobs may start in `per_s` seconds
-    per_s: float | msgspec.UnsetType = msgspec.UNSET
-    burst: int | msgspec.UnsetType = msgspec.UNSET  #: how many may start at once after a pause
-    mode: Mode | msgspec.UnsetType = msgspec.UNSET  #: what a job does that finds it full
-    keep: Keep | msgspec.UnsetType = msgspec.UNSET  #: when a job gives its slot back
-    weight: float | msgspec.UnsetType = msgspec.UNSET  #: its share beside others
-    #: Patterns of the queues whose jobs may name it, `*` for all; empty, as those of tasks: nobody says who may.
-    queues: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
-    tasks: tuple[str, ...] | msgspec.UnsetType = (
-        msgspec.UNSET
-    )  #: the same of tasks; where both are given, both must match
-    reason: Text = ""  #: kept in the ledger with who said so
-
-
-class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether to do it."""
-
-    plan: bool = False  #: tell what would hold, and change nothing
-
-
-class Removing(Planned, frozen=True, kw_only=True):
-    """Whether to do it, and why."""
-
-    reason: Text = ""  #: kept in the ledger with who said so
 
 
 class Simulation(
@@ -118,26 +87,6 @@ async def show_one_limit(asked: Asked, limit: str) -> LimitShown:
     return limit_shown(await show_limit(ledger, limit), held)
 
 
-async def put_limit(asked: Asked, limit: str, *, query: Planned, body: LimitTerms) -> ChangedLimit:
-    """Define a limit, or what differs for one key of it; nothing that runs is ended for it."""
-    asked.principal.require_everywhere("manage")
-    given = msgspec.structs.asdict(body)
-    changes = {
-        name: value for name, value in given.items() if name != "reason" and value is not msgspec.UNSET
-    }
-    if not changes:
-        raise ProblemError("BAD_REQUEST", "say what is to hold: slots, or rate with per_s")
-    by = asked.principal.name
-    return await set_limit(asked.gateway.ledger, limit, changes, reason=body.reason, by=by, plan=query.plan)
-
-
-async def delete_limit(asked: Asked, limit: str, *, query: Removing) -> ChangedLimit:
-    """Take back what a person said of a limit or of one key; without a worker whose code has it, its jobs stay held."""
-    asked.principal.require_everywhere("manage")
-    by = asked.principal.name
-    return await remove_limit(asked.gateway.ledger, limit, reason=query.reason, by=by, plan=query.plan)
-
-
 async def simulate(asked: Asked, *, body: Simulation) -> Simulated:
     """Tell how long the jobs of a span of time would have waited with other limits; changes nothing."""
     asked.principal.require_everywhere("view")
@@ -180,14 +129,6 @@ def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, 
     return Endpoint(method=method, path=path, handler=handler, summary=summary, returns=returns, **given)
 
 
-_CHANGES: Final = ("LEDGER_FULL", "LEDGER_BUSY", "JOB_INVALID_INPUT")
-_PUT: Final = {
-    "permission": "manage",
-    "query": Planned,
-    "body": LimitTerms,
-    "problems": (*_CHANGES, "REFUSED"),
-}
-_DELETE: Final = {"permission": "manage", "query": Removing, "problems": (*_CHANGES, "NOT_FOUND")}
 _SIMULATE: Final = {"body": Simulation, "problems": ("JOB_INVALID_INPUT", "LEDGER_DAMAGED")}
 _FOUND: Final = {"problems": ("NOT_FOUND", "LEDGER_DAMAGED")}
 
@@ -209,8 +150,6 @@ ENDPOINTS: Final = (
         LimitShown,
         problems=("NOT_FOUND", "JOB_INVALID_INPUT", "LEDGER_DAMAGED"),
     ),
-    _endpoint("PUT", "/v1/limits/{limit}", put_limit, "Define a limit", ChangedLimit, **_PUT),
-    _endpoint("DELETE", "/v1/limits/{limit}", delete_limit, "Remove a limit", ChangedLimit, **_DELETE),
     _endpoint(
         "GET",
         "/v1/unique/{task}",

@@ -11,10 +11,8 @@ import msgspec
 from jobledger.admin.lists.stats import SpanRates, of_fleet_rows, stats
 from jobledger.admin.objects.fleet import (
     PauseShown,
-    QueuePause,
     QueueShown,
     pause_shown,
-    queue_pause,
     queue_shown,
 )
 from jobledger.admin.queues import by_priority, drained, listed, together
@@ -127,11 +125,6 @@ async def show_queue(asked: Asked, queue: str, *, query: Looked) -> QueueShown:
     return queue_for(asked.principal, queue_shown(together(rows)[0], paused))
 
 
-async def pause_queue(asked: Asked, queue: str, *, body: Pause) -> QueuePause:
-    """Give no worker a job of the queue any more; jobs still come in, and those that run go on."""
-    return queue_pause(queue, await _paused(asked, queue, body))
-
-
 async def _paused(asked: Asked, queue: str, body: Pause) -> QueueState:
     asked.principal.require("manage", check_token("queue", queue))
     return await asked.gateway.ledger.pause_queue(
@@ -141,13 +134,6 @@ async def _paused(asked: Asked, queue: str, body: Pause) -> QueueState:
         interrupt=body.interrupt,
         by=asked.principal.name,
     )
-
-
-async def resume_queue(asked: Asked, queue: str, *, body: Reasoned) -> QueuePause:
-    """Give workers the jobs of a paused queue again."""
-    asked.principal.require("manage", check_token("queue", queue))
-    by = asked.principal.name
-    return queue_pause(queue, await asked.gateway.ledger.resume_queue(queue, reason=body.reason, by=by))
 
 
 async def drain_queue(asked: Asked, queue: str, *, body: Pause) -> Answer:
@@ -230,9 +216,6 @@ def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, 
     return Endpoint(method=method, path=path, handler=handler, summary=summary, returns=returns, **given)
 
 
-_ACT: Final = ("REFUSED", "LEDGER_FULL", "LEDGER_BUSY")
-_MANAGE: Final = {"permission": "manage", "problems": ("LEDGER_FULL", "LEDGER_BUSY")}
-_RESUME: Final = {"permission": "manage", "problems": _ACT}
 _DRAIN: Final = {"permission": "manage", "problems": ("LEDGER_FULL", "LEDGER_BUSY"), "also": (202,)}
 
 ENDPOINTS: Final = (
@@ -245,18 +228,6 @@ ENDPOINTS: Final = (
         QueueShown,
         query=Looked,
         problems=(*READ, "NOT_FOUND"),
-    ),
-    _endpoint(
-        "POST", "/v1/queues/{queue}/pause", pause_queue, "Pause a queue", QueuePause, body=Pause, **_MANAGE
-    ),
-    _endpoint(
-        "POST",
-        "/v1/queues/{queue}/resume",
-        resume_queue,
-        "Resume a queue",
-        QueuePause,
-        body=Reasoned,
-        **_RESUME,
     ),
     _endpoint(
         "POST",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from jobledger.admin.verbs import limits as limit_verbs
+from jobledger.admin.verbs import queues as queue_verbs
 from jobledger.gateway.api import (
     batches,
     bulk_acts,
@@ -26,6 +28,7 @@ from jobledger.gateway.api import (
     watches,
     webhooks,
 )
+from jobledger.gateway.api.verbs import endpoints_of
 from jobledger.gateway.hooks import receive
 from jobledger.gateway.http.endpoint import Endpoint
 
@@ -40,8 +43,10 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *stored_graphs.ENDPOINTS,
     *batches.ENDPOINTS,
     *queues.ENDPOINTS,
+    *endpoints_of(queue_verbs),
     *schedules.ENDPOINTS,
     *limits.ENDPOINTS,
+    *endpoints_of(limit_verbs),
     *fleet.ENDPOINTS,
     *running.ENDPOINTS,
     *events.ENDPOINTS,

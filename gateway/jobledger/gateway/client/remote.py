@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 
 import httpx
 import msgspec
@@ -25,7 +25,10 @@ from jobledger.gateway.client.problems import error_of, read_problem
 from jobledger.ledger.model.errors import InvalidInputError, ResultTimeoutError
 
 if TYPE_CHECKING:
+    from jobledger.admin.verbs.kit import Verb
     from jobledger.ledger.graphs.graph import Graph
+
+T = TypeVar("T")
 
 _TIMEOUT_S: Final = 10.0
 
@@ -183,6 +186,14 @@ class Ledger:
             raise calls.not_reached(str(self._http.base_url), error) from error
         reply = calls.checked(_reply(answer))
         return msgspec.json.decode(reply.body, type=BulkResult)
+
+    async def do(self, verb: Verb[T]) -> T:
+        """Do what a verb of `jobledger.admin.verbs` says, and return what the gateway answers.
+
+        Raises: what the gateway tells; ServerUnreachableError.
+        """
+        reply = await self._requests.done(together.verb_call(verb))
+        return together.answer_in(reply.body, verb)
 
     async def job(self, job: str, *, queue: str | None = None) -> JobHandle:
         """Return the job of an id. Raises: JobNotFoundError, AmbiguousIdError, ServerUnreachableError."""

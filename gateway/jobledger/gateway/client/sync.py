@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -14,8 +14,11 @@ from jobledger.gateway.client.calls import AnyTask, Named
 from jobledger.gateway.client.models import BulkResult, Emitted, Event, JobLogs, JobSnapshot
 
 if TYPE_CHECKING:
+    from jobledger.admin.verbs.kit import Verb
     from jobledger.gateway.client.together import Said
     from jobledger.ledger.graphs.graph import Graph
+
+T = TypeVar("T")
 
 
 def connect(url: str, *, key: str = "", **options: Any) -> Ledger:
@@ -97,6 +100,11 @@ class Ledger:
         """Hand data to a route as a delivery; see `remote.Ledger.emit`."""
         portal, ledger = self.opened
         return portal.call(lambda: ledger.emit(route, data, id=id))
+
+    def do(self, verb: Verb[T]) -> T:
+        """Do what a verb of `jobledger.admin.verbs` says; see `remote.Ledger.do`."""
+        portal, ledger = self.opened
+        return portal.call(lambda: ledger.do(verb))
 
     def job(self, job: str, *, queue: str | None = None) -> JobHandle:
         """Return the job of an id; see `remote.Ledger.job`."""

@@ -1,19 +1,37 @@
-"""The requests for graphs and batches that are made of tasks in code. Pure."""
+"""The requests for graphs and batches that are made of tasks in code, and for verbs. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 import msgspec
 import uuid_utils
 
-from jobledger.gateway.client.calls import AnyTask, Call, Named, json_call, order_of, said_of
+from jobledger.admin.verbs.kit import Verb, answer_type, request_of
+from jobledger.gateway.client.calls import AnyTask, Call, Named, encode, json_call, order_of, said_of
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.subjects import check_token
 
 if TYPE_CHECKING:
     from jobledger.ledger.graphs.graph import Graph
+
+T = TypeVar("T")
+
+
+def verb_call(verb: Verb[Any]) -> Call:
+    """Return the request that does what a verb says. One that changes something is not sent twice."""
+    asked = request_of(verb)
+    headers = {} if asked.body is None else {"content-type": "application/json"}
+    body = None if asked.body is None else encode(asked.body)
+    is_safe = asked.method == "GET"
+    return Call(asked.method, asked.path, asked.params, headers, body, is_once=not is_safe)
+
+
+def answer_in(body: bytes, verb: Verb[T]) -> T:
+    """Return what a verb answers, from the answer to `verb_call`."""
+    found: T = msgspec.json.decode(body, type=answer_type(type(verb)))
+    return found
 
 
 def graph_call(graph: Graph | Mapping[str, Any], job_id: str | None) -> Call:

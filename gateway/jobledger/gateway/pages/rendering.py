@@ -41,6 +41,7 @@ HERE: Final = frozenset(
     }
 )
 STATIC: Final = _FOLDER / "static"
+TEMPLATES: Final = _FOLDER / "templates"
 
 
 def _filters() -> dict[str, Any]:
@@ -78,7 +79,7 @@ def _filters() -> dict[str, Any]:
 
 def _environment() -> Environment:
     made = Environment(
-        loader=FileSystemLoader(_FOLDER / "templates"),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

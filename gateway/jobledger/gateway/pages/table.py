@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from jobledger.gateway.pages.forms.fleet import (
-    act_on_schedule,
-    change_limit,
-    check_ledger,
-    drop_limit,
-    pause_queue,
-    resume_queue,
-)
+from jobledger.admin.verbs import limits as limit_verbs
+from jobledger.admin.verbs import queues as queue_verbs
+from jobledger.gateway.pages.forms.fleet import act_on_schedule, check_ledger
 from jobledger.gateway.pages.forms.graphs import remove_graph, run_graph
 from jobledger.gateway.pages.forms.jobs import act_on_job
 from jobledger.gateway.pages.forms.keys import make_key, revoke, rotate
@@ -20,6 +15,7 @@ from jobledger.gateway.pages.forms.runs import begin_again
 from jobledger.gateway.pages.forms.tasks import add_job
 from jobledger.gateway.pages.forms.webhooks import act_on_webhook, process_again
 from jobledger.gateway.pages.page import Form, Page, When
+from jobledger.gateway.pages.verbs import forms_of
 from jobledger.gateway.pages.views import (
     acts,
     dead_letters,
@@ -101,11 +97,9 @@ FORMS: Final = (
     Form(path="/jobs/{queue}/{id}/{verb}", permission=None, act=act_on_job),
     Form(path="/plan", permission=None, act=do_plan),
     Form(path="/ledger/verify", permission="manage", act=check_ledger),
-    Form(path="/queues/{queue}/pause", permission="manage", act=pause_queue),
-    Form(path="/queues/{queue}/resume", permission="manage", act=resume_queue),
+    *forms_of(queue_verbs),
     Form(path="/schedules/{name}/{verb}", permission=None, act=act_on_schedule),
-    Form(path="/limits/set", permission="manage", act=change_limit),
-    Form(path="/limits/remove", permission="manage", act=drop_limit),
+    *forms_of(limit_verbs),
     Form(path="/tasks/{task}/enqueue", permission="queue", act=add_job),
     Form(path="/graphs/{name}/run", permission="queue", act=run_graph),
     Form(path="/graphs/{name}/remove", permission="manage", act=remove_graph),

@@ -54,13 +54,18 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def words(self, *, tells_since: bool = True) -> str:
         """Return what a person is told of a queue that is paused: `paused by ann since ... until ...: reason`."""
-        since = f" since {shown_time(self.since)}" if tells_since and self.since is not None else ""
-        lasts = "" if self.until is None else f" until {shown_time(self.until)}"
-        return f"paused by {self.by}{since}{lasts}" + (f": {self.reason}" if self.reason else "")
+        return pause_words(self.by, self.since if tells_since else None, self.until, self.reason)
 
     def is_paused(self, now: datetime) -> bool:
         """Whether the queue is paused at a moment at or after its newest event."""
         return self.paused and (self.until is None or now < self.until)
+
+
+def pause_words(by: str, since: datetime | None, until: datetime | None, reason: str) -> str:
+    """Return what a person is told of a pause: `paused by ann since ... until ...: reason`."""
+    begun = "" if since is None else f" since {shown_time(since)}"
+    lasts = "" if until is None else f" until {shown_time(until)}"
+    return f"paused by {by}{begun}{lasts}" + (f": {reason}" if reason else "")
 
 
 def evolve(_before: QueueState | None, event: QueueEvent, stream_sequence: int) -> QueueState:

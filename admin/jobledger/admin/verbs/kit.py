@@ -1,0 +1,364 @@
+"""Declarations of verbs: one frozen Struct for each thing that a person can do or ask.
+
+Its fields are the options of the command, the body or query of the request, and the fields of the form. `do` does it,
+and its return type is the answer of every door. `say` has the sentences for a terminal. What is declared beside it,
+the permission among that, holds for every door, so that no door can forget it. The doors are made elsewhere: the
+commands in `jobledger.cli.verbs`, the endpoints in `jobledger.gateway.api.verbs`, the forms in
+`jobledger.gateway.pages.verbs`; `Ledger.do` and the clients of the gateway take a verb as it is. Source: ADR 052.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import ModuleType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+from urllib.parse import quote
+
+import msgspec
+
+from jobledger.admin.rows import Rows
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.rights.grants import PERMISSIONS, Permission
+from jobledger.ledger.model.written_times import read_span, read_time
+
+T = TypeVar("T")
+V = TypeVar("V", bound="type[Verb[Any]]")
+Method = Literal["GET", "POST", "PUT", "DELETE"]
+NONE: Final = "none"  #: how a person writes null, and an empty list
+_TIMES: Final = "a time such as 2025-01-31T08:00:00Z, 10:30 or 2h"
+_SPANS: Final = "a number of seconds nor a time span such as 90s, 30m, 1h30m, 7d or 2w"
+_REASON_MAX: Final = 2_000
+_WORDS: Final = re.compile(r"\{(\w+)\}")
+
+
+def option(
+    text: str, metavar: str = "", *, flag: str = "", in_query: bool = False, **bounds: Any
+) -> msgspec.Meta:
+    """Describe a field of a verb.
+
+    `text`: one sentence, for `--help`, the API's document and the reference. `metavar`: the word for its value on the
+    command line. `flag`: the option, where it is not the field's name. `in_query`: a parameter of the address also
+    where the request has a body. `bounds`: of `msgspec.Meta`, such as `ge` and `max_length`.
+    """
+    own = {"metavar": metavar, "flag": flag, "in_query": in_query}
+    return msgspec.Meta(description=text, extra=own, **bounds)
+
+
+Reason = Annotated[str, option("Why; kept in the ledger with who acted.", "TEXT", max_length=_REASON_MAX)]
+Plan = Annotated[bool, option("Show what would happen, and change nothing.", in_query=True)]
+
+
+class Place(NamedTuple):
+    """Where a verb is done, and who does it."""
+
+    ledger: Ledger
+    rows: Rows
+    principal: Principal
+    trace: str = ""  #: W3C traceparent of the request that asks for it
+
+    @property
+    def by(self) -> str:
+        """What events say of who acts."""
+        return self.principal.name
+
+
+def operator_principal(name: str = "") -> Principal:
+    """Return whoever speaks to the ledger itself, whom the server's own rights bound and nothing else."""
+    return Principal(name=name, permissions=frozenset(PERMISSIONS))
+
+
+class Declaration(NamedTuple):
+    """What is declared of a verb beside its fields."""
+
+    verb: type[Verb[Any]]
+    command: str  #: group and name on the command line, as `queues pause`
+    method: Method
+    path: str  #: `/v1/queues/{queue}/pause`; each word in braces is a field
+    permission: Permission
+    summary: str
+    #: What the permission must hold for: everything; "queue": the field `queue`; "own": what `do` finds, which asks
+    #: `Place.principal` itself and answers as if what it may not see were not there.
+    about: Literal["everything", "queue", "own"] = "everything"
+    problems: tuple[str, ...] = ()  #: codes beside those that every endpoint may answer with
+    status: int = 200
+    form: str = ""  #: address of the form; "": no page has one
+    then: str = ""  #: page to show after the form; words in braces are fields of the verb or of the answer
+    asks_why: bool = True  #: a person who sends the form has to say why
+    location: str = ""  #: header of the answer: address of what was made, written as `then`
+    reads_rows: bool = False  #: needs the projection, whose file a command can be told
+    is_list: bool = False  #: the answer has `items`, which `--json` writes a line each
+
+    def require(self, verb: Verb[Any], principal: Principal) -> None:
+        """Refuse whoever lacks the permission. Raises: AccessDeniedError."""
+        match self.about:
+            case "everything":
+                principal.require_everywhere(self.permission)
+            case "queue":
+                principal.require(self.permission, cast("Any", verb).queue)
+            case "own":
+                principal.require(self.permission)
+
+    def filled(self, pattern: str, wish: Verb[Any], found: Any) -> str:
+        """Return an address whose words in braces are fields of the verb or of its answer."""
+        values = {
+            each: str(getattr(wish if hasattr(wish, each) else found, each)) for each in words_in(pattern)
+        }
+        return pattern.format_map(values)
+
+    @property
+    def group(self) -> str:
+        """The first word of the command."""
+        return self.command.partition(" ")[0]
+
+    @property
+    def name(self) -> str:
+        """The last word of the command."""
+        return self.command.rpartition(" ")[2]
+
+
+class Note(str):
+    """What a person is told beside the answer: a terminal shows it on stderr."""
+
+    __slots__ = ()
+
+
+class Verb(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that a person can do or ask; a value of it is one such wish."""
+
+    declaration: ClassVar[Declaration]
+
+    async def do(self, place: Place) -> T:
+        """Do it, whoever asks, and return what every door answers. Raises: what it says itself."""
+        raise NotImplementedError
+
+    def say(self, found: T) -> Iterator[str]:
+        """Yield the sentences for a person at a terminal; some may be a `Note`."""
+        raise NotImplementedError
+
+    async def notes(self, place: Place) -> Sequence[str]:
+        """Return what a person at a terminal is told beside the answer; it is looked up for nobody else."""
+        del place
+        return ()
+
+    async def perform(self, place: Place) -> T:
+        """Do it in somebody's name, whose permission is asked first. Raises: AccessDeniedError, and as `do`."""
+        self.declaration.require(self, place.principal)
+        return await self.do(place)
+
+    async def perform_on(self, ledger: Ledger, *, by: str = "", projection: Path | None = None) -> T:
+        """Do it for a program that speaks to the ledger itself; `Ledger.do` calls this. Raises: as `do`."""
+
+        async def file() -> Path:
+            if projection is None:
+                raise InvalidInputError(
+                    f"{type(self).__name__} reads a projection: name its file, as do(..., projection=Path('jobs.db'))"
+                )
+            return projection
+
+        return await self.perform(Place(ledger, Rows(ledger, file), operator_principal(by)))
+
+
+def verb(
+    command: str, request: str, *, permission: Permission, summary: str, **more: Any
+) -> Callable[[V], V]:
+    """Declare a verb: its command, as `queues pause`, and its request, as `POST /v1/queues/{queue}/pause`.
+
+    `more`: the other fields of `Declaration`.
+    """
+    method, _, path = request.partition(" ")
+
+    def declare(kind: V) -> V:
+        kind.declaration = Declaration(
+            kind, command, cast("Method", method), path, permission, summary, **more
+        )
+        return kind
+
+    return declare
+
+
+def words_in(pattern: str) -> list[str]:
+    """Return the words in braces of an address."""
+    return _WORDS.findall(pattern)
+
+
+def declared_in(module: ModuleType) -> list[Declaration]:
+    """Return the verbs that a module declares, in its order."""
+    return [
+        each.declaration
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, Verb) and each.__module__ == module.__name__
+    ]
+
+
+class Request(NamedTuple):
+    """A verb as a request to a gateway."""
+
+    method: Method
+    path: str
+    params: dict[str, str]
+    body: dict[str, Any] | None
+
+
+def request_of(wish: Verb[Any]) -> Request:
+    """Return the request that does the same at a gateway; fields at their defaults are left out."""
+    declaration, words = wish.declaration, words_in(wish.declaration.path)
+    path = declaration.path.format_map({each: quote(str(getattr(wish, each)), safe="") for each in words})
+    params: dict[str, str] = {}
+    body: dict[str, Any] = {}
+    for field in fields_of(type(wish)):
+        value = getattr(wish, field.name)
+        if field.name in words or value is msgspec.UNSET or value == field.default:
+            continue
+        if field.is_parameter(declaration):
+            params[field.wire] = msgspec.json.encode(value).decode().strip('"')
+        else:
+            body[field.wire] = msgspec.to_builtins(value)
+    has_body = declaration.method in {"POST", "PUT"}
+    return Request(declaration.method, path, params, body if has_body else None)
+
+
+def answer_type(kind: type[Verb[Any]]) -> Any:
+    """Return the type of what a verb answers."""
+    return get_type_hints(kind.do)["return"]
+
+
+class Field(NamedTuple):
+    """A field of a verb, as doors need it."""
+
+    name: str  #: in Python
+    wire: str  #: in JSON and in addresses
+    kind: Any  #: its type without `None`, `Unset` and what describes it
+    declared: Any  #: its type as it stands in the verb
+    is_nullable: bool  #: None is a value of its own, beside not being given
+    default: Any  #: `msgspec.NODEFAULT` where it must be given
+    meta: msgspec.Meta
+
+    @property
+    def help(self) -> str:
+        """What it means, in one sentence."""
+        return self.meta.description or ""
+
+    @property
+    def metavar(self) -> str:
+        """The word for its value on the command line."""
+        return cast("str", (self.meta.extra or {}).get("metavar", ""))
+
+    @property
+    def flag(self) -> str:
+        """The option; the unit of a span of time is not part of it, since it takes others too."""
+        given = (self.meta.extra or {}).get("flag")
+        return cast("str", given) or "--" + self.wire.removesuffix("_s").replace("_", "-")
+
+    def is_parameter(self, declaration: Declaration) -> bool:
+        """Return whether it stands behind the `?` of the address, and not in the body."""
+        is_bodiless = declaration.method in {"GET", "DELETE"}
+        return is_bodiless or bool((self.meta.extra or {}).get("in_query"))
+
+    @property
+    def is_span(self) -> bool:
+        """Whether it is a span of time, in seconds."""
+        return self.wire.endswith("_s")
+
+    @property
+    def is_many(self) -> bool:
+        """Whether it has any number of values."""
+        return get_origin(self.kind) is tuple
+
+
+@functools.cache
+def fields_of(kind: type[Verb[Any]]) -> tuple[Field, ...]:
+    """Return the fields of a verb, in their order."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(_field(each, hints[each.name]) for each in msgspec.structs.fields(kind))
+
+
+def _field(info: msgspec.structs.FieldInfo, declared: Any) -> Field:
+    metas: list[Any] = []
+    kind = declared
+    while get_origin(kind) is Annotated:
+        kind, *found = get_args(kind)
+        metas += found
+    kinds = list(get_args(kind)) if get_origin(kind) in (Union, UnionType) else [kind]
+    is_nullable = type(None) in kinds and msgspec.UnsetType in kinds
+    (own,) = (each for each in kinds if each not in (type(None), msgspec.UnsetType))
+    while get_origin(own) is Annotated:
+        own, *found = get_args(own)
+        metas += found
+    meta = next(
+        (each for each in metas if isinstance(each, msgspec.Meta) and each.description), msgspec.Meta()
+    )
+    return Field(info.name, info.encode_name, own, declared, is_nullable, info.default, meta)
+
+
+def read_words(field: Field, words: Sequence[str], shown: str, now: datetime) -> Any:
+    """Return a field's value out of what a person wrote, on a command line or in a form.
+
+    A time may be a span from now, a span may have a unit, and `none` is null or an empty list. `shown`: what the person
+    knows the field by.
+
+    Raises: InvalidInputError with one sentence.
+    """
+    if field.is_many:
+        found: Any = () if list(words) == [NONE] else tuple(sorted(set(words)))
+    else:
+        found = _read_one(field, words[-1], shown, now)
+    try:
+        return msgspec.convert(found, field.declared, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidInputError(f"{shown} {words[-1][:60]!r}: {_said(error, field)}") from error
+
+
+def _read_one(field: Field, text: str, shown: str, now: datetime) -> Any:
+    if field.is_nullable and text == NONE:
+        return None
+    try:
+        if field.kind is datetime:
+            at = read_time(text, now, ahead=True)
+            if at is None:
+                raise InvalidInputError(f"{shown} {text[:60]!r} is not {_TIMES}")
+            return at
+        if field.is_span and (span := read_span(text)) is not None:
+            return span.total_seconds()
+    except OverflowError as error:
+        raise InvalidInputError(f"{shown} {text[:60]!r} is longer than anything was kept") from error
+    kinds = {int: "a whole number", float: "a number"}
+    if field.kind in kinds:
+        try:
+            return field.kind(text)
+        except ValueError as error:
+            what = f"neither {_SPANS}" if field.is_span else f"not {kinds[field.kind]}"
+            also = " and not none" if field.is_nullable else ""
+            raise InvalidInputError(f"{shown} {text[:60]!r} is {what}{also}") from error
+    if get_origin(field.kind) is Literal and text not in get_args(field.kind):
+        *most, last = get_args(field.kind)
+        raise InvalidInputError(f"{shown} must be {', '.join(most)} or {last}, got {text[:60]!r}")
+    return text
+
+
+def _said(error: msgspec.ValidationError, field: Field) -> str:
+    meta = field.meta
+    if meta.max_length is not None and not field.is_many:
+        return f"give at most {meta.max_length:,} characters"
+    bounds = (("at least", meta.ge), ("more than", meta.gt), ("at most", meta.le), ("less than", meta.lt))
+    told = " and ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
+    return f"give {told}" if told else str(error)

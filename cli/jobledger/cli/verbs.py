@@ -1,0 +1,115 @@
+"""Verbs as commands: options, help and answers follow from the declarations of `jobledger.admin.verbs`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from types import ModuleType
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from jobledger.admin.verbs.kit import (
+    Declaration,
+    Field,
+    Note,
+    Place,
+    declared_in,
+    fields_of,
+    operator_principal,
+    read_words,
+    words_in,
+)
+from jobledger.cli.command import LEDGER, ROWS, Cli, command
+from jobledger.cli.errors import UsageError
+from jobledger.cli.session import operator
+from jobledger.ledger.model.errors import InvalidInputError
+
+
+def add_verbs(module: ModuleType, groups: Mapping[str, typer.Typer]) -> None:
+    """Register the commands of the verbs that a module declares. `groups`: by the first word of a command."""
+    for declaration in declared_in(module):
+        _add(declaration, groups[declaration.group])
+
+
+def _add(declaration: Declaration, group: typer.Typer) -> None:
+    fields = fields_of(declaration.verb)
+    arguments = set(words_in(declaration.path))
+
+    async def run(cli: Cli, **given: Any) -> None:
+        values = {
+            each.name: value
+            for each in fields
+            if (value := _value(each, given[each.name], is_argument=each.name in arguments))
+            is not msgspec.NODEFAULT
+        }
+        await _perform(cli, declaration, values)
+
+    parameters = [inspect.Parameter("cli", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Cli)]
+    parameters += (_parameter(each, is_argument=each.name in arguments) for each in fields)
+    run.__doc__ = declaration.verb.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    command(group, declaration.name, takes=ROWS if declaration.reads_rows else LEDGER)(run)
+
+
+async def _perform(cli: Cli, declaration: Declaration, values: Mapping[str, Any]) -> None:
+    try:
+        wish = declaration.verb(**values)
+    except TypeError as error:  # an option that has no default was not given
+        raise UsageError(_missing(declaration, values)) from error
+    async with cli.ledger() as ledger:
+        place = Place(ledger, cli.rows(ledger), operator_principal(operator()))
+        found = await wish.perform(place)
+        notes = await wish.notes(place)
+    for each in notes:
+        cli.output.note(each)
+    if cli.output.as_json:
+        for item in found.items if declaration.is_list else (found,):
+            cli.output.object(item)
+    for line in () if cli.output.as_json else wish.say(found):
+        (cli.output.note if isinstance(line, Note) else cli.output.say)(line)
+
+
+def _missing(declaration: Declaration, values: Mapping[str, Any]) -> str:
+    fields = fields_of(declaration.verb)
+    missing = [each.flag for each in fields if each.default is msgspec.NODEFAULT and each.name not in values]
+    return f"`jobledger {declaration.command}` needs {' and '.join(missing)}: see its --help"
+
+
+def _parameter(field: Field, *, is_argument: bool) -> inspect.Parameter:
+    told: dict[str, Any] = {"metavar": field.metavar, "help": field.help}
+    default: Any = None
+    annotation: Any
+    if is_argument:
+        annotation, default = Annotated[str, typer.Argument(**told)], inspect.Parameter.empty
+    elif field.kind is bool:
+        annotation, default = Annotated[bool, typer.Option(field.flag, **told)], False
+    elif field.is_many:
+        annotation = Annotated[list[str] | None, typer.Option(field.flag, **told)]
+    else:
+        annotation = Annotated[str | None, typer.Option(field.flag, **told)]
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def _value(field: Field, given: Any, *, is_argument: bool) -> Any:
+    """Return what was typed, `NODEFAULT` where nothing was. Raises: UsageError."""
+    if field.kind is bool:
+        return given
+    words: Sequence[str] = [given] if isinstance(given, str) else given or []
+    if not words:
+        return msgspec.NODEFAULT
+    try:
+        return read_words(field, words, field.metavar if is_argument else field.flag, datetime.now(UTC))
+    except InvalidInputError as error:
+        raise UsageError(str(error)) from error
+
+
+def option_names(declaration: Declaration) -> Iterator[str]:
+    """Yield the options and arguments of a verb's command, for whoever describes or compares it."""
+    arguments = set(words_in(declaration.path))
+    yield from (each.metavar if each.name in arguments else each.flag for each in fields_of(declaration.verb))

@@ -1,0 +1,85 @@
+"""Verbs as endpoints: address, body, query and answer follow from the declarations of `jobledger.admin.verbs`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from jobledger.admin.verbs.kit import Declaration, Field, Place, answer_type, declared_in, fields_of, words_in
+from jobledger.gateway.api.asking import aware
+from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.model.errors import InvalidInputError
+
+
+def endpoints_of(module: ModuleType) -> Iterator[Endpoint]:
+    """Yield an endpoint for each verb that a module declares."""
+    return map(endpoint_of, declared_in(module))
+
+
+def endpoint_of(declaration: Declaration) -> Endpoint:
+    """Return the endpoint of a verb."""
+    kind, fields = declaration.verb, fields_of(declaration.verb)
+    words = words_in(declaration.path)
+    rest = [each for each in fields if each.name not in words]
+    in_query = [each for each in rest if each.is_parameter(declaration)]
+    moments = [each.name for each in fields if each.kind is datetime]
+
+    async def handle(asked: Asked, *, query: Any = None, body: Any = None, **given: Any) -> Any:
+        for part in (query, body):
+            given |= {} if part is None else msgspec.structs.asdict(part)
+        for name in moments:
+            given[name] = aware(name, given[name])
+        try:
+            wish = kind(**given)
+        except InvalidInputError as error:  # what it says cannot be meant
+            raise ProblemError("BAD_REQUEST", str(error)) from error
+        gateway = asked.gateway
+        found = await wish.perform(Place(gateway.ledger, gateway.rows, asked.principal, asked.trace))
+        location = declaration.location
+        return (
+            Answer(value=found, headers={"location": declaration.filled(location, wish, found)})
+            if location
+            else found
+        )
+
+    handle.__name__ = "_".join(
+        re.findall(r"[A-Z][a-z]*", kind.__name__)
+    ).lower()  # the document names it by that
+    return Endpoint(
+        method=declaration.method,
+        path=declaration.path,
+        permission=declaration.permission,
+        handler=handle,
+        summary=declaration.summary,
+        tag=declaration.path.split("/")[2],
+        returns=answer_type(kind),
+        status=declaration.status,
+        query=_struct(kind.__name__ + "Query", kind, in_query),
+        body=_struct(kind.__name__, kind, [each for each in rest if each not in in_query]),
+        problems=declaration.problems,
+    )
+
+
+def _struct(name: str, verb: type[Any], fields: Iterable[Field]) -> type[msgspec.Struct] | None:
+    """Return a Struct of some fields of a verb, None without any."""
+    rows: list[Any] = [
+        (each.name, each.declared)
+        if each.default is msgspec.NODEFAULT
+        else (each.name, each.declared, each.default)
+        for each in fields
+    ]
+    if not rows:
+        return None
+    renamed = {each.name: each.wire for each in fields if each.name != each.wire}
+    made = msgspec.defstruct(
+        name, rows, frozen=True, kw_only=True, forbid_unknown_fields=True, rename=renamed or None
+    )
+    made.__doc__ = verb.__doc__
+    return made

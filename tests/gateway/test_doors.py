@@ -1,0 +1,109 @@
+"""Each verb, done through each door, does the same and answers the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import anyio.to_thread
+import httpx
+import msgspec
+import pytest
+from tests.support.gateways import listening
+from tests.support.verbs import BEFORE, EXAMPLES
+from tests.unit.test_doors import declared
+
+from jobledger.admin.verbs.kit import Declaration, Verb, fields_of, words_in
+from jobledger.cli.main import run
+from jobledger.gateway.access.local import LocalAccess
+from jobledger.gateway.client import connect, sync
+from jobledger.gateway.parts import Gateway
+from jobledger.ledger import Ledger
+from jobledger.ledger import sync as blocking
+from jobledger.ledger.model.rights.authority import Principal
+
+pytestmark = pytest.mark.anyio
+_MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|\+00:00)")
+
+
+class Nobody(LocalAccess):
+    """Lets everybody in, and nobody may do anything."""
+
+    def principal(self, connection: object) -> Principal:
+        return Principal(name="key:nobody/1", permissions=frozenset())
+
+
+Door = Callable[[Verb[Any]], Awaitable[Any]]
+
+
+def words_of(wish: Verb[Any]) -> list[str]:
+    """Return the words of the command that says the same."""
+    declaration = wish.declaration
+    arguments = words_in(declaration.path)
+    found, last = declaration.command.split(), []
+    for field in fields_of(type(wish)):
+        value = getattr(wish, field.name)
+        if field.name in arguments:
+            last.append(value)
+        elif value is msgspec.UNSET or value == field.default:
+            continue
+        elif field.kind is bool:
+            found.append(field.flag)
+        else:
+            many = value if field.is_many else [value]
+            found += (word for each in many for word in (field.flag, "none" if each is None else str(each)))
+    return [*found, *last]
+
+
+def plain(found: Any, name: str) -> Any:
+    """Return an answer without what differs from one door to the next: the name, times, and who acted."""
+    text = _MOMENT.sub("TIME", msgspec.json.encode(found, order="sorted").decode()).replace(name, "NAME")
+    return msgspec.json.decode(re.sub(r'"(by|set_by)":"[^"]*"', r'"\1":"WHO"', text))
+
+
+@pytest.mark.parametrize("declaration", [each for _, each in declared()], ids=lambda each: each.command)
+async def test_every_door_does_and_answers_the_same(
+    declaration: Declaration,
+    ledger: Ledger,
+    gateway: Gateway,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with listening(gateway) as url, connect(url) as remote, httpx.AsyncClient(base_url=url):
+
+        async def by_command(wish: Verb[Any]) -> Any:
+            where = ("--url", ledger.config.url, "--environment", ledger.names.environment, "--json")
+            code = await anyio.to_thread.run_sync(run, [*words_of(wish), *where])
+            shown = capsys.readouterr()
+            assert code == 0, shown.err
+            return msgspec.json.decode(shown.out)
+
+        def blocked(wish: Verb[Any]) -> Any:
+            with blocking.connect(ledger.config.url, environment=ledger.names.environment) as made:
+                return made.do(wish)
+
+        def blocked_remote(wish: Verb[Any]) -> Any:
+            with sync.connect(url) as made:
+                return made.do(wish)
+
+        doors: dict[str, Door] = {
+            "python": ledger.do,
+            "blocking": lambda wish: anyio.to_thread.run_sync(blocked, wish),
+            "command": by_command,
+            "http": remote.do,
+            "http-blocking": lambda wish: anyio.to_thread.run_sync(blocked_remote, wish),
+        }
+        answers: dict[str, Any] = {}
+        for name, door in doors.items():
+            for before in BEFORE.get(declaration.verb, ()):
+                await ledger.do(before(name))
+            answers[name] = plain(await door(EXAMPLES[declaration.verb](name)), name)
+    assert list(answers.values()) == [answers["python"]] * len(doors)
+
+
+@pytest.mark.parametrize("declaration", [each for _, each in declared()], ids=lambda each: each.command)
+async def test_no_door_forgets_the_right(declaration: Declaration, gateway: Gateway) -> None:
+    gateway.access = Nobody()
+    async with listening(gateway) as url, connect(url) as remote:
+        with pytest.raises(Exception, match="lacks the permission"):
+            await remote.do(EXAMPLES[declaration.verb]("a"))

@@ -1,0 +1,114 @@
+"""Every verb has every door: a command, an endpoint, perhaps a form, and a request that clients send."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, Final
+
+import msgspec
+import typer
+from tests.support.verbs import EXAMPLES
+from typer.core import TyperGroup
+
+from jobledger.admin import verbs
+from jobledger.admin.verbs.kit import Declaration, answer_type, declared_in, fields_of, request_of, words_in
+from jobledger.cli.commands import COMMANDS, VERBS, Group
+from jobledger.cli.main import program
+from jobledger.cli.verbs import option_names
+from jobledger.gateway.api.table import ENDPOINTS
+from jobledger.gateway.pages.rendering import TEMPLATES
+from jobledger.gateway.pages.table import FORMS
+
+#: What forms send beside the fields of their verb.
+_OF_FORMS: Final = {"token", "reason"}
+
+
+def modules() -> Iterator[str]:
+    yield from (each.name for each in iter_modules(verbs.__path__) if each.name != "kit")
+
+
+def declared() -> list[tuple[str, Declaration]]:
+    return [
+        (name, each) for name in modules() for each in declared_in(import_module(f"{verbs.__name__}.{name}"))
+    ]
+
+
+def test_each_verb_is_a_command_with_its_fields_as_options() -> None:
+    whole = typer.main.get_command(program())
+    assert isinstance(whole, TyperGroup)
+    for module, each in declared():
+        group = COMMANDS.members[each.group]
+        assert isinstance(group, Group), each.command
+        assert group.members[each.name] == f"{VERBS}{module}", each.command
+        command: Any = whole
+        for word in each.command.split():
+            command = command.commands[word]
+        found = {
+            name
+            for parameter in command.params
+            for name in (parameter.opts if parameter.param_type_name == "option" else [parameter.metavar])
+        }
+        assert set(option_names(each)) <= found, each.command
+        assert (command.help or "").split() == (each.verb.__doc__ or "").split(), each.command
+
+
+def test_no_command_of_a_verb_is_without_one() -> None:
+    names = {each.command for _, each in declared()}
+    listed = {
+        f"{group} {name}"
+        for group, members in COMMANDS.members.items()
+        if isinstance(members, Group)
+        for name, module in members.members.items()
+        if isinstance(module, str) and module.startswith(VERBS)
+    }
+    assert listed == names
+
+
+def test_each_verb_is_an_endpoint_with_its_permission_and_answer() -> None:
+    endpoints = {(each.method, each.path): each for each in ENDPOINTS}
+    for _, each in declared():
+        found = endpoints[each.method, each.path]
+        assert (found.permission, found.returns) == (each.permission, answer_type(each.verb)), each.command
+        fields = {field.wire for field in fields_of(each.verb)}
+        taken = {
+            field.encode_name
+            for part in (found.query, found.body)
+            if part is not None
+            for field in msgspec.structs.fields(part)
+        }
+        assert taken | set(words_in(each.path)) == fields, each.command
+
+
+def test_each_field_of_a_verb_says_what_it_means() -> None:
+    for _, each in declared():
+        for field in fields_of(each.verb):
+            assert field.help.endswith((".", ")")), f"{each.command}: {field.name}"
+
+
+def test_each_form_of_a_verb_sends_nothing_but_its_fields() -> None:
+    forms = {each.path: each for each in FORMS}
+    pages = "".join(path.read_text(encoding="utf-8") for path in sorted(TEMPLATES.glob("*.html")))
+    for _, each in declared():
+        if not each.form:
+            continue
+        assert forms[each.form].permission == each.permission, each.command
+        verb_of_form = re.escape(each.form.rpartition("/")[2])
+        shown = re.findall(
+            rf'(?:act\("[^"]*"[^%]*?/{verb_of_form}"|act\("{re.escape(each.form)}"|action="{{{{ address\("{re.escape(each.form)}"\) }}}}")(.*?)(?:{{% endcall %}}|</form>)',
+            pages,
+            re.DOTALL,
+        )
+        assert shown, f"no page has the form of {each.command}"
+        sent = {name for text in shown for name in re.findall(r'name="(\w+)"', text)}
+        assert sent <= {field.wire for field in fields_of(each.verb)} | _OF_FORMS, each.command
+
+
+def test_a_verb_is_the_request_that_its_endpoint_takes() -> None:
+    for _, each in declared():
+        asked = request_of(EXAMPLES[each.verb]("a"))
+        pattern = re.sub(r"\\\{\w+\\\}", "a", re.escape(each.path))
+        assert re.fullmatch(pattern, asked.path), each.command
+        assert asked.method == each.method, each.command
