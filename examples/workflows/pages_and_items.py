@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from jobledger.admin import run_acts
-from jobledger.admin.rows import Rows
+from jobledger.admin.verbs.jobs import PauseJob, ResumeJob
 from jobledger.ledger import Backoff, JobHandle, Ledger, Run, TaskRegistry, connect, step, workflow
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
@@ -89,17 +88,17 @@ async def progress(job: JobHandle[str]) -> str:
     return f"{found['read_page']} pages are read, {5 * found['store']} items are recorded"
 
 
-async def pause_and_go_on(ledger: Ledger, url: str, rows: Rows) -> None:
+async def pause_and_go_on(ledger: Ledger, url: str) -> None:
     """Pause a run, resume it, have its worker replaced, and wait for its end."""
     job = await ledger.enqueue(import_pages.options(id="import-1"), PAGES)
     async with working(url):
         await until_stored(BRAKE[0])
         # As a person does with `jobledger jobs pause import-1` and `jobs resume import-1`.
-        await run_acts.pause(rows, job.id, reason="the shop is busy", by="ann")
+        await ledger.do(PauseJob(id=job.id, queue=job.queue, reason="the shop is busy"), by="ann")
         BRAKE[0] = 60  # what it does at this moment it does to its end
         await until_state(job, "paused")
         print(f"import-1 is paused: {await progress(job)}")
-        await run_acts.resume(rows, job.id, by="ann")
+        await ledger.do(ResumeJob(id=job.id, queue=job.queue), by="ann")
         await until_stored(BRAKE[0])
     print(f"the worker was replaced; import-1 is {await job.state()}: {await progress(job)}")
     BRAKE[0] = 1_000
@@ -123,7 +122,7 @@ async def cancel(ledger: Ledger, url: str) -> None:
 async def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         async with EmbeddedServer(Path(directory), port=0) as server, connect(server.url) as ledger:
-            await pause_and_go_on(ledger, server.url, Rows(ledger, Path(directory) / "rows.db"))
+            await pause_and_go_on(ledger, server.url)
             await cancel(ledger, server.url)
 
 

@@ -26,11 +26,13 @@ from jobledger.admin.health import Asked, examine
 from jobledger.admin.lists.acts import list_acts
 from jobledger.admin.lists.dead_letters import group_dead_letters, list_dead_letters
 from jobledger.admin.lists.jobs import count_jobs, list_jobs
+from jobledger.admin.objects.jobs import JobNow
 from jobledger.admin.operators import operator_acts
 from jobledger.admin.past import AsOf, events_until
 from jobledger.admin.projection import projection_status
 from jobledger.admin.queues import together
 from jobledger.admin.rows import AnswerPosition, Rows, file_name
+from jobledger.admin.verbs.jobs import CancelJob, JobVerb, RetryJob
 from jobledger.admin.views import job_details
 from jobledger.ledger import Ledger, connect, task
 from jobledger.ledger.dead_letters import Requeuing
@@ -151,18 +153,23 @@ async def test_rows_are_those_of_the_moment(rows: Rows) -> None:
         assert (queue.counts["dead_lettered"], queue.counts["queued"], view.begins_at) == (3, 1, 1)
 
 
+async def done(rows: Rows, wish: JobVerb, by: str) -> JobNow:
+    return await rows.ledger.do(wish, by=by, projection=await rows.path())
+
+
 async def test_an_act_finds_its_job_and_keeps_who_asked(rows: Rows) -> None:
     assert (await acts.why(rows, "wait")).why.status == "queued"
-    job = await acts.cancel(rows, "wait", reason="paid", by="alice")
+    await done(rows, CancelJob(id="wait", reason="paid"), "alice")
+    job = await (await find_job(rows, "wait")).snapshot()
     assert (job.state.value, job.cancel_reason) == ("cancelled", "paid")
-    assert (await acts.retry(rows, "bill-2", by="alice")).state.value == "queued"
+    assert (await done(rows, RetryJob(id="bill-2"), "alice")).status == "queued"
     with pytest.raises(NotADeadLetterError):
         await show_dead_letter(rows, "bill-2")
 
 
 async def test_what_operators_did_is_listed_the_newest_first(rows: Rows) -> None:
-    await acts.retry(rows, "bill-0", by="alice")
-    await acts.cancel(rows, "waiting-1", reason="paid", by="bob")
+    await done(rows, RetryJob(id="bill-0"), "alice")
+    await done(rows, CancelJob(id="waiting-1", reason="paid"), "bob")
     found = await operator_acts(rows, ActFilter(), limit=1)
     assert ([(each.newest.act, each.newest.by) for each in found.newest], found.total, found.missing) == (
         [("cancel", "bob")], 2, None
@@ -195,8 +202,8 @@ async def test_what_is_done_to_many_is_asked_for_on_purpose(rows: Rows) -> None:
 
 
 async def test_lists_are_told_page_by_page_with_their_position(rows: Rows) -> None:
-    await acts.retry(rows, "bill-2", by="alice")
-    await acts.cancel(rows, "bill-2", reason="paid", by="bob")
+    await done(rows, RetryJob(id="bill-2"), "alice")
+    await done(rows, CancelJob(id="bill-2", reason="paid"), "bob")
     head = (await rows.ledger.log.head()).last_sequence
     async with rows.opened() as view:
         first = await list_jobs(view, JobFilter(), limit=3)

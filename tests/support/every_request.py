@@ -31,7 +31,7 @@ from msgspec.inspect import (
 )
 
 from jobledger.gateway.http.endpoint import JSON, NDJSON, Endpoint
-from jobledger.gateway.pages.forms import fleet, jobs, webhooks
+from jobledger.gateway.pages.forms import fleet, webhooks
 from jobledger.gateway.pages.page import Form, Page
 
 FORM: Final = "application/x-www-form-urlencoded"
@@ -89,7 +89,7 @@ class Names(NamedTuple):
 BODIES: Final[Mapping[str, Any]] = {
     "NewJob": {"task": "send", "queue": "mail", "input": {"to": "ann"}},
     "ManyActs": {"act": "cancel", "filter": {"id": "own-waits"}, "reason": "why"},
-    "Reschedule": {"delay_s": 60, "reason": "why"},
+    "RescheduleJob": {"delay_s": 60, "reason": "why"},
     "SetLimit": {"slots": 2, "reason": "why"},
     "NewSchedule": {"task": "send", "queue": "mail", "input": {"to": "ann"}, "every_s": 60, "replace": True},
     "NewKey": {"name": "ci", "role": "viewer"},
@@ -101,7 +101,7 @@ BODIES: Final[Mapping[str, Any]] = {
     "GivenWatch": {"figure": "depth", "above": 1},
     "RouteDefinition": {"scheme": "github", "secrets": ["env:NEW"]},
     "RouteTrial": {"delivery": "d1"},
-    "Requeue": {"reason": "why", "edit": {"to": "bea"}},
+    "RequeueJob": {"reason": "why", "edit": {"to": "bea"}},
     "NewRerun": {"failed": True, "reason": "why"},
     "NamedNode": {"name": "a", "task": "send", "queue": "mail", "input": {"to": "ann"}},
     "Simulation": {"from": _LONG_AGO, "to": "2026-01-02T00:00:00Z", "limits": {"api": 1}},
@@ -183,7 +183,6 @@ def _word(field: Field, values: Mapping[str, Any]) -> Any:
 
 #: The verbs that a form's address stands for.
 _VERBS: Final[Mapping[str, Iterable[str]]] = {
-    "jobs": jobs.VERBS,
     "schedules": fleet.VERBS,
     "webhooks": webhooks.VERBS,
 }

@@ -1,4 +1,4 @@
-"""What a person does to one job, found by its id or a prefix: cancel it, retry it, run it here, ask what it waits for."""
+"""What a person does to one job, found by its id or a prefix: run it here, ask what it waits for."""
 
 from __future__ import annotations
 
@@ -36,24 +36,6 @@ class Explained(NamedTuple):
     facts: Facts  #: what surrounds the job, with the time of the answer
     #: The events that say so; the one that carried the job over where an archive holds them.
     proof: list[StoredEvent]
-
-
-async def cancel(rows: Rows, job_id: str, queue: str | None = None, *, reason: str = "", by: str) -> Job:
-    """End a waiting job at once, ask a running one to end; return the job as it is after that.
-
-    Raises: as `find_job` and `Ledger.cancel`.
-    """
-    handle = await find_job(rows, job_id, queue)
-    return await rows.ledger.cancel(handle.ref, reason=reason, by=by)
-
-
-async def retry(rows: Rows, job_id: str, queue: str | None = None, *, reason: str = "", by: str) -> Job:
-    """Queue a job that waits for a time at once, give a dead letter one more attempt; return the job after it.
-
-    Raises: as `find_job` and `Ledger.retry`.
-    """
-    handle = await find_job(rows, job_id, queue)
-    return await rows.ledger.retry(handle.ref, reason=reason, by=by)
 
 
 async def run(rows: Rows, tasks: TaskRegistry, job_id: str, queue: str | None = None, *, by: str) -> Ran:

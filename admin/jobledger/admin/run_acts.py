@@ -1,4 +1,4 @@
-"""What a person tells one job, found by its id or a prefix: to pause, to go on; and a run a signal, or to begin again."""
+"""What a person tells one job: to pause, to go on; and a run a signal, or to begin again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jobledger.admin.find import find_job
 from jobledger.admin.rows import Rows
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.handle import JobHandle, would_accept
-from jobledger.ledger.model.commands import Note, RequestPause, ResumeJob
+from jobledger.ledger.model.commands import RequestPause, ResumeJob
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.json_text import check_text
 from jobledger.ledger.model.runs.awaiting import awaited_of
@@ -67,11 +67,6 @@ def _signals_awaited(job: Job) -> tuple[str, ...]:
     return tuple(step.target for step in steps if awaited_of(step) == "signal")
 
 
-async def pause(rows: Rows, job_id: str, queue: str | None = None, *, reason: str = "", by: str) -> Job:
-    """Pause a job that is found by its id or a prefix of it. Raises: as `find_job` and `pause_ref`."""
-    return await pause_ref(rows.ledger, (await find_job(rows, job_id, queue)).ref, reason=reason, by=by)
-
-
 async def pause_ref(ledger: Ledger, ref: JobRef, *, reason: str = "", by: str) -> Job:
     """Let a waiting job wait until a person resumes it, ask a running one to pause; return the job as it is after that.
 
@@ -84,11 +79,6 @@ async def pause_ref(ledger: Ledger, ref: JobRef, *, reason: str = "", by: str) -
     if job.state is JobState.RUNNING:
         ledger.hints.tell_resume(ref)
     return job
-
-
-async def resume(rows: Rows, job_id: str, queue: str | None = None, *, reason: str = "", by: str) -> Job:
-    """Let a job go on that is found by its id or a prefix of it. Raises: as `find_job` and `resume_ref`."""
-    return await resume_ref(rows.ledger, (await find_job(rows, job_id, queue)).ref, reason=reason, by=by)
 
 
 async def resume_ref(ledger: Ledger, ref: JobRef, *, reason: str = "", by: str) -> Job:
@@ -105,12 +95,6 @@ async def resume_ref(ledger: Ledger, ref: JobRef, *, reason: str = "", by: str) 
         # Before the run itself: who dies in between leaves one that can be resumed again.
         await Reaching(ledger).resume(ref, job)
     return await ledger.execute(ref, command, by=by)
-
-
-async def note(rows: Rows, job_id: str, text: str, queue: str | None = None, *, by: str) -> Job:
-    """Keep a note about a job; return the job after it. Raises: as `find_job` and `Ledger.note`."""
-    command = Note(text=text)  # refused before anything is looked for
-    return await rows.ledger.execute((await find_job(rows, job_id, queue)).ref, command, by=by)
 
 
 async def rerun_planned(

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 import typer
@@ -16,27 +16,31 @@ from jobledger.admin.verbs.kit import (
     Field,
     Note,
     Place,
+    Verb,
     declared_in,
     fields_of,
     operator_principal,
     read_words,
-    words_in,
 )
 from jobledger.cli.command import LEDGER, ROWS, Cli, command
 from jobledger.cli.errors import UsageError
+from jobledger.cli.output import Output
 from jobledger.cli.session import operator
 from jobledger.ledger.model.errors import InvalidInputError
+
+T = TypeVar("T")
 
 
 def add_verbs(module: ModuleType, groups: Mapping[str, typer.Typer]) -> None:
     """Register the commands of the verbs that a module declares. `groups`: by the first word of a command."""
     for declaration in declared_in(module):
-        _add(declaration, groups[declaration.group])
+        if not declaration.takes_many:
+            _add(declaration, groups[declaration.group])
 
 
 def _add(declaration: Declaration, group: typer.Typer) -> None:
     fields = fields_of(declaration.verb)
-    arguments = set(words_in(declaration.path))
+    arguments = {each.name for each in fields if each.is_argument_of(declaration)}
 
     async def run(cli: Cli, **given: Any) -> None:
         values = {
@@ -45,7 +49,7 @@ def _add(declaration: Declaration, group: typer.Typer) -> None:
             if (value := _value(each, given[each.name], is_argument=each.name in arguments))
             is not msgspec.NODEFAULT
         }
-        await _perform(cli, declaration, values)
+        await perform(cli, _wish(declaration, values))
 
     parameters = [inspect.Parameter("cli", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Cli)]
     parameters += (_parameter(each, is_argument=each.name in arguments) for each in fields)
@@ -55,22 +59,33 @@ def _add(declaration: Declaration, group: typer.Typer) -> None:
     command(group, declaration.name, takes=ROWS if declaration.reads_rows else LEDGER)(run)
 
 
-async def _perform(cli: Cli, declaration: Declaration, values: Mapping[str, Any]) -> None:
+def _wish(declaration: Declaration, values: Mapping[str, Any]) -> Verb[Any]:
+    """Return what was typed as a verb. Raises: UsageError, InvalidInputError."""
     try:
-        wish = declaration.verb(**values)
+        return declaration.verb(**values)
     except TypeError as error:  # an option that has no default was not given
         raise UsageError(_missing(declaration, values)) from error
+
+
+async def perform(cli: Cli, wish: Verb[Any]) -> None:
+    """Do what a verb says, and tell what it answers. Raises: what it says itself."""
     async with cli.ledger() as ledger:
         place = Place(ledger, cli.rows(ledger), operator_principal(operator()))
         found = await wish.perform(place)
         notes = await wish.notes(place)
     for each in notes:
         cli.output.note(each)
-    if cli.output.as_json:
-        for item in found.items if declaration.is_list else (found,):
-            cli.output.object(item)
-    for line in () if cli.output.as_json else wish.say(found):
-        (cli.output.note if isinstance(line, Note) else cli.output.say)(line)
+    tell(cli.output, wish, found)
+
+
+def tell(output: Output, wish: Verb[T], found: T) -> None:
+    """Write what a verb answered: as JSON where that was asked for, else in its sentences."""
+    if output.as_json:
+        for item in cast("Any", found).items if wish.declaration.is_list else (found,):
+            output.object(item)
+        return
+    for line in wish.say(found):
+        (output.note if isinstance(line, Note) else output.say)(line)
 
 
 def _missing(declaration: Declaration, values: Mapping[str, Any]) -> str:
@@ -111,5 +126,5 @@ def _value(field: Field, given: Any, *, is_argument: bool) -> Any:
 
 def option_names(declaration: Declaration) -> Iterator[str]:
     """Yield the options and arguments of a verb's command, for whoever describes or compares it."""
-    arguments = set(words_in(declaration.path))
-    yield from (each.metavar if each.name in arguments else each.flag for each in fields_of(declaration.verb))
+    for each in fields_of(declaration.verb):
+        yield each.metavar if each.is_argument_of(declaration) else each.flag

@@ -17,7 +17,7 @@ from jobledger.audit.verify.links import ChainCheck
 from jobledger.audit.why import Why
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.fingerprint import job_fingerprint
-from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.job import Job, JobState
 from jobledger.projections import Moment
 from jobledger.projections.tables.steps import SignalRow
 
@@ -48,6 +48,7 @@ class JobNow(JobName, frozen=True, kw_only=True):
     due_at: datetime | None  #: when it moves on by itself
     cancel_requested: bool  #: it runs, and its worker was asked to end it
     pause_requested: bool  #: it runs, and its worker was asked to pause it
+    worker: str | None  #: who runs it, None where nobody does
 
 
 class JobShown(JobDetails, frozen=True, kw_only=True):
@@ -144,6 +145,7 @@ def job_now(job: Job) -> JobNow:
         due_at=job.due_at,
         cancel_requested=job.cancel_requested,
         pause_requested=job.pause_requested,
+        worker=job.attempts[-1].worker if job.state is JobState.RUNNING else None,
     )
 
 

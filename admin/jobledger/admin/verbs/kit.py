@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType, UnionType
@@ -34,11 +34,14 @@ from urllib.parse import quote
 
 import msgspec
 
+from jobledger.admin.find import find_job
 from jobledger.admin.rows import Rows
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import PERMISSIONS, Permission
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.written_times import read_span, read_time
 
 T = TypeVar("T")
@@ -52,15 +55,22 @@ _WORDS: Final = re.compile(r"\{(\w+)\}")
 
 
 def option(
-    text: str, metavar: str = "", *, flag: str = "", in_query: bool = False, **bounds: Any
+    text: str,
+    metavar: str = "",
+    *,
+    flag: str = "",
+    is_argument: bool = False,
+    in_query: bool = False,
+    **bounds: Any,
 ) -> msgspec.Meta:
     """Describe a field of a verb.
 
     `text`: one sentence, for `--help`, the API's document and the reference. `metavar`: the word for its value on the
-    command line. `flag`: the option, where it is not the field's name. `in_query`: a parameter of the address also
-    where the request has a body. `bounds`: of `msgspec.Meta`, such as `ge` and `max_length`.
+    command line. `flag`: the option, where it is not the field's name. `is_argument`: it has no option, as the words of
+    the address. `in_query`: a parameter of the address also where the request has a body. `bounds`: of `msgspec.Meta`,
+    such as `ge` and `max_length`.
     """
-    own = {"metavar": metavar, "flag": flag, "in_query": in_query}
+    own = {"metavar": metavar, "flag": flag, "is_argument": is_argument, "in_query": in_query}
     return msgspec.Meta(description=text, extra=own, **bounds)
 
 
@@ -68,18 +78,47 @@ Reason = Annotated[str, option("Why; kept in the ledger with who acted.", "TEXT"
 Plan = Annotated[bool, option("Show what would happen, and change nothing.", in_query=True)]
 
 
-class Place(NamedTuple):
-    """Where a verb is done, and who does it."""
+class Place:
+    """Where a verb is done, and who does it. A gateway has one of its own, which knows what the request said."""
 
-    ledger: Ledger
-    rows: Rows
-    principal: Principal
-    trace: str = ""  #: W3C traceparent of the request that asks for it
+    def __init__(self, ledger: Ledger, rows: Rows | None, principal: Principal, trace: str = "") -> None:
+        """`rows`: None where nobody named the file of a projection. `trace`: W3C traceparent of whoever asks."""
+        self.ledger = ledger
+        self.principal = principal
+        self.trace = trace
+        self._rows = rows
+
+    @property
+    def rows(self) -> Rows:
+        """The projection. Raises: InvalidInputError where nobody named its file."""
+        if self._rows is None:
+            raise InvalidInputError(
+                "this reads a projection: name its file, as in do(..., projection=Path('jobs.db'))"
+            )
+        return self._rows
 
     @property
     def by(self) -> str:
         """What events say of who acts."""
         return self.principal.name
+
+    async def act_on_job(
+        self,
+        job_id: str,
+        queue: str | None,
+        permission: Permission,
+        act: Callable[[Ledger, JobRef], Awaitable[Job]],
+    ) -> Job:
+        """Find a job by its id or a prefix of it, act on it, and return it as it is then.
+
+        Raises: as `find_job`, what `act` raises.
+        """
+        del permission  # whoever speaks to the ledger itself has all
+        if self._rows is None:
+            found = await self.ledger.job(job_id, queue=queue)
+        else:
+            found = await find_job(self._rows, job_id, queue)
+        return await act(self.ledger, found.ref)
 
 
 def operator_principal(name: str = "") -> Principal:
@@ -104,6 +143,9 @@ class Declaration(NamedTuple):
     form: str = ""  #: address of the form; "": no page has one
     then: str = ""  #: page to show after the form; words in braces are fields of the verb or of the answer
     asks_why: bool = True  #: a person who sends the form has to say why
+    heeds: tuple[Literal["If-Match"], ...] = ()  #: headers of the request that `Place` heeds
+    also: tuple[int, ...] = ()  #: other statuses of success; `Verb.status_of` says when
+    takes_many: bool = False  #: its command takes any number of things, so it is not made of the declaration
     location: str = ""  #: header of the answer: address of what was made, written as `then`
     reads_rows: bool = False  #: needs the projection, whose file a command can be told
     is_list: bool = False  #: the answer has `items`, which `--json` writes a line each
@@ -155,6 +197,16 @@ class Verb(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_unknown
         """Yield the sentences for a person at a terminal; some may be a `Note`."""
         raise NotImplementedError
 
+    def status_of(self, found: T) -> int | None:
+        """Return the HTTP status of an answer, None for the declared one."""
+        del found
+        return None
+
+    def version_of(self, found: T) -> int | None:
+        """Return the sequence of what an answer is about, for its `ETag`; None: it has none."""
+        del found
+        return None
+
     async def notes(self, place: Place) -> Sequence[str]:
         """Return what a person at a terminal is told beside the answer; it is looked up for nobody else."""
         del place
@@ -167,15 +219,8 @@ class Verb(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_unknown
 
     async def perform_on(self, ledger: Ledger, *, by: str = "", projection: Path | None = None) -> T:
         """Do it for a program that speaks to the ledger itself; `Ledger.do` calls this. Raises: as `do`."""
-
-        async def file() -> Path:
-            if projection is None:
-                raise InvalidInputError(
-                    f"{type(self).__name__} reads a projection: name its file, as do(..., projection=Path('jobs.db'))"
-                )
-            return projection
-
-        return await self.perform(Place(ledger, Rows(ledger, file), operator_principal(by)))
+        rows = None if projection is None else Rows(ledger, projection)
+        return await self.perform(Place(ledger, rows, operator_principal(by)))
 
 
 def verb(
@@ -206,7 +251,10 @@ def declared_in(module: ModuleType) -> list[Declaration]:
     return [
         each.declaration
         for each in vars(module).values()
-        if isinstance(each, type) and issubclass(each, Verb) and each.__module__ == module.__name__
+        if isinstance(each, type)
+        and issubclass(each, Verb)
+        and each.__module__ == module.__name__
+        and "declaration" in vars(each)  # what several share is no verb itself
     ]
 
 
@@ -273,6 +321,11 @@ class Field(NamedTuple):
         """Return whether it stands behind the `?` of the address, and not in the body."""
         is_bodiless = declaration.method in {"GET", "DELETE"}
         return is_bodiless or bool((self.meta.extra or {}).get("in_query"))
+
+    def is_argument_of(self, declaration: Declaration) -> bool:
+        """Return whether a command takes it without an option, as the words of the address that must be given."""
+        is_word = self.name in words_in(declaration.path) and self.default is msgspec.NODEFAULT
+        return is_word or bool((self.meta.extra or {}).get("is_argument"))
 
     @property
     def is_span(self) -> bool:

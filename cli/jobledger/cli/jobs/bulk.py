@@ -8,17 +8,17 @@ from typing import Annotated, Final
 
 import typer
 
-from jobledger.admin import acts
 from jobledger.admin.bulk import Act, cancel_act, discard_act, reschedule_act, retry_act
 from jobledger.admin.choice import JobChoice, find_jobs
+from jobledger.admin.verbs.jobs import CancelJob, RetryJob
 from jobledger.cli import bulk, options
 from jobledger.cli.command import CHOOSES, ROWS, Cli, command
 from jobledger.cli.errors import DONE, UsageError
 from jobledger.cli.groups import JOBS, QUEUES
-from jobledger.cli.one_job import status_of
 from jobledger.cli.search import ids_and_search, parsed
 from jobledger.cli.session import operator
 from jobledger.cli.times import parse_span, seconds, time_of
+from jobledger.cli.verbs import perform
 from jobledger.ledger import JobState
 from jobledger.ledger.model.job import WAITING_STATES
 from jobledger.ledger.model.subjects import check_token
@@ -136,24 +136,10 @@ async def cancel(
         everything=everything,
     )
     if len(choice.ids) == 1 and not plan:
-        return await _cancel_one(cli, choice.ids[0], queue, reason)
+        await perform(cli, CancelJob(id=choice.ids[0], queue=queue, reason=reason))
+        return DONE
     act = cancel_act(reason, by=operator())
     return await _perform(cli, choice, act, limit=limit, plan=plan, yes=yes)
-
-
-async def _cancel_one(cli: Cli, job_id: str, queue: str | None, reason: str) -> int:
-    async with cli.ledger() as ledger:
-        job = await acts.cancel(cli.rows(ledger), job_id, queue, reason=reason, by=operator())
-    if cli.output.as_json:
-        cli.output.object({**status_of(job), "cancel_requested": job.cancel_requested})
-    elif job.state is JobState.CANCELLED:
-        cli.output.say(f"job {job.id} is cancelled")
-    else:
-        worker = job.attempts[-1].worker
-        cli.output.say(
-            f"job {job.id} runs on {worker}, which was asked to end it: `jobledger jobs show {job.id}`"
-        )
-    return DONE
 
 
 @command(JOBS, "retry", takes=CHOOSES)
@@ -185,20 +171,10 @@ async def retry(
         everything=everything,
     )
     if len(choice.ids) == 1 and not plan:
-        return await _retry_one(cli, choice.ids[0], queue, reason)
+        await perform(cli, RetryJob(id=choice.ids[0], queue=queue, reason=reason))
+        return DONE
     act = retry_act(reason, by=operator())
     return await _perform(cli, choice, act, limit=limit, plan=plan, yes=yes)
-
-
-async def _retry_one(cli: Cli, job_id: str, queue: str | None, reason: str) -> int:
-    async with cli.ledger() as ledger:
-        job = await acts.retry(cli.rows(ledger), job_id, queue, reason=reason, by=operator())
-    if cli.output.as_json:
-        cli.output.object({**status_of(job), "attempts_left": job.attempts_left})
-    else:
-        left = f"{job.attempts_left} attempt{'s' if job.attempts_left > 1 else ''}"
-        cli.output.say(f"job {job.id} is queued in {job.queue} with {left} left")
-    return DONE
 
 
 @command(JOBS, "reschedule", takes=CHOOSES)

@@ -17,6 +17,7 @@ from jobledger.admin.bulk import (
     reschedule_act,
     retry_act,
 )
+from jobledger.admin.verbs.jobs import CancelJob, DiscardJob, RequeueJob, RescheduleJob, RetryJob
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.dead_letters import Requeuing
 from jobledger.ledger.model.chain import fold
@@ -34,11 +35,11 @@ NAMED_MAX: Final = 1_000
 
 Verb = Literal["cancel", "retry", "reschedule", "requeue", "discard"]
 PERMISSIONS: Final[dict[Verb, Permission]] = {
-    "cancel": "cancel",
-    "retry": "cancel",
-    "reschedule": "cancel",
-    "requeue": "review",
-    "discard": "review",
+    "cancel": CancelJob.declaration.permission,
+    "retry": RetryJob.declaration.permission,
+    "reschedule": RescheduleJob.declaration.permission,
+    "requeue": RequeueJob.declaration.permission,
+    "discard": DiscardJob.declaration.permission,
 }
 
 

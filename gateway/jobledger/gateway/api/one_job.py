@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from jobledger.admin.errors import JobNotHeldError
-from jobledger.admin.objects.jobs import JobShown, job_now, job_shown
+from jobledger.admin.objects.jobs import JobShown, job_shown
 from jobledger.admin.past import events_until
 from jobledger.admin.views import job_details
 from jobledger.audit.verify.links import check_history
 from jobledger.gateway.api.asking import Past
-from jobledger.gateway.conditions import acting_on, require_at
-from jobledger.gateway.http.asked import Asked
-from jobledger.gateway.http.endpoint import Answer
+from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.scoped import names_cleared
-from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import AmbiguousIdError, JobNotFoundError
-from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.rights.marks import hidden_from
 from jobledger.ledger.model.subjects import JobRef, check_token
@@ -44,8 +40,22 @@ class Held(NamedTuple):
         return JobRef(queue=self.job.queue, job_id=self.job.id)
 
 
+class Asker(Protocol):
+    """Who asks which gateway: a request, or a form that was sent."""
+
+    @property
+    def gateway(self) -> Gateway:
+        """What the handlers share."""
+        ...
+
+    @property
+    def principal(self) -> Principal:
+        """Who asks."""
+        ...
+
+
 async def read_job(
-    asked: Asked, queue: str | None, job_id: str, query: Past = NOW, permission: Permission = "view"
+    asked: Asker, queue: str | None, job_id: str, query: Past = NOW, permission: Permission = "view"
 ) -> Held:
     """Read a job, as it is or was.
 
@@ -62,7 +72,7 @@ async def read_job(
     )
     history = _seen(asked, history) if queue is None else history
     if not history:
-        raise await _missing(asked, queue, job_id)
+        raise await missing_job(asked, queue, job_id)
     queues = {stored.event.queue for stored in history}
     if len(queues) > 1:
         raise AmbiguousIdError(job_id, sorted(f"{each}/{job_id}" for each in queues))
@@ -77,13 +87,13 @@ async def read_job(
     return Held(job, seen, then)
 
 
-def _seen(asked: Asked, history: list[StoredEvent]) -> list[StoredEvent]:
+def _seen(asked: Asker, history: list[StoredEvent]) -> list[StoredEvent]:
     """Return the events of jobs that the asker may see: of the others, not even their queue or task is told."""
     may = asked.principal.may
     return [stored for stored in history if may("view", stored.event.queue, stored.event.task)]
 
 
-async def _missing(asked: Asked, queue: str | None, job_id: str) -> Exception:
+async def missing_job(asked: Asker, queue: str | None, job_id: str) -> Exception:
     """Return why there is no such job: it never was, or its events are in an archive."""
     first = (await asked.gateway.ledger.log.head()).first_sequence
     if first > 1:
@@ -104,40 +114,8 @@ async def _missing(asked: Asked, queue: str | None, job_id: str) -> Exception:
     return JobNotFoundError(job_id)
 
 
-async def shown(asked: Asked, held: Held) -> JobShown:
+async def shown(asked: Asker, held: Held) -> JobShown:
     """Return a job whole; what its asker may not see is hidden."""
     ledger = asked.gateway.ledger
     details = await job_details(ledger, held.job, held.history, hidden=hidden_from(asked.principal))
     return job_shown(details, await check_history(ledger.log, held.history), held.then)
-
-
-async def act(
-    asked: Asked,
-    queue: str,
-    job_id: str,
-    permission: Permission,
-    do: Callable[[Ledger, JobRef], Awaitable[Job]],
-    *,
-    asked_status: int = 200,
-) -> Answer:
-    """Do something to a job, and return it as it is then; its events are stored only where `If-Match` allows it.
-
-    `asked_status`: what is answered for a job that runs, and that its worker was asked about.
-
-    Raises: ProblemError for who may not act on it, and for a job that is archived; JobNotFoundError, what `do` raises.
-    """
-    ledger, principal = asked.gateway.ledger, asked.principal
-    principal.require(permission, check_token("queue", queue))
-    ref = JobRef(queue=queue, job_id=check_token("job id", job_id))
-    if principal.scope.tasks:
-        await read_job(asked, queue, job_id, permission=permission)
-    if asked.if_match is not None:  # here, for what an act does before it changes the job; and at each append
-        newest = await ledger.log.newest_sequence(ledger.names.chain(ref))
-        if newest:
-            require_at(asked.if_match, newest)
-    try:
-        job = await do(acting_on(ledger, ref, asked.if_match), ref)
-    except (JobNotFoundError, JobNotHeldError):
-        raise await _missing(asked, queue, job_id) from None
-    status = asked_status if job.state is JobState.RUNNING else 200
-    return Answer(value=job_now(job), status=status, etag=str(job.last_sequence))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from jobledger.admin.verbs import jobs as job_verbs
 from jobledger.admin.verbs import limits as limit_verbs
 from jobledger.admin.verbs import queues as queue_verbs
 from jobledger.gateway.api import (
@@ -37,6 +38,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *bulk_acts.ENDPOINTS,
     *enqueueing.ENDPOINTS,
     *jobs.ENDPOINTS,
+    *endpoints_of(job_verbs),
     *job_acts.ENDPOINTS,
     *runs.ENDPOINTS,
     *graphs.ENDPOINTS,

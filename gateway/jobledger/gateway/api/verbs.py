@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from jobledger.admin.verbs.kit import Declaration, Field, Place, answer_type, declared_in, fields_of, words_in
+from jobledger.admin.verbs.kit import Declaration, Field, answer_type, declared_in, fields_of, words_in
 from jobledger.gateway.api.asking import aware
+from jobledger.gateway.api.place import GatewayPlace
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
@@ -40,13 +41,14 @@ def endpoint_of(declaration: Declaration) -> Endpoint:
             wish = kind(**given)
         except InvalidInputError as error:  # what it says cannot be meant
             raise ProblemError("BAD_REQUEST", str(error)) from error
-        gateway = asked.gateway
-        found = await wish.perform(Place(gateway.ledger, gateway.rows, asked.principal, asked.trace))
-        location = declaration.location
-        return (
-            Answer(value=found, headers={"location": declaration.filled(location, wish, found)})
-            if location
-            else found
+        if_match = asked.if_match if "If-Match" in declaration.heeds else None
+        found = await wish.perform(GatewayPlace(asked, trace=asked.trace, if_match=if_match))
+        location, version = declaration.location, wish.version_of(found)
+        return Answer(
+            value=found,
+            status=wish.status_of(found),
+            headers={"location": declaration.filled(location, wish, found)} if location else {},
+            etag=None if version is None else str(version),
         )
 
     handle.__name__ = "_".join(
@@ -64,6 +66,8 @@ def endpoint_of(declaration: Declaration) -> Endpoint:
         query=_struct(kind.__name__ + "Query", kind, in_query),
         body=_struct(kind.__name__, kind, [each for each in rest if each not in in_query]),
         problems=declaration.problems,
+        heeds=declaration.heeds,
+        also=declaration.also,
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from jobledger.admin.verbs import jobs as job_verbs
 from jobledger.admin.verbs import limits as limit_verbs
 from jobledger.admin.verbs import queues as queue_verbs
 from jobledger.gateway.pages.forms.fleet import act_on_schedule, check_ledger
 from jobledger.gateway.pages.forms.graphs import remove_graph, run_graph
-from jobledger.gateway.pages.forms.jobs import act_on_job
+from jobledger.gateway.pages.forms.jobs import requeue, signal
 from jobledger.gateway.pages.forms.keys import make_key, revoke, rotate
 from jobledger.gateway.pages.forms.plan import do_plan
 from jobledger.gateway.pages.forms.runs import begin_again
@@ -94,7 +95,9 @@ PAGES: Final = (
 )
 FORMS: Final = (
     Form(path="/jobs/{queue}/{id}/rerun", permission="review", act=begin_again),
-    Form(path="/jobs/{queue}/{id}/{verb}", permission=None, act=act_on_job),
+    *forms_of(job_verbs),
+    Form(path="/jobs/{queue}/{id}/requeue", permission="review", act=requeue),
+    Form(path="/jobs/{queue}/{id}/signal", permission="queue", act=signal),
     Form(path="/plan", permission=None, act=do_plan),
     Form(path="/ledger/verify", permission="manage", act=check_ledger),
     *forms_of(queue_verbs),

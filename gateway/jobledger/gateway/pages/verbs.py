@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from jobledger.admin.verbs.kit import Declaration, Field, Place, declared_in, fields_of, read_words
+from jobledger.admin.verbs.kit import Declaration, Field, declared_in, fields_of, read_words
+from jobledger.gateway.api.place import GatewayPlace
 from jobledger.gateway.pages.page import Fields, Form, Sent
 from jobledger.gateway.pages.rendering import address
 from jobledger.gateway.problems import ProblemError
@@ -25,7 +26,7 @@ def form_of(declaration: Declaration) -> Form:
     fields = fields_of(declaration.verb)
 
     async def act(sent: Sent, **words: str) -> str:
-        gateway, now = sent.gateway, sent.gateway.ledger.clock.now()
+        now = sent.gateway.ledger.clock.now()
         if declaration.asks_why:
             sent.fields.reason()
         given: dict[str, Any] = dict(words)
@@ -41,7 +42,7 @@ def form_of(declaration: Declaration) -> Form:
             raise ProblemError("BAD_REQUEST", f"the form lacks {missing}: fill it in") from error
         except InvalidInputError as error:
             raise ProblemError("BAD_REQUEST", str(error)) from error
-        found = await wish.perform(Place(gateway.ledger, gateway.rows, sent.principal))
+        found = await wish.perform(GatewayPlace(sent))
         return address(declaration.filled(declaration.then, wish, found))
 
     return Form(path=declaration.form, permission=declaration.permission, act=act)
@@ -49,7 +50,7 @@ def form_of(declaration: Declaration) -> Form:
 
 def _typed(field: Field, sent: Fields) -> list[str]:
     """Return the words of a field that was filled in; those of a list may stand in one box, apart by spaces."""
-    texts = [text.strip() for text in sent.many(field.wire)]
+    texts = [text.strip().replace("\r\n", "\n") for text in sent.many(field.wire)]
     return [word for text in texts for word in (text.split() if field.is_many else [text]) if word]
 
 
