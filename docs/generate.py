@@ -1,6 +1,6 @@
 """Write the pages that follow from the code (`make docs`); with `--check` only compare them.
 
-docs/code.md lists the modules; docs/events.md, docs/lifecycle.md, docs/locks.md and docs/asyncapi.json follow from the
+docs/code.md lists the folders; docs/events.md, docs/lifecycle.md, docs/locks.md and docs/asyncapi.json follow from the
 declarations of events, docs/projections.md from those of tables, the settings in docs/cli.md from the options,
 docs/search.md from the keys of searches, docs/errors.md from the classes of errors, each docs/diagrams/*.svg from the text
 beside it. What people wrote stays: only what lies between the markers is replaced.
@@ -84,29 +84,22 @@ def _first_line(path: Path) -> str:
     return text.strip().partition("\n")[0].replace("|", "\\|")
 
 
-def _modules(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*.py") if not path.name.startswith("__init__"))
-
-
 def _packages(folder: Path) -> Iterator[Path]:
     yield folder
     for below in sorted(path.parent for path in folder.glob("*/__init__.py")):
         yield from _packages(below)
 
 
-def _section(package: Path) -> Lines:
-    name = package.relative_to(ROOT).as_posix()
-    title = ".".join(("jobledger", *package.relative_to(ROOT).parts[2:]))
-    yield f"\n## {title}\n\n{textwrap.fill(_first_line(package / '__init__.py'), 100)}\n"
-    modules = _modules(package)
-    if modules:
-        yield "\n| Module | What it holds |\n|---|---|\n"
-        yield from (f"| [{path.stem}](../{name}/{path.name}) | {_first_line(path)} |\n" for path in modules)
+def _folder_row(package: Path) -> str:
+    place = package.relative_to(ROOT).as_posix()
+    name = ".".join(package.relative_to(ROOT).parts[2:])
+    return f"| [{name}](../{place}) | {_first_line(package / '__init__.py')} |\n"
 
 
 def _code(text: str) -> str:
     packages = (package for root in ROOTS for package in _packages(ROOT / root / "jobledger" / root))
-    return _after_marker(text, (part for package in packages for part in _section(package)))
+    head = "\n## Folders\n\n| Below `jobledger` | What it holds |\n|---|---|\n"
+    return _after_marker(text, (head, *map(_folder_row, packages)))
 
 
 # The events.

@@ -57,7 +57,7 @@ def test_every_table_of_a_projection_is_described_with_its_key() -> None:
 
 # A word on each page that only the generator writes.
 _WRITTEN_BY_THE_GENERATOR = {
-    "code.md": "| [events](",
+    "code.md": "| [ledger.model](",
     "events.md": "| `lease_s` | number |",
     "lifecycle.md": "| `dead_lettered` | `held` `queued` `discarded`",
     "locks.md": "- Subject: `ledger.lock.<scope>.<lock>.acquired`",
