@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import secrets
 from pathlib import Path
 
 import pytest
+import typer
 from tests.support.tables import each_row
 from tests.support.terminal import on_a_terminal, unstyled
 from tests.unit.test_cli_docs import COMMANDS, PROGRAM
 
+from jobledger.cli import commands, groups
+from jobledger.cli.commands import HELPS, PANELS, Group
 from jobledger.cli.main import run
 from jobledger.cli.output import Output
 
@@ -142,3 +146,17 @@ def test_keys_of_a_search_are_completed(name: str, begun: str, expected: set[str
         name, ["--all"] if name != "jobs list" else [], resilient_parsing=True
     ) as context:
         assert {each.value for each in words.shell_complete(context, begun)} == expected
+
+
+def test_each_command_is_in_one_panel_of_the_help() -> None:
+    named = [name for names in PANELS.values() for name in names]
+    assert sorted(named) == sorted(commands.COMMANDS.members)
+
+
+def test_the_help_of_all_commands_says_what_each_says_of_itself() -> None:
+    commands.add_commands(typer.Typer(), None)
+    own = {each.name: each.callback for each in groups.TOP.registered_commands}
+    for name, member in commands.COMMANDS.members.items():
+        if not isinstance(member, Group):
+            doc = inspect.cleandoc(getattr(own[name], "__doc__", None) or "")
+            assert HELPS[name] == " ".join(doc.partition("\n\n")[0].split()), name

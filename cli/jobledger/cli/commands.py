@@ -216,6 +216,35 @@ COMMANDS: Final = Group(
 )
 
 
+#: The panels of `jobledger --help`, in its order, with what each lists; each command is in one of them.
+PANELS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Run": ("up", "worker", "gateway", "server", "init", "metrics", "demo"),
+    "Jobs": ("enqueue", "jobs", "dlq", "workflows", "graphs", "queues", "limits", "schedules"),
+    "Look": ("top", "stats", "doctor", "events", "audit", "sql", "replay"),
+    "Connect": ("webhooks", "routes", "watches", "keys"),
+    "Inside": ("workers", "locks", "unique", "tables", "timers", "projection"),
+}
+
+
+#: What `jobledger --help` says of the commands without a group: their first sentences, since a module that tells its own
+#: is loaded only where it runs.
+HELPS: Final[Mapping[str, str]] = {
+    "up": "Run the embedded server (or use --url), a worker for --app, a projector and a gateway, until Ctrl-C.",
+    "init": "Make the ledger and the buckets of an environment where they are missing, and say what to do next.",
+    "server": "Run nats-server with the project's nats.conf until Ctrl-C; its store is kept between runs.",
+    "worker": "Run jobs until SIGTERM or Ctrl-C.",
+    "gateway": "Serve the HTTP API and the dashboard until SIGTERM or Ctrl-C.",
+    "enqueue": 'Add one job and print {"id", "created", "sequence"}; created is false if the id exists already.',
+    "top": "Show queues, workers and throughput, again and again until Ctrl-C; once where stdout is no terminal.",
+    "stats": "Show what happened to jobs in a span of time: how many completed and failed, and how long they waited and ran.",
+    "sql": "Ask the projection a question in SQL. It reads the rows, brought up to now, and changes nothing.",
+    "replay": "Write the tables as of a past moment to a SQLite file.",
+    "metrics": "Serve the metrics of all queues, tasks and workers for Prometheus, until Ctrl-C.",
+    "doctor": "Check server, streams, projection, clock and disk, and tell what hurts; exits with 0 if nothing failed.",
+    "demo": "Index the standard library, one job per file, on two workers; one is killed half-way.",
+}
+
+
 def named_by(words: Sequence[str]) -> tuple[str, ...]:
     """Return the groups and the command that the words of a command line begin with; none is ()."""
     found: list[str] = []
@@ -241,13 +270,20 @@ def add_commands(app: typer.Typer, words: Sequence[str] | None) -> None:
     names = _load(
         COMMANDS, None if words is None else list(dropwhile(lambda word: word.startswith("-"), words))
     )
-    for command in groups.TOP.registered_commands:
-        if command.name in names:
-            app.registered_commands.append(command)
-    for name in names:
-        member = COMMANDS.members[name]
-        if isinstance(member, Group):
-            app.add_typer(member.app, name=name)
+    commands = {command.name: command for command in groups.TOP.registered_commands}
+    for panel, members in PANELS.items():
+        for name in (each for each in members if each in names):
+            member = COMMANDS.members[name]
+            if isinstance(member, Group):
+                app.add_typer(member.app, name=name, rich_help_panel=panel)
+            else:
+                commands[name].rich_help_panel = panel
+                app.registered_commands.append(commands[name])
+
+
+def _is_root(group: Group, words: Sequence[str] | None) -> bool:
+    """Return whether only the help of all commands is asked for."""
+    return group is COMMANDS and words is not None
 
 
 def _import(member: str) -> None:
@@ -261,7 +297,7 @@ def _import(member: str) -> None:
 
 
 def _unnamed() -> None:
-    """Stand for a command of which a shell needs no more than the name."""
+    """Stand for a command of which no more than the name and one sentence is needed."""
 
 
 def _load(group: Group, words: Sequence[str] | None) -> list[str]:
@@ -273,9 +309,9 @@ def _load(group: Group, words: Sequence[str] | None) -> list[str]:
     names = named or list(group.members)
     for name in names:
         member = group.members[name]
-        if not isinstance(member, Group) and not named and takes_names_only():
+        if not isinstance(member, Group) and not named and (takes_names_only() or _is_root(group, words)):
             if all(command.name != name for command in group.app.registered_commands):
-                group.app.command(name)(_unnamed)
+                group.app.command(name, help=HELPS.get(name))(_unnamed)
         elif not isinstance(member, Group):
             _import(member)
         elif words is None or named:
