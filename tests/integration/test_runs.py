@@ -484,6 +484,8 @@ async def mistakes(run: Run) -> list[str]:
         lambda: many.each(job, [1]),
         lambda: many.each(halve, [1], limit=nothing),
         lambda: many.gather(noop, noop, limit=nothing),
+        lambda: many.gather(noop(), noop()),
+        lambda: many.race(noop, noop()),
     )
     for wrong in wrongs:
         try:
@@ -502,6 +504,7 @@ async def noop() -> None:
     """Do nothing."""
 
 
+CALLED = "run.{0} takes functions without arguments, and got the call of noop: write run.{0}(lambda: run.call(...), ...)"
 NO_STEP = (
     "known is a task, which a run calls as a job of its own: use run.call or run.map; "
     "a step is a function, plain or with @step"
@@ -524,6 +527,8 @@ async def test_each_takes_a_plain_function_and_what_cannot_be_is_told_in_a_sente
         NO_STEP,
         "limit of run.each must be a whole number, 1 or more, got None",
         "limit must be a whole number, 0 (no limit) or more, got None",
+        CALLED.format("gather"),
+        CALLED.format("race"),
     ]
     assert list((await job.snapshot()).steps) == ["halve"]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Concatenate, Never, ParamSpec, TypeVar, cast, overload
 from uuid import UUID
@@ -298,6 +299,7 @@ class Run(RunTables, GivenByWorker):
         """
         if type(limit) is not int or limit < 0:
             raise InvalidInputError(f"limit must be a whole number, 0 (no limit) or more, got {limit!r}")
+        _check_functions("gather", functions)
 
         async def body(branch: Branch) -> tuple[Any, ...]:
             return tuple(await branches.gather(self._passage, branch, functions, limit))
@@ -309,6 +311,8 @@ class Run(RunTables, GivenByWorker):
 
         Which one won is recorded. The others are cancelled where they are.
         """
+
+        _check_functions("race", functions)
 
         async def body(branch: Branch) -> T:
             return cast("T", await branches.race(self._passage, branch, functions))
@@ -476,6 +480,18 @@ class Run(RunTables, GivenByWorker):
         branch = passage.scopes.enter(undo.name)
         branch.busy = ""
         passage.undos.append(Undo(branch.undo_key(undo.name), undo, args, dict(kwargs)))
+
+
+def _check_functions(verb: str, functions: Sequence[Any]) -> None:
+    """Refuse what was called already, as `run.gather(run.call(task))` does. Raises: InvalidInputError."""
+    for each in functions:
+        if inspect.iscoroutine(each):
+            for left in filter(inspect.iscoroutine, functions):
+                left.close()  # nobody awaits them any more
+            raise InvalidInputError(
+                f"run.{verb} takes functions without arguments, and got the call of {each.__name__}: "
+                f"write run.{verb}(lambda: run.call(...), ...)"
+            )
 
 
 def _unpacked(task: Any) -> tuple[Task[Any, Any], Options]:
