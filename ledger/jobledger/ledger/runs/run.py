@@ -311,7 +311,6 @@ class Run(RunTables, GivenByWorker):
 
         Which one won is recorded. The others are cancelled where they are.
         """
-
         _check_functions("race", functions)
 
         async def body(branch: Branch) -> T:
