@@ -60,8 +60,8 @@ def words_of(wish: Verb[Any]) -> list[str]:
 def plain(found: Any, name: str) -> Any:
     """Return an answer without what differs from one door to the next: the name, times, sequences, and who acted."""
     text = _MOMENT.sub("TIME", msgspec.json.encode(found, order="sorted").decode()).replace(name, "NAME")
-    text = re.sub(r'"last_sequence":\d+', '"last_sequence":0', text)
-    return msgspec.json.decode(re.sub(r'"(by|set_by)":"[^"]*"', r'"\1":"WHO"', text))
+    text = re.sub(r'"(\w*sequence)":\d+', r'"\1":0', text)
+    return msgspec.json.decode(re.sub(r'"(\w*by)":"[^"]*"', r'"\1":"WHO"', text))
 
 
 @task(queue="mail", max_attempts=1)
@@ -90,7 +90,8 @@ async def test_every_door_does_and_answers_the_same(
             code = await anyio.to_thread.run_sync(run, [*words_of(wish), *where])
             shown = capsys.readouterr()
             assert code == 0, shown.err
-            return msgspec.json.decode(shown.out)
+            lines = [msgspec.json.decode(line) for line in shown.out.splitlines()]
+            return {"items": lines} if wish.declaration.is_list else lines[0]
 
         def blocked(wish: Verb[Any]) -> Any:
             with blocking.connect(ledger.config.url, environment=ledger.names.environment) as made:

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, Final
 
 import msgspec
+import pytest
 import typer
 from tests.support.verbs import EXAMPLES
 from typer.core import TyperGroup
 
 from jobledger.admin import verbs
-from jobledger.admin.verbs.kit import Declaration, answer_type, declared_in, fields_of, request_of, words_in
+from jobledger.admin.verbs.kit import (
+    Declaration,
+    Facts,
+    Heading,
+    Note,
+    Table,
+    answer_type,
+    declared_in,
+    fields_of,
+    request_of,
+    words_in,
+)
 from jobledger.cli.commands import COMMANDS, VERBS, Group
 from jobledger.cli.main import program
-from jobledger.cli.verbs import option_names
+from jobledger.cli.output import Output
+from jobledger.cli.verbs import option_names, tell
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.pages.rendering import TEMPLATES
 from jobledger.gateway.pages.table import FORMS
@@ -55,6 +69,7 @@ def test_each_verb_is_a_command_with_its_fields_as_options() -> None:
             for name in (parameter.opts if parameter.param_type_name == "option" else [parameter.metavar])
         }
         assert set(option_names(each)) <= found, each.command
+        assert ("--ledger-bytes-max" in found) == each.creates, each.command
         assert (command.help or "").split() == (each.verb.__doc__ or "").split(), each.command
 
 
@@ -120,3 +135,27 @@ def test_a_verb_is_the_request_that_its_endpoint_takes() -> None:
         pattern = re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(each.path))
         assert re.fullmatch(pattern, asked.path), each.command
         assert asked.method == each.method, each.command
+
+
+def test_a_terminal_is_told_sentences_tables_and_facts(capsys: pytest.CaptureFixture[str]) -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    past = now - timedelta(minutes=3)
+    for told in (
+        Heading("watch deep"),
+        Facts([("status", "quiet"), ("since", past), ("reason", None)]),
+        Table(("watch", "since!"), [("deep", past), ("of a clock ahead", now + timedelta(seconds=1))]),
+        Note("by the way"),
+        "nothing was changed",
+    ):
+        tell(Output(as_json=False), told, now)
+    shown = capsys.readouterr()
+    assert [line.split() for line in shown.out.splitlines() if not line.startswith("─")] == [
+        ["watch", "deep"],
+        ["status", "quiet"],
+        ["since", "2026-01-02", "03:01:05.000Z", "(3", "min", "ago)"],
+        ["watch", "since"],
+        ["deep", "3", "min", "ago"],
+        ["of", "a", "clock", "ahead", "0", "ms", "ago"],
+        ["nothing", "was", "changed"],
+    ]
+    assert shown.err == "by the way\n"

@@ -6,29 +6,32 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import ModuleType
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from jobledger.admin.verbs.kit import (
     Declaration,
+    Facts,
     Field,
+    Heading,
     Note,
     Place,
+    Table,
+    Told,
     Verb,
     declared_in,
     fields_of,
     operator_principal,
     read_words,
 )
-from jobledger.cli.command import LEDGER, ROWS, Cli, command
+from jobledger.cli.command import CREATES, LEDGER, ROWS, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.output import Output
 from jobledger.cli.session import operator
+from jobledger.cli.text import age, moment
 from jobledger.ledger.model.errors import InvalidInputError
-
-T = TypeVar("T")
 
 
 def add_verbs(module: ModuleType, groups: Mapping[str, typer.Typer]) -> None:
@@ -56,7 +59,8 @@ def _add(declaration: Declaration, group: typer.Typer) -> None:
     run.__doc__ = declaration.verb.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
-    command(group, declaration.name, takes=ROWS if declaration.reads_rows else LEDGER)(run)
+    takes = ROWS if declaration.reads_rows else LEDGER
+    command(group, declaration.name, takes=(*takes, CREATES) if declaration.creates else takes)(run)
 
 
 def _wish(declaration: Declaration, values: Mapping[str, Any]) -> Verb[Any]:
@@ -72,20 +76,37 @@ async def perform(cli: Cli, wish: Verb[Any]) -> None:
     async with cli.ledger() as ledger:
         place = Place(ledger, cli.rows(ledger), operator_principal(operator()))
         found = await wish.perform(place)
-        notes = await wish.notes(place)
+        notes, now = await wish.notes(place), ledger.clock.now()
     for each in notes:
         cli.output.note(each)
-    tell(cli.output, wish, found)
+    if cli.output.as_json:
+        for item in found.items if wish.declaration.is_list else (found,):
+            # As HTTP has it, without what a Struct leaves out of its JSON.
+            cli.output.object(msgspec.to_builtins(item, builtin_types=(datetime,)))
+    for told in () if cli.output.as_json else wish.say(found):
+        tell(cli.output, told, now)
 
 
-def tell(output: Output, wish: Verb[T], found: T) -> None:
-    """Write what a verb answered: as JSON where that was asked for, else in its sentences."""
-    if output.as_json:
-        for item in cast("Any", found).items if wish.declaration.is_list else (found,):
-            output.object(item)
-        return
-    for line in wish.say(found):
-        (output.note if isinstance(line, Note) else output.say)(line)
+def tell(output: Output, told: Told, now: datetime) -> None:
+    """Lay out what a verb tells a person at a terminal. `now`: the ledger's time, by which ages are counted."""
+    match told:
+        case Table():
+            rows = [
+                [age(cell, max(now, cell)) if isinstance(cell, datetime) else cell for cell in row]
+                for row in told.rows
+            ]
+            output.table(told.columns, rows, title=told.title)
+        case Facts():
+            output.facts(
+                [
+                    (name, moment(fact, now) if isinstance(fact, datetime) else fact)
+                    for name, fact in told.facts
+                ]
+            )
+        case Note():
+            output.note(told)
+        case _:
+            output.say(told, style="bold" if isinstance(told, Heading) else "")
 
 
 def _missing(declaration: Declaration, values: Mapping[str, Any]) -> str:

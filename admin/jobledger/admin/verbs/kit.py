@@ -34,6 +34,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from jobledger.admin.events.changes import Change
 from jobledger.admin.find import find_job
 from jobledger.admin.rows import Rows
 from jobledger.ledger.client import Ledger
@@ -42,6 +43,7 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import PERMISSIONS, Permission
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.times import shown_time
 from jobledger.ledger.model.written_times import read_span, read_time
 
 T = TypeVar("T")
@@ -149,6 +151,7 @@ class Declaration(NamedTuple):
     location: str = ""  #: header of the answer: address of what was made, written as `then`
     reads_rows: bool = False  #: needs the projection, whose file a command can be told
     is_list: bool = False  #: the answer has `items`, which `--json` writes a line each
+    creates: bool = False  #: the command makes a ledger where there is none
 
     def require(self, verb: Verb[Any], principal: Principal) -> None:
         """Refuse whoever lacks the permission. Raises: AccessDeniedError."""
@@ -184,6 +187,39 @@ class Note(str):
     __slots__ = ()
 
 
+class Heading(str):
+    """What stands above other lines."""
+
+    __slots__ = ()
+
+
+class Table(NamedTuple):
+    """Rows that a terminal shows below the names of their columns; a time of the past is shown as its age."""
+
+    columns: Sequence[str]  #: a name that ends with `>` is set right, one that ends with `!` is never cut
+    rows: Sequence[Sequence[str | int | datetime | None]]
+    title: str = ""
+
+
+class Facts(NamedTuple):
+    """What is known of one thing, a line each; what is None is left out, and a time is shown with its age."""
+
+    facts: Sequence[tuple[str, str | datetime | None]]
+
+
+#: What a terminal is told: a sentence, or something that it lays out.
+Told = str | Table | Facts
+
+
+def told_changes(history: Sequence[Change]) -> Iterator[str]:
+    """Yield the history of something that people set, a line for each change; the newest comes first."""
+    yield ""
+    yield Heading("history")
+    for each in history:
+        words = f"{each.event} {each.words}".rstrip()
+        yield f"{each.stream_sequence:>6} {shown_time(each.at)} {words}, by {each.by}"
+
+
 class Verb(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something that a person can do or ask; a value of it is one such wish."""
 
@@ -193,8 +229,8 @@ class Verb(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_unknown
         """Do it, whoever asks, and return what every door answers. Raises: what it says itself."""
         raise NotImplementedError
 
-    def say(self, found: T) -> Iterator[str]:
-        """Yield the sentences for a person at a terminal; some may be a `Note`."""
+    def say(self, found: T) -> Iterator[Told]:
+        """Yield what a person at a terminal is told; a sentence may be a `Note` or a `Heading`."""
         raise NotImplementedError
 
     def status_of(self, found: T) -> int | None:
