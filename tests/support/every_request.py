@@ -98,7 +98,7 @@ BODIES: Final[Mapping[str, Any]] = {
         "events": ["completed"],
         "secrets": ["env:NEW"],
     },
-    "GivenWatch": {"figure": "depth", "above": 1},
+    "SetWatch": {"figure": "depth", "above": 1},
     "RouteDefinition": {"scheme": "github", "secrets": ["env:NEW"]},
     "RouteTrial": {"delivery": "d1"},
     "RequeueJob": {"reason": "why", "edit": {"to": "bea"}},

@@ -19,6 +19,7 @@ from jobledger.admin.verbs.jobs import (
 from jobledger.admin.verbs.kit import Verb
 from jobledger.admin.verbs.limits import RemoveLimit, SetLimit
 from jobledger.admin.verbs.queues import PauseQueue, ResumeQueue
+from jobledger.admin.verbs.watches import ListWatches, RemoveWatch, SetWatch, ShowWatch
 
 _LATER: Final = datetime(2100, 1, 1, tzinfo=UTC)
 #: Of these an example needs a job of its name that is a dead letter; of the others on jobs, one that is scheduled.
@@ -39,10 +40,17 @@ EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
     ResumeQueue: lambda name: ResumeQueue(queue=name),
     SetLimit: lambda name: SetLimit(limit=name, slots=3, rate=None, queues=("mail", "web")),
     RemoveLimit: lambda name: RemoveLimit(limit=name, reason="no use"),
+    SetWatch: lambda name: SetWatch(name=name, figure="error_rate", above=0.5, for_s=60.0, window_s=600),
+    RemoveWatch: lambda name: RemoveWatch(name=name, reason="no use"),
+    ListWatches: lambda _: ListWatches(),
+    ShowWatch: lambda name: ShowWatch(name=name),
 }
 #: Wishes that come before, for those that need something to be there.
 BEFORE: Final[Mapping[type[Verb[Any]], tuple[Wish, ...]]] = {
     ResumeJob: (EXAMPLES[PauseJob],),
     ResumeQueue: (EXAMPLES[PauseQueue],),
     RemoveLimit: (EXAMPLES[SetLimit],),
+    RemoveWatch: (EXAMPLES[SetWatch],),
+    ListWatches: (lambda _: EXAMPLES[SetWatch]("one"),),
+    ShowWatch: (EXAMPLES[SetWatch],),
 }

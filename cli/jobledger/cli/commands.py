@@ -145,7 +145,12 @@ COMMANDS: Final = Group(
         ),
         "watches": Group(
             groups.WATCHES,
-            {"set": "watches", "list": "watches", "show": "watches", "remove": "watches"},
+            {
+                "set": "verbs:watches",
+                "list": "verbs:watches",
+                "show": "verbs:watches",
+                "remove": "verbs:watches",
+            },
         ),
         "graphs": Group(
             groups.GRAPHS,

@@ -35,6 +35,12 @@ class WatchInfo(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int  #: stream sequence of that event
 
 
+class Watches(msgspec.Struct, frozen=True, kw_only=True):
+    """The watches that are set, those that fire first."""
+
+    items: list[WatchInfo]
+
+
 class ShownWatch(msgspec.Struct, frozen=True, kw_only=True):
     """A watch, and how it became so."""
 

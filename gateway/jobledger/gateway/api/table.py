@@ -7,6 +7,7 @@ from typing import Final
 from jobledger.admin.verbs import jobs as job_verbs
 from jobledger.admin.verbs import limits as limit_verbs
 from jobledger.admin.verbs import queues as queue_verbs
+from jobledger.admin.verbs import watches as watch_verbs
 from jobledger.gateway.api import (
     batches,
     bulk_acts,
@@ -26,7 +27,6 @@ from jobledger.gateway.api import (
     runs,
     schedules,
     stored_graphs,
-    watches,
     webhooks,
 )
 from jobledger.gateway.api.verbs import endpoints_of
@@ -55,7 +55,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *process.ENDPOINTS,
     *keys.ENDPOINTS,
     *webhooks.ENDPOINTS,
-    *watches.ENDPOINTS,
+    *endpoints_of(watch_verbs),
     *receive.ENDPOINTS,
     *routes.ENDPOINTS,
 )
