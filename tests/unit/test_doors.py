@@ -22,10 +22,12 @@ from jobledger.admin.verbs.kit import (
     Heading,
     Note,
     Table,
+    Verb,
     answer_type,
     declared_in,
     fields_of,
     request_of,
+    verb,
     words_in,
 )
 from jobledger.cli.commands import COMMANDS, VERBS, Group
@@ -118,9 +120,9 @@ def test_each_form_of_a_verb_sends_nothing_but_its_fields() -> None:
         ):  # one piece of a template shows them all; the browser's tests press each
             assert 'part.act(here_ ~ "/" ~ verb' in pages
             continue
-        verb_of_form = re.escape(each.form.rpartition("/")[2])
+        noun, verb_of_form = re.escape(each.form.partition("{")[0]), re.escape(each.form.rpartition("/")[2])
         shown = re.findall(
-            rf'(?:act\("[^"]*"[^%]*?/{verb_of_form}"|act\("{re.escape(each.form)}"|action="{{{{ address\("{re.escape(each.form)}"\) }}}}")(.*?)(?:{{% endcall %}}|</form>)',
+            rf'(?:act\("{noun}"[^%]*?/{verb_of_form}"|act\("{re.escape(each.form)}"|action="{{{{ address\("{re.escape(each.form)}"\) }}}}")(.*?)(?:{{% endcall %}}|</form>)',
             pages,
             re.DOTALL,
         )
@@ -159,3 +161,20 @@ def test_a_terminal_is_told_sentences_tables_and_facts(capsys: pytest.CaptureFix
         ["nothing", "was", "changed"],
     ]
     assert shown.err == "by the way\n"
+
+
+class Made(msgspec.Struct):
+    """An answer."""
+
+    job: str
+
+
+@verb("a make", "POST /v1/a/{name}", permission="manage", summary="Make it", then="/jobs/{job}?of={name}")
+class Make(Verb[Made], frozen=True, kw_only=True):
+    """A wish with a form that leads to a page of its answer."""
+
+    name: str
+
+
+def test_a_form_leads_to_an_address_with_what_was_wished_and_answered() -> None:
+    assert Make(name="a&b").page_after(Made(job="é 1")) == "/jobs/%C3%A9%201?of=a%26b"

@@ -166,7 +166,8 @@ class Declaration(NamedTuple):
     def filled(self, pattern: str, wish: Verb[Any], found: Any) -> str:
         """Return an address whose words in braces are fields of the verb or of its answer."""
         values = {
-            each: str(getattr(wish if hasattr(wish, each) else found, each)) for each in words_in(pattern)
+            each: quote(str(getattr(wish if hasattr(wish, each) else found, each)), safe="")
+            for each in words_in(pattern)
         }
         return pattern.format_map(values)
 
@@ -242,6 +243,10 @@ class Verb(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_unknown
         """Return the sequence of what an answer is about, for its `ETag`; None: it has none."""
         del found
         return None
+
+    def page_after(self, found: T) -> str:
+        """Return the address of the page to show after the form."""
+        return self.declaration.filled(self.declaration.then, self, found)
 
     async def notes(self, place: Place) -> Sequence[str]:
         """Return what a person at a terminal is told beside the answer; it is looked up for nobody else."""

@@ -11,7 +11,6 @@ import msgspec
 from jobledger.admin.verbs.kit import Declaration, Field, declared_in, fields_of, read_words
 from jobledger.gateway.api.place import GatewayPlace
 from jobledger.gateway.pages.page import Fields, Form, Sent
-from jobledger.gateway.pages.rendering import address
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.errors import InvalidInputError
 
@@ -43,7 +42,7 @@ def form_of(declaration: Declaration) -> Form:
         except InvalidInputError as error:
             raise ProblemError("BAD_REQUEST", str(error)) from error
         found = await wish.perform(GatewayPlace(sent))
-        return address(declaration.filled(declaration.then, wish, found))
+        return wish.page_after(found)
 
     return Form(path=declaration.form, permission=declaration.permission, act=act)
 
