@@ -12,8 +12,9 @@ from tests.support.dashboard import Form, Forms
 from tests.support.schedules import declare
 
 from jobledger.admin.hooks.routes import definition_of, set_route
-from jobledger.admin.hooks.webhooks import pause_webhook, put_webhook
+from jobledger.admin.hooks.webhooks import put_webhook
 from jobledger.admin.limits import set_limit
+from jobledger.admin.verbs.webhooks import PauseWebhook
 from jobledger.ledger import Graph, Ledger, Limit, task
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
 
@@ -60,7 +61,7 @@ async def _hooks(ledger: Ledger) -> None:
                 target=target, events=("completed",), queue="billing", secrets=signed
             )
             await put_webhook(ledger, f"{name}-{state}", definition, by="ann")
-        await pause_webhook(ledger, f"{name}-off", by="ann")
+        await ledger.do(PauseWebhook(name=f"{name}-off"))
     rules = [{"name": "all", "task": "tell", "queue": "mail"}]
     for name, days in (("kept", 7), ("short", 0), ("gone", 7)):
         route = definition_of({"scheme": "internal", "rules": rules, "keep_bodies_days": days})

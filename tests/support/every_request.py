@@ -31,7 +31,7 @@ from msgspec.inspect import (
 )
 
 from jobledger.gateway.http.endpoint import JSON, NDJSON, Endpoint
-from jobledger.gateway.pages.forms import fleet, webhooks
+from jobledger.gateway.pages.forms import fleet
 from jobledger.gateway.pages.page import Form, Page
 
 FORM: Final = "application/x-www-form-urlencoded"
@@ -184,7 +184,6 @@ def _word(field: Field, values: Mapping[str, Any]) -> Any:
 #: The verbs that a form's address stands for.
 _VERBS: Final[Mapping[str, Iterable[str]]] = {
     "schedules": fleet.VERBS,
-    "webhooks": webhooks.VERBS,
 }
 
 

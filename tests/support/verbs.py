@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from jobledger.admin.hooks.routes import definition_of, set_route
+from jobledger.admin.hooks.webhooks import put_webhook
 from jobledger.admin.verbs.jobs import (
     CancelJob,
     DiscardJob,
@@ -19,12 +21,44 @@ from jobledger.admin.verbs.jobs import (
 from jobledger.admin.verbs.kit import Verb
 from jobledger.admin.verbs.limits import RemoveLimit, SetLimit
 from jobledger.admin.verbs.queues import PauseQueue, ResumeQueue
+from jobledger.admin.verbs.routes import RemoveRoute, RetryDelivery, ShowRoute
 from jobledger.admin.verbs.watches import ListWatches, RemoveWatch, SetWatch, ShowWatch
+from jobledger.admin.verbs.webhooks import (
+    ListWebhooks,
+    PauseWebhook,
+    RemoveWebhook,
+    ResumeWebhook,
+    ShowWebhook,
+)
+from jobledger.ledger import Ledger
+from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
 
 _LATER: Final = datetime(2100, 1, 1, tzinfo=UTC)
 #: Of these an example needs a job of its name that is a dead letter; of the others on jobs, one that is scheduled.
 OF_DEAD_LETTERS: Final = (RequeueJob, DiscardJob)
 Wish = Callable[[str], Verb[Any]]
+#: What is done to a ledger that needs something called `name`.
+Step = Callable[[Ledger, str], Awaitable[object]]
+
+
+def wished(wish: Wish) -> Step:
+    """Return the step that does what is wished."""
+    return lambda ledger, name: ledger.do(wish(name))
+
+
+def webhook(ledger: Ledger, name: str) -> Awaitable[object]:
+    """Have a webhook that makes jobs, as no verb sets one."""
+    terms = WebhookDefinition(
+        target=WebhookTarget(task="bill", queue="billing"), events=("completed",), task="pack"
+    )
+    return put_webhook(ledger, name, terms, by="ann")
+
+
+def route(ledger: Ledger, name: str) -> Awaitable[object]:
+    """Have a route that makes a job of what programs emit to it."""
+    rule = {"name": "all", "task": "send", "queue": "mail", "input": {"to": {"at": "/to"}}}
+    return set_route(ledger, name, definition_of({"scheme": "internal", "rules": [rule]}), by="ann")
+
 
 #: A wish about something that is called `name`.
 EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
@@ -44,13 +78,29 @@ EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
     RemoveWatch: lambda name: RemoveWatch(name=name, reason="no use"),
     ListWatches: lambda _: ListWatches(),
     ShowWatch: lambda name: ShowWatch(name=name),
+    ShowRoute: lambda name: ShowRoute(route=name),
+    RemoveRoute: lambda name: RemoveRoute(route=name, reason="no use"),
+    RetryDelivery: lambda name: RetryDelivery(route=name, delivery="d1"),
+    ListWebhooks: lambda _: ListWebhooks(),
+    ShowWebhook: lambda name: ShowWebhook(name=name),
+    RemoveWebhook: lambda name: RemoveWebhook(name=name, reason="no use"),
+    PauseWebhook: lambda name: PauseWebhook(name=name, reason="the receiver moves"),
+    ResumeWebhook: lambda name: ResumeWebhook(name=name),
 }
-#: Wishes that come before, for those that need something to be there.
-BEFORE: Final[Mapping[type[Verb[Any]], tuple[Wish, ...]]] = {
-    ResumeJob: (EXAMPLES[PauseJob],),
-    ResumeQueue: (EXAMPLES[PauseQueue],),
-    RemoveLimit: (EXAMPLES[SetLimit],),
-    RemoveWatch: (EXAMPLES[SetWatch],),
-    ListWatches: (lambda _: EXAMPLES[SetWatch]("one"),),
-    ShowWatch: (EXAMPLES[SetWatch],),
+#: What comes before, for those that need something to be there.
+BEFORE: Final[Mapping[type[Verb[Any]], tuple[Step, ...]]] = {
+    ResumeJob: (wished(EXAMPLES[PauseJob]),),
+    ResumeQueue: (wished(EXAMPLES[PauseQueue]),),
+    RemoveLimit: (wished(EXAMPLES[SetLimit]),),
+    RemoveWatch: (wished(EXAMPLES[SetWatch]),),
+    ListWatches: (wished(lambda _: EXAMPLES[SetWatch]("one")),),
+    ShowWatch: (wished(EXAMPLES[SetWatch]),),
+    ShowRoute: (route,),
+    RemoveRoute: (route,),
+    RetryDelivery: (route, lambda ledger, name: ledger.emit(name, {"to": "ann"}, id="d1", by="ann")),
+    ListWebhooks: (lambda ledger, _: webhook(ledger, "one"),),
+    ShowWebhook: (webhook,),
+    RemoveWebhook: (webhook,),
+    PauseWebhook: (webhook,),
+    ResumeWebhook: (webhook, wished(EXAMPLES[PauseWebhook])),
 }

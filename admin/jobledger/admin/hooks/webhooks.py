@@ -1,4 +1,4 @@
-"""What a person does with webhooks: set, list, show, pause, resume, rotate, test and remove them, and send events again."""
+"""What a person does with webhooks: set, list, show, rotate and test them, and send events again."""
 
 from __future__ import annotations
 
@@ -29,9 +29,6 @@ from jobledger.ledger.model.hooks.errors import WebhookNotFoundError
 from jobledger.ledger.model.hooks.references import reference_words
 from jobledger.ledger.model.hooks.webhook import (
     WEBHOOK,
-    Pause,
-    Remove,
-    Resume,
     Rotate,
     SetWebhook,
     Status,
@@ -66,6 +63,12 @@ class WebhookInfo(msgspec.Struct, frozen=True, kw_only=True):
     changed_by: str
     reason: str  #: why, as that person or the gateway said
     sequence: int  #: stream sequence of that event
+
+
+class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
+    """The webhooks that are set, by name."""
+
+    items: list[WebhookInfo]
 
 
 class ShownWebhook(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,30 +156,13 @@ async def _with_queue(ledger: Ledger, target: WebhookTarget) -> WebhookTarget:
     return target if known is None else msgspec.structs.replace(target, queue=known.queue)
 
 
-async def pause_webhook(ledger: Ledger, name: str, *, reason: str = "", by: str) -> WebhookInfo:
-    """Let no event match, and send nothing that waits, until the webhook is resumed. What is missed can be redelivered.
-
-    Raises: WebhookNotFoundError, RefusedError for one that is not active, LedgerFullError, ServerUnreachableError.
-    """
-    return info_of(await change_webhook(ledger, name, Pause(reason=reason), by=by))
-
-
-async def resume_webhook(ledger: Ledger, name: str, *, reason: str = "", by: str) -> WebhookInfo:
-    """Let events match again, of a webhook that is paused or disabled. Raises: as `pause_webhook`."""
-    return info_of(await change_webhook(ledger, name, Resume(reason=reason), by=by))
-
-
-async def remove_webhook(ledger: Ledger, name: str, *, reason: str = "", by: str) -> WebhookInfo:
-    """End a webhook; deliveries that wait are not sent. Raises: as `pause_webhook`."""
-    return info_of(await change_webhook(ledger, name, Remove(reason=reason), by=by))
-
-
 async def rotate_webhook(
     ledger: Ledger, name: str, secret: str, *, keep_old_s: float = KEEP_OLD_S, reason: str = "", by: str
 ) -> WebhookInfo:
     """Sign with another secret, named by a reference; the one before signs, too, for `keep_old_s` seconds.
 
-    Raises: as `pause_webhook`, InvalidInputError for what is no reference.
+    Raises: WebhookNotFoundError, RefusedError for a secret that signs already, InvalidInputError for what is no
+        reference, LedgerFullError, ServerUnreachableError.
     """
     command = Rotate(secret=secret, keep_old_s=keep_old_s, reason=reason)
     return info_of(await change_webhook(ledger, name, command, by=by))

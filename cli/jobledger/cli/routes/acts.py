@@ -1,4 +1,4 @@
-"""`jobledger routes test` and `retry`: what a route would make of a delivery, and making it once more."""
+"""`jobledger routes test` and `emit`: what a route would make of a delivery, and handing it data."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from jobledger.admin.hooks.routes import RuleTried, emit_delivery, retry_delivery, try_route
-from jobledger.cli.bulk import Why
+from jobledger.admin.hooks.routes import RuleTried, emit_delivery, try_route
 from jobledger.cli.command import Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import ROUTES
@@ -26,7 +25,6 @@ from jobledger.ledger.webhooks.receiving import Arrival
 _BODY_BYTES_MAX: Final = 16 << 20
 _INPUT_MAX: Final = 200
 
-_Id = Annotated[str, typer.Argument(metavar="DELIVERY", help="As `routes deliveries` shows it.")]
 _Delivery = Annotated[
     str | None, typer.Option("--id", metavar="DELIVERY", help="A delivery that came in, as it was kept.")
 ]
@@ -80,21 +78,6 @@ def _cells(each: RuleTried) -> tuple[str, str, str, str]:
     if each.signal:
         what = f"signal {each.signal} to {each.order.get('id', 'no run')}"
     return each.rule, what, each.queue or "its own", shortened(text, _INPUT_MAX)
-
-
-@command(ROUTES, "retry")
-async def retry(cli: Cli, *, name: Name, delivery: _Id, reason: Why = "") -> None:
-    """Process a delivery once more, by the rules as they are now: its jobs have ids of their own."""
-    async with cli.ledger() as ledger:
-        done = await retry_delivery(ledger, name, delivery, reason=reason, by=operator())
-    output = cli.output
-    if output.as_json:
-        output.object(done)
-    elif not done.jobs:
-        output.say(f"delivery {done.delivery} was processed once more: no rule holds")
-    else:
-        output.table(("rule", "job"), [(job.rule, job.words) for job in done.jobs])
-        output.say(f"delivery {done.delivery} was processed once more: {made_words(done.jobs)}")
 
 
 @command(ROUTES, "emit")

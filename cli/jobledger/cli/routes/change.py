@@ -1,4 +1,4 @@
-"""`jobledger routes set` and `remove`: say what a route does, from a file or by options, and take it away."""
+"""`jobledger routes set`: say what a route does, from a file or by options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import typer
 from jobledger.admin.hooks.routes import (
     ChangedRoute,
     definition_of,
-    remove_route,
     set_route,
     tasks_unheard_of,
 )
@@ -153,20 +152,12 @@ async def set_(
             given = _changed(None if known is None else known.definition, said)
         done = await set_route(ledger, name, given, reason=reason, by=operator(), plan=plan)
         unheard_of = await tasks_unheard_of(ledger, given)
-    _tell(cli, done, plan=plan)
+    _tell(cli, name, done, given, plan=plan)
     if unheard_of:
         cli.output.note(
             f"no worker has ever had {', '.join(unheard_of[:_TASKS_SHOWN])}: such jobs go to the queue default; start a "
             "worker first, or name a queue in the rule"
         )
-
-
-@command(ROUTES, "remove")
-async def remove(cli: Cli, *, name: Name, reason: bulk.Why = "", plan: bulk.Plan = False) -> None:
-    """Take a route away: requests to it are refused from then on. What came in stays."""
-    async with cli.ledger() as ledger:
-        done = await remove_route(ledger, name, reason=reason, by=operator(), plan=plan)
-    _tell(cli, done, plan=plan)
 
 
 def _rule(
@@ -211,19 +202,15 @@ def _changed(known: RouteDefinition | None, said: dict[str, Any]) -> RouteDefini
     return definition_of({**before, **said})
 
 
-def _tell(cli: Cli, done: ChangedRoute, *, plan: bool) -> None:
-    output, definition = cli.output, done.definition
+def _tell(cli: Cli, name: str, done: ChangedRoute, definition: RouteDefinition, *, plan: bool) -> None:
+    output = cli.output
     if output.as_json:
         output.object(done)
         return
-    if definition is None:
-        output.say(f"route {done.route} {'would be' if plan else 'is'} removed")
-    else:
-        verb = "would be" if plan else "is"
-        rules = ", ".join(f"{rule.name} -> {rule.target}" for rule in definition.rules) or "no rule"
-        state = "as it was" if not done.changed else definition.scheme_name
-        output.say(f"route {done.route} {verb} {state}: {rules}")
-        if definition.signature is not None and done.changed and not plan:
-            output.note(f"requests are taken at /in/{done.route} of every gateway that has its secrets")
+    rules = ", ".join(f"{rule.name} -> {rule.target}" for rule in definition.rules) or "no rule"
+    state = "as it was" if not done.changed else definition.scheme_name
+    output.say(f"route {name} {'would be' if plan else 'is'} {state}: {rules}")
+    if definition.signature is not None and done.changed and not plan:
+        output.note(f"requests are taken at /in/{name} of every gateway that has its secrets")
     if plan:
         output.say("nothing was changed")

@@ -1,29 +1,24 @@
-"""`jobledger routes list`, `show` and `deliveries`: which routes there are, one of them, and what came in."""
+"""`jobledger routes list` and `deliveries`: which routes there are, and what came in."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Annotated
 
-import msgspec
 import typer
 
-from jobledger.admin.hooks.routes import ShownDelivery, ShownRoute, show_delivery, show_route
+from jobledger.admin.hooks.routes import ShownDelivery, show_delivery
 from jobledger.cli import options
-from jobledger.cli.changes import tell_changes
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import ROUTES
 from jobledger.cli.output import Cell, Output
 from jobledger.cli.past import asked, rows_begin, viewed
-from jobledger.cli.routes.change import Name
-from jobledger.cli.text import age, moment, plain, shortened
-from jobledger.ledger.model.hooks.references import reference_words
+from jobledger.cli.text import age, plain, shortened
 from jobledger.ledger.model.times import shown_time
 from jobledger.projections.tables.routes import DeliveryRow, RouteRow, read_deliveries, read_routes
 
 _DELIVERIES_MAX = 1_000
-_CONDITION_MAX = 200
 
 _Route = Annotated[
     str | None, typer.Argument(metavar="NAME", help="Only those to this route. (default: all)")
@@ -61,56 +56,6 @@ async def list_routes(cli: Cli, *, at: options.At = None, sequence: options.Sequ
 def _route_cells(row: RouteRow, now: datetime) -> tuple[Cell, ...]:
     since = datetime.fromisoformat(row.set_at)
     return (row.name, row.scheme, row.rules, shortened(row.set_by, 30), age(since, max(now, since)))
-
-
-@command(ROUTES, "show")
-async def show(cli: Cli, *, name: Name) -> None:
-    """Show a route: how its requests are proven, its rules, who set it and when."""
-    async with cli.ledger() as ledger:
-        found = await show_route(ledger, name)
-        now = ledger.clock.now()
-    if cli.output.as_json:
-        cli.output.object(found)
-    else:
-        _tell_route(cli.output, found, now)
-
-
-def _tell_route(output: Output, found: ShownRoute, now: datetime) -> None:
-    definition = found.definition
-    output.say(f"route {found.route}", style="bold")
-    if definition is None:
-        output.facts(
-            [
-                ("removed by", found.by),
-                ("since", moment(found.history[0].at, now)),
-                ("reason", found.reason or None),
-            ]
-        )
-    else:
-        output.facts(
-            [
-                ("address", found.address or "none: programs emit to it"),
-                ("scheme", definition.scheme_name),
-                ("secrets", ", ".join(map(reference_words, definition.secrets)) or None),
-                ("tolerance", f"{definition.tolerance_s:,} s"),
-                ("largest body", f"{definition.body_bytes_max:,} bytes"),
-                ("bodies kept", f"{definition.keep_bodies_days:,} days"),
-                ("declared by the code of" if found.source == "code" else "set by", found.by),
-                ("since", moment(found.history[0].at, now)),
-                ("reason", found.reason or None),
-            ]
-        )
-        rows = [
-            (rule.name, rule.target, rule.queue or "its own", _json(rule.when) if rule.when else "always")
-            for rule in definition.rules
-        ]
-        if rows:
-            output.table(("rule", "does", "queue", "when"), rows, title="rules")
-    tell_changes(output, found.history)
-
-
-def _json(value: object) -> str:
-    return shortened(msgspec.json.encode(value).decode(), _CONDITION_MAX)
 
 
 @command(ROUTES, "deliveries", takes=ROWS)

@@ -1,8 +1,7 @@
-"""`jobledger webhooks pause`, `resume`, `remove`, `test` and `redeliver`: acts on one webhook."""
+"""`jobledger webhooks test` and `redeliver`: what a receiver answers, and events that are sent again."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Final, cast, get_args
 
 import msgspec
@@ -10,14 +9,10 @@ import typer
 
 from jobledger.admin.hooks.webhooks import (
     Redelivered,
-    WebhookInfo,
-    pause_webhook,
     redeliver_events,
-    remove_webhook,
-    resume_webhook,
     try_webhook,
 )
-from jobledger.cli.bulk import Plan, Why, Yes, ask
+from jobledger.cli.bulk import Plan, Yes, ask
 from jobledger.cli.command import Cli, command
 from jobledger.cli.errors import DONE, FAILED, UsageError
 from jobledger.cli.groups import WEBHOOKS
@@ -25,7 +20,7 @@ from jobledger.cli.output import Output
 from jobledger.cli.session import operator
 from jobledger.cli.text import plain, shortened
 from jobledger.cli.times import parse_time, seconds, time_of
-from jobledger.cli.webhooks.change import Name, tell
+from jobledger.cli.webhooks.change import Name
 from jobledger.ledger import Job, Ledger
 from jobledger.ledger.model.errors import ResultTimeoutError
 from jobledger.ledger.webhooks.redelivery import Only
@@ -48,35 +43,6 @@ _Wait = Annotated[
         "--wait", metavar="SPAN", parser=seconds(0.0, _WAIT_S_MAX), help="Wait this long for the answer."
     ),
 ]
-
-
-@command(WEBHOOKS, "pause")
-async def pause(cli: Cli, *, name: Name, reason: Why = "") -> None:
-    """Let no event match and send nothing until it is resumed; what is missed can be redelivered."""
-    await _act(cli, name, reason, pause_webhook)
-
-
-@command(WEBHOOKS, "resume")
-async def resume(cli: Cli, *, name: Name, reason: Why = "") -> None:
-    """Let events match again, of a webhook that was paused or disabled."""
-    since = await _act(cli, name, reason, resume_webhook)
-    if not cli.output.as_json:
-        cli.output.note(
-            f"what it missed meanwhile: jobledger webhooks redeliver {since.webhook} --since TIME --plan"
-        )
-
-
-@command(WEBHOOKS, "remove")
-async def remove(cli: Cli, *, name: Name, reason: Why = "") -> None:
-    """End a webhook; deliveries that wait are not sent, and its history stays."""
-    await _act(cli, name, reason, remove_webhook)
-
-
-async def _act(cli: Cli, name: str, reason: str, act: Callable[..., Awaitable[WebhookInfo]]) -> WebhookInfo:
-    async with cli.ledger() as ledger:
-        found = await act(ledger, name, reason=reason, by=operator())
-    tell(cli.output, found)
-    return found
 
 
 @command(WEBHOOKS, "test")

@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from jobledger.admin.hooks.webhooks import KEEP_OLD_S, WebhookInfo, rotate_webhook, set_webhook
+from jobledger.admin.verbs.webhooks import webhook_words
 from jobledger.cli.bulk import Why
 from jobledger.cli.command import CREATES, LEDGER, OFFLINE, Cli, command
 from jobledger.cli.errors import UsageError
@@ -213,7 +214,7 @@ def tell(output: Output, found: WebhookInfo, secret: str = "") -> None:
     if output.as_json:
         output.object({**msgspec.to_builtins(found), **({"secret": secret} if secret else {})})
         return
-    output.say(f"webhook {found.webhook} is {found.status}: {plain(found.sends)} to {plain(found.to)}")
+    output.say(webhook_words(found))
     until = found.definition.old_secret_until
     if until is not None and found.definition.secrets[1:]:
         output.note(f"the old secret signs, too, until {until:%Y-%m-%d %H:%M:%S}Z")

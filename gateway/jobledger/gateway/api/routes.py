@@ -11,21 +11,16 @@ import msgspec
 from jobledger.admin.hooks.routes import (
     ChangedRoute,
     EmittedDelivery,
-    ProcessedDelivery,
     RuleTried,
     ShownDelivery,
-    ShownRoute,
     definition_of,
     emit_delivery,
-    remove_route,
-    retry_delivery,
     set_route,
     show_delivery,
-    show_route,
     try_route,
 )
 from jobledger.admin.rows import AnswerPosition
-from jobledger.gateway.api.asking import Limit, Looked, Reasoned, Text
+from jobledger.gateway.api.asking import Limit, Looked, Text
 from jobledger.gateway.api.looking import READ, looking
 from jobledger.gateway.hooks.references import require_route
 from jobledger.gateway.http.asked import Asked
@@ -100,12 +95,6 @@ async def list_routes(asked: Asked, *, query: Looked) -> Routes:
         return Routes(items=read_routes(view.store.select), position=place)
 
 
-async def show_one_route(asked: Asked, route: str) -> ShownRoute:
-    """Show a route: how its requests are proven, its rules, and how it became so."""
-    asked.principal.require_everywhere("view")
-    return await show_route(asked.gateway.ledger, route)
-
-
 async def put_route(asked: Asked, route: str, *, query: ChangingRoute, body: RouteDefinition) -> ChangedRoute:
     """Have a route do what the body says, whatever it did before; secrets are references."""
     asked.principal.require_everywhere("manage")
@@ -127,13 +116,6 @@ async def _definition(asked: Asked, route: str) -> RouteDefinition | None:
         return (await asked.gateway.ledger.routes.get(route)).definition
     except RouteNotFoundError:
         return None
-
-
-async def delete_route(asked: Asked, route: str, *, query: ChangingRoute) -> ChangedRoute:
-    """Take a route away: its requests are refused from then on; what came in stays."""
-    asked.principal.require_everywhere("manage")
-    by = asked.principal.name
-    return await remove_route(asked.gateway.ledger, route, reason=query.reason, by=by, plan=query.plan)
 
 
 async def test_one_route(asked: Asked, route: str, *, body: RouteTrial) -> RouteTried:
@@ -199,13 +181,6 @@ async def emit_to_route(asked: Asked, route: str, *, body: Emitted) -> EmittedDe
     return await emit_delivery(asked.gateway.ledger, route, body.data, delivery_id=body.id, by=by)
 
 
-async def retry_one_delivery(asked: Asked, route: str, delivery: str, *, body: Reasoned) -> ProcessedDelivery:
-    """Process a delivery once more, by the rules as they are now; its jobs have ids of their own."""
-    asked.principal.require_everywhere("manage")
-    by = asked.principal.name
-    return await retry_delivery(asked.gateway.ledger, route, delivery, reason=body.reason, by=by)
-
-
 async def list_refused(asked: Asked, route: str) -> RefusedRequests:
     """List the newest requests to a route that this process refused."""
     asked.principal.require_everywhere("view")
@@ -227,7 +202,6 @@ def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, 
 
 ENDPOINTS: Final = (
     _endpoint("GET", "/v1/routes", list_routes, "List the routes", Routes, query=Looked, problems=READ),
-    _endpoint("GET", _ROUTE, show_one_route, "Show a route", ShownRoute, problems=("NOT_FOUND",)),
     _endpoint(
         "PUT",
         _ROUTE,
@@ -237,15 +211,6 @@ ENDPOINTS: Final = (
         query=ChangingRoute,
         body=RouteDefinition,
         problems=("JOB_INVALID_INPUT", "NOT_FOUND", *_WRITES),
-    ),
-    _endpoint(
-        "DELETE",
-        _ROUTE,
-        delete_route,
-        "Take a route away",
-        ChangedRoute,
-        query=ChangingRoute,
-        problems=("NOT_FOUND", *_WRITES),
     ),
     _endpoint(
         "POST",
@@ -283,15 +248,6 @@ ENDPOINTS: Final = (
         ShownDelivery,
         heeds=("If-None-Match",),
         problems=("NOT_FOUND",),
-    ),
-    _endpoint(
-        "POST",
-        f"{_DELIVERY}/retry",
-        retry_one_delivery,
-        "Process a delivery once more",
-        ProcessedDelivery,
-        body=Reasoned,
-        problems=("NOT_FOUND", "PAYLOAD_GONE", *_WRITES),
     ),
     _endpoint(
         "GET",

@@ -7,7 +7,9 @@ from typing import Final
 from jobledger.admin.verbs import jobs as job_verbs
 from jobledger.admin.verbs import limits as limit_verbs
 from jobledger.admin.verbs import queues as queue_verbs
+from jobledger.admin.verbs import routes as route_verbs
 from jobledger.admin.verbs import watches as watch_verbs
+from jobledger.admin.verbs import webhooks as webhook_verbs
 from jobledger.gateway.api import (
     batches,
     bulk_acts,
@@ -54,8 +56,10 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *events.ENDPOINTS,
     *process.ENDPOINTS,
     *keys.ENDPOINTS,
+    *endpoints_of(webhook_verbs),
     *webhooks.ENDPOINTS,
     *endpoints_of(watch_verbs),
     *receive.ENDPOINTS,
+    *endpoints_of(route_verbs),
     *routes.ENDPOINTS,
 )

@@ -11,16 +11,10 @@ import msgspec
 from jobledger.admin.hooks.webhooks import (
     KEEP_OLD_S,
     Redelivered,
-    ShownWebhook,
     WebhookInfo,
-    list_webhooks,
-    pause_webhook,
     put_webhook,
     redeliver_events,
-    remove_webhook,
-    resume_webhook,
     rotate_webhook,
-    show_webhook,
     try_webhook,
 )
 from jobledger.admin.lists.jobs import JobPage, list_jobs
@@ -35,12 +29,6 @@ from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
 from jobledger.ledger.webhooks.acting import find_webhook
 from jobledger.ledger.webhooks.redelivery import Only
 from jobledger.projections import JobFilter, SaidFilter
-
-
-class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
-    """The webhooks that are set, by name."""
-
-    items: list[WebhookInfo]
 
 
 class GivenTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,12 +53,6 @@ class GivenWebhook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     headers: dict[str, str] = {}
     allow_http: bool = False
     allow_private: bool = False  #: the URL may name an address that is not of the public internet
-    reason: Text = ""  #: kept in the ledger with who said so
-
-
-class RemovingWebhook(msgspec.Struct, frozen=True, kw_only=True):
-    """Why."""
-
     reason: Text = ""  #: kept in the ledger with who said so
 
 
@@ -105,18 +87,6 @@ class DeliveriesQuery(Looked, frozen=True, kw_only=True):
     after: str | None = None  #: what the page before says as `next`
 
 
-async def list_all(asked: Asked) -> Webhooks:
-    """List the webhooks, by name, as the ledger says now."""
-    asked.principal.require_everywhere("view")
-    return Webhooks(items=await list_webhooks(asked.gateway.ledger))
-
-
-async def show(asked: Asked, name: str) -> ShownWebhook:
-    """Show a webhook and its history."""
-    asked.principal.require_everywhere("view")
-    return await show_webhook(asked.gateway.ledger, name)
-
-
 async def put(asked: Asked, name: str, *, body: GivenWebhook) -> WebhookInfo:
     """Have a webhook do this, whatever it did before; from here on events match."""
     asked.principal.require_everywhere("manage")
@@ -136,24 +106,6 @@ async def put(asked: Asked, name: str, *, body: GivenWebhook) -> WebhookInfo:
         by=asked.principal.name,
         require=functools.partial(require_webhook, asked.principal, asked.gateway.secrets),
     )
-
-
-async def delete(asked: Asked, name: str, *, query: RemovingWebhook) -> WebhookInfo:
-    """End a webhook; its deliveries that wait are not sent."""
-    asked.principal.require_everywhere("manage")
-    return await remove_webhook(asked.gateway.ledger, name, reason=query.reason, by=asked.principal.name)
-
-
-async def pause(asked: Asked, name: str, *, body: Reasoned) -> WebhookInfo:
-    """Let no event match, and send nothing that waits, until it is resumed."""
-    asked.principal.require_everywhere("manage")
-    return await pause_webhook(asked.gateway.ledger, name, reason=body.reason, by=asked.principal.name)
-
-
-async def resume(asked: Asked, name: str, *, body: Reasoned) -> WebhookInfo:
-    """Let events match again, of a webhook that was paused or disabled."""
-    asked.principal.require_everywhere("manage")
-    return await resume_webhook(asked.gateway.ledger, name, reason=body.reason, by=asked.principal.name)
 
 
 async def rotate(asked: Asked, name: str, *, body: Rotating) -> WebhookInfo:
@@ -217,8 +169,6 @@ _ACT: Final = (*_PUT, "NOT_FOUND", "REFUSED")
 _REASONED: Final[dict[str, Any]] = {"permission": "manage", "body": Reasoned, "problems": _ACT}
 
 ENDPOINTS: Final = (
-    _endpoint("GET", "", list_all, "List the webhooks", Webhooks, problems=("LEDGER_DAMAGED",)),
-    _endpoint("GET", "/{name}", show, "Show a webhook and its history", ShownWebhook, problems=_LOOK),
     _endpoint(
         "PUT",
         "/{name}",
@@ -229,18 +179,6 @@ ENDPOINTS: Final = (
         body=GivenWebhook,
         problems=_PUT,
     ),
-    _endpoint(
-        "DELETE",
-        "/{name}",
-        delete,
-        "End a webhook",
-        WebhookInfo,
-        permission="manage",
-        query=RemovingWebhook,
-        problems=(*_PUT, "NOT_FOUND"),
-    ),
-    _endpoint("POST", "/{name}/pause", pause, "Let no event match", WebhookInfo, **_REASONED),
-    _endpoint("POST", "/{name}/resume", resume, "Let events match again", WebhookInfo, **_REASONED),
     _endpoint(
         "POST",
         "/{name}/rotate",

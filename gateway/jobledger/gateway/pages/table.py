@@ -7,6 +7,8 @@ from typing import Final
 from jobledger.admin.verbs import jobs as job_verbs
 from jobledger.admin.verbs import limits as limit_verbs
 from jobledger.admin.verbs import queues as queue_verbs
+from jobledger.admin.verbs import routes as route_verbs
+from jobledger.admin.verbs import webhooks as webhook_verbs
 from jobledger.gateway.pages.forms.fleet import act_on_schedule, check_ledger
 from jobledger.gateway.pages.forms.graphs import remove_graph, run_graph
 from jobledger.gateway.pages.forms.jobs import requeue, signal
@@ -14,7 +16,7 @@ from jobledger.gateway.pages.forms.keys import make_key, revoke, rotate
 from jobledger.gateway.pages.forms.plan import do_plan
 from jobledger.gateway.pages.forms.runs import begin_again
 from jobledger.gateway.pages.forms.tasks import add_job
-from jobledger.gateway.pages.forms.webhooks import act_on_webhook, process_again
+from jobledger.gateway.pages.forms.webhooks import test_webhook
 from jobledger.gateway.pages.page import Form, Page, When
 from jobledger.gateway.pages.verbs import forms_of
 from jobledger.gateway.pages.views import (
@@ -106,8 +108,9 @@ FORMS: Final = (
     Form(path="/tasks/{task}/enqueue", permission="queue", act=add_job),
     Form(path="/graphs/{name}/run", permission="queue", act=run_graph),
     Form(path="/graphs/{name}/remove", permission="manage", act=remove_graph),
-    Form(path="/webhooks/in/{route}/{delivery}/retry", permission="manage", act=process_again),
-    Form(path="/webhooks/{name}/{verb}", permission="manage", act=act_on_webhook),
+    *forms_of(route_verbs),
+    Form(path="/webhooks/{name}/test", permission="manage", act=test_webhook),
+    *forms_of(webhook_verbs),
     Form(path="/keys/create", permission="admin", act=make_key),
     Form(path="/keys/{key}/rotate", permission="admin", act=rotate),
     Form(path="/keys/{key}/revoke", permission="admin", act=revoke),
