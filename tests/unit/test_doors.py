@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import pytest
@@ -26,6 +26,8 @@ from jobledger.admin.verbs.kit import (
     answer_type,
     declared_in,
     fields_of,
+    option,
+    read_words,
     request_of,
     verb,
     words_in,
@@ -37,9 +39,16 @@ from jobledger.cli.verbs import option_names, tell
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.pages.rendering import TEMPLATES
 from jobledger.gateway.pages.table import FORMS
+from jobledger.ledger.model.errors import InvalidInputError
 
 #: What forms send beside the fields of their verb.
 _OF_FORMS: Final = {"token", "reason"}
+
+
+class Choose(Verb[str], frozen=True, kw_only=True):
+    """Choose colours."""
+
+    colours: Annotated[tuple[Literal["red", "blue"], ...], option("Which.", "WORD", flag="--colour")] = ()
 
 
 def modules() -> Iterator[str]:
@@ -178,3 +187,12 @@ class Make(Verb[Made], frozen=True, kw_only=True):
 
 def test_a_form_leads_to_an_address_with_what_was_wished_and_answered() -> None:
     assert Make(name="a&b").page_after(Made(job="é 1")) == "/jobs/%C3%A9%201?of=a%26b"
+
+
+def test_each_word_of_a_list_is_read_as_one_alone_is() -> None:
+    (field,) = fields_of(Choose)
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    assert read_words(field, ["red", "blue", "red"], "--colour", now) == ("blue", "red")
+    assert read_words(field, ["none"], "--colour", now) == ()
+    with pytest.raises(InvalidInputError, match="--colour must be red or blue, got 'green'"):
+        read_words(field, ["red", "green"], "--colour", now)

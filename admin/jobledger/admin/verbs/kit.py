@@ -413,7 +413,9 @@ def read_words(field: Field, words: Sequence[str], shown: str, now: datetime) ->
     Raises: InvalidInputError with one sentence.
     """
     if field.is_many:
-        found: Any = () if list(words) == [NONE] else tuple(sorted(set(words)))
+        one = field._replace(kind=get_args(field.kind)[0])
+        given = () if list(words) == [NONE] else words
+        found: Any = tuple(sorted({_read_one(one, each, shown, now) for each in given}))
     else:
         found = _read_one(field, words[-1], shown, now)
     try:

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from jobledger.admin.verbs.kit import Declaration, Field, declared_in, fields_of, read_words
+from jobledger.admin.verbs.kit import Declaration, Field, Verb, declared_in, fields_of, read_words
 from jobledger.gateway.api.place import GatewayPlace
-from jobledger.gateway.pages.page import Fields, Form, Sent
+from jobledger.gateway.pages.page import Fields, Form, Looked, Sent, Told
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.errors import InvalidInputError
 
+#: Makes a page of what a verb answered: async (looked, answer).
+Teller = Callable[[Looked, Any], Awaitable[Told]]
+_BETWEEN: Final = re.compile(r"[\s,]+")
 
-def forms_of(module: ModuleType) -> Iterator[Form]:
-    """Yield a form for each verb that a module declares with the address of one."""
-    return (form_of(each) for each in declared_in(module) if each.form)
+
+def forms_of(module: ModuleType, told: Mapping[type[Verb[Any]], Teller] = {}) -> Iterator[Form]:
+    """Yield a form for each verb that a module declares with the address of one.
+
+    `told`: pages of the verbs whose answer has something that no other page shows.
+    """
+    return (form_of(each, told.get(each.verb)) for each in declared_in(module) if each.form)
 
 
-def form_of(declaration: Declaration) -> Form:
+def form_of(declaration: Declaration, tell: Teller | None = None) -> Form:
     """Return the form of a verb; a field that is left empty is as if it were not given."""
     fields = fields_of(declaration.verb)
 
-    async def act(sent: Sent, **words: str) -> str:
+    async def act(sent: Sent, **words: str) -> str | Told:
         now = sent.gateway.ledger.clock.now()
         if declaration.asks_why:
             sent.fields.reason()
@@ -42,15 +50,15 @@ def form_of(declaration: Declaration) -> Form:
         except InvalidInputError as error:
             raise ProblemError("BAD_REQUEST", str(error)) from error
         found = await wish.perform(GatewayPlace(sent))
-        return wish.page_after(found)
+        return wish.page_after(found) if tell is None else await tell(sent.looked, found)
 
     return Form(path=declaration.form, permission=declaration.permission, act=act)
 
 
 def _typed(field: Field, sent: Fields) -> list[str]:
-    """Return the words of a field that was filled in; those of a list may stand in one box, apart by spaces."""
+    """Return the words of a field that was filled in; those of a list may stand in one box, apart by spaces or commas."""
     texts = [text.strip().replace("\r\n", "\n") for text in sent.many(field.wire)]
-    return [word for text in texts for word in (text.split() if field.is_many else [text]) if word]
+    return [word for text in texts for word in (_BETWEEN.split(text) if field.is_many else [text]) if word]
 
 
 def _read(field: Field, words: list[str], now: Any) -> Any:
