@@ -16,6 +16,7 @@ from tests.support.dashboard import HOSTILE, Someone, check_page, hidden_fields,
 from tests.support.limits import LIMIT_S
 from tests.support.working import bury, working
 
+from jobledger.admin.access.keys import list_keys
 from jobledger.gateway.acts.bulk_act import bulk_act
 from jobledger.gateway.acts.verifying import verify_task
 from jobledger.gateway.pages.table import FORMS, PAGES
@@ -336,7 +337,7 @@ async def test_a_form_without_a_reason_changes_nothing(
 
 async def test_the_secret_of_a_key_is_told_once(http: httpx.AsyncClient, ledger: Ledger) -> None:
     token = token_of((await http.get("/keys")).text)
-    sent = {"token": token, "name": "ann", "role": "viewer", "queues": "mail", "reason": "x"}
+    sent = {"token": token, "name": "ann", "role": "viewer", "queues": "mail, billing-*", "reason": "x"}
     made = await http.post("/keys/create", data=sent)
     check_page(made)
     secret = re.search(r"jl_\w{12}_[\w-]{43}", made.text)
@@ -344,6 +345,18 @@ async def test_the_secret_of_a_key_is_told_once(http: httpx.AsyncClient, ledger:
     assert secret is not None
     assert made.headers["cache-control"] == "no-store"
     assert secret[0] not in (await http.get("/keys")).text
+    (key,) = await list_keys(ledger)
+    assert (key.name, key.role, key.queues) == ("ann", "viewer", ("billing-*", "mail"))
+    rotated = await http.post(
+        f"/keys/{key.key}/rotate", data={"token": token, "grace_s": "30m", "reason": "x"}
+    )
+    again = re.search(r"jl_\w{12}_[\w-]{43}", rotated.text)
+    assert again is not None
+    assert again[0] != secret[0]
+    assert (await list_keys(ledger))[0].grace_until is not None
+    gone = await http.post(f"/keys/{key.key}/revoke", data={"token": token, "reason": "x"})
+    assert (gone.status_code, gone.headers["location"]) == (303, "/keys")
+    assert await list_keys(ledger) == []
 
 
 async def test_the_list_shows_what_fits(

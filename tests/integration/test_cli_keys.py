@@ -83,11 +83,15 @@ def test_a_link_is_an_address_of_the_gateway(cli: CommandLine) -> None:
 @each_row(
     ("words", "sentence"),
     [
-        (("create", "ci"), "say what it allows"),
-        (("create", "ci", "--role", "root"), "--role 'root' is none of viewer"),
-        (("create", "ci", "--permission", "fly"), "--permission 'fly' is none of view"),
+        (("create", "ci"), "a key needs a role"),
+        (
+            ("create", "ci", "--role", "root"),
+            "--role must be viewer, enqueuer, operator or admin, got 'root'",
+        ),
+        (("create", "ci", "--permission", "fly"), "--permission must be view, payloads, "),
         (("create", "a b", "--role", "viewer"), "the name of a key must be"),
         (("create", "ci", "--role", "viewer", "--queue", "a.b"), "queues must be patterns"),
+        (("link", "ci", "--role", "root"), "there is no role 'root': choose viewer"),
         (("link", "ci", "--role", "viewer", "--gateway", "jobs.example"), "is no address"),
         (("rotate", "nobody000000"), "there is no key nobody000000"),
         (("show", "a.b"), "id of a key"),

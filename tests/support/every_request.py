@@ -92,7 +92,7 @@ BODIES: Final[Mapping[str, Any]] = {
     "RescheduleJob": {"delay_s": 60, "reason": "why"},
     "SetLimit": {"slots": 2, "reason": "why"},
     "NewSchedule": {"task": "send", "queue": "mail", "input": {"to": "ann"}, "every_s": 60, "replace": True},
-    "NewKey": {"name": "ci", "role": "viewer"},
+    "CreateKey": {"name": "ci", "role": "viewer"},
     "GivenWebhook": {
         "target": {"url": "https://shop.example/in"},
         "events": ["completed"],

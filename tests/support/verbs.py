@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -18,6 +19,7 @@ from jobledger.admin.verbs.jobs import (
     ResumeJob,
     RetryJob,
 )
+from jobledger.admin.verbs.keys import CreateKey, ListKeys, RevokeKey, RotateKey, ShowKey
 from jobledger.admin.verbs.kit import Verb
 from jobledger.admin.verbs.limits import RemoveLimit, SetLimit
 from jobledger.admin.verbs.queues import PauseQueue, ResumeQueue
@@ -31,6 +33,9 @@ from jobledger.admin.verbs.webhooks import (
     ShowWebhook,
 )
 from jobledger.ledger import Ledger
+from jobledger.ledger.access.keys import change_key
+from jobledger.ledger.model.access import key as keys
+from jobledger.ledger.model.errors import RefusedError
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
 
 _LATER: Final = datetime(2100, 1, 1, tzinfo=UTC)
@@ -60,6 +65,17 @@ def route(ledger: Ledger, name: str) -> Awaitable[object]:
     return set_route(ledger, name, definition_of({"scheme": "internal", "rules": [rule]}), by="ann")
 
 
+async def key(ledger: Ledger, name: str) -> None:
+    """Have a key whose id is the name, as no verb makes one."""
+    with contextlib.suppress(RefusedError):  # it is there
+        await change_key(
+            ledger,
+            name,
+            keys.CreateKey(name="ci", sha256="0" * 64, role="viewer", queues=("mail",)),
+            by="ann",
+        )
+
+
 #: A wish about something that is called `name`.
 EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
     CancelJob: lambda name: CancelJob(id=name, queue="mail", reason="no use"),
@@ -86,6 +102,13 @@ EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
     RemoveWebhook: lambda name: RemoveWebhook(name=name, reason="no use"),
     PauseWebhook: lambda name: PauseWebhook(name=name, reason="the receiver moves"),
     ResumeWebhook: lambda name: ResumeWebhook(name=name),
+    CreateKey: lambda name: CreateKey(
+        name=name, role="viewer", permissions=("queue", "run"), queues=("mail",), expires_at=_LATER
+    ),
+    ListKeys: lambda _: ListKeys(ended=True),
+    ShowKey: lambda name: ShowKey(id=name),
+    RotateKey: lambda name: RotateKey(id=name, grace_s=60.0, reason="yearly"),
+    RevokeKey: lambda name: RevokeKey(id=name, reason="gone"),
 }
 #: What comes before, for those that need something to be there.
 BEFORE: Final[Mapping[type[Verb[Any]], tuple[Step, ...]]] = {
@@ -103,4 +126,8 @@ BEFORE: Final[Mapping[type[Verb[Any]], tuple[Step, ...]]] = {
     RemoveWebhook: (webhook,),
     PauseWebhook: (webhook,),
     ResumeWebhook: (webhook, wished(EXAMPLES[PauseWebhook])),
+    ListKeys: (lambda ledger, _: key(ledger, "one"),),
+    ShowKey: (key,),
+    RotateKey: (key,),
+    RevokeKey: (key,),
 }

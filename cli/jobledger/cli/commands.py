@@ -178,12 +178,12 @@ COMMANDS: Final = Group(
         "keys": Group(
             groups.KEYS,
             {
-                "create": "keys",
+                "create": "verbs:keys",
                 "link": "keys",
-                "list": "keys",
-                "show": "keys",
-                "rotate": "keys",
-                "revoke": "keys",
+                "list": "verbs:keys",
+                "show": "verbs:keys",
+                "rotate": "verbs:keys",
+                "revoke": "verbs:keys",
             },
         ),
         "audit": Group(

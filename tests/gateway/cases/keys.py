@@ -8,7 +8,10 @@ from tests.support.gateway import Asker, someone
 
 
 async def whole_life(asker: Asker) -> None:
-    made = await asker.post("/v1/keys", {"name": "ci", "role": "enqueuer", "queues": ["mail"]}, 201)
+    body = {"name": "ci", "role": "enqueuer", "queues": ["mail"]}
+    answer = await asker.sees("POST", "/v1/keys", 201, json=body)
+    made = answer.json()
+    assert answer.headers["location"] == f"/v1/keys/{made['info']['key']}"
     key, secret = made["info"]["key"], made["secret"]
     assert secret.startswith(f"jl_{key}_")
     assert (made["info"]["created_by"], made["info"]["permissions"]) == ("ann", ["queue"])

@@ -15,7 +15,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.access.key import ACCESS, CreateKey, Key, RevokeKey, RotateKey, Standing
 from jobledger.ledger.model.envelope import Moment
 from jobledger.ledger.model.errors import InvalidInputError, NotFoundError
-from jobledger.ledger.model.rights.grants import PERMISSIONS, Permission, Role
+from jobledger.ledger.model.rights.grants import PERMISSIONS, ROLES, Permission, Role
 from jobledger.ledger.nats.books.key_uses import KeyUse, read_uses
 
 #: How long a link can be used, unless its maker says otherwise; and how long what it opens lasts.
@@ -66,6 +66,17 @@ class MadeKey(msgspec.Struct, frozen=True, kw_only=True):
 
     info: KeyInfo
     secret: str  #: the whole text, `jl_<id>_<secret>`
+
+    @property
+    def key(self) -> str:
+        """Its id."""
+        return self.info.key
+
+
+class Keys(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys and links, by name."""
+
+    items: list[KeyInfo]
 
 
 async def create_key(
@@ -183,3 +194,13 @@ def _info(key: Key, ledger: Ledger, use: KeyUse | None = None) -> KeyInfo:
 def in_order(permissions: Collection[Permission]) -> tuple[Permission, ...]:
     """Return permissions in the order in which they are always told."""
     return tuple(each for each in PERMISSIONS if each in permissions)
+
+
+def allowed_words(info: KeyInfo) -> str:
+    """Return what a key allows: its role, what is beside that, and where."""
+    of_role = ROLES[info.role] if info.role is not None else frozenset[Permission]()
+    words = [info.role or "", *(each for each in info.permissions if each not in of_role)]
+    parts = [" ".join(each for each in words if each)]
+    parts += [f"queues {' '.join(info.queues)}"] if info.queues else []
+    parts += [f"tasks {' '.join(info.tasks)}"] if info.tasks else []
+    return ", ".join(parts)

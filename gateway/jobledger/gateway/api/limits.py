@@ -101,7 +101,7 @@ async def simulate(asked: Asked, *, body: Simulation) -> Simulated:
     return await simulate_limits(ledger, begin, min(end, ledger.clock.now()), body.limits)
 
 
-async def list_keys(asked: Asked, task: str, *, query: KeysQuery) -> UniqueKeys:
+async def list_unique_keys(asked: Asked, task: str, *, query: KeysQuery) -> UniqueKeys:
     """List the unique keys of a task: which job took each, and whether it still holds it."""
     ledger = asked.gateway.ledger
     asked.principal.require("view", None, check_token("task name", task))
@@ -110,7 +110,7 @@ async def list_keys(asked: Asked, task: str, *, query: KeysQuery) -> UniqueKeys:
     return UniqueKeys(items=list(map(key_shown, seen)))
 
 
-async def show_key(asked: Asked, task: str, key: str) -> KeyShown:
+async def show_unique_key(asked: Asked, task: str, key: str) -> KeyShown:
     """Show who holds one unique key."""
     ledger = asked.gateway.ledger
     asked.principal.require("view", None, check_token("task name", task))
@@ -153,11 +153,13 @@ ENDPOINTS: Final = (
     _endpoint(
         "GET",
         "/v1/unique/{task}",
-        list_keys,
+        list_unique_keys,
         "List the unique keys of a task",
         UniqueKeys,
         query=KeysQuery,
         problems=("LEDGER_DAMAGED",),
     ),
-    _endpoint("GET", "/v1/unique/{task}/{key}", show_key, "Show who holds a unique key", KeyShown, **_FOUND),
+    _endpoint(
+        "GET", "/v1/unique/{task}/{key}", show_unique_key, "Show who holds a unique key", KeyShown, **_FOUND
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from jobledger.admin.verbs import jobs as job_verbs
+from jobledger.admin.verbs import keys as key_verbs
 from jobledger.admin.verbs import limits as limit_verbs
 from jobledger.admin.verbs import queues as queue_verbs
 from jobledger.admin.verbs import routes as route_verbs
@@ -57,6 +58,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *process.ENDPOINTS,
     *keys.ENDPOINTS,
     *endpoints_of(webhook_verbs),
+    *endpoints_of(key_verbs),
     *webhooks.ENDPOINTS,
     *endpoints_of(watch_verbs),
     *receive.ENDPOINTS,

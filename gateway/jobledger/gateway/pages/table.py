@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from jobledger.admin.verbs import jobs as job_verbs
+from jobledger.admin.verbs import keys as key_verbs
 from jobledger.admin.verbs import limits as limit_verbs
 from jobledger.admin.verbs import queues as queue_verbs
 from jobledger.admin.verbs import routes as route_verbs
@@ -12,7 +13,6 @@ from jobledger.admin.verbs import webhooks as webhook_verbs
 from jobledger.gateway.pages.forms.fleet import act_on_schedule, check_ledger
 from jobledger.gateway.pages.forms.graphs import remove_graph, run_graph
 from jobledger.gateway.pages.forms.jobs import requeue, signal
-from jobledger.gateway.pages.forms.keys import make_key, revoke, rotate
 from jobledger.gateway.pages.forms.plan import do_plan
 from jobledger.gateway.pages.forms.runs import begin_again
 from jobledger.gateway.pages.forms.tasks import add_job
@@ -111,7 +111,5 @@ FORMS: Final = (
     *forms_of(route_verbs),
     Form(path="/webhooks/{name}/test", permission="manage", act=test_webhook),
     *forms_of(webhook_verbs),
-    Form(path="/keys/create", permission="admin", act=make_key),
-    Form(path="/keys/{key}/rotate", permission="admin", act=rotate),
-    Form(path="/keys/{key}/revoke", permission="admin", act=revoke),
+    *forms_of(key_verbs, told={key_verbs.CreateKey: keys.told, key_verbs.RotateKey: keys.told}),
 )
