@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from jobledger.admin.hooks.routes import definition_of, set_route
 from jobledger.admin.hooks.webhooks import put_webhook
+from jobledger.admin.verbs.graphs import ListGraphs, RemoveGraph, ShowGraph
 from jobledger.admin.verbs.jobs import (
     CancelJob,
     DiscardJob,
@@ -32,7 +33,7 @@ from jobledger.admin.verbs.webhooks import (
     ResumeWebhook,
     ShowWebhook,
 )
-from jobledger.ledger import Ledger
+from jobledger.ledger import Graph, Ledger, task
 from jobledger.ledger.access.keys import change_key
 from jobledger.ledger.model.access import key as keys
 from jobledger.ledger.model.errors import RefusedError
@@ -76,6 +77,19 @@ async def key(ledger: Ledger, name: str) -> None:
         )
 
 
+@task(queue="mail")
+async def greet(name: str, text: str = "") -> str:
+    return name
+
+
+async def graph(ledger: Ledger, name: str) -> None:
+    """Store a graph of two nodes."""
+    letters = Graph(name)
+    first = letters.add(greet.options(name="first"), Graph.input("/customer/name"))
+    letters.after(first).add(greet.options(name="second"), "ops")
+    await ledger.graphs.put(letters, by="ann")
+
+
 #: A wish about something that is called `name`.
 EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
     CancelJob: lambda name: CancelJob(id=name, queue="mail", reason="no use"),
@@ -109,6 +123,9 @@ EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
     ShowKey: lambda name: ShowKey(id=name),
     RotateKey: lambda name: RotateKey(id=name, grace_s=60.0, reason="yearly"),
     RevokeKey: lambda name: RevokeKey(id=name, reason="gone"),
+    ListGraphs: lambda _: ListGraphs(),
+    ShowGraph: lambda name: ShowGraph(name=name, version=1),
+    RemoveGraph: lambda name: RemoveGraph(name=name, reason="no use"),
 }
 #: What comes before, for those that need something to be there.
 BEFORE: Final[Mapping[type[Verb[Any]], tuple[Step, ...]]] = {
@@ -130,4 +147,7 @@ BEFORE: Final[Mapping[type[Verb[Any]], tuple[Step, ...]]] = {
     ShowKey: (key,),
     RotateKey: (key,),
     RevokeKey: (key,),
+    ListGraphs: (lambda ledger, _: graph(ledger, "one"),),
+    ShowGraph: (graph,),
+    RemoveGraph: (graph,),
 }

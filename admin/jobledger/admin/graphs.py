@@ -10,8 +10,11 @@ from jobledger.ledger.graphs.named import NamedGraph, told
 from jobledger.ledger.graphs.stored import graph_named
 from jobledger.ledger.model.envelope import Moment
 from jobledger.ledger.model.graphs.errors import GraphNotFoundError
+from jobledger.ledger.model.graphs.spec import GraphSpec
 from jobledger.ledger.model.graphs.stored import GRAPH, StoredGraph, inputs_of
 from jobledger.ledger.model.named_chain import Changed
+from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.webhooks.acting import events_of
 
 
@@ -29,6 +32,12 @@ class GraphInfo(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int  #: stream sequence of that event; 0 of a plan
 
 
+class StoredGraphs(msgspec.Struct, frozen=True, kw_only=True):
+    """The stored graphs, by name."""
+
+    items: list[GraphInfo]
+
+
 class ShownGraph(msgspec.Struct, frozen=True, kw_only=True):
     """A stored graph, and how it became so."""
 
@@ -44,9 +53,26 @@ class ChangedGraph(msgspec.Struct, frozen=True, kw_only=True):
     changed: bool  #: False: it was so already
 
 
-async def list_graphs(ledger: Ledger) -> list[GraphInfo]:
-    """Return the stored graphs by name. Raises: CorruptLedgerError, UnreachableError."""
-    return [info_of(each) for each in await ledger.graphs.all()]
+def may_view(principal: Principal, graph: StoredGraph) -> bool:
+    """Return whether somebody may see each node's job, and so the graph."""
+    return graph.spec is not None and all(
+        principal.may("view", node.node.queue, node.node.task) for node in graph.spec.nodes
+    )
+
+
+def require_of_nodes(
+    principal: Principal, permission: Permission, name: str, graph: StoredGraph
+) -> GraphSpec:
+    """Return the nodes of a stored graph for whoever may do something with each of them.
+
+    Raises: GraphNotFoundError also for who may not see one of them; AccessDeniedError.
+    """
+    missing = GraphNotFoundError(name)
+    if graph.spec is None:
+        raise missing
+    for node in graph.spec.nodes:
+        principal.require_about(permission, node.node.queue, node.node.task, missing)
+    return graph.spec
 
 
 async def show_graph(ledger: Ledger, name: str, *, version: int = 0, history_max: int = 20) -> ShownGraph:

@@ -155,10 +155,10 @@ COMMANDS: Final = Group(
         "graphs": Group(
             groups.GRAPHS,
             {
-                "put": "graphs.change",
-                "list": "graphs.show",
-                "show": "graphs.show",
-                "remove": "graphs.change",
+                "put": "graphs.put",
+                "list": "verbs:graphs",
+                "show": "verbs:graphs",
+                "remove": "verbs:graphs",
                 "run": "graphs.run",
             },
         ),

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from jobledger.cli.command import Cli, command
-from jobledger.cli.graphs.change import Name
+from jobledger.cli.graphs.put import Name
 from jobledger.cli.groups import GRAPHS
 from jobledger.cli.jobs import enqueue
 from jobledger.cli.jobs import options as of_job

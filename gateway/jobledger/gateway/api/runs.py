@@ -138,7 +138,7 @@ async def list_steps(asked: Asked, queue: str, id: str, *, query: StepsQuery) ->
     return Answer(value=shown, etag=str(held.job.last_sequence))
 
 
-async def show_graph(asked: Asked, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002
+async def show_graph_of_run(asked: Asked, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002
     """Show the steps of a run and what came after what."""
     held = await read_job(asked, queue, id, query)
     check = await check_history(asked.gateway.ledger.log, held.history)
@@ -300,7 +300,9 @@ _READ: Final = {"query": Past, "heeds": ("If-None-Match",)}
 _STEPS: Final = {**_READ, "query": StepsQuery}
 ENDPOINTS: Final = (
     _endpoint("GET", f"{_RUN}/steps", list_steps, "List the steps of a run", StepsShown, **_STEPS),
-    _endpoint("GET", f"{_RUN}/graph", show_graph, "Show the steps of a run as a graph", GraphShown, **_READ),
+    _endpoint(
+        "GET", f"{_RUN}/graph", show_graph_of_run, "Show the steps of a run as a graph", GraphShown, **_READ
+    ),
     _endpoint("GET", f"{_RUN}/tree", show_tree, "Show a run and all the jobs below it", Tree, **_TREE),
     _endpoint(
         "GET", f"{_RUN}/rows", show_rows, "Show the first rows of a table of a run", FirstRows, **_ROWS

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from jobledger.admin.graphs import require_of_nodes
 from jobledger.admin.objects.schedules import (
     ScheduleListed,
     ScheduleNow,
@@ -19,7 +20,6 @@ from jobledger.admin.rows import AnswerPosition
 from jobledger.admin.schedules import Ticked, like_unloaded, listed_in, shown_in, tick_due
 from jobledger.gateway.api.asking import Looked, Reasoned, Text, aware
 from jobledger.gateway.api.looking import READ, looking
-from jobledger.gateway.api.stored_graphs import require_of_nodes
 from jobledger.gateway.http.asked import Asked
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError

@@ -1,12 +1,12 @@
-"""Graphs that are stored under their names: which there are, storing and removing one, and beginning runs of them."""
+"""Storing a graph under its name, and beginning runs of it. What else is done to them, `jobledger.admin.verbs.graphs` has."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 
-from jobledger.admin.graphs import ChangedGraph, GraphInfo, ShownGraph, changed_graph, info_of, show_graph
+from jobledger.admin.graphs import ChangedGraph, changed_graph, require_of_nodes
 from jobledger.gateway.api.adding import (
     JobEnqueued,
     added,
@@ -24,25 +24,9 @@ from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.graphs.named import NamedGraph, graph_of
 from jobledger.ledger.model.errors import InputMismatchError, InvalidInputError
 from jobledger.ledger.model.graphs.errors import GraphNotFoundError
-from jobledger.ledger.model.graphs.spec import GraphSpec
-from jobledger.ledger.model.graphs.stored import StoredGraph
-from jobledger.ledger.model.rights.authority import Principal
-from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import OnOtherInput
-
-
-class StoredGraphs(msgspec.Struct, frozen=True, kw_only=True):
-    """The stored graphs, by name."""
-
-    items: list[GraphInfo]
-
-
-class GraphQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which version."""
-
-    version: Annotated[int, msgspec.Meta(ge=0)] = 0  #: 0: the newest
 
 
 class ChangingGraph(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,42 +51,6 @@ class NewRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     correlation: str | None = None
     metadata: dict[str, str] | None = None
     on_other_input: OnOtherInput = "error"  #: what is done where the id belongs to a run with another input
-
-
-def may_view(principal: Principal, graph: StoredGraph) -> bool:
-    """Return whether somebody may see each node's job, and so the graph."""
-    return graph.spec is not None and all(
-        principal.may("view", node.node.queue, node.node.task) for node in graph.spec.nodes
-    )
-
-
-def require_of_nodes(
-    principal: Principal, permission: Permission, name: str, graph: StoredGraph
-) -> GraphSpec:
-    """Return the nodes of a stored graph for whoever may do something with each of them.
-
-    Raises: GraphNotFoundError also for who may not see one of them; ProblemError.
-    """
-    missing = GraphNotFoundError(name)
-    if graph.spec is None:
-        raise missing
-    for node in graph.spec.nodes:
-        principal.require_about(permission, node.node.queue, node.node.task, missing)
-    return graph.spec
-
-
-async def list_graphs(asked: Asked) -> StoredGraphs:
-    """List the stored graphs as the ledger says now: those of which who asks may see every node."""
-    found = await asked.gateway.ledger.graphs.all()
-    return StoredGraphs(items=[info_of(each) for each in found if may_view(asked.principal, each)])
-
-
-async def show_one_graph(asked: Asked, name: str, *, query: GraphQuery) -> ShownGraph:
-    """Show a stored graph as it can be stored again, in its newest version or an older one, and its history."""
-    ledger, principal = asked.gateway.ledger, asked.principal
-    if not principal.is_everywhere:  # a graph that was removed has no nodes to go by
-        require_of_nodes(principal, "view", name, await ledger.graphs.get(name, version=query.version))
-    return await show_graph(ledger, name, version=query.version)
 
 
 async def put_graph(asked: Asked, name: str, *, query: ChangingGraph, body: GivenGraph) -> ChangedGraph:
@@ -135,13 +83,6 @@ def _named(name: str, body: GivenGraph) -> NamedGraph:
             f"the graph is called {ascii(body.name)[:80]}, and its address says {name}: leave the name out"
         )
     return msgspec.structs.replace(body, name=name)
-
-
-async def delete_graph(asked: Asked, name: str, *, query: ChangingGraph) -> ChangedGraph:
-    """Take a stored graph away: nothing begins a run of it any more; its runs go on."""
-    graphs, principal = asked.gateway.ledger.graphs, asked.principal
-    require_of_nodes(principal, "manage", name, await graphs.get(name))
-    return changed_graph(await graphs.remove(name, reason=query.reason, by=principal.name, plan=query.plan))
 
 
 async def run_graph(asked: Asked, name: str, *, body: NewRun) -> Answer:
@@ -181,7 +122,7 @@ async def run_graph(asked: Asked, name: str, *, body: NewRun) -> Answer:
 
 def _endpoint(method: Any, path: str, handler: Any, summary: str, **more: Any) -> Endpoint:
     path = f"/v1/graphs{path}"
-    return Endpoint(method=method, path=path, handler=handler, summary=summary, tag="runs", **more)
+    return Endpoint(method=method, path=path, handler=handler, summary=summary, tag="graphs", **more)
 
 
 _WRITES: Final = ("LEDGER_BUSY", "LEDGER_FULL")
@@ -196,25 +137,6 @@ _RUN: Final = (
 
 ENDPOINTS: Final = (
     _endpoint(
-        "GET",
-        "",
-        list_graphs,
-        "List the stored graphs",
-        returns=StoredGraphs,
-        permission="view",
-        problems=("LEDGER_DAMAGED",),
-    ),
-    _endpoint(
-        "GET",
-        "/{name}",
-        show_one_graph,
-        "Show a stored graph",
-        returns=ShownGraph,
-        permission="view",
-        query=GraphQuery,
-        problems=("NOT_FOUND", "LEDGER_DAMAGED"),
-    ),
-    _endpoint(
         "PUT",
         "/{name}",
         put_graph,
@@ -224,16 +146,6 @@ ENDPOINTS: Final = (
         query=ChangingGraph,
         body=GivenGraph,
         problems=("JOB_INVALID_INPUT", "TASK_NOT_FOUND", "NOT_FOUND", *_WRITES),
-    ),
-    _endpoint(
-        "DELETE",
-        "/{name}",
-        delete_graph,
-        "Take a stored graph away",
-        returns=ChangedGraph,
-        permission="manage",
-        query=ChangingGraph,
-        problems=("NOT_FOUND", *_WRITES),
     ),
     _endpoint(
         "POST",

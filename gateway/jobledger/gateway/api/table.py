@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from jobledger.admin.verbs import graphs as graph_verbs
 from jobledger.admin.verbs import jobs as job_verbs
 from jobledger.admin.verbs import keys as key_verbs
 from jobledger.admin.verbs import limits as limit_verbs
@@ -45,6 +46,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *job_acts.ENDPOINTS,
     *runs.ENDPOINTS,
     *graphs.ENDPOINTS,
+    *endpoints_of(graph_verbs),
     *stored_graphs.ENDPOINTS,
     *batches.ENDPOINTS,
     *queues.ENDPOINTS,

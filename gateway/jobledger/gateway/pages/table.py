@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from jobledger.admin.verbs import graphs as graph_verbs
 from jobledger.admin.verbs import jobs as job_verbs
 from jobledger.admin.verbs import keys as key_verbs
 from jobledger.admin.verbs import limits as limit_verbs
@@ -11,7 +12,7 @@ from jobledger.admin.verbs import queues as queue_verbs
 from jobledger.admin.verbs import routes as route_verbs
 from jobledger.admin.verbs import webhooks as webhook_verbs
 from jobledger.gateway.pages.forms.fleet import act_on_schedule, check_ledger
-from jobledger.gateway.pages.forms.graphs import remove_graph, run_graph
+from jobledger.gateway.pages.forms.graphs import run_graph
 from jobledger.gateway.pages.forms.jobs import requeue, signal
 from jobledger.gateway.pages.forms.plan import do_plan
 from jobledger.gateway.pages.forms.runs import begin_again
@@ -107,7 +108,7 @@ FORMS: Final = (
     *forms_of(limit_verbs),
     Form(path="/tasks/{task}/enqueue", permission="queue", act=add_job),
     Form(path="/graphs/{name}/run", permission="queue", act=run_graph),
-    Form(path="/graphs/{name}/remove", permission="manage", act=remove_graph),
+    *forms_of(graph_verbs),
     *forms_of(route_verbs),
     Form(path="/webhooks/{name}/test", permission="manage", act=test_webhook),
     *forms_of(webhook_verbs),

@@ -1,10 +1,10 @@
-"""Beginning a run of a stored graph, and taking one away, from its page."""
+"""Beginning a run of a stored graph from its page."""
 
 from __future__ import annotations
 
 import msgspec
 
-from jobledger.gateway.api.stored_graphs import require_of_nodes
+from jobledger.admin.graphs import require_of_nodes
 from jobledger.gateway.pages.page import Sent
 from jobledger.gateway.pages.rendering import address
 from jobledger.ledger.access.acting import acting_for
@@ -28,11 +28,3 @@ async def run_graph(sent: Sent, name: str) -> str:
     with acting_for(None):  # each of its nodes was allowed
         made = await ledger.graphs.run(name, values, id=chosen, by=sent.principal.name)
     return address(f"/jobs/{made.ref.queue}/{made.id}")
-
-
-async def remove_graph(sent: Sent, name: str) -> str:
-    """Take a stored graph away. Raises: ProblemError, and as `graphs.remove`."""
-    graphs, reason = sent.gateway.ledger.graphs, sent.fields.reason()
-    require_of_nodes(sent.principal, "manage", name, await graphs.get(name))
-    await graphs.remove(name, reason=reason, by=sent.principal.name)
-    return "/graphs"

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from markupsafe import Markup
 
-from jobledger.admin.graphs import GraphInfo, ShownGraph, info_of, show_graph
+from jobledger.admin.graphs import GraphInfo, ShownGraph, info_of, may_view, require_of_nodes, show_graph
 from jobledger.admin.run_graph import levels, nodes_of
-from jobledger.gateway.api.stored_graphs import may_view, require_of_nodes
 from jobledger.gateway.pages.charts.graph import Box, graph
 from jobledger.gateway.pages.page import Looked, When
 from jobledger.gateway.pages.shell import Shell, surround

@@ -1,4 +1,4 @@
-"""`jobledger graphs put` and `remove`: store a graph under a name from a file, and take it away."""
+"""`jobledger graphs put`: store a graph under a name from a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from jobledger.admin.graphs import ChangedGraph, changed_graph
+from jobledger.admin.graphs import changed_graph
 from jobledger.cli import bulk
 from jobledger.cli.command import CREATES, LEDGER, Cli, command
 from jobledger.cli.definitions import read_definition
@@ -28,15 +28,15 @@ async def put(cli: Cli, *, name: Name, file: _File, reason: bulk.Why = "", plan:
     given = named_graph(_named(name, read_definition(file)))
     async with cli.ledger() as ledger:
         done = await ledger.graphs.put(given, reason=reason, by=operator(), plan=plan)
-    _tell(cli, changed_graph(done), plan=plan)
-
-
-@command(GRAPHS, "remove")
-async def remove(cli: Cli, *, name: Name, reason: bulk.Why = "", plan: bulk.Plan = False) -> None:
-    """Take a stored graph away: nothing begins a run of it any more. Its runs go on."""
-    async with cli.ledger() as ledger:
-        done = await ledger.graphs.remove(name, reason=reason, by=operator(), plan=plan)
-    _tell(cli, changed_graph(done), plan=plan)
+    if cli.output.as_json:
+        cli.output.object(changed_graph(done))
+        return
+    info = changed_graph(done).info
+    state = f"stored as version {info.version}" if done.changed else f"as it was, version {info.version}"
+    nodes = f"{info.nodes:,} node{'' if info.nodes == 1 else 's'}"
+    cli.output.say(f"graph {info.graph} {'would be' if plan else 'is'} {state}: {nodes}")
+    if plan:
+        cli.output.say("nothing was changed")
 
 
 def _named(name: str, given: object) -> object:
@@ -49,19 +49,3 @@ def _named(name: str, given: object) -> object:
             f"the file has the name {ascii(said['name'])[:80]}, not {name}: leave it out, or give the same"
         )
     return said
-
-
-def _tell(cli: Cli, done: ChangedGraph, *, plan: bool) -> None:
-    output, info = cli.output, done.info
-    if output.as_json:
-        output.object(done)
-        return
-    verb = "would be" if plan else "is"
-    if info.removed:
-        output.say(f"graph {info.graph} {verb} removed")
-    else:
-        state = f"stored as version {info.version}" if done.changed else f"as it was, version {info.version}"
-        nodes = f"{info.nodes:,} node{'' if info.nodes == 1 else 's'}"
-        output.say(f"graph {info.graph} {verb} {state}: {nodes}")
-    if plan:
-        output.say("nothing was changed")
