@@ -295,7 +295,7 @@ def declared_in(module: ModuleType) -> list[Declaration]:
         if isinstance(each, type)
         and issubclass(each, Verb)
         and each.__module__ == module.__name__
-        and "declaration" in vars(each)  # what several share is no verb itself
+        and "declaration" in each.__dict__  # what several share is no verb itself
     ]
 
 
