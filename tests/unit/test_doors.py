@@ -196,3 +196,20 @@ def test_each_word_of_a_list_is_read_as_one_alone_is() -> None:
     assert read_words(field, ["none"], "--colour", now) == ()
     with pytest.raises(InvalidInputError, match="--colour must be red or blue, got 'green'"):
         read_words(field, ["red", "green"], "--colour", now)
+
+
+class Between(Verb[None], frozen=True, kw_only=True):
+    """A wish with two times."""
+
+    since: Annotated[datetime, option("Since when.", past=True)]
+    until: Annotated[datetime, option("Until when.")]
+
+
+def test_a_span_lies_ahead_or_behind_as_its_field_says() -> None:
+    now = datetime(2026, 1, 2, 12, tzinfo=UTC)
+    since, until = fields_of(Between)
+    for text, before, after in (("2h", -2, 2), ("11:00", -1, 23), ("2h ago", -2, -2), ("now", 0, 0)):
+        hours = [
+            (read_words(each, [text], each.flag, now) - now) / timedelta(hours=1) for each in (since, until)
+        ]
+        assert hours == [before, after], text

@@ -63,16 +63,23 @@ def option(
     flag: str = "",
     is_argument: bool = False,
     in_query: bool = False,
+    past: bool = False,
     **bounds: Any,
 ) -> msgspec.Meta:
     """Describe a field of a verb.
 
     `text`: one sentence, for `--help`, the API's document and the reference. `metavar`: the word for its value on the
     command line. `flag`: the option, where it is not the field's name. `is_argument`: it has no option, as the words of
-    the address. `in_query`: a parameter of the address also where the request has a body. `bounds`: of `msgspec.Meta`,
-    such as `ge` and `max_length`.
+    the address. `in_query`: a parameter of the address also where the request has a body. `past`: a time that was, so
+    that `2h` means two hours ago. `bounds`: of `msgspec.Meta`, such as `ge` and `max_length`.
     """
-    own = {"metavar": metavar, "flag": flag, "is_argument": is_argument, "in_query": in_query}
+    own = {
+        "metavar": metavar,
+        "flag": flag,
+        "is_argument": is_argument,
+        "in_query": in_query,
+        "past": past,
+    }
     return msgspec.Meta(description=text, extra=own, **bounds)
 
 
@@ -358,6 +365,11 @@ class Field(NamedTuple):
         given = (self.meta.extra or {}).get("flag")
         return cast("str", given) or "--" + self.wire.removesuffix("_s").replace("_", "-")
 
+    @property
+    def is_past(self) -> bool:
+        """Whether it is a time that was."""
+        return bool((self.meta.extra or {}).get("past"))
+
     def is_parameter(self, declaration: Declaration) -> bool:
         """Return whether it stands behind the `?` of the address, and not in the body."""
         is_bodiless = declaration.method in {"GET", "DELETE"}
@@ -407,8 +419,8 @@ def _field(info: msgspec.structs.FieldInfo, declared: Any) -> Field:
 def read_words(field: Field, words: Sequence[str], shown: str, now: datetime) -> Any:
     """Return a field's value out of what a person wrote, on a command line or in a form.
 
-    A time may be a span from now, a span may have a unit, and `none` is null or an empty list. `shown`: what the person
-    knows the field by.
+    A time may be a span from now, or back from now where the field is of the past; a span may have a unit, and `none`
+    is null or an empty list. `shown`: what the person knows the field by.
 
     Raises: InvalidInputError with one sentence.
     """
@@ -429,7 +441,7 @@ def _read_one(field: Field, text: str, shown: str, now: datetime) -> Any:
         return None
     try:
         if field.kind is datetime:
-            at = read_time(text, now, ahead=True)
+            at = read_time(text, now, ahead=not field.is_past)
             if at is None:
                 raise InvalidInputError(f"{shown} {text[:60]!r} is not {_TIMES}")
             return at

@@ -30,13 +30,13 @@ def endpoint_of(declaration: Declaration) -> Endpoint:
     words = words_in(declaration.path)
     rest = [each for each in fields if each.name not in words]
     in_query = [each for each in rest if each.is_parameter(declaration)]
-    moments = [each.name for each in fields if each.kind is datetime]
+    moments = [each for each in fields if each.kind is datetime]
 
     async def handle(asked: Asked, *, query: Any = None, body: Any = None, **given: Any) -> Any:
         for part in (query, body):
             given |= {} if part is None else msgspec.structs.asdict(part)
-        for name in moments:
-            given[name] = aware(name, given[name])
+        for each in moments:
+            given[each.name] = aware(each.wire, given[each.name])
         try:
             wish = kind(**given)
         except InvalidInputError as error:  # what it says cannot be meant
