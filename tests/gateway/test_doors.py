@@ -27,6 +27,7 @@ from jobledger.ledger.model.rights.authority import Principal
 
 pytestmark = pytest.mark.anyio
 _DERIVED: Final = re.compile(r"\bw-[\w-]{43}")  #: an id that is made of a route's name and a delivery
+_NUMBER: Final = re.compile(r"-manual-\d+")  #: what a job has of the sequence of the event that made it
 _MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|\+00:00)")
 
 
@@ -61,8 +62,9 @@ def words_of(wish: Verb[Any]) -> list[str]:
 def plain(found: Any, name: str) -> Any:
     """Return an answer without what differs from one door to the next: names, times, sequences, and who acted."""
     text = _MOMENT.sub("TIME", msgspec.json.encode(found, order="sorted").decode()).replace(name, "NAME")
-    text = re.sub(r'"(\w*sequence)":\d+', r'"\1":0', _DERIVED.sub("w-ID", text))
+    text = re.sub(r'"(\w*sequence)":\d+', r'"\1":0', _NUMBER.sub("-manual-N", _DERIVED.sub("w-ID", text)))
     text = re.sub(r'"(secret":"[^"]*|key":"[a-z0-9]{12})"', '"made":""', text)  # of keys, by chance
+    text = re.sub(r'"trace_id":"[0-9a-f]{32}"', '"trace_id":"TRACE"', text)
     return msgspec.json.decode(re.sub(r'"(\w*by)":"[^"]*"', r'"\1":"WHO"', text))
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.support.command_line import CommandLine
 from tests.support.dashboard import HOSTILE, Someone, check_page, hidden_fields, token_of
 from tests.support.limits import LIMIT_S
+from tests.support.verbs import hourly
 from tests.support.working import bury, working
 
 from jobledger.admin.access.keys import list_keys
@@ -21,7 +22,7 @@ from jobledger.gateway.acts.bulk_act import bulk_act
 from jobledger.gateway.acts.verifying import verify_task
 from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.gateway.parts import Gateway
-from jobledger.ledger import Ledger, task
+from jobledger.ledger import JobRef, Ledger, task
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.job import JobState
@@ -176,7 +177,7 @@ async def test_every_form_refuses_who_lacks_its_permission(
             key="k",
             route="r",
             delivery="d",
-            verb="pause" if "schedules" in form.path else "cancel",
+            verb="cancel",
         )
         answer = await http.post(address, data={"token": token, "verb": "cancel"})
         assert answer.status_code == 403, address
@@ -333,6 +334,21 @@ async def test_a_form_without_a_reason_changes_nothing(
     assert await ledger.log.head() == head
     noted = await http.post(f"/jobs/mail/{job.id}/note", data={"token": token, "text": "x"})
     assert noted.status_code == 303
+
+
+async def test_the_forms_of_a_schedule_lead_to_its_job_and_back_to_the_list(
+    http: httpx.AsyncClient, ledger: Ledger
+) -> None:
+    await hourly(ledger, "nightly")
+    sent = {"token": token_of((await http.get("/schedules")).text), "reason": "why"}
+    made = await http.post("/schedules/nightly/trigger", data=sent)
+    (job,) = re.findall(r"^/jobs/q/(nightly-manual-\d+)$", made.headers["location"])
+    assert await (await ledger.job(JobRef(queue="q", job_id=job))).state() is JobState.QUEUED
+    for verb, is_paused in (("pause", True), ("resume", False)):
+        done = await http.post(f"/schedules/nightly/{verb}", data=sent)
+        assert (done.status_code, done.headers["location"]) == (303, "/schedules")
+        assert (await ledger.schedules.get("nightly")).paused is is_paused
+    assert (await http.post("/schedules/other/pause", data=sent)).status_code == 404
 
 
 async def test_the_secret_of_a_key_is_told_once(http: httpx.AsyncClient, ledger: Ledger) -> None:

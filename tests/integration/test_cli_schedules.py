@@ -74,7 +74,9 @@ def test_a_schedule_is_declared_and_its_next_runs_follow_from_it(schedules: Sche
     answer = schedules("add", *NIGHTLY)
     assert answer.code == 0, answer.err
     assert answer.out.startswith("schedule nightly: report 30 2 * * * in Europe/Berlin; next run 20")
-    found = [datetime.fromisoformat(line["at"]) for line in schedules.told("next", "nightly", "--count", "3")]
+    (told,) = schedules.told("next", "nightly", "--count", "3")
+    assert (told["status"], told["timezone"]) == ("active", "Europe/Berlin")
+    found = [datetime.fromisoformat(each) for each in told["items"]]
     assert found[0] > datetime.now(UTC)
     assert [later - earlier for earlier, later in itertools.pairwise(found)] >= [timedelta(hours=23)] * 2
     assert all(at.minute == 30 and at.hour in {0, 1} for at in found)
@@ -209,7 +211,7 @@ def test_people_pause_resume_trigger_and_remove(schedules: Schedules) -> None:
     schedules("add", *NIGHTLY)
     assert schedules("pause", "nightly", "--reason", "audit").code == 0
     assert schedules("pause", "nightly").code == 4
-    assert schedules.told("next", "nightly") == []
+    assert schedules.told("next", "nightly")[0]["items"] == []
     assert "is paused" in schedules("next", "nightly").out
     (listed,) = schedules.told("list")
     assert (listed["status"], listed["pause_reason"], listed["next_run_at"]) == ("paused", "audit", None)
@@ -244,6 +246,9 @@ def test_a_backfill_makes_the_jobs_of_past_ticks_once(schedules: Schedules) -> N
     assert "6 ticks have their jobs: hourly-20260101T000000Z to" in schedules("backfill", *words).out
     jobs = schedules.run("jobs", "list", *schedules.where, "--json", "--queue", "default")
     assert len(jobs.lines) == 6
+    assert [each["queue"] for each in schedules.told("backfill", "hourly", "--from", "2h")] == ["default"] * 2
+    missing = schedules("backfill", "hourly", "--to", "2026-01-01")
+    assert (missing.code, "`jobledger schedules backfill` needs --from" in missing.err) == (2, True)
     too_many = schedules("backfill", "hourly", "--from", "2020-01-01", "--to", "2025-01-01")
     assert (too_many.code, "more than 1,000" in too_many.err) == (2, True)
     ahead = schedules("backfill", "hourly", "--from", "2026-01-01", "--to", "2100-01-01")

@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from opentelemetry import trace
@@ -21,8 +22,9 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from tests.support.working import LIMIT_S, Connect, until, working
 
+from jobledger.admin.verbs.schedules import BackfillSchedule, TriggerSchedule
 from jobledger.cli.main import run
-from jobledger.ledger import Backoff, Context, Ledger, sync, task
+from jobledger.ledger import Backoff, Context, JobRef, Ledger, sync, task
 from jobledger.ledger.model.events import event_type
 from jobledger.ledger.model.trace import own_trace, trace_id
 
@@ -40,6 +42,7 @@ async def traces() -> bool:
     return "opentelemetry" in sys.modules
 """
 SEEN: list[str] = []
+_PAST: Final = datetime(2026, 1, 2, 3, tzinfo=UTC)
 
 
 def seen() -> None:
@@ -175,6 +178,23 @@ async def test_tasks_in_threads_and_bulk_are_traced(connected: Connect, spans: I
     attempts = named(spans, "run traced")
     assert {ids(span.parent) for span in attempts} == {whole(enqueued)}
     assert sorted(map(whole, attempts)) == sorted(SEEN)
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("spans")
+async def test_a_job_of_a_schedule_is_answered_with_the_trace_that_it_carries(connected: Connect) -> None:
+    async with connected(tracing=True) as traced:
+        await traced.schedules.add("nightly", in_thread, input={"number": 1}, every_s=3600)
+        with trace.get_tracer("app").start_as_current_span("request") as span:
+            within = await traced.do(TriggerSchedule(name="nightly"))
+            (past,) = (await traced.do(BackfillSchedule(name="nightly", begin=_PAST, end=_PAST))).items
+        without = await traced.do(TriggerSchedule(name="nightly"))
+        assert (
+            within.trace_id == past.trace_id == f"{span.get_span_context().trace_id:032x}" != without.trace_id
+        )
+        for each in (within, past, without):
+            job = await traced.job(JobRef(queue=each.queue, job_id=each.id))
+            assert trace_id((await job.snapshot()).trace) == each.trace_id
 
 
 @pytest.mark.anyio

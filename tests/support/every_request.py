@@ -31,7 +31,6 @@ from msgspec.inspect import (
 )
 
 from jobledger.gateway.http.endpoint import JSON, NDJSON, Endpoint
-from jobledger.gateway.pages.forms import fleet
 from jobledger.gateway.pages.page import Form, Page
 
 FORM: Final = "application/x-www-form-urlencoded"
@@ -181,12 +180,6 @@ def _word(field: Field, values: Mapping[str, Any]) -> Any:
     return found
 
 
-#: The verbs that a form's address stands for.
-_VERBS: Final[Mapping[str, Iterable[str]]] = {
-    "schedules": fleet.VERBS,
-}
-
-
 def acts(endpoints: Iterable[Endpoint], names: Names) -> Iterator[Request]:
     """Yield a request for each verb of the API."""
     for endpoint in endpoints:
@@ -209,10 +202,7 @@ def acts(endpoints: Iterable[Endpoint], names: Names) -> Iterator[Request]:
 
 
 def sent_forms(forms: Iterable[Form], names: Names, filled: Mapping[str, Any]) -> Iterator[Request]:
-    """Yield a request for each form and each verb of one; `filled`: every field that one of them reads."""
+    """Yield a request for each form; `filled`: every field that one of them reads."""
     for form in forms:
-        kind = form.path.split("/")[1]
-        for verb in _VERBS[kind] if "{verb}" in form.path else ("",):
-            declared = form.path.replace("{verb}", verb)
-            for path in names.paths(declared):
-                yield Request("POST", path, {}, HTML, filled, FORM, f"FORM {declared}")
+        for path in names.paths(form.path):
+            yield Request("POST", path, {}, HTML, filled, FORM, f"FORM {form.path}")

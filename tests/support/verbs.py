@@ -25,6 +25,15 @@ from jobledger.admin.verbs.kit import Verb
 from jobledger.admin.verbs.limits import RemoveLimit, SetLimit
 from jobledger.admin.verbs.queues import PauseQueue, ResumeQueue
 from jobledger.admin.verbs.routes import RemoveRoute, RetryDelivery, ShowRoute
+from jobledger.admin.verbs.schedules import (
+    BackfillSchedule,
+    ListNextTicks,
+    PauseSchedule,
+    RemoveSchedule,
+    ResetSchedule,
+    ResumeSchedule,
+    TriggerSchedule,
+)
 from jobledger.admin.verbs.watches import ListWatches, RemoveWatch, SetWatch, ShowWatch
 from jobledger.admin.verbs.webhooks import (
     ListWebhooks,
@@ -33,9 +42,10 @@ from jobledger.admin.verbs.webhooks import (
     ResumeWebhook,
     ShowWebhook,
 )
-from jobledger.ledger import Graph, Ledger, task
+from jobledger.ledger import Graph, JobRef, Ledger, task
 from jobledger.ledger.access.keys import change_key
 from jobledger.ledger.model.access import key as keys
+from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import RefusedError
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
 
@@ -90,6 +100,16 @@ async def graph(ledger: Ledger, name: str) -> None:
     await ledger.graphs.put(letters, by="ann")
 
 
+def hourly(ledger: Ledger, name: str) -> Awaitable[object]:
+    """Declare a schedule that ticks each hour."""
+    like = Enqueue(ref=JobRef(queue="q", job_id="x"), task="report")
+    return ledger.schedules.declare(name, like, every_s=3600)
+
+
+def _day(hour: int) -> datetime:
+    return datetime(2026, 1, 2, hour, tzinfo=UTC)
+
+
 #: A wish about something that is called `name`.
 EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
     CancelJob: lambda name: CancelJob(id=name, queue="mail", reason="no use"),
@@ -126,6 +146,13 @@ EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
     ListGraphs: lambda _: ListGraphs(),
     ShowGraph: lambda name: ShowGraph(name=name, version=1),
     RemoveGraph: lambda name: RemoveGraph(name=name, reason="no use"),
+    PauseSchedule: lambda name: PauseSchedule(name=name, reason="a holiday"),
+    ResumeSchedule: lambda name: ResumeSchedule(name=name),
+    ResetSchedule: lambda name: ResetSchedule(name=name),
+    RemoveSchedule: lambda name: RemoveSchedule(name=name, reason="no use"),
+    TriggerSchedule: lambda name: TriggerSchedule(name=name, reason="now"),
+    BackfillSchedule: lambda name: BackfillSchedule(name=name, begin=_day(0), end=_day(3)),
+    ListNextTicks: lambda name: ListNextTicks(name=name, count=3),
 }
 #: What comes before, for those that need something to be there.
 BEFORE: Final[Mapping[type[Verb[Any]], tuple[Step, ...]]] = {
@@ -150,4 +177,11 @@ BEFORE: Final[Mapping[type[Verb[Any]], tuple[Step, ...]]] = {
     ListGraphs: (lambda ledger, _: graph(ledger, "one"),),
     ShowGraph: (graph,),
     RemoveGraph: (graph,),
+    PauseSchedule: (hourly,),
+    ResumeSchedule: (hourly, wished(EXAMPLES[PauseSchedule])),
+    ResetSchedule: (hourly,),
+    RemoveSchedule: (hourly,),
+    TriggerSchedule: (hourly,),
+    BackfillSchedule: (hourly,),
+    ListNextTicks: (hourly,),
 }

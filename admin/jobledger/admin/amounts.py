@@ -1,10 +1,12 @@
-"""Spans of time and numbers of bytes in the unit that a person reads."""
+"""Spans of time, ages and numbers of bytes in the unit that a person reads."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Final
 
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.times import shown_time
 
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
@@ -21,6 +23,18 @@ def duration(seconds: float) -> str:
     if seconds < _HOUR_S:
         return f"{seconds / _MINUTE_S:.0f} min"
     return f"{seconds / _HOUR_S:.0f} h" if seconds < 2 * _DAY_S else f"{seconds / _DAY_S:.0f} d"
+
+
+def moment(at: datetime, now: datetime) -> str:
+    """Return a time for a person: `2025-01-31 08:00:00.000Z (3 min ago)`."""
+    return f"{shown_time(at)} ({age(at, now)})"
+
+
+def age(at: datetime, now: datetime) -> str:
+    """Return how long ago, or ahead, a time is: `3 min ago`, `in 5 s`."""
+    seconds = (now - at).total_seconds()
+    size = duration(abs(seconds))
+    return f"{size} ago" if seconds >= 0 else f"in {size}"
 
 
 def attempts_words(job: Job) -> str:

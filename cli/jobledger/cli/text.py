@@ -6,8 +6,7 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from jobledger.admin.amounts import duration
-from jobledger.ledger.model.times import shown_time
+from jobledger.admin import amounts
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -21,6 +20,7 @@ _UNSAFE: Final = (
 _UNSAFE_IN_LINE: Final = re.compile(f"[{_UNSAFE}]")
 _UNSAFE_IN_JSON: Final = re.compile(f"[{_UNSAFE.removeprefix(chr(0) + '-' + chr(0x1F))}]")
 
+moment, age = amounts.moment, amounts.age  #: of text like the rest here; what verbs say has them too
 _STYLES: Final = {
     "completed": "green",
     "running": "cyan",
@@ -97,15 +97,3 @@ def clock_time(at: datetime) -> str:
 def day(at: datetime) -> str:
     """Return the date, UTC: written before `clock_time`, or once above lines of the same day."""
     return f"{at.astimezone(UTC):%Y-%m-%d}"
-
-
-def moment(at: datetime, now: datetime) -> str:
-    """Return a time for a person: `2025-01-31 08:00:00.000Z (3 min ago)`."""
-    return f"{shown_time(at)} ({age(at, now)})"
-
-
-def age(at: datetime, now: datetime) -> str:
-    """Return how long ago, or ahead, a time is: `3 min ago`, `in 5 s`."""
-    seconds = (now - at).total_seconds()
-    size = duration(abs(seconds))
-    return f"{size} ago" if seconds >= 0 else f"in {size}"

@@ -71,6 +71,9 @@ async def acting(asker: Asker) -> None:
     assert 2 * 86_400 < ticks[-1]["late_s"] < 3 * 86_400
     wrong = {"from": time_text(now), "to": time_text(now - timedelta(days=3))}
     await asker.post(f"{path}/backfill", wrong, "JOB_INVALID_INPUT")
+    bare = await asker.sees("POST", f"{path}/backfill", "BAD_REQUEST", json={"from": "2026-01-01T00:00:00"})
+    assert bare.json()["detail"].startswith("from has no time zone")
+    assert (await asker.post(f"{path}/backfill", {"from": days["from"]}))["items"][-1]["id"] == made[-1]
     assert (await asker.sees("POST", f"{path}/reset", 200)).json()["name"] == "nightly"
     elsewhere = someone("manage", "queue", queues=("bills",))
     await asker.post(f"{path}/trigger", {}, "NOT_FOUND", who=elsewhere)

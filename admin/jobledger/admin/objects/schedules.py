@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
 
 import msgspec
 
 from jobledger.admin.schedules import InCode, Listed, Shown
 from jobledger.ledger.model.schedules.events import Schedule
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.trace import own_trace, trace_id
+from jobledger.ledger.schedules.verbs import next_due
 from jobledger.projections.tables.schedules import LastFailure, ScheduleRow, TickRow
+
+#: Whether a schedule has ticks to come, and why it has none.
+NextStatus = Literal["active", "paused", "on_demand", "ended"]
 
 
 class ScheduleListed(ScheduleRow, frozen=True, kw_only=True):
@@ -33,6 +40,30 @@ class ScheduleNow(msgspec.Struct, frozen=True, kw_only=True):
     removed: bool
     source: str  #: who declared it: `code` or `operator`
     next_run_at: datetime | None
+    at: datetime  #: when this was answered, by the clock of the server
+
+
+class JobMade(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that a schedule has made."""
+
+    id: str
+    queue: str
+    trace_id: str  #: of the W3C trace that it belongs to: that of the request, else the job's own
+
+
+class JobsNamed(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs."""
+
+    items: list[JobMade]
+
+
+class NextTicks(msgspec.Struct, frozen=True, kw_only=True):
+    """When the next ticks are due; fewer where the schedule ends, none while it is paused."""
+
+    items: list[datetime]
+    status: NextStatus
+    timezone: str  #: whose clocks its cron expression means
+    at: datetime  #: when this was answered, by the clock of the server
 
 
 def schedule_listed(listed: Listed) -> ScheduleListed:
@@ -47,7 +78,7 @@ def schedule_shown(shown: Shown) -> ScheduleShown:
     return ScheduleShown(**listed, last_failure=shown.failure, ticks=shown.ticks)
 
 
-def schedule_now(name: str, schedule: Schedule) -> ScheduleNow:
+def schedule_now(name: str, schedule: Schedule, at: datetime) -> ScheduleNow:
     """Return a schedule after an act."""
     return ScheduleNow(
         name=name,
@@ -55,4 +86,25 @@ def schedule_now(name: str, schedule: Schedule) -> ScheduleNow:
         removed=schedule.removed,
         source=schedule.definition.source,
         next_run_at=schedule.next_at,
+        at=at,
     )
+
+
+def job_made(ref: JobRef, trace: str) -> JobMade:
+    """Return a job that a schedule has made. `trace`: W3C traceparent of who asked for it, "" without one."""
+    trace = trace or own_trace(ref.queue, ref.job_id)
+    return JobMade(id=ref.job_id, queue=ref.queue, trace_id=trace_id(trace))
+
+
+def next_ticks(name: str, schedule: Schedule, count: int, at: datetime) -> NextTicks:
+    """Return when the next ticks of a schedule are due."""
+    spec, items = schedule.definition.spec, next_due(name, schedule, count)
+    return NextTicks(items=items, status=_status(schedule, ticks=bool(items)), timezone=spec.timezone, at=at)
+
+
+def _status(schedule: Schedule, *, ticks: bool) -> NextStatus:
+    if ticks:
+        return "active"
+    if schedule.paused:
+        return "paused"
+    return "on_demand" if schedule.definition.spec.on_demand else "ended"

@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 from datetime import datetime
 from typing import Any
 
+from jobledger.admin.schedule_words import next_words, when_words
 from jobledger.admin.schedules import like_unloaded
 from jobledger.cli import options as shared
 from jobledger.cli.command import CREATES, Cli, command
@@ -15,7 +16,6 @@ from jobledger.cli.jobs import options as of_job
 from jobledger.cli.jobs.input_text import read_object
 from jobledger.cli.pairs import pairs
 from jobledger.cli.schedules import options
-from jobledger.cli.schedules.words import next_words, when_words
 from jobledger.cli.session import load_tasks, operator
 from jobledger.cli.times import time_of
 from jobledger.ledger import GraphRun, Task

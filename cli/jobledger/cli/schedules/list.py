@@ -11,12 +11,12 @@ from rich.text import Text
 
 from jobledger.admin.amounts import duration
 from jobledger.admin.objects.schedules import schedule_listed, schedule_shown
+from jobledger.admin.schedule_words import time_in, when_words
 from jobledger.admin.schedules import Listed, Shown, list_schedules, show_schedule
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import SCHEDULES
 from jobledger.cli.output import Cell, Output
 from jobledger.cli.schedules import options
-from jobledger.cli.schedules.words import time_in, when_words
 from jobledger.cli.text import age, moment, shortened
 from jobledger.ledger.model.schedules.definition import Definition
 from jobledger.projections.tables.schedules import ScheduleRow, TickRow

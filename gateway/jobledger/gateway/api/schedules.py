@@ -1,9 +1,9 @@
-"""Schedules: when they tick, what came of it, and acts on them; also their due ticks, for who runs no worker."""
+"""Schedules: when they tick, what came of it, and what they are told; also their due ticks, for who runs no worker."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -18,24 +18,19 @@ from jobledger.admin.objects.schedules import (
 )
 from jobledger.admin.rows import AnswerPosition
 from jobledger.admin.schedules import Ticked, like_unloaded, listed_in, shown_in, tick_due
-from jobledger.gateway.api.asking import Looked, Reasoned, Text, aware
+from jobledger.gateway.api.asking import Looked, aware
 from jobledger.gateway.api.looking import READ, looking
 from jobledger.gateway.http.asked import Asked
-from jobledger.gateway.http.endpoint import Answer, Endpoint
+from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.graphs.verbs import GraphRun
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import ScheduleNotFoundError
 from jobledger.ledger.model.events import Priority
-from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.schedules.definition import WINDOW_S_DEFAULT, Catchup, Overlap
-from jobledger.ledger.model.schedules.events import Schedule
-from jobledger.ledger.model.subjects import JobRef, check_token
-from jobledger.ledger.model.trace import own_trace, trace_id
+from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.schedules.verbs import When
-
-_Count = Annotated[int, msgspec.Meta(ge=1, le=1_000)]
 
 
 class SchedulesQuery(Looked, frozen=True, kw_only=True):
@@ -86,45 +81,6 @@ class ScheduleMade(ScheduleNow, frozen=True, kw_only=True):
     task_known: bool  #: whether a worker ever had the task
 
 
-class Why(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a person acts, where there is no body."""
-
-    reason: Text = ""  #: kept in the ledger with who acted
-
-
-class Range(Reasoned, frozen=True, kw_only=True, rename={"begin": "from", "end": "to"}):
-    """Past ticks, both ends included; at most 1,000."""
-
-    begin: datetime
-    end: datetime
-
-
-class JobMade(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that a schedule has made."""
-
-    id: str
-    queue: str
-    trace_id: str  #: of the W3C trace that it belongs to: that of the request, else the job's own
-
-
-class JobsNamed(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs."""
-
-    items: list[JobMade]
-
-
-class NextQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """How many ticks."""
-
-    count: _Count = 1
-
-
-class NextTicks(msgspec.Struct, frozen=True, kw_only=True):
-    """When the next ticks are due; fewer where the schedule ends, none while it is paused."""
-
-    items: list[datetime]
-
-
 class Handled(msgspec.Struct, frozen=True, kw_only=True):
     """The ticks that were due and that this request made."""
 
@@ -163,7 +119,11 @@ async def put_schedule(asked: Asked, name: str, *, body: NewSchedule) -> Schedul
     if len(given) != 1:
         raise ProblemError("BAD_REQUEST", "say when it ticks: give one of cron, every_s, at and on_demand")
     like, is_known = await _like(asked, body)
-    await _require(asked, name, missing_is_fine=True)
+    check_token("schedule name", name)
+    there = (await ledger.schedules.read(name)).schedule
+    if there is not None:
+        of = there.definition
+        asked.principal.require_about("manage", of.queue, of.task, ScheduleNotFoundError(name))
     when: When = {
         "cron": body.cron,
         "every_s": body.every_s,
@@ -178,7 +138,7 @@ async def put_schedule(asked: Asked, name: str, *, body: NewSchedule) -> Schedul
     }
     by = asked.principal.name
     schedule = await ledger.schedules.declare(name, like, replace=body.replace, by=by, **when)
-    now = msgspec.structs.asdict(schedule_now(name, schedule))
+    now = msgspec.structs.asdict(schedule_now(name, schedule, ledger.clock.now()))
     definition = schedule.definition
     return ScheduleMade(**now, task=definition.task, queue=definition.queue, task_known=is_known)
 
@@ -200,78 +160,6 @@ async def _like(asked: Asked, body: NewSchedule) -> tuple[Enqueue, bool]:
     return await ledger.schedules.like(GraphRun(body.graph, body.input)), True
 
 
-async def _require(
-    asked: Asked, name: str, permission: Permission = "manage", *, missing_is_fine: bool = False
-) -> Schedule | None:
-    """Return a schedule for whose jobs the asker has a permission. Raises: ProblemError, ScheduleNotFoundError."""
-    principal, schedules = asked.principal, asked.gateway.ledger.schedules
-    if missing_is_fine:
-        check_token("schedule name", name)
-        found = (await schedules.read(name)).schedule
-    else:
-        found = await schedules.get(name)
-    if found is not None:
-        of = found.definition
-        principal.require_about(permission, of.queue, of.task, ScheduleNotFoundError(name))
-    return found
-
-
-async def delete_schedule(asked: Asked, name: str, *, query: Why) -> ScheduleNow:
-    """End a schedule; its jobs stay. A worker whose code still has it declares it again when it starts."""
-    await _require(asked, name)
-    schedules, by = asked.gateway.ledger.schedules, asked.principal.name
-    return schedule_now(name, await schedules.remove(name, reason=query.reason, by=by))
-
-
-async def pause_schedule(asked: Asked, name: str, *, body: Reasoned) -> ScheduleNow:
-    """Stop the ticks until they are resumed, also across deploys; jobs that exist go on."""
-    await _require(asked, name)
-    schedules, by = asked.gateway.ledger.schedules, asked.principal.name
-    return schedule_now(name, await schedules.pause(name, reason=body.reason, by=by))
-
-
-async def resume_schedule(asked: Asked, name: str, *, body: Reasoned) -> ScheduleNow:
-    """Let a paused schedule tick again, from now on: what it did not tick meanwhile is not caught up."""
-    await _require(asked, name)
-    schedules, by = asked.gateway.ledger.schedules, asked.principal.name
-    return schedule_now(name, await schedules.resume(name, reason=body.reason, by=by))
-
-
-async def reset_schedule(asked: Asked, name: str) -> ScheduleNow:
-    """Let the code's declaration count again, after an operator's, or one of a newer version."""
-    await _require(asked, name)
-    return schedule_now(name, await asked.gateway.ledger.schedules.reset(name, by=asked.principal.name))
-
-
-async def trigger_schedule(asked: Asked, name: str, *, body: Reasoned) -> Answer:
-    """Make a job of the schedule now, beside its ticks, also while it is paused; each call makes one."""
-    await _require(asked, name, "queue")
-    schedules, by = asked.gateway.ledger.schedules, asked.principal.name
-    job = await schedules.trigger(name, reason=body.reason, by=by, trace=asked.trace)
-    return Answer(
-        value=_named(job, asked.trace), status=202, headers={"location": f"/v1/jobs/{job.queue}/{job.job_id}"}
-    )
-
-
-async def backfill_schedule(asked: Asked, name: str, *, body: Range) -> JobsNamed:
-    """Make the jobs of past ticks; one that exists stays as it is, so that a repeat does no harm."""
-    begin, end = aware("from", body.begin), aware("to", body.end)
-    assert begin is not None, "it is required"
-    assert end is not None, "it is required"
-    await _require(asked, name, "queue")
-    schedules, by = asked.gateway.ledger.schedules, asked.principal.name
-    jobs = await schedules.backfill(name, begin, end, reason=body.reason, by=by)
-    return JobsNamed(items=list(map(_named, jobs)))
-
-
-async def list_next_ticks(asked: Asked, name: str, *, query: NextQuery) -> NextTicks:
-    """List when the next ticks are due."""
-    found = await asked.gateway.ledger.schedules.get(name)
-    of = found.definition
-    asked.principal.require_about("view", of.queue, of.task, ScheduleNotFoundError(name))
-    return NextTicks(items=await asked.gateway.ledger.schedules.next(name, query.count))
-
-
 async def handle_schedules(asked: Asked) -> Handled:
     """Make the ticks that are due, once whoever else makes them: for platforms where no worker runs all the time."""
     async with looking(asked, Looked()) as (view, _):
@@ -281,11 +169,6 @@ async def handle_schedules(asked: Asked) -> Handled:
     with acting_for(None):  # the gateway is the worker
         ticked, left = await tick_due(asked.gateway.ledger, seen)
     return Handled(items=ticked, left=left)
-
-
-def _named(ref: JobRef, trace: str = "") -> JobMade:
-    trace = trace or own_trace(ref.queue, ref.job_id)
-    return JobMade(id=ref.job_id, queue=ref.queue, trace_id=trace_id(trace))
 
 
 _ORDER: Final = (
@@ -298,27 +181,23 @@ _ORDER: Final = (
     "metadata",
     "limits",
 )
-_CHANGES: Final = ("NOT_FOUND", "LEDGER_FULL", "LEDGER_BUSY")
 _ONE: Final = "/v1/schedules/{name}"
 
 
 def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, **more: Any) -> Endpoint:
-    given: dict[str, Any] = {"permission": "manage", "problems": _CHANGES, **more}
     return Endpoint(
-        method=method, path=path, handler=handler, summary=summary, tag="schedules", returns=returns, **given
+        method=method, path=path, handler=handler, summary=summary, tag="schedules", returns=returns, **more
     )
 
 
 _LIST: Final = {"permission": "view", "query": SchedulesQuery, "problems": READ}
 _SHOW: Final = {"permission": "view", "query": Looked, "problems": (*READ, "NOT_FOUND")}
-_NEXT: Final = {"permission": "view", "query": NextQuery, "problems": ("NOT_FOUND",)}
 _HANDLE: Final = {"permission": "run", "problems": ("LEDGER_FULL", "PROJECTION_BEHIND")}
 _PUT: Final = {
+    "permission": "manage",
     "body": NewSchedule,
     "problems": ("DUPLICATE", "JOB_INVALID_INPUT", "PAYLOAD_TOO_LARGE", "LEDGER_FULL", "LEDGER_BUSY"),
 }
-_PAUSE: Final = {"body": Reasoned, "problems": (*_CHANGES, "REFUSED")}
-_BACKFILL: Final = {"permission": "queue", "body": Range, "problems": (*_CHANGES, "JOB_INVALID_INPUT")}
 
 ENDPOINTS: Final = (
     _endpoint("GET", "/v1/schedules", list_schedules, "List the schedules", Schedules, **_LIST),
@@ -327,22 +206,4 @@ ENDPOINTS: Final = (
     ),
     _endpoint("GET", _ONE, show_schedule, "Show a schedule", ScheduleShown, **_SHOW),
     _endpoint("PUT", _ONE, put_schedule, "Declare a schedule", ScheduleMade, **_PUT),
-    _endpoint("DELETE", _ONE, delete_schedule, "End a schedule", ScheduleNow, query=Why),
-    _endpoint("POST", f"{_ONE}/pause", pause_schedule, "Stop the ticks", ScheduleNow, **_PAUSE),
-    _endpoint("POST", f"{_ONE}/resume", resume_schedule, "Let it tick again", ScheduleNow, **_PAUSE),
-    _endpoint("POST", f"{_ONE}/reset", reset_schedule, "Let the code's declaration count again", ScheduleNow),
-    _endpoint(
-        "POST",
-        f"{_ONE}/trigger",
-        trigger_schedule,
-        "Make a job of it now",
-        JobMade,
-        permission="queue",
-        body=Reasoned,
-        status=202,
-    ),
-    _endpoint(
-        "POST", f"{_ONE}/backfill", backfill_schedule, "Make the jobs of past ticks", JobsNamed, **_BACKFILL
-    ),
-    _endpoint("GET", f"{_ONE}/next", list_next_ticks, "List when it is due next", NextTicks, **_NEXT),
 )

@@ -10,6 +10,7 @@ from jobledger.admin.verbs import keys as key_verbs
 from jobledger.admin.verbs import limits as limit_verbs
 from jobledger.admin.verbs import queues as queue_verbs
 from jobledger.admin.verbs import routes as route_verbs
+from jobledger.admin.verbs import schedules as schedule_verbs
 from jobledger.admin.verbs import watches as watch_verbs
 from jobledger.admin.verbs import webhooks as webhook_verbs
 from jobledger.gateway.api import (
@@ -52,6 +53,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *queues.ENDPOINTS,
     *endpoints_of(queue_verbs),
     *schedules.ENDPOINTS,
+    *endpoints_of(schedule_verbs),
     *limits.ENDPOINTS,
     *endpoints_of(limit_verbs),
     *fleet.ENDPOINTS,

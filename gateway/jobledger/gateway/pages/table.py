@@ -10,8 +10,9 @@ from jobledger.admin.verbs import keys as key_verbs
 from jobledger.admin.verbs import limits as limit_verbs
 from jobledger.admin.verbs import queues as queue_verbs
 from jobledger.admin.verbs import routes as route_verbs
+from jobledger.admin.verbs import schedules as schedule_verbs
 from jobledger.admin.verbs import webhooks as webhook_verbs
-from jobledger.gateway.pages.forms.fleet import act_on_schedule, check_ledger
+from jobledger.gateway.pages.forms.fleet import check_ledger
 from jobledger.gateway.pages.forms.graphs import run_graph
 from jobledger.gateway.pages.forms.jobs import requeue, signal
 from jobledger.gateway.pages.forms.plan import do_plan
@@ -104,7 +105,7 @@ FORMS: Final = (
     Form(path="/plan", permission=None, act=do_plan),
     Form(path="/ledger/verify", permission="manage", act=check_ledger),
     *forms_of(queue_verbs),
-    Form(path="/schedules/{name}/{verb}", permission=None, act=act_on_schedule),
+    *forms_of(schedule_verbs),
     *forms_of(limit_verbs),
     Form(path="/tasks/{task}/enqueue", permission="queue", act=add_job),
     Form(path="/graphs/{name}/run", permission="queue", act=run_graph),

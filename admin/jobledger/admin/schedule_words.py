@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from jobledger.cli.text import moment
+from jobledger.admin.amounts import moment
 from jobledger.ledger.model.times import shown_time
 
 _UNITS: Final = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
