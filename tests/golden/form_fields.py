@@ -9,9 +9,7 @@ from typing import Any, Final
 import httpx
 from tests.support.dashboard import Forms
 
-from jobledger.gateway.pages.forms import fleet, jobs, webhooks
 from jobledger.gateway.pages.table import FORMS, PAGES
-from jobledger.ledger.model.rights.grants import Permission
 
 #: What the words in braces of a page stand for; a page that shows more for another thing has several.
 _WORDS: Final[tuple[Mapping[str, str], ...]] = (
@@ -31,17 +29,12 @@ _QUERIES: Final[Mapping[str, tuple[str, ...]]] = {
     "/jobs/{queue}/{id}/rerun": ("?step=reserve",),
     "/jobs/{queue}/{id}/rows": ("?step=rows",),
 }
-_VERBS: Final[Mapping[str, Mapping[str, Permission]]] = {
-    "/jobs/{queue}/{id}/{verb}": jobs.VERBS,
-    "/schedules/{name}/{verb}": fleet.VERBS,
-    "/webhooks/{name}/{verb}": dict.fromkeys(webhooks.VERBS, "manage"),
-}
 
 
 async def form_fields(http: httpx.AsyncClient) -> dict[str, Any]:
     """Return each form by method and path: its permission, and its fields as each of the pages has them."""
     found: dict[str, Any] = {
-        f"POST {path}": {"permission": permission, "shown": []} for path, permission in _sent_to()
+        f"POST {form.path}": {"permission": form.permission, "shown": []} for form in FORMS
     }
     for page, address in _addresses():
         answer = await http.get(address)
@@ -57,15 +50,6 @@ async def form_fields(http: httpx.AsyncClient) -> dict[str, Any]:
     return found
 
 
-def _sent_to() -> Iterator[tuple[str, Permission | None]]:
-    for form in FORMS:
-        verbs = _VERBS.get(form.path)
-        if verbs is None:
-            yield form.path, form.permission
-        for verb, permission in (verbs or {}).items():
-            yield form.path.replace("{verb}", verb), form.permission or permission
-
-
 def _addresses() -> Iterator[tuple[str, str]]:
     """Yield the path of each page, and an address of it."""
     for page in PAGES:
@@ -76,6 +60,6 @@ def _addresses() -> Iterator[tuple[str, str]]:
 def _declared(method: str, action: str) -> str:
     """Return an address with the words of the table in place of names."""
     path = action.partition("?")[0]
-    paths = [path for path, _ in _sent_to()] if method == "post" else [page.path for page in PAGES]
+    paths = [form.path for form in FORMS] if method == "post" else [page.path for page in PAGES]
     # The first one that matches, as the gateway's own routes.
     return next((each for each in paths if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", each), path)), path)

@@ -13,8 +13,9 @@ from tests.support.working import bury, working
 
 from jobledger.admin.access.keys import Grant, create_key
 from jobledger.admin.hooks.watches import set_watch
-from jobledger.admin.hooks.webhooks import pause_webhook, put_webhook
+from jobledger.admin.hooks.webhooks import put_webhook
 from jobledger.admin.limits import set_limit
+from jobledger.admin.verbs.webhooks import PauseWebhook
 from jobledger.ledger import JobHandle, JobState, Ledger
 from jobledger.ledger.model.commands import RequestPause, Stamp
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
@@ -109,7 +110,7 @@ async def _declared(ledger: Ledger) -> None:
     )
     for name, definition in {"shop": shop, "gone": shop, "bills": bills}.items():
         await put_webhook(ledger, name, definition, by="ann")
-    await pause_webhook(ledger, "bills", reason="as told", by="ann")
+    await ledger.do(PauseWebhook(name="bills", reason="as told"), by="ann")
     for name in ("deep", "wide"):
         await set_watch(ledger, name, WatchDefinition(figure="depth", queue="mail", above=100), by="ann")
     for name in ("inner", "gone"):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -26,7 +26,7 @@ _PUT_OFF_S: Final = 0.1
 _MISMATCHES_MAX: Final = 100
 
 
-class Ordered(NamedTuple):
+class Ordered(msgspec.Struct, frozen=True, gc=False):
     """One of many jobs to begin."""
 
     command: Enqueue
