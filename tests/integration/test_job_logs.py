@@ -242,7 +242,7 @@ def test_what_loggers_of_the_application_say_is_kept_from_info_on(
     (tmp_path / "speaking.py").write_text(SPEAKS, encoding="utf-8")
     place = ("--url", nats_server.url, "--environment", environment)
     where = ("--app", "speaking", *place)
-    command("enqueue", task, "--id", "one", *where).end()
+    assert command("enqueue", task, "--id", "one", "--ledger-bytes-max", "16777216", *where).end() == 0
     worker = command("worker", "--until-idle", *where)
     assert worker.end() == 0
     logs = command("jobs", "logs", "one", "--json", *place)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 import msgspec
 import uuid_utils
 
-from jobledger.admin.verbs.kit import Verb, answer_type, request_of
 from jobledger.gateway.client.calls import AnyTask, Call, Named, encode, json_call, order_of, said_of
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.subjects import check_token
 
 if TYPE_CHECKING:
+    from jobledger.admin.verbs.kit import Verb
     from jobledger.ledger.graphs.graph import Graph
 
 T = TypeVar("T")
@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 def verb_call(verb: Verb[Any]) -> Call:
     """Return the request that does what a verb says. One that changes something is not sent twice."""
+    from jobledger.admin.verbs.kit import request_of  # noqa: PLC0415 - who has a verb has loaded it
+
     asked = request_of(verb)
     headers = {} if asked.body is None else {"content-type": "application/json"}
     body = None if asked.body is None else encode(asked.body)
@@ -30,6 +32,8 @@ def verb_call(verb: Verb[Any]) -> Call:
 
 def answer_in(body: bytes, verb: Verb[T]) -> T:
     """Return what a verb answers, from the answer to `verb_call`."""
+    from jobledger.admin.verbs.kit import answer_type  # noqa: PLC0415 - as above
+
     found: T = msgspec.json.decode(body, type=answer_type(type(verb)))
     return found
 
