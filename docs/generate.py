@@ -1,6 +1,6 @@
 """Write the pages that follow from the code (`make docs`); with `--check` only compare them.
 
-docs/code.md lists the folders; docs/events.md, docs/lifecycle.md, docs/locks.md and docs/asyncapi.json follow from the
+docs/code.md lists the folders; docs/events.md, docs/lifecycle.md and docs/locks.md follow from the
 declarations of events, docs/projections.md from those of tables, the settings in docs/cli.md from the options,
 docs/search.md from the keys of searches, docs/errors.md from the classes of errors, each docs/diagrams/*.svg from the text
 beside it. What people wrote stays: only what lies between the markers is replaced.
@@ -32,7 +32,7 @@ from jobledger.ledger.model.events import Cause, Order
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.lifecycle import CAUSES, LEGAL, LIFECYCLE, ORDERS, PAST_ITS_LIMITS
 from jobledger.ledger.model.lock import LOCK
-from jobledger.ledger.schema.asyncapi import addresses_of, asyncapi_document
+from jobledger.ledger.schema.asyncapi import addresses_of
 from jobledger.ledger.schema.events import Schema, SchemaBuilder
 from jobledger.projections.search import KEYS, STATE_GROUPS, STATE_TOKENS, pair, state_token
 from jobledger.projections.table import Column, View
@@ -432,10 +432,6 @@ def _search_page(text: str) -> str:
     return _between_markers(text, "keys", head + keys)
 
 
-def _asyncapi(_text: str) -> str:
-    return json.dumps(asyncapi_document(), indent=2) + "\n"
-
-
 def _diagram(text: str) -> Callable[[str], str]:
     return lambda _: diagram(text)
 
@@ -449,7 +445,6 @@ PAGES: Final[dict[str, Callable[[str], str]]] = {
     "locks.md": _lock_page,
     "projections.md": _projection_page,
     "search.md": _search_page,
-    "asyncapi.json": _asyncapi,
     **{
         f"diagrams/{path.stem}.svg": _diagram(path.read_text(encoding="utf-8"))
         for path in sorted((DOCS / "diagrams").glob("*.txt"))

@@ -62,7 +62,6 @@ _WRITTEN_BY_THE_GENERATOR = {
     "lifecycle.md": "| `dead_lettered` | `held` `queued` `discarded`",
     "locks.md": "- Subject: `ledger.lock.<scope>.<lock>.acquired`",
     "projections.md": "| `id` | text | the job's id, unique within its queue |",
-    "asyncapi.json": '"title": "job: started"',
     "diagrams/architecture.svg": ">gateway</text>",
     "diagrams/held-granted-queued.svg": ">granted</text>",
     "diagrams/life-of-a-job.svg": ">dead_lettered</text>",
