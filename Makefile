@@ -67,6 +67,14 @@ pytest: install ## all tests but the slow fault tests
 	@echo "tests: pytest, in five processes"
 	@$(BIN)/python -m pytest -q -n 5 --durations=25
 
+# For the minutes between two commits: what needs no program but nats-server, and the tests that were changed.
+CHANGED = $(shell git diff --name-only --diff-filter=d HEAD -- 'tests/**/test_*.py' 2>/dev/null)
+
+check: lint ## a minute's checks: lint, the tests that were changed, unit, contract and model tests without simulation
+	@$(if $(CHANGED),$(BIN)/python -m pytest -q -n 2 $(CHANGED))
+	@$(BIN)/python -m pytest -q -n 2 tests/unit tests/contract tests/model \
+		--ignore=tests/model/simulation --ignore=tests/model/run_simulation --ignore=tests/model/test_planted_bugs.py --ignore=tests/model/test_run_simulation.py
+
 format: install ## let ruff sort imports, fix what it can and format
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
