@@ -19,7 +19,7 @@ from tests.support.working import LIMIT_S, working
 from jobledger.audit.verify import verify
 from jobledger.gateway.hooks import deliver
 from jobledger.gateway.hooks.addresses import Targets, networks
-from jobledger.gateway.hooks.deliver import DELAYS_S, Delivered, Delivering, deliver_task
+from jobledger.gateway.hooks.deliver import DELAYS_S, Delivering, DeliveryResult, deliver_task
 from jobledger.gateway.hooks.posting import Poster
 from jobledger.ledger import Cancel, Context, Ledger, Retry, connect, task
 from jobledger.ledger.model.errors import RefusedError
@@ -84,7 +84,7 @@ async def gatewaying(ledger: Ledger) -> AsyncGenerator[None]:
         await asyncio.gather(reacting, return_exceptions=True)
 
 
-async def tried(ledger: Ledger, sequence: int, attempt: int = 1) -> Delivered | Cancel | Retry:
+async def tried(ledger: Ledger, sequence: int, attempt: int = 1) -> DeliveryResult | Cancel | Retry:
     """Deliver one event as an attempt of a job does."""
     context = Context.for_test(ledger=ledger, attempt=attempt, job_id="shop-test-1")
     return await delivering().deliver(context, "shop", sequence)
@@ -130,9 +130,9 @@ async def test_two_secrets_sign_while_one_takes_the_others_place(ledger: Ledger)
         sequence = (await ledger.enqueue(pack, number=1)).sequence
         await hook(ledger, receiver)
         await change_webhook(ledger, "shop", Rotate(secret="env:NEW"), by="ann")
-        assert isinstance(await tried(ledger, sequence), Delivered)
+        assert isinstance(await tried(ledger, sequence), DeliveryResult)
         await change_webhook(ledger, "shop", Rotate(secret="env:OLD", keep_old_s=0), by="ann")
-        assert isinstance(await tried(ledger, sequence), Delivered)
+        assert isinstance(await tried(ledger, sequence), DeliveryResult)
         both, one = receiver.requests
         for secret in (OLD, NEW):
             Verifier(secret).verify(both.body, both.headers)
@@ -145,7 +145,7 @@ async def test_a_cloud_event_has_what_the_standard_asks_for_and_is_signed_too(le
     async with receiving() as receiver:
         job = await ledger.enqueue(pack, number=1)
         await hook(ledger, receiver, format="cloudevents")
-        assert isinstance(await tried(ledger, job.sequence), Delivered)
+        assert isinstance(await tried(ledger, job.sequence), DeliveryResult)
         [sent] = receiver.requests
         Verifier(OLD).verify(sent.body, sent.headers)
         event = msgspec.json.decode(sent.body)

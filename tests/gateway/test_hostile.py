@@ -22,7 +22,7 @@ from jobledger.gateway.app import app
 from jobledger.gateway.life import Life
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
-from jobledger.gateway.process.counting import Counted
+from jobledger.gateway.process.counting import Counters
 from jobledger.gateway.process.requests import Requests
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.chain import fold
@@ -162,7 +162,7 @@ async def test_only_an_admin_has_a_secret_of_the_gateway_sent_somewhere(
 
 
 async def test_no_answer_is_kept_on_the_way_or_read_as_another_type(gateway: Gateway) -> None:
-    inner = Requests(app(gateway), Life(), Counted(), body_bytes_max=1_000, appends=lambda: 0)
+    inner = Requests(app(gateway), Life(), Counters(), body_bytes_max=1_000, appends=lambda: 0)
     transport = httpx.ASGITransport(inner)
     paths = {endpoint.path for endpoint in ENDPOINTS} | {
         *(

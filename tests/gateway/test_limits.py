@@ -17,7 +17,7 @@ from tests.support.secured import Authority
 from jobledger.gateway.app import app
 from jobledger.gateway.life import Life
 from jobledger.gateway.process import requests
-from jobledger.gateway.process.counting import Counted
+from jobledger.gateway.process.counting import Counters
 from jobledger.gateway.process.listening import listen, url_of
 from jobledger.gateway.process.requests import Requests
 from jobledger.gateway.process.serving import Server, Settings
@@ -50,7 +50,7 @@ class Slow:
         await send({"type": "http.response.body", "body": b""})
 
 
-def client(inner: Slow, counted: Counted, appends: int = 0) -> httpx.AsyncClient:
+def client(inner: Slow, counted: Counters, appends: int = 0) -> httpx.AsyncClient:
     limited = Requests(inner, Life(), counted, body_bytes_max=1000, appends=lambda: appends)
     return httpx.AsyncClient(transport=httpx.ASGITransport(limited), base_url="http://127.0.0.1")
 
@@ -61,7 +61,7 @@ async def test_who_writes_while_too_many_events_wait_is_refused_and_who_reads_is
     monkeypatch.setattr(requests, "_PATIENCE_S", 0.02)
     inner = Slow()
     inner.may_end.set()
-    async with client(inner, Counted(), appends=requests.APPENDS_MAX) as http:
+    async with client(inner, Counters(), appends=requests.APPENDS_MAX) as http:
         refused = await http.post("/v1/jobs", json={})
         assert (refused.status_code, refused.json()["code"]) == (503, "LEDGER_BUSY")
         assert (await http.get("/v1/jobs")).status_code == 200

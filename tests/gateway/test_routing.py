@@ -15,7 +15,7 @@ from starlette.requests import Request
 from jobledger.audit.errors import ScratchSpaceError
 from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.api.table import ENDPOINTS
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import JSON
 from jobledger.gateway.life import Life
 from jobledger.gateway.parts import Gateway
@@ -192,9 +192,9 @@ async def test_the_document_names_the_headers_that_an_endpoint_heeds(http: httpx
 async def test_a_header_is_read_only_where_the_endpoint_declares_it(gateway: Gateway) -> None:
     request = Request({"type": "http", "method": "GET", "headers": [(b"prefer", b"wait=3")]})
     nobody = Principal(name="nobody", permissions=frozenset())
-    assert Asked(gateway, request, nobody, "r-1", ("Prefer",)).wait_s == 3
+    assert ApiRequest(gateway, request, nobody, "r-1", ("Prefer",)).wait_s == 3
     with pytest.raises(AssertionError, match="does not declare that it heeds Prefer"):
-        _ = Asked(gateway, request, nobody, "r-1").wait_s
+        _ = ApiRequest(gateway, request, nobody, "r-1").wait_s
 
 
 async def test_every_schema_of_the_document_has_the_name_of_its_class(http: httpx.AsyncClient) -> None:

@@ -28,7 +28,7 @@ from jobledger.admin.past import AsOf
 from jobledger.admin.rows import Rows, View
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.app import app
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.http.routing import Table
 from jobledger.gateway.pages.table import FORMS, PAGES
@@ -588,7 +588,7 @@ async def ask_streams(asker: Asker, made: ASGIApp, head: int) -> list[Told]:
 
 
 async def test_a_planted_leak_is_found(asker: Asker) -> None:
-    async def tell(_asked: Asked) -> dict[str, str]:
+    async def tell(_asked: ApiRequest) -> dict[str, str]:
         return {"said": f"{PAYLOAD} of job b0th-run"}
 
     planted = Endpoint(

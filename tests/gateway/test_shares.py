@@ -20,7 +20,7 @@ from jobledger.admin.access.keys import MadeKey
 from jobledger.gateway.app import app
 from jobledger.gateway.http.endpoint import NDJSON
 from jobledger.gateway.parts import Gateway
-from jobledger.gateway.process.counting import Counted
+from jobledger.gateway.process.counting import Counters
 from jobledger.gateway.process.health import ProcessHealth
 from jobledger.gateway.process.listening import listen, url_of
 from jobledger.gateway.process.protocol import Take
@@ -99,7 +99,7 @@ async def street(ledger: Ledger, tmp_path: Path) -> AsyncIterator[Street]:
         gateway = lived.gateway
         entry = entry_of(send, worker="web-1-0a", at=ledger.clock.now())
         await write_tasks(ledger.inbox, ledger.names, [entry], replicas=1)
-        requests = Requests(app(gateway), gateway.life, Counted(), body_bytes_max=1 << 20, appends=lambda: 0)
+        requests = Requests(app(gateway), gateway.life, Counters(), body_bytes_max=1 << 20, appends=lambda: 0)
         server = Server(requests, Settings(), _counting(gateway))
         with listen("127.0.0.1", 0) as bound:
             ready = asyncio.Event()

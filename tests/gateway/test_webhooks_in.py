@@ -20,7 +20,7 @@ from tests.support.limits import LIMIT_S
 
 from jobledger.admin.hooks.routes import definition_of
 from jobledger.gateway.app import app
-from jobledger.gateway.refused import KEPT_MAX, Refused
+from jobledger.gateway.refused import KEPT_MAX, RefusedRequests
 from jobledger.gateway.route_names import FRESH_S
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
@@ -99,7 +99,7 @@ def test_refused_requests_are_logged_at_most_once_a_minute_for_each_route(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = [1_000.0]
-    refused = Refused(lambda: now[0])
+    refused = RefusedRequests(lambda: now[0])
     at = datetime(2026, 1, 2, tzinfo=UTC)
     with caplog.at_level(logging.WARNING, logger="jobledger.gateway"):
         for number in range(KEPT_MAX + 50):

@@ -22,7 +22,7 @@ from jobledger.admin.dead_letters import (
 )
 from jobledger.admin.errors import ChoiceError, JobNotYetError, NotADeadLetterError
 from jobledger.admin.find import find_history, find_job
-from jobledger.admin.health import Asked, examine
+from jobledger.admin.health import Examination, examine
 from jobledger.admin.lists.acts import list_acts
 from jobledger.admin.lists.dead_letters import group_dead_letters, list_dead_letters
 from jobledger.admin.lists.jobs import count_jobs, list_jobs
@@ -260,7 +260,7 @@ async def test_an_examination_tells_a_sound_ledger_from_a_server_that_is_not_the
     rows: Rows, tmp_path: Path
 ) -> None:
     config = rows.ledger.config
-    asked = Asked(
+    asked = Examination(
         url=config.url,
         environment=rows.ledger.names.environment,
         monitor_url="http://127.0.0.1:1",

@@ -10,7 +10,7 @@ import pytest
 from tests.support.command_line import Answer, CommandLine
 
 from jobledger.admin import health
-from jobledger.audit.watch import Audited, audited
+from jobledger.audit.watch import AuditState, audited
 from jobledger.ledger import Ledger, task
 from jobledger.projections.metrics.facts import server_facts
 from jobledger.projections.metrics.metrics import audit_metrics
@@ -50,8 +50,8 @@ class Cli(CommandLine):
     def seal(self) -> None:
         assert self("audit", "seal", "--key", self.key).code == 0
 
-    def watched(self) -> Audited:
-        async def look(ledger: Ledger) -> Audited:
+    def watched(self) -> AuditState:
+        async def look(ledger: Ledger) -> AuditState:
             return await audited(ledger.log)
 
         return self.with_ledger(look)
@@ -80,7 +80,7 @@ def cli(nats_server: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_ledger_that_was_never_audited_has_no_samples(cli: Cli) -> None:
-    assert cli.watched() == Audited()
+    assert cli.watched() == AuditState()
     assert cli.metrics() == {}
     seals = cli.doctor("seals")
     assert seals is not None

@@ -27,7 +27,7 @@ from jobledger.ledger.nats.durables import find_consumer
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.nats.timer_stream import DUE_CONSUMER
 from jobledger.workers import single
-from jobledger.workers.budget import Ran, run_within
+from jobledger.workers.budget import BudgetResult, run_within
 from jobledger.workers.single import run_one
 
 pytestmark = pytest.mark.anyio
@@ -119,17 +119,17 @@ async def test_it_runs_what_is_ready_and_ends(ledger: Ledger) -> None:
     jobs = [await ledger.enqueue(add, 1, n) for n in range(3)]
     limited = [await ledger.enqueue(add.options(limits=("api",)), 1, n) for n in range(3)]
     later = await ledger.enqueue(add.options(delay_s=3_600), 1, 2)
-    assert await run_within(ledger, TASKS, budget_s=LIMIT_S) == Ran(ran=6, left=0)
+    assert await run_within(ledger, TASKS, budget_s=LIMIT_S) == BudgetResult(ran=6, left=0)
     for job in (*jobs, *limited):
         assert await job.state() is JobState.COMPLETED
     assert await later.state() is JobState.SCHEDULED
-    assert await run_within(ledger, TASKS, budget_s=LIMIT_S) == Ran(ran=0, left=0)
+    assert await run_within(ledger, TASKS, budget_s=LIMIT_S) == BudgetResult(ran=0, left=0)
 
 
 async def test_a_retry_comes_in_time_while_it_works(ledger: Ledger) -> None:
     job = await ledger.enqueue(flaky)
     other = await ledger.enqueue(until_completed, job.queue, job.id)
-    assert await run_within(ledger, TASKS, budget_s=LIMIT_S) == Ran(ran=3, left=0)
+    assert await run_within(ledger, TASKS, budget_s=LIMIT_S) == BudgetResult(ran=3, left=0)
     assert await job.result(timeout_s=LIMIT_S) == 2
     assert await other.state() is JobState.COMPLETED
 
@@ -152,7 +152,7 @@ async def test_it_takes_no_more_than_it_may(ledger: Ledger) -> None:
     for n in range(5):
         await ledger.enqueue(add, 1, n)
     found = await run_within(ledger, TASKS, queue="small", limit=2, budget_s=LIMIT_S)
-    assert found == Ran(ran=2, left=3)
+    assert found == BudgetResult(ran=2, left=3)
 
 
 async def test_at_the_end_of_the_budget_jobs_are_given_back(ledger: Ledger) -> None:

@@ -321,7 +321,7 @@ def test_an_attempt_that_took_over_runs_again_as_such(debug: Debug) -> None:
     material = debug.with_ledger(_take_over)
     assert material.attempt == 2
 
-    async def once_more() -> again.Ran:
+    async def once_more() -> again.DebugResult:
         return await again.run(material, twice, Names(debug.environment))
 
     ran = anyio.run(once_more)

@@ -28,7 +28,7 @@ from jobledger.workers.reactors import hosting
 from jobledger.workers.reactors.flow.admitting import Admitting
 from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.reactor import FlowReactor
-from jobledger.workers.reactors.flow.unclaimed import Unclaimed
+from jobledger.workers.reactors.flow.unclaimed import UnclaimedSlots
 
 pytestmark = pytest.mark.anyio
 
@@ -138,7 +138,7 @@ def _leave_unqueued(crashing: pytest.MonkeyPatch, job_id: str) -> None:
         if granted.job != job_id:
             admit(self, granted, grant)
 
-    async def look_at_nobody(_self: Unclaimed) -> None: ...
+    async def look_at_nobody(_self: UnclaimedSlots) -> None: ...
 
     crashing.setattr(Admitting, "admit", admit_others)
-    crashing.setattr(Unclaimed, "look", look_at_nobody)
+    crashing.setattr(UnclaimedSlots, "look", look_at_nobody)

@@ -10,7 +10,7 @@ import pytest
 from jobledger.ledger import Run, Signal, step, task, workflow
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.runs.rehearsal import Rehearsed, rehearse
+from jobledger.ledger.runs.rehearsal import RehearsalResult, rehearse
 from jobledger.testing import MemoryLedger
 
 pytestmark = pytest.mark.anyio
@@ -59,7 +59,7 @@ async def _job(function: Any, *, until: float = 10.0) -> tuple[MemoryLedger, Job
     return ledger, job
 
 
-async def _rehearsed(function: Any, code: Any) -> Rehearsed:
+async def _rehearsed(function: Any, code: Any) -> RehearsalResult:
     ledger, job = await _job(function)
     before = (await ledger.log.head()).last_sequence
     CALLS.clear()
@@ -72,7 +72,7 @@ async def _rehearsed(function: Any, code: Any) -> Rehearsed:
 
 
 async def test_the_same_code_fits_up_to_its_wait() -> None:
-    assert await _rehearsed(recorded, recorded) == Rehearsed()
+    assert await _rehearsed(recorded, recorded) == RehearsalResult()
 
 
 async def test_steps_that_are_added_removed_and_swapped_fit() -> None:
@@ -174,7 +174,7 @@ async def test_runs_in_flight_ended_or_failed_are_rehearsed_as_well() -> None:
     ended = (await load(ledger.log, (await ledger.job("w-1")).ref)).job
     assert ended is not None
     assert ended.state == "completed"
-    assert await rehearse(code, ended, now=job.updated_at, get=ledger.inputs.get) == Rehearsed()
+    assert await rehearse(code, ended, now=job.updated_at, get=ledger.inputs.get) == RehearsalResult()
 
     async def fails(run: Run) -> None:
         await run.step(one, 1)
@@ -193,5 +193,5 @@ async def test_runs_in_flight_ended_or_failed_are_rehearsed_as_well() -> None:
         await run.step(one, 2)
         return await begun.result()
 
-    assert await _rehearsed(starts, starts) == Rehearsed()
+    assert await _rehearsed(starts, starts) == RehearsalResult()
     assert (await _rehearsed(starts, starts_other)).diverged is not None

@@ -15,7 +15,7 @@ from jobledger.ledger.model.commands import CancelJob, Stamp
 from jobledger.ledger.model.schedules.decisions import Tick, decide
 from jobledger.ledger.model.schedules.events import Carried, Ticked
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
-from jobledger.ledger.schedules.acting import Known
+from jobledger.ledger.schedules.acting import KnownSchedule
 from jobledger.projections import Projector, Store
 from jobledger.projections.tables.schedules import read_schedules
 
@@ -39,7 +39,7 @@ async def _check(ledger: Ledger, folder: Path) -> None:
 
 async def _tick(ledger: Ledger, name: str, *, with_job: bool = True) -> Ticked:
     """Append the next tick, as at its moment; without its job, as a process does that dies before it makes that."""
-    known: Known = await ledger.schedules.read(name)
+    known: KnownSchedule = await ledger.schedules.read(name)
     assert known.schedule is not None
     assert known.schedule.next_at is not None
     event = decide(name, known.schedule, Tick(), Stamp(at=known.schedule.next_at, by="test"))

@@ -31,7 +31,7 @@ from jobledger.ledger.connecting.connect import connect
 from jobledger.ledger.model.chain import (
     EMPTY_CHAIN,
     JobView,
-    Linked,
+    LinkedEvents,
     advance,
     extend,
     fold,
@@ -291,7 +291,7 @@ class Lifecycle(RuleBasedStateMachine):
         chain = self.model[job]
         wishes: list[Command] = [Claim(worker="x", lease_s=1), self._order(job)]
         command = data.draw(st.sampled_from(wishes))
-        linked: list[Linked] = []
+        linked: list[LinkedEvents] = []
         for actor in ACTORS:
             try:
                 linked.append(link(chain, decide(chain.job, command, self.stamp(actor)), self.log.names))

@@ -17,12 +17,12 @@ from jobledger.ledger.model.schedules.events import Declared, Schedule, Schedule
 from jobledger.ledger.model.schedules.jobs import tick_job_id
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.schedules.ticks import Spec
-from jobledger.ledger.schedules.acting import Known
+from jobledger.ledger.schedules.acting import KnownSchedule
 
 
 async def declare(
     ledger: Ledger, name: str = "nightly", *, every_s: int = 1, at: datetime | None = None, **fields: Any
-) -> Known:
+) -> KnownSchedule:
     """Declare a schedule as an operator; every second unless told otherwise."""
     spec = fields.pop("spec", None) or Spec(every_s=0 if at else every_s, at=at)
     order = fields.pop("order", Order(input=msgspec.Raw(b"{}")))
@@ -31,7 +31,7 @@ async def declare(
     return await ledger.schedules.act(name, Declare(definition=definition, replace=True))
 
 
-async def overdue(ledger: Ledger, known: Known, *, hours: float) -> Known:
+async def overdue(ledger: Ledger, known: KnownSchedule, *, hours: float) -> KnownSchedule:
     """Let a schedule be one whose next tick was due `hours` hours ago."""
     assert known.event is not None
     every_s = known.event.definition.spec.every_s or 60  # an expression's: at whole minutes

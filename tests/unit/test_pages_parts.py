@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from jobledger.gateway.pages.kept import Kept
+from jobledger.gateway.pages.kept import Memo
 from jobledger.gateway.pages.rendering import STATIC
 from jobledger.gateway.pages.shared import FRESH_S, KEPT_MAX, Shared
 from jobledger.gateway.pages.views.levels import added
@@ -191,7 +191,7 @@ async def _never() -> bytes:
 @pytest.mark.anyio
 async def test_costly_parts_are_kept_for_a_while() -> None:
     clock, made = Still(), 0
-    kept = Kept(clock)
+    kept = Memo(clock)
 
     async def make() -> int:
         nonlocal made

@@ -19,7 +19,7 @@ from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError
 from jobledger.ledger.model.hooks.delivery import (
     DELIVERY,
-    Arrived,
+    ArrivedDelivery,
     Delivery,
     MatchedJob,
     Receive,
@@ -33,7 +33,7 @@ from jobledger.ledger.model.hooks.delivery import (
 from jobledger.ledger.model.hooks.delivery import decide as decide_delivery
 from jobledger.ledger.model.hooks.delivery import evolve as evolve_delivery
 from jobledger.ledger.model.hooks.errors import DeliveryNotFoundError, RouteNotFoundError
-from jobledger.ledger.model.hooks.match import Delivered
+from jobledger.ledger.model.hooks.match import RuleInput
 from jobledger.ledger.model.hooks.route import (
     ROUTE,
     RULES_MAX,
@@ -59,7 +59,7 @@ LINES = [line for line in golden_lines() if line.aggregate in ("route", "deliver
 OF: dict[str, Aggregate[Any, Any]] = {"route": ROUTE, "delivery": DELIVERY}
 PUSH = RouteRule(name="push", task="build", when={"header": "X-GitHub-Event", "is": "push"})
 GITHUB = RouteDefinition(scheme="github", secrets=("env:SECRET",), rules=(PUSH,))
-ARRIVED = Arrived(given="", sha256=digest(b"{}"), size_bytes=2, scheme="github", secret=1)
+ARRIVED = ArrivedDelivery(given="", sha256=digest(b"{}"), size_bytes=2, scheme="github", secret=1)
 
 
 def stored(of: Aggregate[Any, Any], data: bytes, sequence: int = 9) -> Message:
@@ -348,7 +348,7 @@ def test_what_a_delivery_says_of_an_order_is_taken_where_it_fits(
     body: Any, headers: dict[str, str], expected: dict[str, Any]
 ) -> None:
     check_definition(RouteDefinition(scheme="internal", rules=(ORDERED,)))
-    assert order_for(ORDERED, Delivered(headers, body)) == expected
+    assert order_for(ORDERED, RuleInput(headers, body)) == expected
     assert "x-start" in headers_kept(RouteDefinition(scheme="internal", rules=(ORDERED,)))
 
 

@@ -15,7 +15,7 @@ from tests.support.tables import each_row
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.hooks.match import (
     CONDITIONS_MAX,
-    Delivered,
+    RuleInput,
     build_input,
     check_condition,
     check_input,
@@ -46,7 +46,7 @@ PUSH = {
     "nothing": None,
 }
 Conditions = st.SearchStrategy[dict[str, Any]]
-DELIVERED = Delivered({"x-github-event": "push", "user-agent": "GitHub-Hookshot/1"}, PUSH)
+DELIVERED = RuleInput({"x-github-event": "push", "user-agent": "GitHub-Hookshot/1"}, PUSH)
 
 plain = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=5)
 documents = st.recursive(
@@ -93,7 +93,7 @@ conditions = st.recursive(
     max_leaves=10,
 )
 deliveries = st.builds(
-    Delivered,
+    RuleInput,
     st.dictionaries(st.sampled_from(["x-a", "x-b"]), st.text(max_size=3)),
     documents | st.just(NOTHING),
 )
@@ -194,7 +194,7 @@ def test_a_condition_holds_as_it_reads(when: dict[str, Any], expected: bool) -> 
 
 @given(conditions, deliveries)
 def test_what_is_a_condition_always_has_an_answer_and_its_opposite(
-    when: dict[str, Any], given_: Delivered
+    when: dict[str, Any], given_: RuleInput
 ) -> None:
     check_condition(when)
     found = holds(when, given_)
@@ -204,7 +204,7 @@ def test_what_is_a_condition_always_has_an_answer_and_its_opposite(
 
 
 @given(conditions, conditions, deliveries)
-def test_conditions_join_as_in_logic(one: dict[str, Any], other: dict[str, Any], given_: Delivered) -> None:
+def test_conditions_join_as_in_logic(one: dict[str, Any], other: dict[str, Any], given_: RuleInput) -> None:
     first, second = holds(one, given_), holds(other, given_)
     assert holds({"all": [one, other]}, given_) is (first and second)
     assert holds({"any": [one, other]}, given_) is (first or second)
@@ -313,7 +313,7 @@ def test_what_is_no_recipe_is_refused_with_the_parameter(recipe: object, sentenc
 
 @given(st.dictionaries(st.sampled_from("*ab"), pointers.filter(bool), max_size=3), deliveries)
 def test_whatever_comes_an_input_is_an_object_that_can_be_written(
-    recipe: dict[str, Any], given_: Delivered
+    recipe: dict[str, Any], given_: RuleInput
 ) -> None:
     check_input(recipe)
     built = build_input(recipe, given_)

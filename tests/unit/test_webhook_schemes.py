@@ -17,8 +17,8 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.hooks.schemes import (
     PRESETS,
     Scheme,
-    Unverified,
-    Verified,
+    UnverifiedRequest,
+    VerifiedRequest,
     check_scheme,
     delivery_named,
     sign,
@@ -92,7 +92,7 @@ def verified(
     sent: int | None,
     *,
     late_s: float = 0,
-) -> Verified | Unverified:
+) -> VerifiedRequest | UnverifiedRequest:
     now = datetime.fromtimestamp(sent or SENT, UTC) + timedelta(seconds=late_s)
     lowered = {header.lower(): value for header, value in headers.items()}
     return verify(PRESETS[name], secrets, lowered, body, now=now, tolerance_s=300)
@@ -106,14 +106,14 @@ def test_a_providers_own_signature_is_verified(row: Row) -> None:
     name, secret, headers, body, sent = row
     found = verified(name, [secret], headers, body, sent)
     expected = sent if PRESETS[name].timestamp_header else None
-    assert found == Verified(1, expected)
+    assert found == VerifiedRequest(1, expected)
 
 
 @each_row("row", EACH)
 def test_any_of_several_secrets_may_fit_and_which_is_told(row: Row) -> None:
     name, secret, headers, body, sent = row
     found = verified(name, ["another", secret], headers, body, sent)
-    assert isinstance(found, Verified)
+    assert isinstance(found, VerifiedRequest)
     assert found.secret == 2
 
 
@@ -122,7 +122,7 @@ def test_a_retired_or_an_empty_secret_fits_nothing(row: Row) -> None:
     name, _, headers, body, sent = row
     for secrets in ([], ["another"], [""], ["whsec_"], ["whsec_###"]):
         found = verified(name, secrets, headers, body, sent)
-        assert isinstance(found, Unverified)
+        assert isinstance(found, UnverifiedRequest)
         assert found.code == "BAD_SIGNATURE"
 
 
@@ -132,13 +132,13 @@ def test_no_byte_of_what_is_signed_may_be_another(row: Row) -> None:
     for place in range(len(body)):
         changed = bytearray(body)
         changed[place] ^= 1
-        assert isinstance(verified(name, [secret], headers, bytes(changed), sent), Unverified), place
-    assert isinstance(verified(name, [secret], headers, body + b" ", sent), Unverified)
+        assert isinstance(verified(name, [secret], headers, bytes(changed), sent), UnverifiedRequest), place
+    assert isinstance(verified(name, [secret], headers, body + b" ", sent), UnverifiedRequest)
     scheme = PRESETS[name]
     for header in (scheme.header, "webhook-id" if name == "standard" else scheme.header):
         last = headers[header][-2]
         worse = headers[header][:-2] + ("B" if last != "B" else "C") + headers[header][-1]
-        assert isinstance(verified(name, [secret], {**headers, header: worse}, body, sent), Unverified)
+        assert isinstance(verified(name, [secret], {**headers, header: worse}, body, sent), UnverifiedRequest)
 
 
 @each_row("row", [row for row in EACH if PRESETS[row[0]].timestamp_header])
@@ -146,17 +146,17 @@ def test_an_old_request_is_refused_as_such_and_its_time_cannot_be_changed(row: R
     name, secret, headers, body, sent = row
     assert sent is not None
     for late_s in (-300, 300):
-        assert isinstance(verified(name, [secret], headers, body, sent, late_s=late_s), Verified)
+        assert isinstance(verified(name, [secret], headers, body, sent, late_s=late_s), VerifiedRequest)
     for late_s in (-301, 301, 10**9):
         found = verified(name, [secret], headers, body, sent, late_s=late_s)
-        assert isinstance(found, Unverified)
+        assert isinstance(found, UnverifiedRequest)
         assert found.code == "STALE_TIMESTAMP"
         assert "300 s" in found.why
     header = PRESETS[name].timestamp_header
     for other in (str(sent + 400), "", "now", "1e9", "٣"):
         given = {**headers, header: headers[header].replace(str(sent), other)}
         found = verified(name, [secret], given, body, sent, late_s=400)
-        assert isinstance(found, Unverified)
+        assert isinstance(found, UnverifiedRequest)
         assert found.code == "BAD_SIGNATURE"
 
 
@@ -167,7 +167,7 @@ def test_a_missing_header_is_named(row: Row) -> None:
     for header in {scheme.header, scheme.timestamp_header or scheme.header}:
         given = {key: value for key, value in headers.items() if key != header}
         found = verified(name, [secret], given, body, sent)
-        assert isinstance(found, Unverified)
+        assert isinstance(found, UnverifiedRequest)
         assert header in found.why
 
 
@@ -175,9 +175,11 @@ def test_stripe_may_send_several_signatures_and_ones_of_other_schemes() -> None:
     body, scheme = b'{"id": "evt_1"}', PRESETS["stripe"]
     right = sign(scheme, "new", body, timestamp=str(SENT)).partition(",")[2]
     header = f"t={SENT},v1={'0' * 64},{right},v0={'1' * 64}"
-    assert verified("stripe", ["new"], {"Stripe-Signature": header}, body, SENT) == Verified(1, SENT)
+    assert verified("stripe", ["new"], {"Stripe-Signature": header}, body, SENT) == VerifiedRequest(1, SENT)
     only_old = header.replace("v1=", "v0=")
-    assert isinstance(verified("stripe", ["new"], {"Stripe-Signature": only_old}, body, SENT), Unverified)
+    assert isinstance(
+        verified("stripe", ["new"], {"Stripe-Signature": only_old}, body, SENT), UnverifiedRequest
+    )
 
 
 def test_only_so_many_signatures_of_a_header_are_tried() -> None:
@@ -185,7 +187,7 @@ def test_only_so_many_signatures_of_a_header_are_tried() -> None:
     headers = signed("standard", secret, body)
     right = headers["webhook-signature"]
     wrong = "v1," + base64.b64encode(bytes(32)).decode()
-    for number, expected in ((15, Verified), (16, Unverified)):
+    for number, expected in ((15, VerifiedRequest), (16, UnverifiedRequest)):
         given = {**headers, "webhook-signature": " ".join([wrong] * number + [right])}
         assert isinstance(verified("standard", [secret], given, body, SENT), expected), number
 
@@ -194,7 +196,7 @@ def test_an_id_cannot_be_made_longer_at_the_cost_of_the_time() -> None:
     secret = SECRETS["standard"]
     headers = signed("standard", secret, b"1700000000.{}")
     moved = {**headers, "webhook-id": f"d1.{SENT}"}
-    assert isinstance(verified("standard", [secret], moved, b"{}", SENT), Unverified)
+    assert isinstance(verified("standard", [secret], moved, b"{}", SENT), UnverifiedRequest)
 
 
 def test_what_the_package_of_standard_webhooks_signs_is_verified_and_the_other_way_round() -> None:
@@ -207,7 +209,7 @@ def test_what_the_package_of_standard_webhooks_signs_is_verified_and_the_other_w
         "webhook-signature": theirs.sign("msg_1", now, body),
     }
     found = verify(PRESETS["standard"], [secret], headers, body.encode(), now=now, tolerance_s=300)
-    assert isinstance(found, Verified)
+    assert isinstance(found, VerifiedRequest)
     own = sign(
         PRESETS["standard"], secret, body.encode(), timestamp=headers["webhook-timestamp"], delivery="msg_1"
     )
@@ -236,8 +238,8 @@ def test_a_scheme_of_ones_own_is_free_in_all_its_parts(scheme: Scheme, header: s
     }
     now = datetime.fromtimestamp(SENT, UTC)
     found = verify(scheme, ["s"], given, b"body", now=now, tolerance_s=0)
-    assert isinstance(found, Verified)
-    assert isinstance(verify(scheme, ["t"], given, b"body", now=now, tolerance_s=0), Unverified)
+    assert isinstance(found, VerifiedRequest)
+    assert isinstance(verify(scheme, ["t"], given, b"body", now=now, tolerance_s=0), UnverifiedRequest)
 
 
 @each_row(
@@ -272,7 +274,7 @@ def test_no_request_breaks_the_verifier(body: bytes, secret: str, header: str, n
     scheme = PRESETS[name]
     headers = {scheme.header.lower(): header, scheme.timestamp_header.lower(): header, "webhook-id": "d"}
     found = verify(scheme, [secret], headers, body, now=datetime.fromtimestamp(SENT, UTC), tolerance_s=300)
-    assert isinstance(found, Unverified) or scheme.algorithm == "token"
+    assert isinstance(found, UnverifiedRequest) or scheme.algorithm == "token"
 
 
 @each_row(

@@ -20,7 +20,7 @@ from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.tasks import TaskRegistry
 
 
-class Ran(NamedTuple):
+class AttemptRun(NamedTuple):
     """A job after one attempt that was run here."""
 
     job: Job
@@ -28,7 +28,7 @@ class Ran(NamedTuple):
     new: list[StoredEvent]  #: the end of it, stored since the attempt was asked for
 
 
-class Explained(NamedTuple):
+class Explanation(NamedTuple):
     """What a job waits for, and by which events that is known."""
 
     job: Job
@@ -38,7 +38,9 @@ class Explained(NamedTuple):
     proof: list[StoredEvent]
 
 
-async def run(rows: Rows, tasks: TaskRegistry, job_id: str, queue: str | None = None, *, by: str) -> Ran:
+async def run(
+    rows: Rows, tasks: TaskRegistry, job_id: str, queue: str | None = None, *, by: str
+) -> AttemptRun:
     """Run one attempt of a waiting job in this process, past its queue, through the same claim as in any worker.
 
     Raises: as `find_job` and `workers.single.run_one`.
@@ -50,7 +52,7 @@ async def run(rows: Rows, tasks: TaskRegistry, job_id: str, queue: str | None = 
     seen = (await handle.history())[-1].stream_sequence
     job = await run_one(rows.ledger, tasks, handle.ref, by=by)
     history = await handle.history()
-    return Ran(job, history, [stored for stored in history if stored.stream_sequence > seen])
+    return AttemptRun(job, history, [stored for stored in history if stored.stream_sequence > seen])
 
 
 def _all(job: Job, facts: Facts) -> tuple[Job, Facts]:
@@ -64,7 +66,7 @@ async def why(
     *,
     past: AsOf | None = None,
     narrowed: Callable[[Job, Facts], tuple[Job, Facts]] = _all,
-) -> Explained:
+) -> Explanation:
     """Say what a job waits for, or waited for at a past moment, since when, and which event says so.
 
     `narrowed`: takes away what of a job and its surroundings whoever asks may not see.
@@ -93,4 +95,4 @@ async def why(
     told = {found.event_sequence, *(wait.sequence for wait in found.waits)}
     says_so = [stored for stored in history if stored.stream_sequence in told]
     carried = [stored for stored in history if isinstance(stored.event, Carried)]
-    return Explained(job, found, facts, says_so or carried[-1:])
+    return Explanation(job, found, facts, says_so or carried[-1:])

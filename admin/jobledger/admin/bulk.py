@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 import anyio
 import msgspec
 
-from jobledger.admin.choice import Chosen
+from jobledger.admin.choice import ChosenJob
 from jobledger.admin.rows import Rows
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.dead_letters import Requeuing, plan_requeue, requeue
@@ -42,7 +42,7 @@ class Effect(NamedTuple):
 
 
 #: Tries or does it to one job.
-Step = Callable[[Ledger, Chosen], Awaitable[Effect]]
+Step = Callable[[Ledger, ChosenJob], Awaitable[Effect]]
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,19 +58,19 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
 class ActResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one job."""
 
-    chosen: Chosen
+    chosen: ChosenJob
     result: Result  #: refused: its state does not allow it; invalid: it cannot be done as it was asked for
     message: str = ""  #: why it was not done, or what is still to come
     input_text: bytes | None = None  #: the new input as JSON, where there is one
 
 
-def requeue_act(how: Callable[[Chosen], Requeuing], *, by: str) -> Act:
+def requeue_act(how: Callable[[ChosenJob], Requeuing], *, by: str) -> Act:
     """Give new attempts; `how` may depend on the job, as a new input that is read by its task's types does."""
 
-    async def plan(ledger: Ledger, chosen: Chosen) -> Effect:
+    async def plan(ledger: Ledger, chosen: ChosenJob) -> Effect:
         return Effect((await plan_requeue(ledger, chosen.ref, how(chosen))).input_text)
 
-    async def do(ledger: Ledger, chosen: Chosen) -> Effect:
+    async def do(ledger: Ledger, chosen: ChosenJob) -> Effect:
         return Effect((await requeue(ledger, chosen.ref, how(chosen), by=by)).input_text)
 
     return Act(verb="requeue", past="requeued", states=_DEAD, plan=plan, do=do)
@@ -79,11 +79,11 @@ def requeue_act(how: Callable[[Chosen], Requeuing], *, by: str) -> Act:
 def discard_act(reason: str, *, by: str) -> Act:
     """Close for good; every event is kept."""
 
-    async def plan(ledger: Ledger, chosen: Chosen) -> Effect:
+    async def plan(ledger: Ledger, chosen: ChosenJob) -> Effect:
         await would_accept(ledger, chosen.ref, Discard(reason=reason))
         return Effect()
 
-    async def do(ledger: Ledger, chosen: Chosen) -> Effect:
+    async def do(ledger: Ledger, chosen: ChosenJob) -> Effect:
         await ledger.execute(chosen.ref, Discard(reason=reason), by=by)
         return Effect()
 
@@ -93,10 +93,10 @@ def discard_act(reason: str, *, by: str) -> Act:
 def cancel_act(reason: str, *, by: str, running: bool = True) -> Act:
     """End waiting jobs at once, ask running ones to end; without `running` conditions choose waiting ones alone."""
 
-    async def plan(ledger: Ledger, chosen: Chosen) -> Effect:
+    async def plan(ledger: Ledger, chosen: ChosenJob) -> Effect:
         return _asked_to_end(await would_accept(ledger, chosen.ref, CancelJob(reason=reason)), done=False)
 
-    async def do(ledger: Ledger, chosen: Chosen) -> Effect:
+    async def do(ledger: Ledger, chosen: ChosenJob) -> Effect:
         return _asked_to_end(await ledger.cancel(chosen.ref, reason=reason, by=by), done=True)
 
     states = (*_WAITING, JobState.RUNNING.value) if running else _WAITING
@@ -114,12 +114,12 @@ def _asked_to_end(job: Job, *, done: bool) -> Effect:
 def retry_act(reason: str, *, by: str) -> Act:
     """Queue jobs that wait for a time now, give dead letters one more attempt; conditions choose retries that wait."""
 
-    async def plan(ledger: Ledger, chosen: Chosen) -> Effect:
+    async def plan(ledger: Ledger, chosen: ChosenJob) -> Effect:
         job = (await load(ledger.log, chosen.ref)).job
         await would_accept(ledger, chosen.ref, retry_command(job, chosen.ref.job_id, reason))
         return Effect()
 
-    async def do(ledger: Ledger, chosen: Chosen) -> Effect:
+    async def do(ledger: Ledger, chosen: ChosenJob) -> Effect:
         await ledger.retry(chosen.ref, reason=reason, by=by)
         return Effect()
 
@@ -129,11 +129,11 @@ def retry_act(reason: str, *, by: str) -> Act:
 def reschedule_act(run_at: datetime, reason: str, *, by: str) -> Act:
     """Give jobs that wait for a time another one; conditions choose scheduled ones, and no retries."""
 
-    async def plan(ledger: Ledger, chosen: Chosen) -> Effect:
+    async def plan(ledger: Ledger, chosen: ChosenJob) -> Effect:
         await would_accept(ledger, chosen.ref, Reschedule(run_at=run_at))
         return Effect()
 
-    async def do(ledger: Ledger, chosen: Chosen) -> Effect:
+    async def do(ledger: Ledger, chosen: ChosenJob) -> Effect:
         await ledger.reschedule(chosen.ref, run_at=run_at, reason=reason, by=by)
         return Effect()
 
@@ -141,7 +141,7 @@ def reschedule_act(run_at: datetime, reason: str, *, by: str) -> Act:
     return Act(verb="reschedule", past="rescheduled", states=states, plan=plan, do=do)
 
 
-async def perform_one(ledger: Ledger, act: Act, chosen: Chosen, *, plan: bool) -> ActResult:
+async def perform_one(ledger: Ledger, act: Act, chosen: ChosenJob, *, plan: bool) -> ActResult:
     """Try it on one job, or do it.
 
     Raises: AccessDeniedError, IllegalTransitionError, UniqueKeyTakenError, NotFoundError, InvalidError, PayloadMissingError,
@@ -156,7 +156,7 @@ async def perform_one(ledger: Ledger, act: Act, chosen: Chosen, *, plan: bool) -
     )
 
 
-async def perform(rows: Rows, act: Act, chosen: Sequence[Chosen], *, plan: bool) -> list[ActResult]:
+async def perform(rows: Rows, act: Act, chosen: Sequence[ChosenJob], *, plan: bool) -> list[ActResult]:
     """Try the act on each, or do it, several at once; a refused one does not stop the others.
 
     Raises: UnreachableError.
@@ -179,7 +179,7 @@ async def perform(rows: Rows, act: Act, chosen: Sequence[Chosen], *, plan: bool)
     return [outcomes[number] for number in sorted(outcomes)]
 
 
-async def _outcome(ledger: Ledger, act: Act, chosen: Chosen, *, plan: bool) -> ActResult:
+async def _outcome(ledger: Ledger, act: Act, chosen: ChosenJob, *, plan: bool) -> ActResult:
     try:
         return await perform_one(ledger, act, chosen, plan=plan)
     except (AccessDeniedError, IllegalTransitionError, NotFoundError, UniqueKeyTakenError) as error:

@@ -65,7 +65,7 @@ class JobChoice(Choice, frozen=True, kw_only=True):
         return chosen if chosen.states else msgspec.structs.replace(chosen, states=states)
 
 
-class Chosen(msgspec.Struct, frozen=True, kw_only=True):
+class ChosenJob(msgspec.Struct, frozen=True, kw_only=True):
     """One job that an act is about."""
 
     ref: JobRef
@@ -81,7 +81,7 @@ def check_choice(choice: Choice, what: str) -> None:
 
 async def find_jobs(
     rows: Rows, choice: JobChoice, states: tuple[str, ...], limit: int | None = None
-) -> list[Chosen]:
+) -> list[ChosenJob]:
     """Return the jobs that a choice names, the oldest first; ids in the order in which they were given.
 
     `states`: those that the act is for, where the choice names none. `limit`: at most this many of those that
@@ -97,27 +97,27 @@ async def find_jobs(
     with Store.open(await rows.path()) as store:
         found = store.chosen_jobs(condition, limit)
     return [
-        Chosen(
+        ChosenJob(
             ref=JobRef(queue=row.queue, job_id=row.job_id), task=row.task, about=row.status.replace("_", " ")
         )
         for row in found
     ]
 
 
-async def find_by_ids(rows: Rows, choice: Choice) -> list[Chosen]:
+async def find_by_ids(rows: Rows, choice: Choice) -> list[ChosenJob]:
     """Return the jobs that a choice names by their ids. Raises: JobNotFoundError, AmbiguousIdError."""
     return [await _by_id(rows, job_id, choice.queue) for job_id in choice.ids]
 
 
-async def _by_id(rows: Rows, job_id: str, queue: str | None) -> Chosen:
+async def _by_id(rows: Rows, job_id: str, queue: str | None) -> ChosenJob:
     handle = await find_job(rows, job_id, queue)
     job = await handle.snapshot()
     state = job.state.value.replace("_", " ")
     about = f"{job.error.type}: {job.error.message}" if job.error is not None else state
-    return Chosen(ref=handle.ref, task=job.task, about=about)
+    return ChosenJob(ref=handle.ref, task=job.task, about=about)
 
 
-def chosen_until(view: View, condition: JobFilter, until: int, *, limit: int) -> list[Chosen]:
+def chosen_until(view: View, condition: JobFilter, until: int, *, limit: int) -> list[ChosenJob]:
     """Return the jobs that fit and did not change after the stream sequence `until`, the oldest first.
 
     Raises: ProjectionError.
@@ -128,6 +128,6 @@ def chosen_until(view: View, condition: JobFilter, until: int, *, limit: int) ->
         "ORDER BY created_at, rowid LIMIT ?"
     )
     return [
-        Chosen(ref=JobRef(queue=queue, job_id=job_id), task=task, about=status.replace("_", " "))
+        ChosenJob(ref=JobRef(queue=queue, job_id=job_id), task=task, about=status.replace("_", " "))
         for queue, job_id, task, status in view.store.select(sql, (*values, until, limit))
     ]

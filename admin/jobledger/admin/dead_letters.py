@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from jobledger.admin.choice import Choice, Chosen, check_choice, find_by_ids
+from jobledger.admin.choice import Choice, ChosenJob, check_choice, find_by_ids
 from jobledger.admin.errors import NotADeadLetterError
 from jobledger.admin.find import find_job
 from jobledger.admin.rows import Rows
@@ -40,7 +40,7 @@ class DeadLetterChoice(Choice, frozen=True, kw_only=True):
         return chosen.sought(parse_search(self.search, now)) if self.search else chosen
 
 
-class Shown(NamedTuple):
+class WholeDeadLetter(NamedTuple):
     """One dead letter whole."""
 
     job: Job
@@ -50,7 +50,7 @@ class Shown(NamedTuple):
     chain: ChainCheck  #: whether the hash links of the history hold
 
 
-async def show_dead_letter(rows: Rows, job_id: str, queue: str | None = None) -> Shown:
+async def show_dead_letter(rows: Rows, job_id: str, queue: str | None = None) -> WholeDeadLetter:
     """Return one dead letter from its chain.
 
     Raises: NotADeadLetterError, and as `find_job`.
@@ -64,10 +64,14 @@ async def show_dead_letter(rows: Rows, job_id: str, queue: str | None = None) ->
             f"see `jobledger jobs show {job.id}`"
         )
     chain = await check_history(rows.ledger.log, history)
-    return Shown(job, await job_details(rows.ledger, job, history), history, job_fingerprint(job), chain)
+    return WholeDeadLetter(
+        job, await job_details(rows.ledger, job, history), history, job_fingerprint(job), chain
+    )
 
 
-async def find_dead_letters(rows: Rows, choice: DeadLetterChoice, limit: int | None = None) -> list[Chosen]:
+async def find_dead_letters(
+    rows: Rows, choice: DeadLetterChoice, limit: int | None = None
+) -> list[ChosenJob]:
     """Return the dead letters that a choice names, the oldest first; ids in the order in which they were given.
 
     `limit`: at most this many of those that conditions choose.
@@ -83,7 +87,7 @@ async def find_dead_letters(rows: Rows, choice: DeadLetterChoice, limit: int | N
         count = limit or max(1, store.dead_letter_count(condition))
         found = store.dead_letters(count, order="oldest", chosen=condition)
     return [
-        Chosen(ref=JobRef(queue=row.queue, job_id=row.job_id), task=row.task, about=cause(row))
+        ChosenJob(ref=JobRef(queue=row.queue, job_id=row.job_id), task=row.task, about=cause(row))
         for row in found
     ]
 

@@ -11,7 +11,7 @@ from jobledger.ledger.nats.streams import find_stream
 from jobledger.ledger.nats.task_book import write_tasks
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+class ReadyEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """An environment whose ledger and buckets are there."""
 
     url: str  #: without a password
@@ -20,7 +20,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     last_sequence: int  #: of its events; 0 before the first
 
 
-async def prepare(ledger: Ledger) -> Prepared:
+async def prepare(ledger: Ledger) -> ReadyEnvironment:
     """Make the buckets that processes make later, where they are missing; `connect` made the ledger and the others.
 
     Not those that reserve much room and many environments never need, for tables of runs and bodies of webhooks.
@@ -33,7 +33,7 @@ async def prepare(ledger: Ledger) -> Prepared:
     await ensure_uses(ledger.inbox, names, config.replicas)
     stream = await find_stream(ledger.inbox, names.ledger_stream)
     assert stream is not None, "connect made it"
-    return Prepared(
+    return ReadyEnvironment(
         url=shown(config.url),
         environment=names.environment,
         ledger_bytes_max=stream.config["max_bytes"],

@@ -22,7 +22,7 @@ from jobledger.projections import JobRow, Store
 from jobledger.projections.queries.store import FIND_MATCHES_MAX
 
 
-class Found(NamedTuple):
+class JobHistory(NamedTuple):
     """One job's events, with what its archive has of it."""
 
     log: Log  #: the ledger with its archive in front of it, where one was named
@@ -56,7 +56,7 @@ async def find_job(rows: Rows, job_id: str, queue: str | None = None) -> JobHand
 
 async def find_history(
     rows: Rows, job_id: str, queue: str | None = None, *, archives: Sequence[Path] = ()
-) -> Found:
+) -> JobHistory:
     """Read a job's events, those in its archive before the others.
 
     Raises: as `find_job` and `with_archive`.
@@ -70,7 +70,7 @@ async def find_history(
     else:
         history = await (await find_job(rows, job_id, queue)).history()
     is_part = bool(history[0].event.prev)
-    return Found(log, history, gap if is_part else None, await check_history(log, history))
+    return JobHistory(log, history, gap if is_part else None, await check_history(log, history))
 
 
 def newest_life(history: Sequence[StoredEvent]) -> tuple[list[StoredEvent], StoredEvent | None]:

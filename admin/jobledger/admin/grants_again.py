@@ -34,7 +34,7 @@ _OTHERS: Final[dict[str, Aggregate[Any, Any]]] = {FLOW.name: FLOW, LIMIT.name: L
 _UNBOUNDED: Final = ("slots", "rate")
 
 
-class Simulated(msgspec.Struct, frozen=True, kw_only=True):
+class SimulatedWaits(msgspec.Struct, frozen=True, kw_only=True):
     """How long jobs waited, by key, as it was and as it would have been."""
 
     begin: datetime
@@ -62,7 +62,7 @@ async def compare_grants(ledger: Ledger) -> Recomputed:
 
 async def simulate_limits(
     ledger: Ledger, begin: datetime, end: datetime, changes: Mapping[str, Any]
-) -> Simulated:
+) -> SimulatedWaits:
     """Return how long the jobs of a span of time would have waited with other limits.
 
     `changes`: by limit, or by `name:key` for one key of it, its slots; by `limit.field` another field of `Terms`, such
@@ -90,7 +90,7 @@ async def simulate_limits(
             "too many jobs waited in that span to simulate it: choose a shorter one"
         ) from error
     changed = _changed(recording.first_known, wished, begin)
-    return Simulated(
+    return SimulatedWaits(
         begin=begin,
         end=end,
         waits=len(recording.waits),

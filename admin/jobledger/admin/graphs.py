@@ -12,7 +12,7 @@ from jobledger.ledger.model.envelope import Moment
 from jobledger.ledger.model.graphs.errors import GraphNotFoundError
 from jobledger.ledger.model.graphs.spec import GraphSpec
 from jobledger.ledger.model.graphs.stored import GRAPH, StoredGraph, inputs_of
-from jobledger.ledger.model.named_chain import Changed
+from jobledger.ledger.model.named_chain import ChangedValue
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.webhooks.acting import events_of
@@ -91,7 +91,7 @@ async def show_graph(ledger: Ledger, name: str, *, version: int = 0, history_max
     return ShownGraph(info=info_of(graph), definition=definition, history=said)
 
 
-def changed_graph(done: Changed[StoredGraph]) -> ChangedGraph:
+def changed_graph(done: ChangedValue[StoredGraph]) -> ChangedGraph:
     """Return a stored graph after a command, for whoever shows it."""
     return ChangedGraph(info=info_of(done.state), changed=done.changed)
 

@@ -18,7 +18,7 @@ from jobledger.admin.diagnoses import Diagnosis, diagnose
 from jobledger.admin.limit_checks import check_limits
 from jobledger.admin.projection import projection_status
 from jobledger.admin.rows import Rows
-from jobledger.audit.watch import Audited, audited
+from jobledger.audit.watch import AuditState, audited
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.connecting.connect import connect
@@ -60,7 +60,7 @@ _LOOK_INTO: Final = (
 )
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class Examination(msgspec.Struct, frozen=True, kw_only=True):
     """What is examined."""
 
     url: str
@@ -89,7 +89,7 @@ class Health(NamedTuple):
         )
 
 
-async def examine(asked: Asked, rows: RowsOf) -> Health:
+async def examine(asked: Examination, rows: RowsOf) -> Health:
     """Look at everything, in the order in which one thing needs the other, and change nothing.
 
     `rows` gives the projection's rows of a ledger. An error on the way is the last check.
@@ -114,7 +114,7 @@ async def examine(asked: Asked, rows: RowsOf) -> Health:
     return Health(found if disk is None else [*found, disk], diagnoses, stopped)
 
 
-async def _look_at_server(found: list[Check], asked: Asked) -> bool:
+async def _look_at_server(found: list[Check], asked: Examination) -> bool:
     """Check all that needs no ledger, and makes none; return whether every stream of it exists and is right."""
     config = LedgerConfig(url=asked.url, environment=asked.environment)
     names = Names(asked.environment)
@@ -151,7 +151,7 @@ async def _tables(inbox: Inbox, names: Names, config: LedgerConfig) -> list[Chec
     return [check] if exists else []
 
 
-async def _require(inbox: Inbox, names: Names, asked: Asked) -> None:
+async def _require(inbox: Inbox, names: Names, asked: Examination) -> None:
     """Raises: LedgerNotFoundError, with what a projection here knows of a ledger there."""
     try:
         await require_ledger(inbox, names, shown(asked.url))
@@ -160,7 +160,9 @@ async def _require(inbox: Inbox, names: Names, asked: Asked) -> None:
         raise error if former is None else error.with_more(former) from None
 
 
-async def _look_at_ledger(found: list[Check], diagnoses: list[Diagnosis], asked: Asked, rows: RowsOf) -> None:
+async def _look_at_ledger(
+    found: list[Check], diagnoses: list[Diagnosis], asked: Examination, rows: RowsOf
+) -> None:
     """Check what is read through the ledger: workers, projection, and what hurts."""
     given: dict[str, Any] = {
         "environment": asked.environment,
@@ -277,7 +279,7 @@ async def _check_audit(ledger: Ledger) -> list[Check]:
     return [_seals(found, now), *_verified(found, now), *_archived(found, now)]
 
 
-def _seals(found: Audited, now: datetime) -> Check:
+def _seals(found: AuditState, now: datetime) -> Check:
     if found.sealed_through is None or found.sealed_at is None:
         return Check(check="seals", status="ok", found="none; `jobledger audit seal` makes them")
     age_s = (now - as_utc(found.sealed_at)).total_seconds()
@@ -289,14 +291,14 @@ def _seals(found: Audited, now: datetime) -> Check:
     return Check(check="seals", status="ok", found=said)
 
 
-def _archived(found: Audited, now: datetime) -> Iterator[Check]:
+def _archived(found: AuditState, now: datetime) -> Iterator[Check]:
     if found.archived_at is not None and found.archived_through is not None:
         age = duration(max(0.0, (now - as_utc(found.archived_at)).total_seconds()))
         said = f"the newest run, {age} ago, moved events up to {found.archived_through:,}"
         yield Check(check="archive", status="ok", found=said)
 
 
-def _verified(found: Audited, now: datetime) -> Iterator[Check]:
+def _verified(found: AuditState, now: datetime) -> Iterator[Check]:
     verified = found.verified
     if verified is None:
         return

@@ -44,7 +44,7 @@ class Chains(NamedTuple):
         return [f"{queue}/{job}: {found.text()}" for (queue, job), found in self.broken.items()]
 
 
-class Acted(NamedTuple):
+class ActList(NamedTuple):
     """The newest actions, and what the list lacks."""
 
     newest: list[ActGroup]
@@ -59,7 +59,7 @@ class Acted(NamedTuple):
 
 async def operator_acts(
     rows: Rows, chosen: ActFilter, *, limit: int, archives: Sequence[Path] = (), each: bool = False
-) -> Acted:
+) -> ActList:
     """Return what operators did, the newest first; also before the ledger's beginning where `archives` is named.
 
     What was done at once to many jobs is one, of which the newest job's chain is checked; `each`: job by job.
@@ -85,7 +85,7 @@ async def operator_acts(
         else group
         for group in found.items
     ]
-    return Acted(newest, found.acts, total, gap, chains, frozenset(own))
+    return ActList(newest, found.acts, total, gap, chains, frozenset(own))
 
 
 async def _chains(log: Log, names: Sequence[tuple[str, str]]) -> tuple[Chains, dict[int, datetime]]:

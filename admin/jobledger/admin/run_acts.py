@@ -18,7 +18,7 @@ from jobledger.ledger.reruns.beginning import RerunPlan, RerunRequest, plan_reru
 from jobledger.ledger.signalling.giving import give_signal
 
 
-class Told(NamedTuple):
+class SignalReceipt(NamedTuple):
     """A run after it was sent a signal."""
 
     job: Job
@@ -47,7 +47,7 @@ async def signal(
     signal_id: str = "",
     queue: str | None = None,
     by: str,
-) -> Told:
+) -> SignalReceipt:
     """Send a run a signal; `value` is JSON text, which the run reads as the signal's type once it takes it.
 
     Raises: as `find_job` and `Ledger.signal`.
@@ -59,7 +59,7 @@ async def signal(
     after = await handle.snapshot()
     since = (each for each in after.signals if each.sequence > before.last_sequence and each.name == name)
     refused = next((each.refused for each in since if each.refused), "")
-    return Told(after, is_new, _signals_awaited(before), refused)
+    return SignalReceipt(after, is_new, _signals_awaited(before), refused)
 
 
 def _signals_awaited(job: Job) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ _CHILDREN: Final = (
 )
 
 
-class Recorded(NamedTuple):
+class RunRecord(NamedTuple):
     """What the events of a run tell."""
 
     job: Job
@@ -67,7 +67,7 @@ class Recorded(NamedTuple):
     signals: list[SignalRow]
 
 
-def recorded(history: Iterable[StoredEvent]) -> Recorded:
+def recorded(history: Iterable[StoredEvent]) -> RunRecord:
     """Return a run as its events add up; never stale, as the rows of the projection may be. `history` is not empty."""
     job: Job | None = None
     noted = NotedSteps()
@@ -77,7 +77,7 @@ def recorded(history: Iterable[StoredEvent]) -> Recorded:
             noted.add(stored, before, job)
     assert job is not None, "a history is not empty"
     steps = sorted(map(step_of, noted.step_rows(job)), key=lambda step: step.number)
-    return Recorded(job, steps, list(map(signal_of, noted.signal_rows(job))))
+    return RunRecord(job, steps, list(map(signal_of, noted.signal_rows(job))))
 
 
 class StepValues(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,13 +99,13 @@ class StepShown(StepRow, frozen=True, kw_only=True):
     values: StepValues | msgspec.UnsetType = msgspec.UNSET
 
 
-def step_shown(run: Recorded, row: StepRow, *, values: bool) -> StepShown:
+def step_shown(run: RunRecord, row: StepRow, *, values: bool) -> StepShown:
     """Return a step of a run; with `values` also these."""
     shown = step_values(run, row) if values else msgspec.UNSET
     return StepShown(**msgspec.structs.asdict(row), values=shown)
 
 
-def step_values(run: Recorded, row: StepRow) -> StepValues:
+def step_values(run: RunRecord, row: StepRow) -> StepValues:
     """Return the values of a step of a run as the fold has them."""
     step = run.job.steps[row.key]
     return StepValues(

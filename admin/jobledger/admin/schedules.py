@@ -40,7 +40,7 @@ _ORDERED: Final = ("priority", "max_attempts", "timeout_s", "tenant", "limits", 
 _LIKE: Final = "like"  # no job has it: the order is what counts
 
 
-class Listed(NamedTuple):
+class ScheduleLine(NamedTuple):
     """A schedule with what only the present tells of it."""
 
     row: ScheduleRow
@@ -48,7 +48,7 @@ class Listed(NamedTuple):
     is_late: bool  #: its tick was due more than a minute ago and has not come
 
 
-async def list_schedules(rows: Rows, *, removed: bool = False) -> list[Listed]:
+async def list_schedules(rows: Rows, *, removed: bool = False) -> list[ScheduleLine]:
     """Return the schedules by name, with `removed` also those that were removed.
 
     Raises: ProjectionError, UnreachableError.
@@ -58,28 +58,28 @@ async def list_schedules(rows: Rows, *, removed: bool = False) -> list[Listed]:
         return listed_in(view, workers, removed=removed)
 
 
-def listed_in(view: View, workers: Collection[WorkerInfo], *, removed: bool) -> list[Listed]:
+def listed_in(view: View, workers: Collection[WorkerInfo], *, removed: bool) -> list[ScheduleLine]:
     """Return the schedules of one moment by name; see `list_schedules`. Raises: ProjectionError."""
     with view.store.one_moment():
         found = read_schedules(view.store.select)
         late = {name for name, _ in late_schedules(view.store.select, view.now - LATE)}
     return [
-        Listed(row, _in_code(row, workers), row.name in late)
+        ScheduleLine(row, _in_code(row, workers), row.name in late)
         for row in found
         if removed or row.status != "removed"
     ]
 
 
-class Shown(NamedTuple):
+class ScheduleView(NamedTuple):
     """One schedule whole."""
 
-    listed: Listed
+    listed: ScheduleLine
     failure: LastFailure | None  #: the newest failure among the jobs of its ticks
     ticks: list[TickRow]  #: the newest that have jobs
     now: datetime
 
 
-async def show_schedule(rows: Rows, name: str) -> Shown:
+async def show_schedule(rows: Rows, name: str) -> ScheduleView:
     """Return one schedule; one that was removed is not found.
 
     Raises: ScheduleNotFoundError, ProjectionError, UnreachableError.
@@ -90,7 +90,7 @@ async def show_schedule(rows: Rows, name: str) -> Shown:
         return shown_in(view, workers, name)
 
 
-def shown_in(view: View, workers: Collection[WorkerInfo], name: str) -> Shown:
+def shown_in(view: View, workers: Collection[WorkerInfo], name: str) -> ScheduleView:
     """Return one schedule at one moment; see `show_schedule`. Raises: ScheduleNotFoundError, ProjectionError."""
     with view.store.one_moment():
         found = read_schedules(view.store.select, name)
@@ -99,17 +99,19 @@ def shown_in(view: View, workers: Collection[WorkerInfo], name: str) -> Shown:
         late = [each for each, _ in late_schedules(view.store.select, view.now - LATE)]
         failure = last_failure(view.store.select, name)
         ticks = last_ticks(view.store.select, name)
-    return Shown(Listed(found[0], _in_code(found[0], workers), name in late), failure, ticks, view.now)
+    return ScheduleView(
+        ScheduleLine(found[0], _in_code(found[0], workers), name in late), failure, ticks, view.now
+    )
 
 
-class Ticked(msgspec.Struct, frozen=True, kw_only=True):
+class DueTick(msgspec.Struct, frozen=True, kw_only=True):
     """A tick that was due and was made."""
 
     schedule: str
     jobs: tuple[str, ...]  #: `<queue>/<job id>` of those that it asks for; none where it was skipped
 
 
-async def tick_due(ledger: Ledger, known: Collection[ScheduleRow]) -> tuple[list[Ticked], bool]:
+async def tick_due(ledger: Ledger, known: Collection[ScheduleRow]) -> tuple[list[DueTick], bool]:
     """Make the ticks of these schedules that are due; return them, and whether more are due than are made at once.
 
     Each tick is decided on the schedule's newest event and stored only behind it, so it is made once, whoever makes
@@ -118,7 +120,7 @@ async def tick_due(ledger: Ledger, known: Collection[ScheduleRow]) -> tuple[list
     Raises: LedgerFullError, UnreachableError, CorruptLedgerError; InvalidInputError for a time zone that this machine
         does not know.
     """
-    made: list[Ticked] = []
+    made: list[DueTick] = []
     now = ledger.clock.now()
     for row in sorted(known, key=lambda each: each.next_run_at or ""):
         if row.next_run_at is None or datetime.fromisoformat(row.next_run_at) > now:
@@ -132,7 +134,7 @@ async def tick_due(ledger: Ledger, known: Collection[ScheduleRow]) -> tuple[list
         with contextlib.suppress(WrongSequenceError):
             after = await ledger.schedules.tick(row.name, stored)
             jobs = tuple(f"{job.ref.queue}/{job.ref.job_id}" for job in after.jobs())
-            made.append(Ticked(schedule=row.name, jobs=jobs))
+            made.append(DueTick(schedule=row.name, jobs=jobs))
     return made, False
 
 

@@ -12,14 +12,14 @@ from jobledger.ledger.model.log import Log, end_of_chain
 from jobledger.ledger.model.unreadable import UNREADABLE, Acknowledged, acknowledge
 
 
-class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
     """An acknowledgement as the ledger has it."""
 
     stream_sequence: int  #: of the event that says so
     event: Acknowledged
 
 
-async def acknowledge_message(ledger: Ledger, sequence: int, *, reason: str, by: str) -> Accepted:
+async def acknowledge_message(ledger: Ledger, sequence: int, *, reason: str, by: str) -> Acknowledgement:
     """Record who accepts that the message at a stream sequence is no event, and why.
 
     Raises: InvalidInputError without a reason; NotFoundError where the ledger has no such sequence; RefusedError for
@@ -30,11 +30,11 @@ async def acknowledge_message(ledger: Ledger, sequence: int, *, reason: str, by:
     message = await _message(ledger.log, sequence)
     chain = UNREADABLE.chain(ledger.names, str(sequence))
 
-    async def attempt() -> Accepted:
+    async def attempt() -> Acknowledgement:
         view = UNREADABLE.view(*await end_of_chain(ledger.log, chain))
         event = acknowledge(message, view.state, reason, ledger.stamp(by))
         stored = await ledger.log.append(UNREADABLE.link(ledger.names, [event], view))
-        return Accepted(stream_sequence=stored, event=event)
+        return Acknowledgement(stream_sequence=stored, event=event)
 
     return await retry_raced(attempt)
 

@@ -21,7 +21,7 @@ from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, VERIFY, Archived, R
 E = TypeVar("E", bound=ReactorEvent)
 
 
-class Audited(msgspec.Struct, frozen=True, kw_only=True):
+class AuditState(msgspec.Struct, frozen=True, kw_only=True):
     """What the ledger says of its own audit; None where it never happened."""
 
     sealed_through: int | None = None  #: stream sequence that the newest seal goes up to
@@ -34,7 +34,7 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     archived_through: int | None = None
 
 
-async def audited(log: Log) -> Audited:
+async def audited(log: Log) -> AuditState:
     """Read what the ledger says of its own audit.
 
     Raises: CorruptLedgerError, UnreachableError.
@@ -43,7 +43,7 @@ async def audited(log: Log) -> Audited:
     head = (await log.head()).last_sequence
     verified = await _newest(log, "verified", VERIFY, Verified)
     archived = await _newest(log, "archived", ARCHIVE, Archived)
-    return Audited(
+    return AuditState(
         sealed_through=None if seal is None else seal.seal.to_sequence,
         sealed_at=None if seal is None else seal.seal.at,
         # The seal itself is one of the events after its range.

@@ -36,7 +36,7 @@ _STEPS_SHOWN_MAX: Final = 3
 _SECONDS_IN: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
-class Paused(msgspec.Struct, frozen=True, kw_only=True):
+class PausedConsumer(msgspec.Struct, frozen=True, kw_only=True):
     """A consumer that hands out nothing for a time."""
 
     stream: str
@@ -66,7 +66,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     announced: TaskEntry | None = (
         None  #: the last word on its task, if no living worker of the queue has that
     )
-    paused: Paused | None = None  #: that consumer, if it is paused although its queue is not
+    paused: PausedConsumer | None = None  #: that consumer, if it is paused although its queue is not
     queue: QueueState = QueueState()  #: whether its queue is paused
     held: HeldFacts | None = None  #: of a job that is held: its limits, and its place among those that wait
     key: Holder | None = None  #: its unique key as it is now, and the job that took it last
@@ -140,10 +140,10 @@ async def _lock_wait(ledger: Ledger, job: Job, worker: WorkerInfo | None) -> Loc
     return LockWait(scope=scope, lock=lock, holder=state.holder, lives=lives)
 
 
-def _pause(info: ConsumerInfo, stream: str) -> Paused | None:
+def _pause(info: ConsumerInfo, stream: str) -> PausedConsumer | None:
     if not info.paused:
         return None
-    return Paused(
+    return PausedConsumer(
         stream=stream, consumer=info.name, until=str(info.config.get("pause_until", "it is resumed"))
     )
 

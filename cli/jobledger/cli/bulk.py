@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from jobledger.admin.bulk import Act, ActResult, Result, perform, perform_one
-from jobledger.admin.choice import Choice, Chosen
+from jobledger.admin.choice import Choice, ChosenJob
 from jobledger.admin.objects.acts import act_done
 from jobledger.admin.rows import Rows
 from jobledger.cli.command import Cli
@@ -40,10 +40,10 @@ Limit = Annotated[
 ]
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class BulkAct(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be done to which jobs, and how carefully."""
 
-    find: Callable[[Rows], Awaitable[list[Chosen]]]
+    find: Callable[[Rows], Awaitable[list[ChosenJob]]]
     by_id: int  #: how many ids were named; 0: conditions choose
     act: Act
     noun: str  #: what one of them is called
@@ -67,7 +67,7 @@ def check_chosen(choice: Choice, noun: str, conditions: str) -> None:
         )
 
 
-async def perform_all(cli: Cli, asked: Asked) -> int:
+async def perform_all(cli: Cli, asked: BulkAct) -> int:
     """Do what was asked, or show the plan; return the exit code.
 
     Raises: UsageError where a program has to say --yes, typer.Exit when a person says no; what finding them raises.
@@ -101,7 +101,7 @@ async def ask(output: Output, question: str) -> None:
         raise typer.Exit(REFUSED)
 
 
-def _tell(output: Output, asked: Asked, outcomes: Sequence[ActResult]) -> None:
+def _tell(output: Output, asked: BulkAct, outcomes: Sequence[ActResult]) -> None:
     if output.as_json:
         for outcome in outcomes:
             output.object(act_done(asked.act.verb, outcome))
@@ -119,7 +119,7 @@ def _tell(output: Output, asked: Asked, outcomes: Sequence[ActResult]) -> None:
             output.say(line)
 
 
-def _in_all(asked: Asked, outcomes: Sequence[ActResult], done: int) -> str:
+def _in_all(asked: BulkAct, outcomes: Sequence[ActResult], done: int) -> str:
     """Say to how many it was done, or would be."""
     past, what = f"{asked.act.past}{asked.detail}", _counted(done, asked.noun)
     if not outcomes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from jobledger.admin.amounts import size
-from jobledger.admin.environment import Prepared, prepare
+from jobledger.admin.environment import ReadyEnvironment, prepare
 from jobledger.cli.command import CREATES, Cli, command
 from jobledger.cli.groups import TOP
 from jobledger.cli.session import opened
@@ -35,7 +35,7 @@ async def _is_there(cli: Cli) -> bool:
         return False
 
 
-def _tell(cli: Cli, prepared: Prepared, *, created: bool) -> None:
+def _tell(cli: Cli, prepared: ReadyEnvironment, *, created: bool) -> None:
     environment = f" of environment {prepared.environment}" if prepared.environment else ""
     made = "is made" if created else "was there already"
     cli.output.say(f"the ledger{environment} {made} at {prepared.url}", style="bold green")

@@ -26,7 +26,7 @@ from jobledger.projections.errors import MomentArchivedError
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or a prefix that only one job has.")]
 
 
-class Found(NamedTuple):
+class FoundJob(NamedTuple):
     """One job, with what its archive has of it."""
 
     ledger: Ledger
@@ -39,7 +39,7 @@ class Found(NamedTuple):
 @contextlib.asynccontextmanager
 async def found_history(
     cli: Cli, job_id: str, queue: str | None, archives: Sequence[Path] | None, command: str
-) -> AsyncGenerator[Found, None]:
+) -> AsyncGenerator[FoundJob, None]:
     """Connect for the length of the block, and read the job's events, those in its archive before the others.
 
     `command` is the one to be named where --archive helps.
@@ -53,10 +53,10 @@ async def found_history(
             raise error.read_by(command) from None
         way = f"`{command} {found.history[0].event.job} --archive DIR`"
         sentence = "" if found.missing is None else found.missing.sentence(way)
-        yield Found(ledger, found.log, found.history, sentence, found.chain)
+        yield FoundJob(ledger, found.log, found.history, sentence, found.chain)
 
 
-async def moment_of_found(found: Found, past: AsOf, job_id: str, command: str) -> Moment:
+async def moment_of_found(found: FoundJob, past: AsOf, job_id: str, command: str) -> Moment:
     """Return the past moment in the log that the job was read from; `command` is to be named where --archive helps.
 
     Raises: MomentAheadError, MomentArchivedError, UnreachableError.

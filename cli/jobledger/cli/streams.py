@@ -26,7 +26,7 @@ def prepare() -> None:
         if getattr(sys, name) is None:
             file = number if was_closed else os.devnull
             setattr(sys, name, open(file, mode, encoding="utf-8", closefd=not was_closed))  # noqa: SIM115
-    sys.stdout = _around(sys.stdout, _Named)
+    sys.stdout = _around(sys.stdout, _NamedStream)
     sys.stderr = _around(sys.stderr, _Dropping)
 
 
@@ -50,7 +50,7 @@ def _open_if_closed(number: int) -> bool:
     return False
 
 
-class _Named(io.FileIO):
+class _NamedStream(io.FileIO):
     """Stdout, whose errors name it: else a sentence could not say what has no room."""
 
     def write(self, data: Any) -> int:

@@ -21,7 +21,7 @@ def acting_on(ledger: Ledger, ref: JobRef, sequence: int | None) -> Ledger:
     if sequence is None:
         return ledger
     own = copy.copy(ledger)
-    own.log = cast("Log", _Pinned(ledger.log, ledger.names.chain(ref), sequence))
+    own.log = cast("Log", _PinnedLog(ledger.log, ledger.names.chain(ref), sequence))
     return own
 
 
@@ -34,7 +34,7 @@ def require_at(wanted: int, sequence: int) -> None:
         )
 
 
-class _Pinned:
+class _PinnedLog:
     """A log that refuses appends to one chain whose condition is another than the one that was asked for.
 
     All else is done by the log behind it.

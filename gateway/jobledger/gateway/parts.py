@@ -13,7 +13,7 @@ from jobledger.admin.rows import Rows, View
 from jobledger.gateway.access.gate import Gate
 from jobledger.gateway.events.feed import Feed
 from jobledger.gateway.life import Life
-from jobledger.gateway.refused import Refused
+from jobledger.gateway.refused import RefusedRequests
 from jobledger.gateway.route_names import RouteNames
 from jobledger.gateway.shares import Shares
 from jobledger.ledger import Ledger, TaskRegistry
@@ -93,7 +93,7 @@ class Gateway:
         references of routes stand for; None: nothing, so no webhook is taken. `shares`: None for the usual ones.
         """
         self.secrets = secrets or Secrets({})
-        self.refused = Refused()
+        self.refused = RefusedRequests()
         self.route_names = RouteNames()
         self.life = life or Life()
         self.shares = shares or Shares()

@@ -31,7 +31,7 @@ class RefusedRequest(msgspec.Struct, frozen=True, kw_only=True):
     client: str  #: the address that it came from
 
 
-class Refused:
+class RefusedRequests:
     """The newest of one process."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:

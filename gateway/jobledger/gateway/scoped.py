@@ -11,7 +11,7 @@ from jobledger.admin.diagnoses import Diagnosis
 from jobledger.admin.objects.fleet import LimitListed, LimitMissing, QueueShown
 from jobledger.admin.rows import Rows
 from jobledger.admin.runs import Tree, TreeStep
-from jobledger.admin.workflows.listing import Listed, list_workflows
+from jobledger.admin.workflows.listing import WorkflowVersion, list_workflows
 from jobledger.audit.why import Facts
 from jobledger.audit.why_run import ChildNow
 from jobledger.ledger.model.codec import StoredEvent
@@ -105,7 +105,7 @@ def workers_for(principal: Principal, workers: Iterable[WorkerInfo]) -> list[Wor
     return found
 
 
-async def workflows_for(principal: Principal, rows: Rows) -> list[Listed]:
+async def workflows_for(principal: Principal, rows: Rows) -> list[WorkflowVersion]:
     """Return the workflows of somebody's queues and tasks, and only his runs counted.
 
     Raises: ProjectionError, UnreachableError.

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from jobledger.ledger.graphs.graph import Graph
     from jobledger.ledger.graphs.verbs import GraphVerbs
     from jobledger.ledger.named.book import AnnouncedTasks
-    from jobledger.ledger.named.verbs import Named, NamedJob, NamedMany
+    from jobledger.ledger.named.verbs import NamedJob, NamedMany, NamedOptions
     from jobledger.ledger.reruns.beginning import Rerun
     from jobledger.ledger.webhooks.receiving import BodyStore, Outcome
     from jobledger.ledger.webhooks.verbs import RouteVerbs
@@ -206,9 +206,9 @@ class Ledger:
         self,
         task: str,
         input: object = msgspec.Raw(b"{}"),  # noqa: A002 - the field's word, and a constant
-        **how: Unpack[Named],
+        **how: Unpack[NamedOptions],
     ) -> JobHandle[Any]:
-        """Add one job by the name of its task, as workers announced it; `how` is in `Named`.
+        """Add one job by the name of its task, as workers announced it; `how` is in `NamedOptions`.
 
         `input`: the arguments as JSON text (bytes or `msgspec.Raw`), which is stored as it is, or as a value. It is checked
         by the announced schema as far as `adding.schemas` says; the worker's code checks all of it.

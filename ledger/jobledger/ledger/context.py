@@ -153,7 +153,7 @@ def done() -> Generator[None, None, None]:
 # For unit tests: what a task says is kept, and nothing else happens.
 
 
-class Told(NamedTuple):
+class ProgressCall(NamedTuple):
     """One call of `Context.progress`."""
 
     done: float
@@ -166,7 +166,7 @@ class RecordedChannel:
 
     def __init__(self, ledger: client.Ledger | None, sync_ledger: sync.Ledger | None) -> None:
         self.heartbeats = 0  #: signs of life, progress and checkpoints included
-        self.reports: list[Told] = []
+        self.reports: list[ProgressCall] = []
         self.checkpoints: list[Any] = []  #: as the next attempt would read them
         self.stop_reason = ""  #: set it, and the next sign of life raises AttemptStoppedError
         self._ledger = ledger
@@ -181,7 +181,7 @@ class RecordedChannel:
     def progress(self, done: float, total: float | None, note: str) -> None:
         """See `Context.progress`."""
         of = None if total is None else finite("total", total)
-        self.reports.append(Told(finite("done", done), of, str(note)))
+        self.reports.append(ProgressCall(finite("done", done), of, str(note)))
         self.heartbeat()
 
     def checkpoint(self, value: Any) -> Awaitable[None]:

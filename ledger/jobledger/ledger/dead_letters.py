@@ -78,14 +78,14 @@ class Requeuing(msgspec.Struct, frozen=True, kw_only=True):
         return Requeue(attempts=self.attempts, priority=self.priority, reason=self.reason)
 
 
-class Requeued(msgspec.Struct, frozen=True, kw_only=True):
+class RequeueResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a requeue does, or would do."""
 
     job: Job  #: after it; before it when it was only planned
     input_text: bytes | None  #: JSON text of the new input; None where it stays as it is
 
 
-async def plan_requeue(client: Client, ref: JobRef, how: Requeuing) -> Requeued:
+async def plan_requeue(client: Client, ref: JobRef, how: Requeuing) -> RequeueResult:
     """Return what `requeue` would do now; nothing is written anywhere.
 
     Raises: as `requeue`.
@@ -96,10 +96,10 @@ async def plan_requeue(client: Client, ref: JobRef, how: Requeuing) -> Requeued:
     text = await _new_input(client, job, how)
     if text is not None:
         client.inputs.fits_inline(text, what=_what(job))
-    return Requeued(job=job, input_text=text)
+    return RequeueResult(job=job, input_text=text)
 
 
-async def requeue(client: Client, ref: JobRef, how: Requeuing, *, by: str = "") -> Requeued:
+async def requeue(client: Client, ref: JobRef, how: Requeuing, *, by: str = "") -> RequeueResult:
     """Give a dead letter new attempts, perhaps with another input, on the view that both were decided on.
 
     Raises: JobNotFoundError, IllegalTransitionError for what is no dead letter, InvalidInputError, UnknownTaskError,
@@ -107,7 +107,7 @@ async def requeue(client: Client, ref: JobRef, how: Requeuing, *, by: str = "") 
     another job got its key meanwhile, WrongSequenceError after too many lost races, UnreachableError.
     """
 
-    async def attempt() -> Requeued:
+    async def attempt() -> RequeueResult:
         chain = await load(client.log, ref)
         job = _refuse(client, chain, ref, how)
         text = await _new_input(client, job, how)
@@ -117,7 +117,7 @@ async def requeue(client: Client, ref: JobRef, how: Requeuing, *, by: str = "") 
             command = msgspec.structs.replace(command, input=value, input_ref=reference)
         events = decide(job, command, client.stamp(by))
         after = await append_requeue(client.log, chain, events, lambda: client.stamp(by))
-        return Requeued(job=after, input_text=text)
+        return RequeueResult(job=after, input_text=text)
 
     return await retry_raced(attempt)
 

@@ -30,7 +30,7 @@ IsOwn = Callable[[JobEvent], bool]
 _LAGS_S: Final = (0.0, 0.02, 0.05, 0.1, 0.3, 1.0)
 
 
-class Begun(NamedTuple):
+class DerivedJob(NamedTuple):
     """The job that was made, or was there."""
 
     ref: JobRef
@@ -58,7 +58,7 @@ def is_of_run(command: Enqueue, run_id: str) -> IsOwn:
     )
 
 
-async def begin_derived(log: Log, command: Enqueue, stamp: Callable[[], Stamp], is_own: IsOwn) -> Begun:
+async def begin_derived(log: Log, command: Enqueue, stamp: Callable[[], Stamp], is_own: IsOwn) -> DerivedJob:
     """Append the first event of a job whose id was derived; one that was made before stays as it is.
 
     Raises: LedgerFullError, UnreachableError, also where the job that has the id cannot be read yet.
@@ -66,7 +66,7 @@ async def begin_derived(log: Log, command: Enqueue, stamp: Callable[[], Stamp], 
     while True:
         found = await _begin(log, command, stamp, is_own)
         if found is not None:
-            return Begun(command.ref, *found)
+            return DerivedJob(command.ref, *found)
         command = moved(command)
 
 

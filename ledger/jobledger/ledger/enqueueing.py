@@ -15,14 +15,14 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 import msgspec
 import uuid_utils
 
-from jobledger.ledger.adding.bulk import Bulk, BulkResult, Ordered, numbered
+from jobledger.ledger.adding.bulk import Bulk, BulkResult, OrderedJob, numbered
 from jobledger.ledger.adding.comparison import Compare, require_same, require_same_task
 from jobledger.ledger.adding.kind import Kind
 from jobledger.ledger.children import Children
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.handle import JobHandle
-from jobledger.ledger.limits.keys import Keyed, with_limits
-from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, Linked, link, retry_raced
+from jobledger.ledger.limits.keys import KeySource, with_limits
+from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, LinkedEvents, link, retry_raced
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.decisions import decide
@@ -189,11 +189,11 @@ class Enqueuer:
         is_named = ids is not None or bool(batch or options.id_template)
         compare = self.comparing(plain, options, is_named=is_named)
 
-        async def order(values: Mapping[str, Any], number: int) -> Ordered:
+        async def order(values: Mapping[str, Any], number: int) -> OrderedJob:
             text = plain.signature.encode((), values)
             job_id = None if ids is None else check_token("job id", ids(values))
             command = await self.bulk_order(plain, options, job_id, text)
-            return Ordered(of_batch(command, batch, number, batch_max) if batch else command, compare)
+            return OrderedJob(of_batch(command, batch, number, batch_max) if batch else command, compare)
 
         with self._enqueuing(plain, options.queue):
             return await self.stream(inputs, order, self.begin_again(options.by), options.by, on_progress)
@@ -201,8 +201,8 @@ class Enqueuer:
     async def stream(
         self,
         inputs: Iterable[T] | AsyncIterable[T],
-        order: Callable[[T, int], Awaitable[Ordered]],
-        begin_again: Callable[[Ordered], Awaitable[tuple[int, bool]]],
+        order: Callable[[T, int], Awaitable[OrderedJob]],
+        begin_again: Callable[[OrderedJob], Awaitable[tuple[int, bool]]],
         by: str,
         on_progress: Callable[[int], None] | None,
     ) -> BulkResult:
@@ -316,7 +316,7 @@ class Enqueuer:
         """
         if options.declared or options.declared_queue is not None:
             arguments = functools.cache(lambda: task.signature.decode(text))
-            job = Keyed(task.name, options.queue, order, arguments)
+            job = KeySource(task.name, options.queue, order, arguments)
             order = with_limits(job, options.declared, options.declared_queue)
         await self._client.code_limits.ensure(options, task.name, task.defaults.limits)
         return order
@@ -356,7 +356,7 @@ class Enqueuer:
         """
         return await self.begin(command, by, None if command.order.unique else require_same_task)
 
-    def begin_again(self, by: str) -> Callable[[Ordered], Awaitable[tuple[int, bool]]]:
+    def begin_again(self, by: str) -> Callable[[OrderedJob], Awaitable[tuple[int, bool]]]:
         """Return what finds the job that has an id, or begins it; for `stream`."""
         return lambda ordered: self._begin_again(ordered.command, by, ordered.compare)
 
@@ -395,7 +395,7 @@ class Enqueuer:
                 await compare(command, events[0].event)
         return events
 
-    def _seal_first(self, command: Enqueue, chain: JobView = EMPTY_CHAIN, by: str = "") -> Linked:
+    def _seal_first(self, command: Enqueue, chain: JobView = EMPTY_CHAIN, by: str = "") -> LinkedEvents:
         return link(chain, decide(None, command, self._client.stamp(by)), self._log.names)
 
     def bulk_order(self, task: Kind, options: Options, job_id: str | None, text: bytes) -> Awaitable[Enqueue]:
@@ -429,9 +429,9 @@ def with_tenant(task: Kind, options: Options, text: bytes) -> Options:
     return msgspec.structs.replace(options, tenant=tenant)
 
 
-def _keyed(task: Kind, options: Options, text: bytes, tenant: str) -> Keyed:
+def _keyed(task: Kind, options: Options, text: bytes, tenant: str) -> KeySource:
     order = Order(tenant=tenant, metadata=options.metadata)
-    return Keyed(task.name, options.queue, order, functools.cache(lambda: task.signature.decode(text)))
+    return KeySource(task.name, options.queue, order, functools.cache(lambda: task.signature.decode(text)))
 
 
 def of_batch(command: Enqueue, batch: str, number: int, batch_max: int | None) -> Enqueue:

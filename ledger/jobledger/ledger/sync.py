@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from jobledger.ledger.graphs.named import NamedGraph
     from jobledger.ledger.graphs.verbs import RunOptions
     from jobledger.ledger.model.graphs.stored import StoredGraph
-    from jobledger.ledger.model.named_chain import Changed
-    from jobledger.ledger.named.verbs import Named, NamedJob
+    from jobledger.ledger.model.named_chain import ChangedValue
+    from jobledger.ledger.named.verbs import NamedJob, NamedOptions
     from jobledger.ledger.reruns.beginning import Rerun
     from jobledger.ledger.webhooks.receiving import Outcome
 
@@ -159,13 +159,13 @@ class Graphs:
         reason: str = "",
         by: str = "",
         plan: bool = False,
-    ) -> Changed[StoredGraph]:
+    ) -> ChangedValue[StoredGraph]:
         """Store a graph under its name. See `GraphVerbs.put`."""
         return self._caller.call(lambda ledger: ledger.graphs.put(graph, reason=reason, by=by, plan=plan))
 
     def remove(
         self, name: str, *, reason: str = "", by: str = "", plan: bool = False
-    ) -> Changed[StoredGraph]:
+    ) -> ChangedValue[StoredGraph]:
         """Take a stored graph away; its runs go on. See `GraphVerbs.remove`."""
         return self._caller.call(lambda ledger: ledger.graphs.remove(name, reason=reason, by=by, plan=plan))
 
@@ -254,7 +254,7 @@ class Ledger:
         self,
         task: str,
         input: object = msgspec.Raw(b"{}"),  # noqa: A002 - as the asynchronous verb
-        **how: Unpack[Named],
+        **how: Unpack[NamedOptions],
     ) -> JobHandle[Any]:
         """Add one job by the name of its task, as workers announced it. See `client.Ledger.enqueue_named`."""
         return JobHandle(

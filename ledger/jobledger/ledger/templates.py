@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from typing import Final, Literal
 
-from jobledger.ledger.limits.keys import Keyed, check_source
+from jobledger.ledger.limits.keys import KeySource, check_source
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, InvalidTokenError
 from jobledger.ledger.model.subjects import check_token
 
@@ -48,7 +48,7 @@ def check_fields(task: str, what: What, template: str, arguments: Collection[str
         check_source(f"the {what}", task, source, arguments)
 
 
-def filled(what: What, template: str, job: Keyed) -> str:
+def filled(what: What, template: str, job: KeySource) -> str:
     """Return the id or the tenant that a template makes of a job.
 
     Raises: InvalidInputError where the job lacks a value, or has one that cannot be part of it.

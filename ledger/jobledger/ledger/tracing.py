@@ -39,7 +39,7 @@ class AttemptSpan(Protocol):
         ...
 
 
-class _Untraced(AbstractContextManager["_Untraced"]):
+class _NoTrace(AbstractContextManager["_NoTrace"]):
     """Stands for every span where nothing is traced."""
 
     def __exit__(self, *_: object) -> None:
@@ -52,7 +52,7 @@ class _Untraced(AbstractContextManager["_Untraced"]):
         """End nothing."""
 
 
-UNTRACED: Final = _Untraced()
+UNTRACED: Final = _NoTrace()
 
 
 class Tracing:

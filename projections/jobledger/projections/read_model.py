@@ -165,7 +165,7 @@ class _ModelRows(Rows):
         events = jobs_among(messages)
         if not events:
             return
-        watched = _Watched(events)
+        watched = _WatchedBatch(events)
         refused: list[str] = []
         try:
             with _guarded(self._connection, refused):
@@ -192,7 +192,7 @@ class _ModelRows(Rows):
             forget()
 
 
-class _Watched(list[StoredEvent]):
+class _WatchedBatch(list[StoredEvent]):
     """A batch that knows which of its events was handed out last."""
 
     def __init__(self, events: Sequence[StoredEvent]) -> None:

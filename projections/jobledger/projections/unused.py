@@ -25,7 +25,7 @@ _NAME: Final = re.compile(
 )
 
 
-class Unused(msgspec.Struct, frozen=True, kw_only=True):
+class UnusedProjection(msgspec.Struct, frozen=True, kw_only=True):
     """A projection that nobody has opened since."""
 
     file: Path
@@ -33,13 +33,13 @@ class Unused(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int  #: with what lies beside it
 
 
-def find_unused(folders: list[Path], before: datetime) -> list[Unused]:
+def find_unused(folders: list[Path], before: datetime) -> list[UnusedProjection]:
     """Return the projections in these folders that were last used before, the largest first. Raises: OSError."""
     found = [each for folder in folders if folder.is_dir() for each in _in(folder) if each.used_at < before]
     return sorted(found, key=lambda each: (-each.size_bytes, each.file.name))
 
 
-def _in(folder: Path) -> Iterator[Unused]:
+def _in(folder: Path) -> Iterator[UnusedProjection]:
     members: dict[str, list[Path]] = {}
     for path in folder.iterdir():
         name = _NAME.fullmatch(path.name)
@@ -48,7 +48,7 @@ def _in(folder: Path) -> Iterator[Unused]:
     for file, paths in members.items():
         sizes, times = zip(*map(_size_and_time, paths), strict=True)
         used_at = datetime.fromtimestamp(max(times), UTC)
-        yield Unused(file=folder / file, used_at=used_at, size_bytes=sum(sizes))
+        yield UnusedProjection(file=folder / file, used_at=used_at, size_bytes=sum(sizes))
 
 
 def _size_and_time(path: Path) -> tuple[int, float]:

@@ -19,7 +19,7 @@ from jobledger.ledger.model.log import events_among
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import JobRef, aggregate_of
 from jobledger.ledger.nats.pauses import queue_state
-from jobledger.ledger.schedules.acting import Known, known_from
+from jobledger.ledger.schedules.acting import KnownSchedule, known_from
 from jobledger.ledger.tasks import Task, TaskRegistry
 from jobledger.ledger.timers import wait_timer
 from jobledger.testing.children import Following
@@ -51,7 +51,7 @@ class Pending:
         self._slots = Slots(ledger)
         self._following = Following(ledger)
         self._stand_ins = stand_ins or StandIns()
-        self._schedules: dict[str, Known] = {}
+        self._schedules: dict[str, KnownSchedule] = {}
         self._seen = 0
 
     async def run(self, jobs_max: int, *, before: int = 0) -> list[Job]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from jobledger.ledger import Limit, Unique, connect, task
 from jobledger.ledger.model import unique as model
-from jobledger.ledger.unique.enqueueing import Begun, UniqueJobs
+from jobledger.ledger.unique.enqueueing import BegunJob, UniqueJobs
 from jobledger.ledger.unique.keys import Wish
 
 
@@ -32,7 +32,7 @@ def plant(chance: random.Random, crash: float, *, free: bool) -> None:
     """Let this process die between the two appends, or be blind."""
     make = UniqueJobs._make
 
-    async def dies_or_makes(self: UniqueJobs, wish: Wish) -> Begun:
+    async def dies_or_makes(self: UniqueJobs, wish: Wish) -> BegunJob:
         if chance.random() < crash:
             os._exit(9)  # the key is taken, and nobody makes its job
         return await make(self, wish)

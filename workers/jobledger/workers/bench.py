@@ -14,7 +14,7 @@ from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import TaskRegistry
-from jobledger.workers.attempt.abandoned import Abandoned
+from jobledger.workers.attempt.abandoned import AbandonedSlots
 from jobledger.workers.attempt.attempt import Attempts
 from jobledger.workers.attempt.cancels import CancelWatch
 from jobledger.workers.attempt.execution import Execution
@@ -69,7 +69,7 @@ class Bench:
         )
         self._hosts_reactors = queue is not None
         self._hooks = HookRunner(tasks)
-        policy, abandoned = RetryPolicy(random.Random()), Abandoned()  # noqa: S311 - jitter
+        policy, abandoned = RetryPolicy(random.Random()), AbandonedSlots()  # noqa: S311 - jitter
         threads = Threads(ledger.connection.loop, 1, abandoned)
         surroundings, children = Surroundings.of(ledger), ChildJobs(ledger, Opening(ledger))
         self._execution = Execution(surroundings, threads, policy)

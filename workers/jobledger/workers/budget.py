@@ -22,7 +22,7 @@ BUDGET_S_MAX: Final = 3_600.0
 _CONCURRENCY_MAX: Final = 100
 
 
-class Ran(msgspec.Struct, frozen=True, kw_only=True):
+class BudgetResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker did within its budget."""
 
     ran: int  #: attempts that it began
@@ -37,7 +37,7 @@ async def run_within(
     limit: int = 100,
     budget_s: float = 30.0,
     grace_s: float = 5.0,
-) -> Ran:
+) -> BudgetResult:
     """Run jobs that are ready, until nothing is, `limit` were taken, or `budget_s` is over; return what was done.
 
     It is a worker like any other: its lease names the queue (None: those of the tasks), and it hosts reactors and timers
@@ -71,7 +71,7 @@ async def run_within(
         await end(idle)
         await asyncio.wait((running,))
     running.result()  # raises what went wrong
-    return Ran(ran=worker.begun, left=await _left(ledger, worker.queues))
+    return BudgetResult(ran=worker.begun, left=await _left(ledger, worker.queues))
 
 
 async def _left(ledger: Ledger, queues: tuple[str, ...]) -> int:

@@ -57,7 +57,7 @@ from jobledger.ledger.model.subjects import JobRef, Names
 from jobledger.ledger.options import Rules
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.tasks import Task
-from jobledger.workers.attempt.abandoned import Abandoned
+from jobledger.workers.attempt.abandoned import AbandonedSlots
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.running import Attempt, Control
 from jobledger.workers.attempt.threads import Threads
@@ -99,7 +99,7 @@ class Material(msgspec.Struct, frozen=True, kw_only=True):
         return None if job is None else job.order.timeout_s
 
 
-class Ran(msgspec.Struct, frozen=True, kw_only=True):
+class DebugResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of an attempt that was run again."""
 
     job: Job
@@ -219,7 +219,7 @@ async def run(
     modules: Sequence[str] = (),
     limited: bool = True,
     clock: Clock = SYSTEM_CLOCK,
-) -> Ran:
+) -> DebugResult:
     """Run the attempt and return what would have been recorded.
 
     `limited` False lifts its timeout, for who looks into it. A task for the process pool runs in a process that loads
@@ -237,7 +237,7 @@ async def run(
     apart = limited and bool(modules) and task.rules.run_in == "process"
     here = task if apart else _in_this_process(task, limited=limited)
     policy = _Witness(random.Random())  # noqa: S311 - jitter
-    threads = Threads(memory.loop, 1, Abandoned())
+    threads = Threads(memory.loop, 1, AbandonedSlots())
     execution = Execution(memory, threads, policy)
     execution.runs = RunExecution(
         memory, execution, threads, policy, ends=material.ends, may_linger=lambda: True
@@ -269,7 +269,7 @@ async def run(
         after = await commit(memory.log, after, decide(after.job, outcome, memory.stamp(DEBUGGER)))
     chain_events = await memory.log.read_chain(names.chain(material.ref))
     events = [stored for stored in chain_events if stored.stream_sequence >= claimed]
-    return Ran(job=_job_of(after), events=tuple(events), error=policy.error)
+    return DebugResult(job=_job_of(after), events=tuple(events), error=policy.error)
 
 
 async def _claimed(memory: Surroundings, material: Material) -> JobView:
@@ -317,14 +317,14 @@ def recorded_end(material: Material) -> StoredEvent | None:
     return next((stored for stored in material.recorded if event_type(stored.event) in ENDING_TYPES), None)
 
 
-class Executed(NamedTuple):
+class ExecutedSteps(NamedTuple):
     """Keys of the steps of a run: what an attempt had from its ledger, and what it did."""
 
     given_back: list[str]
     here: list[str]
 
 
-def executed(ran: Ran) -> Executed:
+def executed(ran: DebugResult) -> ExecutedSteps:
     """Return which steps of a run the attempt was given, copied ones among them, and which it began or ended itself."""
     here = dict.fromkeys(
         stored.event.step
@@ -333,7 +333,7 @@ def executed(ran: Ran) -> Executed:
         or (isinstance(stored.event, StepCompleted | StepFailed) and stored.event.copied is None)
     )
     given_back = [key for key, step in ran.job.steps.items() if step.has_ended and key not in here]
-    return Executed(given_back, list(here))
+    return ExecutedSteps(given_back, list(here))
 
 
 class _Witness(RetryPolicy):

@@ -28,7 +28,7 @@ from jobledger.ledger.nats.leases import task_word
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.announcing import announce_tasks
-from jobledger.workers.attempt.abandoned import Abandoned
+from jobledger.workers.attempt.abandoned import AbandonedSlots
 from jobledger.workers.attempt.attempt import Attempts
 from jobledger.workers.attempt.cancels import CancelWatch
 from jobledger.workers.attempt.execution import Execution
@@ -122,7 +122,7 @@ class Worker:
             ledger, self._config, self.queues, built_in=built_in, free=self._free, on_work=self._on_work
         )
         self._lease = self._lease_keeper(announce)
-        self._abandoned = Abandoned(self._on_abandoned_slots)
+        self._abandoned = AbandonedSlots(self._on_abandoned_slots)
         self._threads = Threads(ledger.connection.loop, self._config.concurrency, self._abandoned)
         policy = RetryPolicy(random.Random())  # noqa: S311 - jitter
         self._execution = Execution(Surroundings.of(ledger), self._threads, policy)

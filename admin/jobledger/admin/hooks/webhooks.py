@@ -78,7 +78,7 @@ class ShownWebhook(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[Change, ...]  #: the newest first
 
 
-class Redelivered(msgspec.Struct, frozen=True, kw_only=True):
+class RedeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a redelivery sends, or would."""
 
     webhook: str
@@ -217,7 +217,7 @@ async def redeliver_events(
     only: Only = "failed",
     plan: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
-) -> Redelivered:
+) -> RedeliveryResult:
     """Send events of a range of time again, those that never arrived or all of them; `plan`: say what would be sent.
 
     What is under way is left to its own tries. The same again sends nothing twice that is on its way.
@@ -231,9 +231,9 @@ async def redeliver_events(
     return _redelivered(planned, only, made)
 
 
-def _redelivered(plan: Plan, only: Only, made: int | None) -> Redelivered:
+def _redelivered(plan: Plan, only: Only, made: int | None) -> RedeliveryResult:
     ends = [plan.owed[0].sequence, plan.owed[-1].sequence] if plan.owed else [None, None]
-    return Redelivered(
+    return RedeliveryResult(
         webhook=plan.webhook,
         only=only,
         matched=plan.matched,

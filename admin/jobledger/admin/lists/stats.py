@@ -12,7 +12,7 @@ import msgspec
 from jobledger.admin.rows import AnswerPosition, View
 from jobledger.ledger.model.subjects import INNER_QUEUES
 from jobledger.projections.filters import Term, of_fleet, visible
-from jobledger.projections.statistics.history import Happened, happened
+from jobledger.projections.statistics.history import QueueHistory, happened
 from jobledger.projections.statistics.rates import Rates, rates
 
 
@@ -33,7 +33,7 @@ class SpanRates(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[Rates]
     tasks: list[Rates]
     spans: list[
-        Happened
+        QueueHistory
     ]  #: by span of `step_s` seconds and queue, the oldest first; without those where nothing did
     position: AnswerPosition
 

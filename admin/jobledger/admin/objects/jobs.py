@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from jobledger.admin.run_graph import Node, graph_of
-from jobledger.admin.runs import Recorded, StepShown, step_shown
+from jobledger.admin.runs import RunRecord, StepShown, step_shown
 from jobledger.admin.views import JobDetails
 from jobledger.audit.clocks import Clocks
 from jobledger.audit.trail import Line, Summary, Trail
@@ -166,7 +166,7 @@ def why_shown(job: Job, why: Why) -> WhyShown:
     return WhyShown(id=job.id, **msgspec.structs.asdict(why))
 
 
-def steps_shown(run: Recorded, check: ChainCheck, *, results: bool = False) -> StepsShown:
+def steps_shown(run: RunRecord, check: ChainCheck, *, results: bool = False) -> StepsShown:
     """Return the steps of a run, and the signals that it was sent; with `results` the inputs and results of steps."""
     job = run.job
     return StepsShown(

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from jobledger.admin.schedules import InCode, Listed, Shown
+from jobledger.admin.schedules import InCode, ScheduleLine, ScheduleView
 from jobledger.ledger.model.schedules.events import Schedule
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.trace import own_trace, trace_id
@@ -66,13 +66,13 @@ class NextTicks(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime  #: when this was answered, by the clock of the server
 
 
-def schedule_listed(listed: Listed) -> ScheduleListed:
+def schedule_listed(listed: ScheduleLine) -> ScheduleListed:
     """Return a schedule of a list."""
     row = msgspec.structs.asdict(listed.row)
     return ScheduleListed(**row, in_code=listed.in_code, is_late=listed.is_late)
 
 
-def schedule_shown(shown: Shown) -> ScheduleShown:
+def schedule_shown(shown: ScheduleView) -> ScheduleShown:
     """Return one schedule whole."""
     listed = msgspec.structs.asdict(schedule_listed(shown.listed))
     return ScheduleShown(**listed, last_failure=shown.failure, ticks=shown.ticks)

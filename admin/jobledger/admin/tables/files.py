@@ -29,7 +29,7 @@ TABLES_MAX: Final = 10_000
 _CHUNK_BYTES: Final = 1 << 20
 
 
-class Listed(NamedTuple):
+class TableList(NamedTuple):
     """Tables at one moment."""
 
     tables: list[TableRow]  #: those made last first
@@ -48,7 +48,7 @@ class RecordedTable(NamedTuple):
         return TableExpiredError(self.record, self.step, self.run, state)
 
 
-async def tables_of(rows: Rows, run: str | None, queue: str | None, *, limit: int = TABLES_MAX) -> Listed:
+async def tables_of(rows: Rows, run: str | None, queue: str | None, *, limit: int = TABLES_MAX) -> TableList:
     """Return the tables of a run, named by its id or a prefix of it, or of all runs.
 
     Raises: JobNotFoundError, AmbiguousIdError, ProjectionError, UnreachableError.
@@ -62,7 +62,9 @@ async def tables_of(rows: Rows, run: str | None, queue: str | None, *, limit: in
             if len(found) > 1:
                 raise AmbiguousIdError(run, [f"{ref.queue}/{ref.job_id}" for ref in found])
             job_id, queue = found[0].job_id, found[0].queue
-        return Listed(list(list_tables(view.store.select, job_id=job_id, queue=queue, limit=limit)), view.now)
+        return TableList(
+            list(list_tables(view.store.select, job_id=job_id, queue=queue, limit=limit)), view.now
+        )
 
 
 async def one_table(rows: Rows, run: str, step: str, queue: str | None) -> TableRow:

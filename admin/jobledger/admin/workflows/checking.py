@@ -17,7 +17,7 @@ from jobledger.ledger.model.errors import PayloadMissingError
 from jobledger.ledger.model.job import FINAL_STATES, Job, JobState
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.times import time_text
-from jobledger.ledger.runs.rehearsal import Rehearsed, rehearse
+from jobledger.ledger.runs.rehearsal import RehearsalResult, rehearse
 from jobledger.ledger.runs.workflow import WorkflowFunction
 from jobledger.ledger.tasks import TaskRegistry
 
@@ -67,7 +67,7 @@ class RunCheck(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Checked(msgspec.Struct, kw_only=True):
+class RunsCheck(msgspec.Struct, kw_only=True):
     """What a check of many runs came to."""
 
     runs: int = 0
@@ -89,14 +89,14 @@ class Checked(msgspec.Struct, kw_only=True):
         return next((each for each in self.named if each.outcome == "diverges"), None)
 
 
-async def check_runs(rows: Rows, tasks: TaskRegistry, *, since: datetime | None = None) -> Checked:
+async def check_runs(rows: Rows, tasks: TaskRegistry, *, since: datetime | None = None) -> RunsCheck:
     """Rehearse the open runs, or all that were made since a moment, against the workflows of a registry.
 
     In bounded memory: a few runs at a time. Runs whose events are all in an archive are left out.
 
     Raises: ProjectionError, UnreachableError.
     """
-    checked = Checked()
+    checked = RunsCheck()
     where, given = (_OPEN, ()) if since is None else (_SINCE, (time_text(since),))
     async with rows.opened() as view:
         total = int(view.store.select(f"SELECT count(*) FROM jobs WHERE {where} AND {IS_RUN}", given)[0][0])  # noqa: S608
@@ -139,7 +139,7 @@ async def _check(ledger: Ledger, tasks: TaskRegistry, ref: JobRef) -> RunCheck |
     return _outcome(job, found)
 
 
-def _outcome(job: Job, found: Rehearsed) -> RunCheck:
+def _outcome(job: Job, found: RehearsalResult) -> RunCheck:
     if found.diverged is not None:
         error = found.diverged
         return _told(

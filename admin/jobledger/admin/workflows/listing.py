@@ -34,7 +34,7 @@ _COUNTS: Final = (
 )
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
+class WorkflowVersion(msgspec.Struct, frozen=True, kw_only=True):
     """One version of a workflow; a workflow without versions has one, called ""."""
 
     workflow: str
@@ -86,14 +86,14 @@ class _Runs:
 _FINAL: Final = frozenset(state.value for state in FINAL_STATES)
 
 
-class _Announced(NamedTuple):
+class _AnnouncedVersion(NamedTuple):
     workers: Counter[str]  #: living ones by task
     entries: Mapping[str, TaskEntry]  #: of workflows
 
 
 async def list_workflows(
     rows: Rows, tasks: TaskRegistry | None = None, *, visible_to: Sequence[Term] = ()
-) -> list[Listed]:
+) -> list[WorkflowVersion]:
     """Return each version of each workflow that the code at hand, a worker or a run of the ledger names, by name.
 
     `visible_to`: conditions on `queue` and `task` of the runs that count.
@@ -118,7 +118,7 @@ def _workflows(tasks: TaskRegistry | None) -> Iterable[Task[Any, Any]]:
     return () if tasks is None else (each for each in tasks if each.makes_runs)
 
 
-async def _announced(rows: Rows, known: set[str]) -> _Announced:
+async def _announced(rows: Rows, known: set[str]) -> _AnnouncedVersion:
     ledger = rows.ledger
     workers = Counter(
         name for info in await ledger.leases.all() if not info.stopped for name in info.tasks or ()
@@ -131,15 +131,15 @@ async def _announced(rows: Rows, known: set[str]) -> _Announced:
             break  # who may not read the bucket is told the rest
         if entry is not None and entry.versions is not None:
             entries[name] = entry
-    return _Announced(workers, entries)
+    return _AnnouncedVersion(workers, entries)
 
 
 def _listed(
     key: tuple[str, str],
     runs: _Runs,
     code: Mapping[tuple[str, str], Task[Any, Any]] | None,
-    announced: _Announced,
-) -> Listed:
+    announced: _AnnouncedVersion,
+) -> WorkflowVersion:
     name, version = key
     entry = announced.entries.get(name)
     queues = set(runs.queues)
@@ -148,7 +148,7 @@ def _listed(
     if code is not None and key in code:
         queues.add(code[key].defaults.queue)
     dead = runs.states[JobState.DEAD_LETTERED.value]
-    return Listed(
+    return WorkflowVersion(
         workflow=name,
         version=version,
         queues=tuple(sorted(queues)),

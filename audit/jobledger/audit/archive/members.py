@@ -22,14 +22,14 @@ from jobledger.ledger.model.subjects import JobRef
 _ENDS = (Completed, Cancelled, Discarded)
 
 
-class _Ended(msgspec.Struct, gc=False):
+class _EndedChildren(msgspec.Struct, gc=False):
     """The children of one step that have ended."""
 
     items: Items = msgspec.field(default_factory=Items)
     here: Items = msgspec.field(default_factory=Items)  #: of them those whose end is an event of the prefix
 
 
-class Needed(msgspec.Struct):
+class NeededChildren(msgspec.Struct):
     """The children that have ended and must be carried."""
 
     refs: list[JobRef] = []
@@ -40,7 +40,7 @@ class Members:
     """The children that have ended in a prefix; memory grows with the steps whose end is not in it, a bit for each child."""
 
     def __init__(self) -> None:
-        self._runs: dict[JobRef, dict[str, _Ended]] = {}
+        self._runs: dict[JobRef, dict[str, _EndedChildren]] = {}
 
     def take(self, ref: JobRef, event: JobEvent, job: Job) -> None:
         """Take in an event that closed a job: a child, or a run, which then reads nothing any more."""
@@ -50,7 +50,7 @@ class Members:
         if member is None:
             return
         steps = self._runs.setdefault(JobRef(queue=member.queue, job_id=member.job), {})
-        ended = steps.setdefault(member.step, _Ended())
+        ended = steps.setdefault(member.step, _EndedChildren())
         ended.items.add(member.item)
         if not isinstance(event, Carried):
             ended.here.add(member.item)
@@ -59,12 +59,12 @@ class Members:
         """Forget the children of a step whose end is recorded: their run has read them."""
         self._runs.get(run, {}).pop(step, None)
 
-    async def needed(self, log: Log) -> Needed:
+    async def needed(self, log: Log) -> NeededChildren:
         """Return the children whose runs may still read how they ended, by the runs as they are now.
 
         Raises: ArchiveRefusedError where a run has not counted an end yet, CorruptLedgerError, UnreachableError.
         """
-        found = Needed()
+        found = NeededChildren()
         for run, steps in self._runs.items():
             job = (await load(log, run)).job if steps else None
             if job is None or job.state in CLOSED_STATES:

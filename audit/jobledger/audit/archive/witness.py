@@ -28,7 +28,7 @@ _PROBLEMS_MAX: Final = 100  # with large values, of each export
 _NOTHING: Final = "nothing was ever archived"
 
 
-class _Found(NamedTuple):
+class _ExportSum(NamedTuple):
     """What the events of one export add up to."""
 
     export: ExportLog
@@ -48,7 +48,7 @@ class ArchiveWitness:
         skipped = (each.manifest for each in past.exports if each.manifest.first_sequence < from_sequence)
         self._skipped = {manifest.last_sequence for manifest in skipped}
         self._totals = Totals()
-        self._found: dict[int, _Found] = {}  # by last sequence; not yet named by an `archived` event
+        self._found: dict[int, _ExportSum] = {}  # by last sequence; not yet named by an `archived` event
         self._problems: list[tuple[int, str]] = [(each[0], each[1]) for each in past.problems]
         self._agreeing = 0
         self._unmatched = 0
@@ -68,7 +68,7 @@ class ArchiveWitness:
         if sequence <= manifest.last_sequence:
             self._totals.add(message.data)
         if sequence >= manifest.last_sequence:
-            self._found[manifest.last_sequence] = _Found(self._waiting.pop(0), self._totals.figures)
+            self._found[manifest.last_sequence] = _ExportSum(self._waiting.pop(0), self._totals.figures)
             self._totals = Totals()
 
     def _compare(self, message: Message) -> None:
@@ -114,7 +114,7 @@ class ArchiveWitness:
         agrees = not self._problems if is_compared else None
         checker.compared(Compared(what="archive", sentence=self._sentence(), agrees=agrees))
 
-    async def _compare_unnamed(self, last: int, found: _Found) -> None:
+    async def _compare_unnamed(self, last: int, found: _ExportSum) -> None:
         """Hold an export that no `archived` event names to the ledger, as long as that has the event at its end."""
         manifest = found.export.manifest
         held = await self._live.get(last)

@@ -37,7 +37,7 @@ _VALUE_BYTES_MAX: Final = 1 << 30  #: no ledger takes a larger one
 Progress = Callable[[int, int], None]
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+class PayloadLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A line of the list."""
 
     sha256: str
@@ -68,7 +68,7 @@ class PayloadSink(Protocol):
 
 
 _encode: Final = msgspec.json.Encoder().encode
-_decoder: Final[msgspec.json.Decoder[Listed]] = msgspec.json.Decoder(Listed)
+_decoder: Final[msgspec.json.Decoder[PayloadLine]] = msgspec.json.Decoder(PayloadLine)
 
 
 async def write_payloads(
@@ -92,7 +92,9 @@ async def write_payloads(
             states[state] += 1
             size += (folder / reference.sha256).stat().st_size if state == "stored" else 0
             line = _encode(
-                Listed(sha256=reference.sha256, bytes=reference.bytes, store=reference.store, state=state)
+                PayloadLine(
+                    sha256=reference.sha256, bytes=reference.bytes, store=reference.store, state=state
+                )
             )
             file.write(line + b"\n")
             listing.update(line + b"\n")
@@ -145,7 +147,7 @@ def clear_payloads(draft: Path) -> bool:
     return False
 
 
-def listed(folder: Path, manifest: Manifest) -> Generator[Listed, None, None]:
+def listed(folder: Path, manifest: Manifest) -> Generator[PayloadLine, None, None]:
     """Yield the lines of an export's list; none where it has none. Close it when leaving early.
 
     Raises: ExportDamagedError, at the end also when the list is not the one that the manifest names.
@@ -170,7 +172,7 @@ def listed(folder: Path, manifest: Manifest) -> Generator[Listed, None, None]:
         raise ExportDamagedError(path, "it was altered: it is not the list that the manifest says")
 
 
-def _line(path: Path, line: bytes, number: int, before: str) -> Listed:
+def _line(path: Path, line: bytes, number: int, before: str) -> PayloadLine:
     try:
         each = _decoder.decode(line)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:

@@ -11,7 +11,7 @@ import msgspec
 
 from jobledger.audit.errors import ExportDamagedError
 from jobledger.audit.export.manifest import MANIFEST, ExportedPayloads, Manifest
-from jobledger.audit.export.payloads import PAYLOAD_LIST, Listed, listed, payload_problems
+from jobledger.audit.export.payloads import PAYLOAD_LIST, PayloadLine, listed, payload_problems
 from jobledger.audit.verify.payloads import in_words, problem_of
 from jobledger.audit.verify.references import Reference, References
 from jobledger.audit.verify.report import LargeValues
@@ -74,7 +74,7 @@ def _problems(
         yield from _differences(iter(wanted), lines)
 
 
-def _differences(wanted: Iterator[Reference], lines: Iterator[Listed]) -> Iterator[Problem]:
+def _differences(wanted: Iterator[Reference], lines: Iterator[PayloadLine]) -> Iterator[Problem]:
     """Walk two lists that are in the same order."""
     want, line = next(wanted, None), next(lines, None)
     while want is not None or line is not None:

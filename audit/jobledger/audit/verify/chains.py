@@ -18,7 +18,7 @@ from jobledger.ledger.model.subjects import Names, is_token
 _BYTES: Final = 320  # of a record in memory, about
 
 
-class _Known(msgspec.Struct, frozen=True, gc=False):
+class _ChainEnd(msgspec.Struct, frozen=True, gc=False):
     """A chain after its newest event, that event's hash and its place."""
 
     state: Any
@@ -36,7 +36,7 @@ class Chains:
         self._of = aggregate
         self._names = names
         self._from_start = from_start
-        self._known: RecordStore[_Known] = RecordStore(_records_of(aggregate), memory_bytes_max)
+        self._known: RecordStore[_ChainEnd] = RecordStore(_records_of(aggregate), memory_bytes_max)
 
     def close(self) -> None:
         """Let go of what was put aside."""
@@ -84,10 +84,10 @@ class Chains:
         if of.check is not None and (known is not None or self._from_start or not event.prev):
             yield from of.check(None if before is None else before.state, event, sequence)
         state = of.evolve(None if before is None else before.state, event, sequence)
-        after = _Known(state, digest, sequence)
+        after = _ChainEnd(state, digest, sequence)
         self._known.put(chain, after)
 
-    def _check_link(self, known: _Known | None, event: Envelope) -> Iterator[Broken]:
+    def _check_link(self, known: _ChainEnd | None, event: Envelope) -> Iterator[Broken]:
         if known is None and not self._from_start:
             return
         before = None if known is None else known.digest
@@ -96,14 +96,14 @@ class Chains:
             yield "chain", problem
 
 
-def _records_of(aggregate: Aggregate[Any, Any]) -> Form[_Known]:
+def _records_of(aggregate: Aggregate[Any, Any]) -> Form[_ChainEnd]:
     decode_state = msgspec.json.Decoder(aggregate.state).decode
     decode: msgspec.json.Decoder[tuple[msgspec.Raw, bytes, int]]
     decode = msgspec.json.Decoder(tuple[msgspec.Raw, bytes, int])
 
-    def decoded(_: bool, data: bytes) -> _Known:  # noqa: FBT001 - the form of every record
+    def decoded(_: bool, data: bytes) -> _ChainEnd:  # noqa: FBT001 - the form of every record
         state, digest, age = decode.decode(data)
-        return _Known(decode_state(state), digest, age)
+        return _ChainEnd(decode_state(state), digest, age)
 
     return Form(
         weigh=lambda _: _BYTES,

@@ -15,7 +15,7 @@ from typing import Final
 
 from jobledger.audit.verify.actors import ActorRule
 from jobledger.audit.verify.chains import Chains
-from jobledger.audit.verify.earlier import Earlier, Told
+from jobledger.audit.verify.earlier import Comparison, Earlier
 from jobledger.audit.verify.findings import Findings
 from jobledger.audit.verify.grants import GrantRules
 from jobledger.audit.verify.links import broken_link
@@ -275,7 +275,7 @@ class Checker:
             sentence = f"stream sequence {missing} missing: the ledger goes on with {sequence}"
             self.note("", "sequence", sentence, stream_sequence=expected)
 
-    def _tell_of(self, told: Told) -> None:
+    def _tell_of(self, told: Comparison) -> None:
         """Say what came of the earlier report; it is compared once."""
         self._earlier = None
         self.compared(told.compared)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jobledger.audit.verify.report import Compared, Intact, Report
 
 
-class Told(NamedTuple):
+class Comparison(NamedTuple):
     """What came of a comparison."""
 
     compared: Compared
@@ -25,7 +25,7 @@ class Earlier:
         #: stream sequence of the event to call `compare` at; 0 for a report of no events, which any ledger continues
         self.ends = 0 if self._is_empty else report.head_sequence
 
-    def compare(self, *, digest: str, head_hash: str) -> Told:
+    def compare(self, *, digest: str, head_hash: str) -> Comparison:
         """Compare with the events up to `ends`: their digest, and the hash of the last one."""
         report = self._report
         if report.from_sequence == self._from_sequence:
@@ -39,9 +39,9 @@ class Earlier:
             f"when the earlier report was made: {what} {now}, then {then}"
         )
         said = f"{what} {then} is not that of these events"
-        return Told(self._said(said, agrees=False, through=self.ends), (self.ends, sentence))
+        return Comparison(self._said(said, agrees=False, through=self.ends), (self.ends, sentence))
 
-    def _agrees(self) -> Told:
+    def _agrees(self) -> Comparison:
         first, last = self._from_sequence, self.ends
         intact: Intact = ()
         if self._report.from_sequence == first:
@@ -49,26 +49,30 @@ class Earlier:
         else:
             sentence = f"the event at {last:,}, where it ends, is what it was then; it begins at "
             sentence += f"{self._report.from_sequence:,}, so the others were not compared"
-        return Told(self._said(sentence, agrees=True, through=last, intact=intact))
+        return Comparison(self._said(sentence, agrees=True, through=last, intact=intact))
 
-    def missed(self, next_sequence: int) -> Told:
+    def missed(self, next_sequence: int) -> Comparison:
         """Say why no event was met at `ends`; `next_sequence` is the one after the last that was read."""
         if self._is_empty:
-            return Told(self._said("it was not compared: it was made when there were no events", agrees=None))
+            return Comparison(
+                self._said("it was not compared: it was made when there were no events", agrees=None)
+            )
         if self.ends < self._from_sequence:
             begins = f"the ledger begins at {self._from_sequence:,} by now"
-            return Told(self._said(f"the report up to {self.ends:,} was not compared: {begins}", agrees=None))
+            return Comparison(
+                self._said(f"the report up to {self.ends:,} was not compared: {begins}", agrees=None)
+            )
         said = self._said(
             f"the event at {self.ends:,}, where it ends, was not found", agrees=False, through=self.ends
         )
         if next_sequence > self.ends:
             sentence = f"stream sequence {self.ends} cannot be read, where the earlier report ended"
-            return Told(said, (self.ends, sentence))
+            return Comparison(said, (self.ends, sentence))
         missing = (
             f"{next_sequence} is" if next_sequence == self.ends else f"{next_sequence} to {self.ends} are"
         )
         sentence = f"the ledger ends before {self.ends}, where the earlier report did: {missing} missing"
-        return Told(said, (next_sequence, sentence))
+        return Comparison(said, (next_sequence, sentence))
 
     def _said(self, sentence: str, *, agrees: bool | None, through: int = 0, intact: Intact = ()) -> Compared:
         return Compared(

@@ -26,7 +26,7 @@ class Open(msgspec.Struct, gc=False):
 Record = Open | bytes
 
 
-class _Closed(msgspec.Struct, array_like=True, gc=False):
+class _ClosedJob(msgspec.Struct, array_like=True, gc=False):
     """What `fenced` and its rules look at of a closed job."""
 
     digest: bytes
@@ -38,7 +38,7 @@ class _Closed(msgspec.Struct, array_like=True, gc=False):
 
 _UNKNOWN_TIME: Final = datetime.min.replace(tzinfo=UTC)
 _pack: Final = msgspec.msgpack.Encoder().encode
-_closed: Final[msgspec.msgpack.Decoder[_Closed]] = msgspec.msgpack.Decoder(_Closed)
+_closed: Final[msgspec.msgpack.Decoder[_ClosedJob]] = msgspec.msgpack.Decoder(_ClosedJob)
 _encode: Final = msgspec.json.Encoder().encode  # JSON, because it keeps the zone of a time as it was written
 _open: Final[msgspec.json.Decoder[Open]] = msgspec.json.Decoder(Open)
 
@@ -55,7 +55,7 @@ _BYTES_OBJECT: Final = 33
 def pack(job: Job, digest: bytes) -> bytes:
     """Return what is kept of a closed job."""
     attempts: list[tuple[int, AttemptState]] = [(each.epoch, each.state) for each in job.attempts]
-    return _pack(_Closed(digest, job.last_sequence, job.task, job.state, attempts))
+    return _pack(_ClosedJob(digest, job.last_sequence, job.task, job.state, attempts))
 
 
 def unpack(packed: bytes, queue: str, job_id: str) -> tuple[Job, bytes]:

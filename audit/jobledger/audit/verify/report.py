@@ -79,7 +79,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str  #: hex; of the file's bytes
 
 
-class Made(msgspec.Struct, frozen=True, kw_only=True):
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """When a report was made, of what, and with what."""
 
     at: datetime
@@ -136,7 +136,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     violations_count: int  #: all of them
     broken: dict[str, int]  #: all of them by rule
     elapsed_s: float
-    made: Made | None = None  #: None where nobody said
+    made: Origin | None = None  #: None where nobody said
     key: str = ""  #: id of the key that signed the file; "" without a signature
     signature: str = ""  #: hex; see `verify.file`
 

@@ -80,11 +80,11 @@ class StoredTimes:
         )
 
 
-class _Timed(msgspec.Struct):
+class _TimedEvent(msgspec.Struct):
     at: datetime
 
 
-_decode: Final = msgspec.json.Decoder(_Timed).decode
+_decode: Final = msgspec.json.Decoder(_TimedEvent).decode
 
 
 def own_time(data: bytes) -> datetime | None:

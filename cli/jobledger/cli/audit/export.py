@@ -47,7 +47,7 @@ _Tables = Annotated[
 ]
 
 
-class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class _EventChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Which events, as the command line says it; at most one beginning and one end."""
 
     first: int | None
@@ -98,7 +98,7 @@ async def export(
         raise UsageError("--to and --until both say where to end: give one of them")
     if first is not None and last is not None and last < first:
         raise UsageError(f"--to {last} comes before --from {first}")
-    wanted = _Wanted(
+    wanted = _EventChoice(
         first=first,
         last=last,
         since=time_of("--since", since),
@@ -139,7 +139,7 @@ async def _export_tables(
 
 
 async def _export(
-    cli: Cli, folder: Path, wanted: _Wanted, file_format: FileFormat, *, with_payloads: bool
+    cli: Cli, folder: Path, wanted: _EventChoice, file_format: FileFormat, *, with_payloads: bool
 ) -> Manifest:
     async with cli.ledger() as ledger:
         first, last = await _range(ledger.log, wanted)
@@ -163,7 +163,7 @@ async def _export(
             )
 
 
-async def _range(log: Log, wanted: _Wanted) -> tuple[int | None, int | None]:
+async def _range(log: Log, wanted: _EventChoice) -> tuple[int | None, int | None]:
     """Return both ends as stream sequences, None for those of the ledger.
 
     Raises: NotFoundError when nothing was stored between two times.

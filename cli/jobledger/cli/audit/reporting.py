@@ -9,7 +9,7 @@ import msgspec
 
 from jobledger.audit.seals.keys import Signer
 from jobledger.audit.verify.file import write_report
-from jobledger.audit.verify.report import Evidence, Made, Report
+from jobledger.audit.verify.report import Evidence, Origin, Report
 from jobledger.cli.audit.seal_options import SealsAsked
 from jobledger.cli.errors import LedgerNotSoundError, UsageError
 from jobledger.cli.output import Output
@@ -21,7 +21,7 @@ from jobledger.ledger.nats.streams import find_stream
 from jobledger.ledger.opening import open_file
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class ReportPlaces(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of a report beside being printed."""
 
     path: Path | None  #: where it is written
@@ -53,10 +53,10 @@ def _sha256(path: Path) -> str:
         return hashlib.sha256(file.read()).hexdigest()  # what is larger than a check takes was refused
 
 
-async def made_from_ledger(ledger: Ledger, seals: SealsAsked, kept: Kept) -> Made:
+async def made_from_ledger(ledger: Ledger, seals: SealsAsked, kept: ReportPlaces) -> Origin:
     """Say of what ledger a report is, when it is made, and with what. Raises: UnreachableError."""
     stream = await find_stream(ledger.inbox, ledger.names.ledger_stream)
-    return Made(
+    return Origin(
         at=ledger.clock.now(),
         jobledger=version(),
         url=shown(ledger.config.url),
@@ -67,9 +67,9 @@ async def made_from_ledger(ledger: Ledger, seals: SealsAsked, kept: Kept) -> Mad
     )
 
 
-def made_from_export(folder: Path, environment: str, seals: SealsAsked, kept: Kept) -> Made:
+def made_from_export(folder: Path, environment: str, seals: SealsAsked, kept: ReportPlaces) -> Origin:
     """Say of what export a report is, when it is made, and with what."""
-    return Made(
+    return Origin(
         at=SYSTEM_CLOCK.now(),
         jobledger=version(),
         export=str(folder),
@@ -79,7 +79,7 @@ def made_from_export(folder: Path, environment: str, seals: SealsAsked, kept: Ke
     )
 
 
-def tell(output: Output, report: Report, kept: Kept) -> None:
+def tell(output: Output, report: Report, kept: ReportPlaces) -> None:
     """Print a report, and keep it in a file.
 
     Raises: LedgerNotSoundError, naming the first violation.
@@ -110,7 +110,7 @@ def _show_report(output: Output, report: Report) -> None:
     )
 
 
-def _keep(output: Output, report: Report, path: Path, kept: Kept) -> None:
+def _keep(output: Output, report: Report, path: Path, kept: ReportPlaces) -> None:
     """Write the report, unless it would take the place of the very one that the ledger does not continue."""
     if not report.sound and kept.against is not None and path.resolve() == kept.against.resolve():
         output.note(f"{path} was not replaced: the next check must not expect what is wrong now")

@@ -19,7 +19,7 @@ from jobledger.audit.watch import record_verify
 from jobledger.cli import options
 from jobledger.cli.audit import options as audit
 from jobledger.cli.audit.offline import verify_offline
-from jobledger.cli.audit.reporting import Kept, made_from_export, made_from_ledger, tell
+from jobledger.cli.audit.reporting import ReportPlaces, made_from_export, made_from_ledger, tell
 from jobledger.cli.audit.seal_options import KeptSeals, SealsAsked, SinceSeal, TrustedKeyFiles, seals_asked
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import UsageError
@@ -35,7 +35,7 @@ from jobledger.projections.witness import FormerWitness, PositionWitness, RowsWi
 _NOT_FOR_EXPORTS: Final = "about a ledger on a server: an export is checked as a whole, without one"
 
 
-class _Asked(msgspec.Struct, frozen=True, kw_only=True):
+class _CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a check was asked for."""
 
     begin: int
@@ -49,7 +49,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     with_payloads: bool
     record: bool
     seals: SealsAsked
-    kept: Kept
+    kept: ReportPlaces
 
 
 @command(AUDIT, "verify", takes=ROWS)
@@ -73,14 +73,14 @@ async def verify(
     memory_mib: audit.Memory = MEMORY_BYTES_MAX >> 20,
 ) -> None:
     """Read every event and prove that the ledger is sound; exits with 4 and names the first violation if not."""
-    kept = Kept(
+    kept = ReportPlaces(
         path=report_path, against=against, seals=seals, signer=None if sign is None else read_signer(sign)
     )
     trusted = seals_asked(
         seal_keys, seals, since=since_seal, has_range=first is not None or against is not None
     )
     before = read_report(against, trusted.trusted) if against is not None else None
-    asked = _Asked(
+    asked = _CheckOptions(
         begin=first if first is not None else 1 if before is None else before.from_sequence,
         first=first,
         last=last,
@@ -137,7 +137,7 @@ def _check_range(begin: int, last: int | None, before: Report | None) -> None:
         )
 
 
-async def _verify(cli: Cli, asked: _Asked) -> Report:
+async def _verify(cli: Cli, asked: _CheckOptions) -> Report:
     async with cli.ledger(known=asked.known) as ledger:
         log: Log = ledger.log
         past = await read_past(log, asked.archives) if asked.archives else None
@@ -184,7 +184,7 @@ async def _verify(cli: Cli, asked: _Asked) -> Report:
 
 
 async def _projection(
-    cli: Cli, ledger: Ledger, log: Log, asked: _Asked
+    cli: Cli, ledger: Ledger, log: Log, asked: _CheckOptions
 ) -> tuple[Path | None, PositionWitness | None]:
     """Return the projection's file, and what it has read; whoever has none, or none that can be read, is not held up."""
     path: Path | None = None
@@ -200,7 +200,7 @@ async def _projection(
         return path, None
 
 
-async def _refuse_beyond_the_end(log: Log, asked: _Asked, known: int) -> None:
+async def _refuse_beyond_the_end(log: Log, asked: _CheckOptions, known: int) -> None:
     """Refuse a range that the ledger never had: a slip of the hand, unless something says that it went so far.
 
     Raises: UsageError.

@@ -17,7 +17,7 @@ from jobledger.admin.amounts import duration
 from jobledger.cli.command import OFFLINE, Cli, command
 from jobledger.cli.demo import keeping, tasks
 from jobledger.cli.demo.fleet import APP, CONCURRENCY_OF_SHOP, SIGHTS, leave_fleet
-from jobledger.cli.demo.report import Played, examine, show
+from jobledger.cli.demo.report import DemoFigures, examine, show
 from jobledger.cli.demo.tasks import index_file
 from jobledger.cli.demo.workers import CONCURRENCY, Crew, crew
 from jobledger.cli.embedded import blamed, safety, until_ended
@@ -96,7 +96,7 @@ def _interrupt() -> None:
     raise StoppedBySignalError
 
 
-async def _play(output: Output, ledger: Ledger, folder: Path, root: Path, files: list[Path]) -> Played:
+async def _play(output: Output, ledger: Ledger, folder: Path, root: Path, files: list[Path]) -> DemoFigures:
     """Enqueue, let two workers drain it, kill one half-way, and wait for the end."""
     begun = time.monotonic()
     numbers = {str(path): f"file-{number:05}" for number, path in enumerate(files, start=1)}
@@ -130,7 +130,7 @@ async def _play(output: Output, ledger: Ledger, folder: Path, root: Path, files:
         await workers.stop()
         await projector.wait_for((await ledger.log.head()).last_sequence)
     ends = [(await (await ledger.job(job_id)).snapshot()).finished_at for job_id in lost]
-    return Played(
+    return DemoFigures(
         root=root,
         files=files,
         lost=lost,
@@ -183,7 +183,7 @@ async def _kill(output: Output, ledger: Ledger, projector: Projector, workers: C
     return [row.id for row in held]
 
 
-async def _report(output: Output, ledger: Ledger, folder: Path, played: Played) -> None:
+async def _report(output: Output, ledger: Ledger, folder: Path, played: DemoFigures) -> None:
     """Show what the ledger says. Raises: DemoFailedError when anything does not agree."""
     with Store.open(folder / "projection.db") as store:
         found = await examine(ledger, store, played)

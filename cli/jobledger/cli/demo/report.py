@@ -32,7 +32,7 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
-class Played(msgspec.Struct, frozen=True, kw_only=True):
+class DemoFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What was done, and how long the parts took."""
 
     root: Path
@@ -62,7 +62,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     faults: list[str]  #: what does not agree
 
 
-async def examine(ledger: Ledger, store: Store, played: Played) -> Findings:
+async def examine(ledger: Ledger, store: Store, played: DemoFigures) -> Findings:
     """Prove the ledger sound, and compare the projection with it and with the files."""
     report = await verify(ledger.log)
     rows = {_path(row): row for row in store.jobs(2 * len(played.files))}
@@ -88,7 +88,7 @@ async def examine(ledger: Ledger, store: Store, played: Played) -> Findings:
     )
 
 
-def _faults(store: Store, report: Report, rows: dict[Path, JobRow], played: Played) -> Iterator[str]:
+def _faults(store: Store, report: Report, rows: dict[Path, JobRow], played: DemoFigures) -> Iterator[str]:
     """Yield what must not be: in the ledger, between it and the projection, between its jobs and the files."""
     yield from (violation.sentence for violation in report.violations)
     if {state: count for state, count in store.counts_by_state().items() if count} != report.states:
@@ -124,7 +124,7 @@ def _can_be_indexed(path: Path) -> bool:
     return True
 
 
-async def show(output: Output, ledger: Ledger, store: Store, found: Findings, played: Played) -> None:
+async def show(output: Output, ledger: Ledger, store: Store, found: Findings, played: DemoFigures) -> None:
     """Print the tables, the trail and the totals."""
     states = [(colored(state), count) for state, count in store.counts_by_state().items() if count]
     output.table(("state", "jobs>"), states, title="Jobs by state")
@@ -169,7 +169,7 @@ def _name(row: JobRow, root: Path) -> str:
     return name if len(name) <= _PATH_SHOWN else f"…{name[1 - _PATH_SHOWN :]}"
 
 
-async def _show_trail(output: Output, ledger: Ledger, store: Store, played: Played) -> None:
+async def _show_trail(output: Output, ledger: Ledger, store: Store, played: DemoFigures) -> None:
     """Show one job that was interrupted; one that completed shows the point best."""
     rows = [row for job_id in played.lost if (row := store.job("index", job_id)) is not None]
     row = next((row for row in rows if row.status == "completed"), rows[0])

@@ -94,7 +94,7 @@ def requeue(
     act = requeue_act(lambda each: _edited(how, edits, each.task), by=operator())
     return bulk.perform_all(
         cli,
-        bulk.Asked(
+        bulk.BulkAct(
             find=functools.partial(find_dead_letters, choice=chosen, limit=limit),
             by_id=len(chosen.ids),
             act=act,
@@ -140,7 +140,7 @@ async def discard(
     bulk.check_chosen(chosen, *_CHOSEN)
     act = discard_act(reason, by=operator())
     find = functools.partial(find_dead_letters, choice=chosen, limit=limit)
-    asked = bulk.Asked(find=find, by_id=len(chosen.ids), act=act, noun="dead letter", plan=plan, yes=yes)
+    asked = bulk.BulkAct(find=find, by_id=len(chosen.ids), act=act, noun="dead letter", plan=plan, yes=yes)
     return await bulk.perform_all(cli, asked)
 
 

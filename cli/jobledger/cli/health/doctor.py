@@ -14,7 +14,7 @@ from rich.text import Text
 from jobledger.admin.amounts import size
 from jobledger.admin.checks import Check
 from jobledger.admin.diagnoses import words_of
-from jobledger.admin.health import Asked, Health, examine
+from jobledger.admin.health import Examination, Health, examine
 from jobledger.admin.projection_files import PROJECTIONS, READ_MODELS
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
@@ -26,7 +26,7 @@ from jobledger.cli.session import data_folder
 from jobledger.cli.text import moment, plain
 from jobledger.ledger.model.errors import NoDataFolderError
 from jobledger.projections import ProjectionError
-from jobledger.projections.unused import UNUSED_DAYS, Unused, find_unused, remove
+from jobledger.projections.unused import UNUSED_DAYS, UnusedProjection, find_unused, remove
 
 _STYLES: Final = {"ok": "green", "info": "blue", "warn": "yellow", "fail": "bold red"}
 _PORT_DEFAULT: Final = 4222
@@ -59,7 +59,7 @@ async def doctor(
     if clean or yes:
         return _clean(cli.output, clean=clean, yes=yes)
     target = cli.target
-    asked = Asked(
+    asked = Examination(
         url=target.url,
         environment=target.environment,
         access=target.access,
@@ -83,7 +83,7 @@ def _hint(output: Output) -> None:
             output.note(f"{unused} projections lie unused; `jobledger doctor --clean` names them")
 
 
-def _unused() -> list[Unused]:
+def _unused() -> list[UnusedProjection]:
     """Return what nobody used for long. Raises: NoDataFolderError, OSError."""
     folders = [data_folder() / name for name in (PROJECTIONS, READ_MODELS)]
     return find_unused(folders, datetime.now(UTC) - timedelta(days=UNUSED_DAYS))
@@ -110,7 +110,7 @@ def _clean(output: Output, *, clean: bool, yes: bool) -> int:
     return DONE
 
 
-def _removed(output: Output, each: Unused) -> bool:
+def _removed(output: Output, each: UnusedProjection) -> bool:
     try:
         remove(each.file)
     except ProjectionError as error:  # somebody opens it now, say: the others go all the same
@@ -119,7 +119,7 @@ def _removed(output: Output, each: Unused) -> bool:
     return True
 
 
-def _as_object(each: Unused) -> dict[str, Any]:
+def _as_object(each: UnusedProjection) -> dict[str, Any]:
     return {"file": str(each.file), "size_bytes": each.size_bytes, "used_at": each.used_at}
 
 

@@ -94,7 +94,7 @@ async def _perform(
     cli: Cli, choice: JobChoice, act: Act, *, limit: int | None, plan: bool, yes: bool, detail: str = ""
 ) -> int:
     """Do the act to all jobs that are chosen, or show the plan; return the exit code."""
-    asked = bulk.Asked(
+    asked = bulk.BulkAct(
         find=functools.partial(find_jobs, choice=choice, states=act.states, limit=limit),
         by_id=len(choice.ids),
         act=act,

@@ -93,8 +93,8 @@ def debug(
 
 
 async def _bounded(
-    attempt: Callable[[], Awaitable[again.Ran]], timeout_s: float | None, *, as_json: bool
-) -> again.Ran:
+    attempt: Callable[[], Awaitable[again.DebugResult]], timeout_s: float | None, *, as_json: bool
+) -> again.DebugResult:
     """Run the attempt, which Ctrl-C and its timeout end even when the task swallows its cancellation.
 
     Raises: StoppedBySignalError.
@@ -138,7 +138,7 @@ async def _fetch(  # noqa: PLR0917 - what the command was told
     return material
 
 
-def _body(material: again.Material, ran: again.Ran) -> dict[str, Any]:
+def _body(material: again.Material, ran: again.DebugResult) -> dict[str, Any]:
     recorded, executed = again.recorded_end(material), again.executed(ran)
     return {
         "id": material.ref.job_id,
@@ -153,7 +153,7 @@ def _body(material: again.Material, ran: again.Ran) -> dict[str, Any]:
     }
 
 
-def _show(output: Output, material: again.Material, ran: again.Ran) -> None:
+def _show(output: Output, material: again.Material, ran: again.DebugResult) -> None:
     output.say(f"job {material.ref.job_id}", style="bold")
     output.say(
         f"attempt {material.attempt} of {material.task}, run again here; nothing was written", style="dim"
@@ -177,7 +177,7 @@ def _show(output: Output, material: again.Material, ran: again.Ran) -> None:
             output.say(f"  {line}")
 
 
-def _end(ran: again.Ran) -> StoredEvent:
+def _end(ran: again.DebugResult) -> StoredEvent:
     """Return the event that ended the attempt; what becomes of the job may follow it."""
     return next(stored for stored in ran.events if event_type(stored.event) in ENDING_TYPES)
 

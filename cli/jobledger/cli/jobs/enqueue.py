@@ -129,7 +129,7 @@ def enqueue(
         "limits": tuple(limits or ()),
         "by": operator(),
     }
-    given = _Given(task, words or [], input_text)
+    given = _GivenInput(task, words or [], input_text)
     waiting = Waiting(is_wanted=wait or wait_timeout is not None, timeout_s=wait_timeout)
     if not app:
         Options().changed(
@@ -144,7 +144,7 @@ def enqueue(
     return add_and_wait(cli, lambda ledger: ledger.enqueue(chosen, **values), waiting)
 
 
-class _Given(NamedTuple):
+class _GivenInput(NamedTuple):
     """The input as it was given."""
 
     task: str
@@ -174,7 +174,7 @@ class Waiting(NamedTuple):
     timeout_s: float | None
 
 
-async def _named(ledger: Ledger, given: _Given, how: Mapping[str, Any]) -> JobHandle[Any]:
+async def _named(ledger: Ledger, given: _GivenInput, how: Mapping[str, Any]) -> JobHandle[Any]:
     """Add a job of a task whose code is not here."""
     known = await ledger.announced.get(given.task)
     return await ledger.enqueue_named(given.task, given.values(known.signature), **how)

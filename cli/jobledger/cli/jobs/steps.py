@@ -12,7 +12,7 @@ import typer
 from jobledger.admin.amounts import size
 from jobledger.admin.objects.jobs import steps_shown
 from jobledger.admin.past import events_until, moment_words
-from jobledger.admin.runs import Recorded, StepValues, recorded, step_values
+from jobledger.admin.runs import RunRecord, StepValues, recorded, step_values
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import JOBS
@@ -64,7 +64,7 @@ async def steps(
     refuse_broken(found.chain, f"job {run.job.id}")
 
 
-def _show(output: Output, run: Recorded, *, results: bool) -> None:
+def _show(output: Output, run: RunRecord, *, results: bool) -> None:
     if not run.steps:
         output.say(f"job {run.job.id} has recorded no step")
     else:

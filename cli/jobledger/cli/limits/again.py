@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from jobledger.admin.grants_again import Simulated, compare_grants, simulate_limits
+from jobledger.admin.grants_again import SimulatedWaits, compare_grants, simulate_limits
 from jobledger.cli.command import Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import LIMITS
@@ -102,7 +102,7 @@ def _wish(text: str) -> tuple[str, int | float | str | None]:
     return name, value  # a word, such as the mode
 
 
-def _tell(cli: Cli, found: Simulated) -> None:
+def _tell(cli: Cli, found: SimulatedWaits) -> None:
     output = cli.output
     if not found.simulated:
         output.say("no job waited for a limit in that span")

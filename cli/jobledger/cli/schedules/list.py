@@ -12,7 +12,7 @@ from rich.text import Text
 from jobledger.admin.amounts import duration
 from jobledger.admin.objects.schedules import schedule_listed, schedule_shown
 from jobledger.admin.schedule_words import time_in, when_words
-from jobledger.admin.schedules import Listed, Shown, list_schedules, show_schedule
+from jobledger.admin.schedules import ScheduleLine, ScheduleView, list_schedules, show_schedule
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import SCHEDULES
 from jobledger.cli.output import Cell, Output
@@ -44,7 +44,7 @@ async def list_command(cli: Cli, *, removed: _REMOVED = False) -> None:
         cli.output.table(columns, [_cells(each, now) for each in found])
 
 
-def _cells(each: Listed, now: datetime) -> tuple[Cell, ...]:
+def _cells(each: ScheduleLine, now: datetime) -> tuple[Cell, ...]:
     row = each.row
     return (
         shortened(row.name, 64),
@@ -64,7 +64,7 @@ def _age(text: str | None, now: datetime) -> str:
     return "-" if at is None else age(at, now)
 
 
-def _status(each: Listed) -> Text:
+def _status(each: ScheduleLine) -> Text:
     row = each.row
     word = "late" if each.is_late else row.status
     words = f"paused by {row.paused_by}" if row.status == "paused" and row.paused_by else word
@@ -84,7 +84,7 @@ async def show(cli: Cli, *, name: options.Name) -> None:
         _show(cli.output, shown)
 
 
-def _show(output: Output, shown: Shown) -> None:
+def _show(output: Output, shown: ScheduleView) -> None:
     row, failure, now = shown.listed.row, shown.failure, shown.now
     definition = msgspec.json.decode(row.definition, type=Definition)
     order = definition.order

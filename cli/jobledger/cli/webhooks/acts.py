@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from jobledger.admin.hooks.webhooks import (
-    Redelivered,
+    RedeliveryResult,
     redeliver_events,
     try_webhook,
 )
@@ -100,7 +100,7 @@ async def redeliver(
     begin, end = parse_time("--since", since), time_of("--until", until)
     async with cli.ledger() as ledger:
 
-        async def perform(*, plan: bool) -> Redelivered:
+        async def perform(*, plan: bool) -> RedeliveryResult:
             with cli.output.progress("sending") as progress:
                 return await redeliver_events(
                     ledger, name, since=begin, until=end, only=which, plan=plan, on_progress=progress
@@ -114,7 +114,7 @@ async def redeliver(
     _tell_redelivered(cli.output, found, plan=plan)
 
 
-def _tell_redelivered(output: Output, found: Redelivered, *, plan: bool) -> None:
+def _tell_redelivered(output: Output, found: RedeliveryResult, *, plan: bool) -> None:
     if output.as_json:
         output.object(msgspec.to_builtins(found))
         return

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from jobledger.admin.workflows.checking import Checked, RunCheck, check_runs
+from jobledger.admin.workflows.checking import RunCheck, RunsCheck, check_runs
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import RunsDivergeError, UsageError
@@ -68,7 +68,7 @@ def check(
     return checking()
 
 
-def _sentence(found: Checked, first: RunCheck) -> str:
+def _sentence(found: RunsCheck, first: RunCheck) -> str:
     count = found.counts["diverges"]
     runs = (
         "1 run diverges from this code"
@@ -78,7 +78,7 @@ def _sentence(found: Checked, first: RunCheck) -> str:
     return f"{runs}{': ' if count == 1 else ' '}{first.id} ({first.queue}): {first.sentence}"
 
 
-def _tell(output: Output, found: Checked) -> None:
+def _tell(output: Output, found: RunsCheck) -> None:
     if output.as_json:
         output.object(
             {
@@ -105,5 +105,5 @@ def _tell(output: Output, found: Checked) -> None:
             output.say(f"  and {count - len(named):,} more")
 
 
-def _counts(found: Checked) -> dict[str, int]:
+def _counts(found: RunsCheck) -> dict[str, int]:
     return {outcome: found.counts.get(outcome, 0) for outcome in ("fits", *_NOT_SIMPLE)}

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import msgspec
 
-from jobledger.admin.workflows.listing import Listed, age_of, list_workflows
+from jobledger.admin.workflows.listing import WorkflowVersion, age_of, list_workflows
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import WORKFLOWS
@@ -36,7 +36,7 @@ async def _list(cli: Cli, tasks: TaskRegistry | None) -> None:
         cli.output.table(columns, [_cells(each) for each in found])
 
 
-def _cells(each: Listed) -> tuple[Cell, ...]:
+def _cells(each: WorkflowVersion) -> tuple[Cell, ...]:
     states = [f"{count:,} {state_words(state)}" for state, count in each.open.items()]
     if each.dead_letters:
         states.append(_dead_letters(each))
@@ -65,7 +65,7 @@ async def versions(cli: Cli) -> None:
         cli.output.table(columns, [_version_cells(each, now) for each in found])
 
 
-def _version_cells(each: Listed, now: datetime) -> tuple[Cell, ...]:
+def _version_cells(each: WorkflowVersion, now: datetime) -> tuple[Cell, ...]:
     return (
         shortened(each.workflow, 64),
         each.version or "-",
@@ -81,7 +81,7 @@ def _age(text: str | None, now: datetime) -> str:
     return "" if at is None else age(at, now)
 
 
-def _verdict(each: Listed) -> str:
+def _verdict(each: WorkflowVersion) -> str:
     if each.open_count:
         return "no: open runs need it"
     if each.dead_letters:
@@ -89,5 +89,5 @@ def _verdict(each: Listed) -> str:
     return "no run needs it"
 
 
-def _dead_letters(each: Listed) -> str:
+def _dead_letters(each: WorkflowVersion) -> str:
     return "1 dead letter" if each.dead_letters == 1 else f"{each.dead_letters:,} dead letters"

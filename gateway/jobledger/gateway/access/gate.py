@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from jobledger.gateway.access.identity import Admitted, Caller, Identities, carries_key
+from jobledger.gateway.access.identity import AdmittedPerson, Caller, Identities, carries_key
 from jobledger.gateway.access.origins import (
     SAFE,
     Headers,
@@ -36,13 +36,13 @@ OnUse = Callable[[str, str], None]
 Pairs = list[tuple[str, str]]
 
 
-class Arrived(NamedTuple):
+class ArrivedRequest(NamedTuple):
     """What is known of a request that may be answered."""
 
     caller: Caller
     client: str  #: the address that it began with
     scheme: str  #: http or https, as the client speaks it
-    who: Admitted | ProblemError  #: who asks, or why nobody does: some addresses anybody may ask for
+    who: AdmittedPerson | ProblemError  #: who asks, or why nobody does: some addresses anybody may ask for
 
 
 class Gate:
@@ -79,7 +79,7 @@ class Gate:
         for each in self._sweeps:
             each()
 
-    def still(self, admitted: Admitted) -> bool:
+    def still(self, admitted: AdmittedPerson) -> bool:
         """Return whether somebody who was let in would be let in now; see `Identities.still`."""
         return self._identities.still(admitted)
 
@@ -87,7 +87,7 @@ class Gate:
         """Return whether a connection from this address carries what others ask."""
         return bool(self._proxies) and is_among(address, self._proxies)
 
-    def enter(self, request: Mapping[str, Any], headers: Headers, added: Pairs) -> Arrived | None:
+    def enter(self, request: Mapping[str, Any], headers: Headers, added: Pairs) -> ArrivedRequest | None:
         """Check a request, an ASGI scope; None where it is only a browser's question what pages elsewhere may do.
 
         `added` gets headers of the answer, also where that is a refusal.
@@ -112,15 +112,15 @@ class Gate:
         try:
             admitted = self._identities.admit(caller)
         except ProblemError as error:
-            return Arrived(caller, client, scheme, error)
+            return ArrivedRequest(caller, client, scheme, error)
         self._note(admitted, method, path, client, caller, added)
         session = admitted.session
         if session is not None and self._sessions.is_unsure(session) and _is_page(method, path, headers):
-            return Arrived(caller, client, scheme, ProblemError("UNAUTHENTICATED", _UNSURE))
-        return Arrived(caller, client, scheme, admitted)
+            return ArrivedRequest(caller, client, scheme, ProblemError("UNAUTHENTICATED", _UNSURE))
+        return ArrivedRequest(caller, client, scheme, admitted)
 
     def _note(  # noqa: PLR0917 - what is known of one request
-        self, admitted: Admitted, method: str, path: str, client: str, caller: Caller, added: Pairs
+        self, admitted: AdmittedPerson, method: str, path: str, client: str, caller: Caller, added: Pairs
     ) -> None:
         principal, session = admitted.principal, admitted.session
         if admitted.is_ambient and path.startswith(_API):

@@ -24,7 +24,7 @@ _BEARER: Final = "bearer "
 _OURS: Final = "bearer jl_"
 _NO_UTF_8: Final = "\ufffd"  #: stands where bytes of a header are not UTF-8
 _USER_MAX: Final = 200
-#: In the scope of a request that passed the gate: who asks, as `Admitted`, or why nobody does, as `ProblemError`.
+#: In the scope of a request that passed the gate: who asks, as `AdmittedPerson`, or why nobody does, as `ProblemError`.
 ADMITTED: Final = "jobledger.admitted"
 #: In the same: what it says of who sent it, as `Caller`.
 CALLER: Final = "jobledger.caller"
@@ -55,7 +55,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     secure: bool  #: the client speaks https
 
 
-class Admitted(msgspec.Struct, frozen=True, kw_only=True):
+class AdmittedPerson(msgspec.Struct, frozen=True, kw_only=True):
     """Who asks, and how that is known."""
 
     principal: Principal
@@ -142,7 +142,7 @@ class Identities:
         """Whether a proxy in front is believed about who somebody is."""
         return self._header is not None
 
-    def admit(self, caller: Caller) -> Admitted:
+    def admit(self, caller: Caller) -> AdmittedPerson:
         """Return who asks. Raises: ProblemError (UNAUTHENTICATED, LEDGER_UNREACHABLE)."""
         headers = caller.headers
         if carries_key(headers):
@@ -150,12 +150,12 @@ class Identities:
         if self._header is not None and is_among(caller.peer, self._header.proxies):
             user = _text(headers.get(self._header.name, ""))
             if user:
-                return Admitted(principal=self._person(user), user=user)
+                return AdmittedPerson(principal=self._person(user), user=user)
         if "authorization" in headers:
             return self._by_key(headers["authorization"])
         session = self._sessions.read(headers.get("cookie", ""), secure=caller.secure)
         if session is not None and (principal := self._of_session(session)) is not None:
-            return Admitted(principal=principal, session=session)
+            return AdmittedPerson(principal=principal, session=session)
         raise _refusal(_OF_ACCOUNT if self.takes_account else _OF_LEDGER)
 
     @property
@@ -166,29 +166,29 @@ class Identities:
         self._ring.require_fresh()
         return not self._ring.has_keys
 
-    def still(self, admitted: Admitted) -> bool:
+    def still(self, admitted: AdmittedPerson) -> bool:
         """Return whether somebody who was let in would be let in now, in the same way and for the same."""
         try:
             return self._again(admitted) == admitted.principal
         except ProblemError:
             return False
 
-    def _again(self, admitted: Admitted) -> Principal | None:
+    def _again(self, admitted: AdmittedPerson) -> Principal | None:
         if admitted.shown is not None:
             return self._opened(admitted.shown)
         if admitted.session is not None:
             return self._of_session(admitted.session)
         return self._person(admitted.user)
 
-    def _by_key(self, given: str) -> Admitted:
+    def _by_key(self, given: str) -> AdmittedPerson:
         return self.known(given[len(_BEARER) :] if given[: len(_BEARER)].lower() == _BEARER else "")
 
-    def known(self, text: str) -> Admitted:
+    def known(self, text: str) -> AdmittedPerson:
         """Return who holds a key. Raises: ProblemError (UNAUTHENTICATED, LEDGER_UNREACHABLE)."""
         shown = read_key(text.strip())
         principal = None if shown is None else self._opened(shown)
         if shown is not None and principal is not None:
-            return Admitted(principal=principal, shown=shown)
+            return AdmittedPerson(principal=principal, shown=shown)
         if shown is not None and shown.key == ACCOUNT:
             raise _refusal(_OF_ANOTHER_ACCOUNT if self.takes_account else _NO_ACCOUNT)
         # One sentence for a key that was never there, one that ended and a wrong secret: it tells nothing of any.

@@ -20,7 +20,7 @@ from jobledger.gateway.access.identity import (
     ADMITTED,
     CALLER,
     AccountKey,
-    Admitted,
+    AdmittedPerson,
     Caller,
     Identities,
     TrustedHeader,
@@ -285,11 +285,11 @@ class KeyAccess:
         return caller
 
     @staticmethod
-    def _admitted(connection: HTTPConnection) -> Admitted:
+    def _admitted(connection: HTTPConnection) -> AdmittedPerson:
         admitted = connection.scope[ADMITTED]
         if isinstance(admitted, ProblemError):
             raise admitted
-        assert isinstance(admitted, Admitted)
+        assert isinstance(admitted, AdmittedPerson)
         return admitted
 
 

@@ -55,7 +55,7 @@ class ToDo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     per_minute: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0  #: how many jobs; 0: as fast as it goes
 
 
-class Allowed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ActRights(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What whoever asks for an act might do then; a key is looked up again, so this counts for people alone."""
 
     permissions: tuple[Permission, ...] = ()

@@ -9,13 +9,13 @@ from typing import Final
 import msgspec
 
 from jobledger.admin.bulk import ActResult, perform
-from jobledger.admin.choice import Chosen
+from jobledger.admin.choice import ChosenJob
 from jobledger.admin.rows import Rows
 from jobledger.gateway.acts.asked import (
     NAMED_MAX,
     QUEUE,
     TASK,
-    Allowed,
+    ActRights,
     Done,
     Job,
     Outcome,
@@ -43,7 +43,7 @@ async def begin_act(ledger: Ledger, principal: Principal, job_id: str, to_do: To
 
     Raises: as `Ledger.enqueue`.
     """
-    allowed = Allowed(
+    allowed = ActRights(
         permissions=tuple(sorted(principal.permissions)),
         queues=principal.scope.queues,
         tasks=principal.scope.tasks,
@@ -55,7 +55,7 @@ async def begin_act(ledger: Ledger, principal: Principal, job_id: str, to_do: To
 
 @task(name=TASK, queue=QUEUE, max_attempts=20)
 async def bulk_act(
-    context: Context, to_do: ToDo, jobs: list[Job], allowed: Allowed | None = None, by: str = ""
+    context: Context, to_do: ToDo, jobs: list[Job], allowed: ActRights | None = None, by: str = ""
 ) -> Done | Fail | Snooze:
     """Do an act to each job, with the authority of whoever asked for it; one that is refused does not stop the others.
 
@@ -68,7 +68,7 @@ async def bulk_act(
     so_far = Done() if kept is None else msgspec.convert(kept, Done)
     who = await asker_of(ledger, context.job_id)
     act, rows = act_of(to_do, who), Rows(ledger, Path())  # it is told of each job where that is
-    rights = Allowed() if allowed is None else allowed
+    rights = ActRights() if allowed is None else allowed
     scope = Scope(queues=rights.queues, tasks=rights.tasks)
     size = _CHUNK if not to_do.per_minute else max(1, min(_CHUNK, round(to_do.per_minute * _PAUSE_S / 60)))
     while so_far.next < len(jobs):
@@ -90,8 +90,8 @@ async def bulk_act(
     return so_far
 
 
-def _chosen(job: Job) -> Chosen:
-    return Chosen(ref=JobRef(queue=job.queue, job_id=job.id), task=job.task)
+def _chosen(job: Job) -> ChosenJob:
+    return ChosenJob(ref=JobRef(queue=job.queue, job_id=job.id), task=job.task)
 
 
 async def _done_before(ledger: Ledger, outcomes: Sequence[ActResult], job_id: str) -> set[JobRef]:

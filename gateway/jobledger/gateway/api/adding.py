@@ -9,9 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.admin.objects.jobs import JobShown
-from jobledger.gateway.api.one_job import Held, read_job, shown
+from jobledger.gateway.api.one_job import JobAtMoment, read_job, shown
 from jobledger.gateway.events.waits import wait_for_end
-from jobledger.gateway.http.asked import Asked, keyed_id
+from jobledger.gateway.http.asked import ApiRequest, keyed_id
 from jobledger.gateway.http.endpoint import Answer
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.handle import JobHandle
@@ -44,7 +44,7 @@ class JobEnqueued(msgspec.Struct, frozen=True, kw_only=True):
     job: JobShown | msgspec.UnsetType = msgspec.UNSET  #: with `Prefer: wait=N`, where it ended in time
 
 
-def id_of(asked: Asked, given: str | None) -> str | None:
+def id_of(asked: ApiRequest, given: str | None) -> str | None:
     """Return what the job to come is called: by its asker, or by the `Idempotency-Key`.
 
     Raises: ProblemError; InvalidInputError for an id of a form that is kept.
@@ -59,7 +59,7 @@ def id_of(asked: Asked, given: str | None) -> str | None:
     return keyed_id(asked.principal.name, key)
 
 
-async def require_free(asked: Asked, job_id: str, queue: str) -> None:
+async def require_free(asked: ApiRequest, job_id: str, queue: str) -> None:
     """Refuse a key that names a job of another queue. Raises: ProblemError (IDEMPOTENCY_KEY_REUSED)."""
     ledger = asked.gateway.ledger
     chain = ledger.names.chains_of_id(job_id)
@@ -77,7 +77,7 @@ def reused(what: str) -> ProblemError:
     )
 
 
-def require_own(asked: Asked, job: Job) -> None:
+def require_own(asked: ApiRequest, job: Job) -> None:
     """Refuse a job that has the id of a key, and that somebody else made. Raises: ProblemError (IDEMPOTENCY_KEY_REUSED)."""
     if job.created_by not in {"", asked.principal.name}:  # "": in an archive, so nobody knows any more
         raise ProblemError(
@@ -98,7 +98,7 @@ def naming_no_hidden_task(principal: Principal) -> Generator[None]:
         raise
 
 
-async def existing(asked: Asked, handle: JobHandle[Any]) -> Held | None:
+async def existing(asked: ApiRequest, handle: JobHandle[Any]) -> JobAtMoment | None:
     """Return the job that had the id already; None where this request made it.
 
     Raises: ProblemError (DUPLICATE) for one that does not exist for who asks, unless he made it himself, as a graph's.
@@ -110,10 +110,10 @@ async def existing(asked: Asked, handle: JobHandle[Any]) -> Held | None:
     assert job is not None, "a history is not empty"
     if job.created_by != asked.principal.name and not asked.principal.scope.has(job.queue, job.task):
         raise ProblemError("DUPLICATE", f"the id {job.id} is taken: choose another one")
-    return Held(job, history, None)
+    return JobAtMoment(job, history, None)
 
 
-async def added(asked: Asked, handle: JobHandle[Any], held: Held | None) -> Answer:
+async def added(asked: ApiRequest, handle: JobHandle[Any], held: JobAtMoment | None) -> Answer:
     """Return the answer for a job that was added, or that was there: `held`."""
     trace = (asked.trace or own_trace(handle.queue, handle.id)) if held is None else held.job.trace
     ended = await _ended(asked, handle)
@@ -130,7 +130,7 @@ async def added(asked: Asked, handle: JobHandle[Any], held: Held | None) -> Answ
     return Answer(value=value, status=status, headers=location)
 
 
-async def _ended(asked: Asked, handle: JobHandle[Any]) -> JobShown | None:
+async def _ended(asked: ApiRequest, handle: JobHandle[Any]) -> JobShown | None:
     """Return a job that ended while its asker waited; None where nobody waited, it did not end, or it must not be seen."""
     if asked.wait_s is None:
         return None

@@ -32,13 +32,13 @@ class Past(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return AsOf(at=aware("at", self.at), stream_sequence=self.sequence)
 
 
-class Looked(Past, frozen=True, kw_only=True):
+class Look(Past, frozen=True, kw_only=True):
     """When a list is looked at."""
 
     min_sequence: _SEQUENCE = 0  #: wait until the list has this event: that is how one reads what one wrote
 
 
-class Reasoned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WithReason(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Why a person acts."""
 
     reason: Text = ""  #: kept in the ledger with who acted

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from jobledger.gateway.api.adding import naming_no_hidden_task
-from jobledger.gateway.api.asking import Reasoned
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.api.asking import WithReason
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.batches.by_name import Batch, batch_spec, close_batch, find_batch, open_batch
@@ -68,7 +68,7 @@ class BatchShown(msgspec.Struct, frozen=True, kw_only=True):
     last_sequence: int
 
 
-async def open_one(asked: Asked, name: str, *, body: NewBatch) -> Answer:
+async def open_one(asked: ApiRequest, name: str, *, body: NewBatch) -> Answer:
     """Open a batch; one that is there with the same task, queue and end stays as it is."""
     ledger, principal, end = asked.gateway.ledger, asked.principal, body.on_end
     check_unreserved(name)
@@ -86,13 +86,13 @@ async def open_one(asked: Asked, name: str, *, body: NewBatch) -> Answer:
     return Answer(value=value, status=201 if made.created else 200)
 
 
-async def show_batch(asked: Asked, name: str) -> Answer:
+async def show_batch(asked: ApiRequest, name: str) -> Answer:
     """Show a batch: whether it is open, and how many of its jobs have ended."""
     shown = await _shown(asked, await batch_for(asked, name, "view"))
     return Answer(value=shown, etag=str(shown.last_sequence))
 
 
-async def close_one(asked: Asked, name: str, *, body: BatchClose) -> BatchShown:
+async def close_one(asked: ApiRequest, name: str, *, body: BatchClose) -> BatchShown:
     """Close a batch with the number of its jobs: it ends once all of them have ended."""
     ledger = asked.gateway.ledger
     await batch_for(asked, name, "queue")
@@ -101,7 +101,7 @@ async def close_one(asked: Asked, name: str, *, body: BatchClose) -> BatchShown:
     return await _shown(asked, await find_batch(ledger, name))
 
 
-async def cancel_batch(asked: Asked, name: str, *, body: Reasoned) -> BatchShown:
+async def cancel_batch(asked: ApiRequest, name: str, *, body: WithReason) -> BatchShown:
     """Cancel a batch and its open jobs; nothing follows it then."""
     ledger = asked.gateway.ledger
     batch = await batch_for(asked, name, "cancel")
@@ -110,7 +110,7 @@ async def cancel_batch(asked: Asked, name: str, *, body: Reasoned) -> BatchShown
     return await _shown(asked, await find_batch(ledger, name))
 
 
-async def batch_for(asked: Asked, name: str, permission: Permission) -> Batch:
+async def batch_for(asked: ApiRequest, name: str, permission: Permission) -> Batch:
     """Return a batch to who has this permission for its jobs. Raises: NotFoundError, also for others; ProblemError."""
     asked.principal.require(permission)
     batch = await find_batch(asked.gateway.ledger, name)
@@ -119,7 +119,7 @@ async def batch_for(asked: Asked, name: str, permission: Permission) -> Batch:
     return batch
 
 
-async def _shown(asked: Asked, batch: Batch) -> BatchShown:
+async def _shown(asked: ApiRequest, batch: Batch) -> BatchShown:
     job, spec, counts = batch.job, batch.spec, None
     if job.state is JobState.COMPLETED:
         results = asked.gateway.ledger.results
@@ -184,7 +184,7 @@ ENDPOINTS: Final = (
         cancel_batch,
         "Cancel a batch and its open jobs",
         permission="cancel",
-        body=Reasoned,
+        body=WithReason,
         problems=("NOT_FOUND", "ILLEGAL_TRANSITION", "LEDGER_FULL", "LEDGER_BUSY"),
     ),
 )

@@ -11,7 +11,7 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.admin.bulk import perform
-from jobledger.admin.choice import Chosen, chosen_until
+from jobledger.admin.choice import ChosenJob, chosen_until
 from jobledger.admin.objects.acts import ActDone, act_done
 from jobledger.gateway.acts.asked import (
     JOBS_MAX,
@@ -26,10 +26,10 @@ from jobledger.gateway.acts.asked import (
     job_id_of,
 )
 from jobledger.gateway.acts.bulk_act import begin_act
-from jobledger.gateway.api.asking import Looked, Text, aware
+from jobledger.gateway.api.asking import Look, Text, aware
 from jobledger.gateway.api.listing import Which
 from jobledger.gateway.api.looking import looking
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.chain import fold
@@ -102,7 +102,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     expires_at: Annotated[datetime, msgspec.Meta(tz=True)]
 
 
-async def act_on_many(asked: Asked, *, body: ManyActs) -> Answer:
+async def act_on_many(asked: ApiRequest, *, body: ManyActs) -> Answer:
     """Plan an act on many jobs, which changes nothing; or do what was planned."""
     if body.plan is None:
         return Answer(value=await _planned(asked, body), status=200)
@@ -111,7 +111,7 @@ async def act_on_many(asked: Asked, *, body: ManyActs) -> Answer:
     return await _begun(asked, body.plan)
 
 
-async def _planned(asked: Asked, body: ManyActs) -> ActPlanned:
+async def _planned(asked: ApiRequest, body: ManyActs) -> ActPlanned:
     to_do = _to_do(asked, body)
     if (body.filter is None) == (not body.jobs):
         raise ProblemError(
@@ -123,7 +123,7 @@ async def _planned(asked: Asked, body: ManyActs) -> ActPlanned:
         )
     ledger = asked.gateway.ledger
     which = body.filter
-    async with looking(asked, which or Looked()) as (view, position):
+    async with looking(asked, which or Look()) as (view, position):
         until = position.sequence
         if which is not None and which.q is not None:  # `2h` and words mean the same when it is done
             which = msgspec.structs.replace(which, q=search_text(await Which(q=which.q).filter(asked, view)))
@@ -147,7 +147,7 @@ async def _planned(asked: Asked, body: ManyActs) -> ActPlanned:
     )
 
 
-def _to_do(asked: Asked, body: ManyActs | ToDo) -> ToDo:
+def _to_do(asked: ApiRequest, body: ManyActs | ToDo) -> ToDo:
     if body.act is None:
         raise ProblemError("BAD_REQUEST", "say which act is planned, or give the id of a plan")
     asked.principal.require(PERMISSIONS[body.act])
@@ -170,13 +170,13 @@ def _to_do(asked: Asked, body: ManyActs | ToDo) -> ToDo:
     )
 
 
-async def _chosen(asked: Asked, plan: _Plan) -> list[Chosen]:
+async def _chosen(asked: ApiRequest, plan: _Plan) -> list[ChosenJob]:
     """Return the jobs of a plan that did not change since, as far as the asker may act on them. Raises: ProblemError."""
     if plan.jobs:
         return [await _by_name(asked, each, plan.to_do.act) for each in plan.jobs]
     act = act_of(plan.to_do, plan.by)
     which = plan.filter or Which()
-    async with looking(asked, Looked(min_sequence=which.min_sequence)) as (view, _):
+    async with looking(asked, Look(min_sequence=which.min_sequence)) as (view, _):
         chosen = await which.filter(asked, view)
         if not chosen.states:
             chosen = msgspec.structs.replace(chosen, states=act.states)
@@ -190,16 +190,16 @@ async def _chosen(asked: Asked, plan: _Plan) -> list[Chosen]:
     return found
 
 
-async def _by_name(asked: Asked, each: JobNamed, act: Verb) -> Chosen:
+async def _by_name(asked: ApiRequest, each: JobNamed, act: Verb) -> ChosenJob:
     ref = JobRef(queue=check_token("queue", each.queue), job_id=check_token("job id", each.id))
     asked.principal.require(PERMISSIONS[act], ref.queue)
     job = await asked.gateway.ledger.handle_of(ref).snapshot()
     missing = JobNotFoundError(ref.job_id)
     asked.principal.require_about(PERMISSIONS[act], ref.queue, job.task, missing)
-    return Chosen(ref=ref, task=job.task, about=job.state.value)
+    return ChosenJob(ref=ref, task=job.task, about=job.state.value)
 
 
-async def _begun(asked: Asked, token: str) -> Answer:
+async def _begun(asked: ApiRequest, token: str) -> Answer:
     plan = _decode(token)
     ledger, principal = asked.gateway.ledger, asked.principal
     to_do = _to_do(asked, plan.to_do)
@@ -218,7 +218,7 @@ async def _begun(asked: Asked, token: str) -> Answer:
     return Answer(value=value, status=202, headers={"location": f"/v1/acts/{job_id}"})
 
 
-async def show_act(asked: Asked, id: str) -> ActProgress:  # noqa: A002 - as in the address
+async def show_act(asked: ApiRequest, id: str) -> ActProgress:  # noqa: A002 - as in the address
     """Show how far an act on many jobs is; to who asked for it, and to who may see every queue."""
     job = await _job(asked, check_token("job id", id))
     if job is None:
@@ -228,7 +228,7 @@ async def show_act(asked: Asked, id: str) -> ActProgress:  # noqa: A002 - as in 
     return await _progress(asked, job)
 
 
-async def _job(asked: Asked, job_id: str) -> LedgerJob | None:
+async def _job(asked: ApiRequest, job_id: str) -> LedgerJob | None:
     ledger = asked.gateway.ledger
     chain = ledger.names.chain(JobRef(queue=QUEUE, job_id=job_id))
     job = fold(await ledger.patience.read(lambda: ledger.log.read_chain(chain))).job
@@ -240,7 +240,7 @@ class _Input(msgspec.Struct):
     jobs: list[Job]
 
 
-async def _progress(asked: Asked, job: LedgerJob) -> ActProgress:
+async def _progress(asked: ApiRequest, job: LedgerJob) -> ActProgress:
     ledger = asked.gateway.ledger
     text = await ledger.inputs.get(job.order.input, job.order.input_ref)
     given = msgspec.json.decode(text, type=_Input)

@@ -20,7 +20,7 @@ from jobledger.gateway.api.adding import (
     reused,
 )
 from jobledger.gateway.api.batches import batch_for
-from jobledger.gateway.http.asked import Asked, keyed_id
+from jobledger.gateway.http.asked import ApiRequest, keyed_id
 from jobledger.gateway.http.endpoint import NDJSON, Answer, Endpoint
 from jobledger.gateway.problems import ProblemError, code_of
 from jobledger.gateway.shares import opened
@@ -72,7 +72,7 @@ class BulkEnqueued(msgspec.Struct, frozen=True, kw_only=True):
     lines: int
 
 
-async def enqueue_job(asked: Asked, *, body: NewJob) -> Answer:
+async def enqueue_job(asked: ApiRequest, *, body: NewJob) -> Answer:
     """Add one job; when this is answered, it is in the ledger. `Idempotency-Key` names it: repeated, it makes no second."""
     ledger = asked.gateway.ledger
     queue, names_jobs = await _allowed(asked, body.task, body.queue)
@@ -99,7 +99,7 @@ async def enqueue_job(asked: Asked, *, body: NewJob) -> Answer:
     return await added(asked, handle, held)
 
 
-async def _allowed(asked: Asked, task: str, queue: str | None) -> tuple[str, bool]:
+async def _allowed(asked: ApiRequest, task: str, queue: str | None) -> tuple[str, bool]:
     """Return the queue of a job to come, if its asker may add it there, and whether its task declares the ids of its jobs.
 
     Raises: ProblemError, TaskNotFoundError, InvalidTokenError, InvalidInputError, UnreachableError.
@@ -115,7 +115,7 @@ async def _allowed(asked: Asked, task: str, queue: str | None) -> tuple[str, boo
     return place, bool(found.defaults.id_template)
 
 
-async def _require_same(asked: Asked, job: Job, task: str, text: bytes) -> None:
+async def _require_same(asked: ApiRequest, job: Job, task: str, text: bytes) -> None:
     """Refuse a key that named another job. Raises: ProblemError (IDEMPOTENCY_KEY_REUSED)."""
     require_own(asked, job)
     ledger = asked.gateway.ledger
@@ -131,7 +131,7 @@ def _canonical(text: bytes) -> bytes:
         return text
 
 
-async def enqueue_jobs(asked: Asked, *, query: BulkQuery) -> BulkEnqueued:
+async def enqueue_jobs(asked: ApiRequest, *, query: BulkQuery) -> BulkEnqueued:
     """Add a job for each line of the body, taken no faster than they are stored; a wrong line ends it.
 
     The lines before that one are in the ledger. With `Idempotency-Key` the same lines make the same jobs again, and the
@@ -177,7 +177,7 @@ def _mismatched(error: InputMismatchError) -> ProblemError:
     return ProblemError("INPUT_MISMATCH", sentence, line=lines[0]["line"], mismatches=lines)
 
 
-async def _of_batch(asked: Asked, query: BulkQuery) -> BulkQuery:
+async def _of_batch(asked: ApiRequest, query: BulkQuery) -> BulkQuery:
     """Return what each line is, with the queue of the batch that they are for. Raises: ProblemError, NotFoundError."""
     if query.batch is None:
         if query.queue is not None and query.task is None:
@@ -192,7 +192,7 @@ async def _of_batch(asked: Asked, query: BulkQuery) -> BulkQuery:
 
 
 async def _enqueued(
-    asked: Asked, query: BulkQuery, lines: _Lines, jobs: AsyncIterator[NamedJob]
+    asked: ApiRequest, query: BulkQuery, lines: _Lines, jobs: AsyncIterator[NamedJob]
 ) -> BulkResult:
     ledger, by, trace = asked.gateway.ledger, asked.principal.name, asked.trace
     if query.batch is not None:
@@ -204,7 +204,7 @@ async def _enqueued(
 class _Lines:
     """The lines of one request, read one after the other."""
 
-    def __init__(self, asked: Asked, query: BulkQuery) -> None:
+    def __init__(self, asked: ApiRequest, query: BulkQuery) -> None:
         self._asked = asked
         self._query = query
         self._line_max = asked.gateway.ledger.config.payload_bytes_max + _LINE_MORE_BYTES

@@ -12,12 +12,12 @@ from typing import Annotated, Final
 import msgspec
 
 from jobledger.admin.events.choice import chosen_events
-from jobledger.gateway.api.one_job import Held
+from jobledger.gateway.api.one_job import JobAtMoment
 from jobledger.gateway.events import sse
-from jobledger.gateway.events.feed import Kept, Portion
+from jobledger.gateway.events.feed import FeedEvent, Portion
 from jobledger.gateway.events.sse import HEADERS, Shown
-from jobledger.gateway.http.asked import Asked
-from jobledger.gateway.http.endpoint import NDJSON, Answer, Endpoint, Raw, Streamed
+from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.endpoint import NDJSON, Answer, Endpoint, Raw, StreamedAnswer
 from jobledger.gateway.http.headers import WAIT_MAX_S
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.shares import opened
@@ -40,7 +40,7 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True, rename={"after": "fr
     wait: Annotated[float, msgspec.Meta(ge=0, le=WAIT_MAX_S)] = 0  #: the same: seconds to wait for the first
 
 
-async def list_events(asked: Asked, *, query: EventQuery) -> Streamed | Raw:
+async def list_events(asked: ApiRequest, *, query: EventQuery) -> StreamedAnswer | Raw:
     """Stream events as they are stored (`text/event-stream`), or give some of them, a line each (`application/x-ndjson`).
 
     `Last-Event-ID` goes on after an event, on any gateway: nothing is missed and nothing comes twice.
@@ -55,12 +55,12 @@ async def list_events(asked: Asked, *, query: EventQuery) -> Streamed | Raw:
     return await _streamed(asked, parts)
 
 
-def shown_to(asked: Asked) -> Shown:
+def shown_to(asked: ApiRequest) -> Shown:
     """Return what says whether the one who asks may see an event; one that is of no job only who may see all queues."""
     principal = asked.principal
     sees_all = principal.may("view", "*", "*")
 
-    def shown(kept: Kept) -> bool:
+    def shown(kept: FeedEvent) -> bool:
         message = kept.message
         if isinstance(message, StoredEvent):
             return sees_all or principal.may("view", message.event.queue, message.event.task)
@@ -69,16 +69,16 @@ def shown_to(asked: Asked) -> Shown:
     return shown
 
 
-async def _streamed(asked: Asked, parts: AsyncGenerator[bytes, None]) -> Streamed:
+async def _streamed(asked: ApiRequest, parts: AsyncGenerator[bytes, None]) -> StreamedAnswer:
     """Return a stream as an answer. HEAD gets one that has ended before it began."""
     if asked.is_head:
         await parts.aclose()
     else:
         parts = await sse.primed(parts)
-    return Streamed(parts=parts, media=sse.MEDIA, headers=HEADERS)
+    return StreamedAnswer(parts=parts, media=sse.MEDIA, headers=HEADERS)
 
 
-async def stream_job(asked: Asked, held: Held) -> Streamed | Answer:
+async def stream_job(asked: ApiRequest, held: JobAtMoment) -> StreamedAnswer | Answer:
     """Stream the events of a job until it has ended; 204, which ends a reader for good, where it has seen the end.
 
     Raises: ProblemError for a past moment, which has no stream, and where too many streams are open.
@@ -96,7 +96,7 @@ async def stream_job(asked: Asked, held: Held) -> Streamed | Answer:
     feed, choice = asked.gateway.feed, chosen_events(queue=held.job.queue, job=held.job.id)
     view = fold(held.history)
 
-    def is_last(kept: Kept) -> bool:  # an end before the newest event was one that somebody took back
+    def is_last(kept: FeedEvent) -> bool:  # an end before the newest event was one that somebody took back
         nonlocal view
         if isinstance(kept.message, StoredEvent) and kept.sequence > view.last_sequence:
             view = fold([kept.message], view)
@@ -113,7 +113,7 @@ async def stream_job(asked: Asked, held: Held) -> Streamed | Answer:
     return await _streamed(asked, parts)
 
 
-def _start(asked: Asked, query: EventQuery) -> Start:
+def _start(asked: ApiRequest, query: EventQuery) -> Start:
     after_last = _after_last(asked)
     if after_last is not None:
         return after_last
@@ -121,21 +121,21 @@ def _start(asked: Asked, query: EventQuery) -> Start:
     return chosen_start(from_sequence=query.after, since=query.since, live=is_live)
 
 
-def _after_last(asked: Asked) -> Start | None:
+def _after_last(asked: ApiRequest) -> Start | None:
     """Return where a reader goes on that says what it has seen, None for one that does not."""
     last = asked.last_event_id
     return None if last is None else chosen_start(from_sequence=last + 1)
 
 
 async def _lines(
-    asked: Asked,
+    asked: ApiRequest,
     portions: AsyncGenerator[Portion, None],
     shown: Shown,
     query: EventQuery,
     hidden: Hidden,
 ) -> Raw:
     """Return up to `limit` lines; `Last-Event-ID` of the answer is what to ask with next."""
-    found: list[Kept] = []
+    found: list[FeedEvent] = []
     position, feed = 0, asked.gateway.feed
     feed.require_open()
     waiting = asked.waiting(math.inf) if query.wait else contextlib.nullcontext()

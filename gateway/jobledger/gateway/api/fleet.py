@@ -13,11 +13,11 @@ from jobledger.admin.objects.locks import LockShown, list_locks
 from jobledger.admin.projection import ProjectionStatus, projection_status
 from jobledger.admin.rows import AnswerPosition
 from jobledger.admin.workers import list_workers
-from jobledger.audit.watch import Audited, audited
+from jobledger.audit.watch import AuditState, audited
 from jobledger.gateway.acts.verifying import begin_check
 from jobledger.gateway.api.adding import JobEnqueued, added, existing
 from jobledger.gateway.api.asking import Limit
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError, without_files
 from jobledger.gateway.remedies import over_http
@@ -85,17 +85,17 @@ class LedgerShown(msgspec.Struct, frozen=True, kw_only=True):
     last_sequence: int
     stored_bytes: int
     head_hash: str  #: hex sha256 of the newest event of all; "" without one
-    audited: Audited  #: how far it is sealed, and when it was checked and archived last
+    audited: AuditState  #: how far it is sealed, and when it was checked and archived last
     projection: ProjectionStatus  #: how far the lists are behind
     connected: bool
 
 
-async def show_workers(asked: Asked) -> Workers:
+async def show_workers(asked: ApiRequest) -> Workers:
     """List who works."""
     return Workers(items=workers_for(asked.principal, await list_workers(asked.gateway.ledger)))
 
 
-async def list_tasks(asked: Asked) -> Tasks:
+async def list_tasks(asked: ApiRequest) -> Tasks:
     """List the tasks that workers ever had."""
     ledger = asked.gateway.ledger
     entries = await read_tasks(ledger.connection, ledger.inbox, ledger.names)
@@ -104,7 +104,7 @@ async def list_tasks(asked: Asked) -> Tasks:
     return Tasks(items=[_task(each, workers) for each in entries if may("view", each.queue, each.name)])
 
 
-async def show_task(asked: Asked, task: str) -> TaskShown:
+async def show_task(asked: ApiRequest, task: str) -> TaskShown:
     """Show what is known of a task: its queue, its words, and the JSON Schema of its input."""
     ledger = asked.gateway.ledger
     asked.principal.require("view", None, check_token("task name", task))
@@ -132,13 +132,13 @@ def _task(entry: TaskEntry, workers: list[WorkerInfo]) -> TaskShown:
     )
 
 
-async def show_locks(asked: Asked, *, query: LocksQuery) -> Locks:
+async def show_locks(asked: ApiRequest, *, query: LocksQuery) -> Locks:
     """List the locks that are held: nothing tells of which queue and task the jobs are that hold them."""
     asked.principal.require_everywhere("view")
     return Locks(items=await list_locks(asked.gateway.ledger, limit=query.limit))
 
 
-async def list_diagnoses(asked: Asked) -> Diagnoses:
+async def list_diagnoses(asked: ApiRequest) -> Diagnoses:
     """Tell what hurts at this moment: each with what it is about, since when, and what to do."""
     async with asked.gateway.projection.opened() as view:
         found = diagnoses_for(
@@ -148,20 +148,20 @@ async def list_diagnoses(asked: Asked) -> Diagnoses:
         return Diagnoses(items=items, position=view.position())
 
 
-async def list_subscriptions(asked: Asked) -> Subscriptions:
+async def list_subscriptions(asked: ApiRequest) -> Subscriptions:
     """List the durable subscriptions: what they read, and how far they are behind."""
     asked.principal.require_everywhere("view")
     found = await asked.gateway.ledger.subscriptions()
     return Subscriptions(items=list(map(subscription_shown, found)))
 
 
-async def delete_subscription(asked: Asked, name: str) -> SubscriptionShown:
+async def delete_subscription(asked: ApiRequest, name: str) -> SubscriptionShown:
     """Forget a durable subscription and its position; a reader that still uses it ends with an error."""
     asked.principal.require_everywhere("manage")
     return subscription_shown(await asked.gateway.ledger.delete_subscription(name))
 
 
-async def show_ledger(asked: Asked) -> LedgerShown:
+async def show_ledger(asked: ApiRequest) -> LedgerShown:
     """Show how the ledger is: its ends, its seals, and how far the lists are behind."""
     gateway = asked.gateway
     ledger = gateway.ledger
@@ -182,7 +182,7 @@ async def show_ledger(asked: Asked) -> LedgerShown:
     )
 
 
-async def verify_now(asked: Asked) -> Answer:
+async def verify_now(asked: ApiRequest) -> Answer:
     """Check the whole ledger, as a job whose result is the verdict; while one waits or runs, that one is given."""
     asked.principal.require_everywhere("manage")
     handle = await begin_check(asked.gateway.ledger, asked.principal.name)

@@ -15,8 +15,8 @@ from jobledger.gateway.api.adding import (
     require_own,
     reused,
 )
-from jobledger.gateway.api.one_job import Held
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.api.one_job import JobAtMoment
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.access.acting import acting_for
@@ -35,7 +35,7 @@ class NewGraph(NamedGraph, frozen=True, kw_only=True, forbid_unknown_fields=True
     id: str | None = None  #: of its job; the same id again begins nothing, and gives the one that is there
 
 
-async def begin_graph(asked: Asked, *, body: NewGraph) -> Answer:
+async def begin_graph(asked: ApiRequest, *, body: NewGraph) -> Answer:
     """Begin a graph as one job, whose result has those of its nodes by name.
 
     Its job is in queue `jobledger`. Who asks must be allowed to add each node's job where it would be.
@@ -64,7 +64,7 @@ async def begin_graph(asked: Asked, *, body: NewGraph) -> Answer:
     return await added(asked, handle, held)
 
 
-async def _require_graph(asked: Asked, held: Held, spec: GraphSpec, *, is_keyed: bool) -> None:
+async def _require_graph(asked: ApiRequest, held: JobAtMoment, spec: GraphSpec, *, is_keyed: bool) -> None:
     """Refuse an id that is not a graph's, and one that began another graph than `spec`.
 
     Raises: ProblemError (DUPLICATE; IDEMPOTENCY_KEY_REUSED where a key named it), InputMismatchError.

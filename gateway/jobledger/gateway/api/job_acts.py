@@ -8,10 +8,10 @@ import msgspec
 
 from jobledger.admin import acts
 from jobledger.admin.objects.jobs import JobNow, job_now
-from jobledger.gateway.api.asking import Reasoned
+from jobledger.gateway.api.asking import WithReason
 from jobledger.gateway.api.one_job import PROBLEMS
 from jobledger.gateway.api.place import GatewayPlace
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.access.acting import acting_for
@@ -27,7 +27,7 @@ class JobRan(JobNow, frozen=True, kw_only=True):
     result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-async def run_job(asked: Asked, queue: str, id: str, *, body: Reasoned) -> Answer:  # noqa: A002 - as in the address
+async def run_job(asked: ApiRequest, queue: str, id: str, *, body: WithReason) -> Answer:  # noqa: A002 - as in the address
     """Run one attempt of a waiting job in the gateway itself, past its queue; only with `--app`."""
     del body
     tasks, rows, by = asked.gateway.tasks, asked.gateway.rows, asked.principal.name
@@ -62,7 +62,7 @@ ENDPOINTS: Final = (
         summary="Run one attempt of a waiting job in the gateway",
         tag="jobs",
         returns=JobRan,
-        body=Reasoned,
+        body=WithReason,
         heeds=("If-Match",),
         problems=(
             *PROBLEMS,

@@ -24,11 +24,11 @@ from jobledger.audit.verify.links import check_history
 from jobledger.audit.verify.payloads import states_of
 from jobledger.gateway.api.asking import Past
 from jobledger.gateway.api.events import stream_job
-from jobledger.gateway.api.one_job import PROBLEMS, Held, read_job, shown
+from jobledger.gateway.api.one_job import PROBLEMS, JobAtMoment, read_job, shown
 from jobledger.gateway.events import sse
 from jobledger.gateway.events.waits import wait_for_end
-from jobledger.gateway.http.asked import Asked
-from jobledger.gateway.http.endpoint import Answer, Endpoint, Raw, Streamed
+from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.endpoint import Answer, Endpoint, Raw, StreamedAnswer
 from jobledger.gateway.http.headers import Header
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.remedies import hint_over_http
@@ -56,17 +56,17 @@ class JobAttempts(msgspec.Struct, frozen=True, kw_only=True):
     items: list[AttemptView]
 
 
-async def show_job(asked: Asked, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002 - as in the address
+async def show_job(asked: ApiRequest, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002 - as in the address
     """Show a job with its attempts and every event, read from its chain and so never stale."""
     return await _shown(asked, queue, id, query)
 
 
-async def show_job_by_id(asked: Asked, id: str, *, query: Past) -> Answer:  # noqa: A002 - as in the address
+async def show_job_by_id(asked: ApiRequest, id: str, *, query: Past) -> Answer:  # noqa: A002 - as in the address
     """Show the only job of this id."""
     return await _shown(asked, None, id, query)
 
 
-async def _shown(asked: Asked, queue: str | None, job_id: str, query: Past) -> Answer:
+async def _shown(asked: ApiRequest, queue: str | None, job_id: str, query: Past) -> Answer:
     held = await _ended(asked, await read_job(asked, queue, job_id, query), query)
     etag = str(held.job.last_sequence)
     if asked.has(etag):
@@ -74,7 +74,7 @@ async def _shown(asked: Asked, queue: str | None, job_id: str, query: Past) -> A
     return Answer(value=await shown(asked, held), etag=etag, headers=_FRESH)
 
 
-async def _ended(asked: Asked, held: Held, query: Past) -> Held:
+async def _ended(asked: ApiRequest, held: JobAtMoment, query: Past) -> JobAtMoment:
     """Wait for the end of a job where that was asked for; return it as it is then."""
     if asked.wait_s is None or held.then is not None or held.job.is_final:
         return held
@@ -83,7 +83,7 @@ async def _ended(asked: Asked, held: Held, query: Past) -> Held:
     return await read_job(asked, held.job.queue, held.job.id, query)
 
 
-async def list_job_events(asked: Asked, queue: str, id: str, *, query: Past) -> Answer | Streamed:  # noqa: A002
+async def list_job_events(asked: ApiRequest, queue: str, id: str, *, query: Past) -> Answer | StreamedAnswer:  # noqa: A002
     """List the events of a job; with `Accept: text/event-stream` stream them until the job has ended."""
     held = await read_job(asked, queue, id, query)
     if sse.MEDIA in asked.header("accept"):
@@ -94,14 +94,14 @@ async def list_job_events(asked: Asked, queue: str, id: str, *, query: Past) -> 
     return Answer(value=value, etag=str(held.job.last_sequence), headers=_FRESH)
 
 
-async def list_attempts(asked: Asked, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002
+async def list_attempts(asked: ApiRequest, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002
     """List the attempts of a job."""
     held = await read_job(asked, queue, id, query)
     value = JobAttempts(items=attempt_views(held.job))
     return Answer(value=value, etag=str(held.job.last_sequence), headers=_FRESH)
 
 
-async def tell_trail(asked: Asked, queue: str, id: str, *, query: Past) -> TrailShown:  # noqa: A002
+async def tell_trail(asked: ApiRequest, queue: str, id: str, *, query: Past) -> TrailShown:  # noqa: A002
     """Tell what happened to a job: who did what and when, what it waited for and how long."""
     ledger, held = asked.gateway.ledger, await read_job(asked, queue, id, query)
     check = await check_history(ledger.log, held.history)
@@ -110,7 +110,7 @@ async def tell_trail(asked: Asked, queue: str, id: str, *, query: Past) -> Trail
     return trail_shown(held.history, trail_of(held.history, now=now, states=states), check)
 
 
-async def tell_why(asked: Asked, queue: str, id: str, *, query: Past) -> WhyShown:  # noqa: A002
+async def tell_why(asked: ApiRequest, queue: str, id: str, *, query: Past) -> WhyShown:  # noqa: A002
     """Say what a job waits for, since when, and which event says so."""
     await read_job(asked, queue, id, query)
     found = await acts.why(
@@ -126,13 +126,13 @@ def _with_requests(why: WhyShown, queue: str) -> WhyShown:
     return replace(why, hint=hint_over_http(why.hint, queue), waits=waits)
 
 
-async def get_input(asked: Asked, queue: str, id: str, *, query: Past) -> Raw:  # noqa: A002
+async def get_input(asked: ApiRequest, queue: str, id: str, *, query: Past) -> Raw:  # noqa: A002
     """Return the input of a job as JSON."""
     job = (await read_job(asked, queue, id, query, "payloads")).job
     return await _value(asked, asked.gateway.ledger.inputs, job.order.input, job.order.input_ref)
 
 
-async def get_result(asked: Asked, queue: str, id: str, *, query: Past) -> Raw | Answer:  # noqa: A002
+async def get_result(asked: ApiRequest, queue: str, id: str, *, query: Past) -> Raw | Answer:  # noqa: A002
     """Return what a job's task returned, as JSON; of a run that went on in others, that of the last one."""
     ledger = asked.gateway.ledger
     held = await _ended(asked, await read_job(asked, queue, id, query, "payloads"), query)
@@ -152,7 +152,7 @@ async def get_result(asked: Asked, queue: str, id: str, *, query: Past) -> Raw |
     return await _value(asked, results, job.result, job.result_ref)
 
 
-async def _value(asked: Asked, store: Payloads, value: msgspec.Raw, ref: PayloadRef | None) -> Raw:
+async def _value(asked: ApiRequest, store: Payloads, value: msgspec.Raw, ref: PayloadRef | None) -> Raw:
     text = await asked.gateway.ledger.patience.read(lambda: store.get(value, ref))
     return Raw(data=text or b"null", headers=_FRESH)
 
@@ -179,7 +179,7 @@ class LogsAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     step: str | None = None  #: of a run
 
 
-async def get_logs(asked: Asked, queue: str, id: str, *, query: LogsAsked) -> Answer:  # noqa: A002
+async def get_logs(asked: ApiRequest, queue: str, id: str, *, query: LogsAsked) -> Answer:  # noqa: A002
     """Return what the attempts of a job logged, as far as it is kept."""
     held = await read_job(asked, queue, id, permission="payloads")
     handle = asked.gateway.ledger.handle_of(held.ref)

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from jobledger.admin.access.keys import in_order
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.ledger.model.rights.grants import Permission
 
@@ -22,7 +22,7 @@ class Me(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[str, ...]  #: patterns of tasks' names; none: every task
 
 
-async def show_me(asked: Asked) -> Me:
+async def show_me(asked: ApiRequest) -> Me:
     """Return who asks."""
     principal, scope = asked.principal, asked.principal.scope
     return Me(

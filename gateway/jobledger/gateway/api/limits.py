@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from jobledger.admin.grants_again import Simulated, simulate_limits
+from jobledger.admin.grants_again import SimulatedWaits, simulate_limits
 from jobledger.admin.held import limit_now
 from jobledger.admin.limits import show_limit
 from jobledger.admin.objects.fleet import (
@@ -20,9 +20,9 @@ from jobledger.admin.objects.fleet import (
     limits_listed,
 )
 from jobledger.admin.rows import AnswerPosition
-from jobledger.gateway.api.asking import Limit, Looked, aware
+from jobledger.gateway.api.asking import Limit, Look, aware
 from jobledger.gateway.api.looking import READ, looking
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.scoped import limits_for
@@ -68,7 +68,7 @@ class KeysQuery(msgspec.Struct, frozen=True, kw_only=True):
     limit: Limit = 50
 
 
-async def list_limits(asked: Asked, *, query: Looked) -> Limits:
+async def list_limits(asked: ApiRequest, *, query: Look) -> Limits:
     """List the limits that are defined, and those that jobs wait for and nobody defined."""
     async with looking(asked, query) as (view, place):
         workers = [] if query.as_of() else await asked.gateway.ledger.leases.all()
@@ -76,7 +76,7 @@ async def list_limits(asked: Asked, *, query: Looked) -> Limits:
     return Limits(items=items, missing=missing, position=place)
 
 
-async def show_one_limit(asked: Asked, limit: str) -> LimitShown:
+async def show_one_limit(asked: ApiRequest, limit: str) -> LimitShown:
     """Show a limit, or one key of it: what holds, who said so, which jobs hold it and which wait for it."""
     asked.principal.require_everywhere("view")  # it names jobs of whatever queue
     ledger = asked.gateway.ledger
@@ -87,7 +87,7 @@ async def show_one_limit(asked: Asked, limit: str) -> LimitShown:
     return limit_shown(await show_limit(ledger, limit), held)
 
 
-async def simulate(asked: Asked, *, body: Simulation) -> Simulated:
+async def simulate(asked: ApiRequest, *, body: Simulation) -> SimulatedWaits:
     """Tell how long the jobs of a span of time would have waited with other limits; changes nothing."""
     asked.principal.require_everywhere("view")
     ledger = asked.gateway.ledger
@@ -101,7 +101,7 @@ async def simulate(asked: Asked, *, body: Simulation) -> Simulated:
     return await simulate_limits(ledger, begin, min(end, ledger.clock.now()), body.limits)
 
 
-async def list_unique_keys(asked: Asked, task: str, *, query: KeysQuery) -> UniqueKeys:
+async def list_unique_keys(asked: ApiRequest, task: str, *, query: KeysQuery) -> UniqueKeys:
     """List the unique keys of a task: which job took each, and whether it still holds it."""
     ledger = asked.gateway.ledger
     asked.principal.require("view", None, check_token("task name", task))
@@ -110,7 +110,7 @@ async def list_unique_keys(asked: Asked, task: str, *, query: KeysQuery) -> Uniq
     return UniqueKeys(items=list(map(key_shown, seen)))
 
 
-async def show_unique_key(asked: Asked, task: str, key: str) -> KeyShown:
+async def show_unique_key(asked: ApiRequest, task: str, key: str) -> KeyShown:
     """Show who holds one unique key."""
     ledger = asked.gateway.ledger
     asked.principal.require("view", None, check_token("task name", task))
@@ -133,13 +133,13 @@ _SIMULATE: Final = {"body": Simulation, "problems": ("JOB_INVALID_INPUT", "LEDGE
 _FOUND: Final = {"problems": ("NOT_FOUND", "LEDGER_DAMAGED")}
 
 ENDPOINTS: Final = (
-    _endpoint("GET", "/v1/limits", list_limits, "List the limits", Limits, query=Looked, problems=READ),
+    _endpoint("GET", "/v1/limits", list_limits, "List the limits", Limits, query=Look, problems=READ),
     _endpoint(
         "POST",
         "/v1/limits/simulate",
         simulate,
         "Tell how jobs would have waited with other limits",
-        Simulated,
+        SimulatedWaits,
         **_SIMULATE,
     ),
     _endpoint(

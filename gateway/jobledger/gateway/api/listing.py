@@ -16,10 +16,10 @@ from jobledger.admin.objects.jobs import DeadLetterShown, dead_letter_shown
 from jobledger.admin.rows import View
 from jobledger.admin.views import job_details
 from jobledger.audit.verify.links import check_history
-from jobledger.gateway.api.asking import Limit, Looked, Past, aware
+from jobledger.gateway.api.asking import Limit, Look, Past, aware
 from jobledger.gateway.api.looking import READ, looking, next_page
 from jobledger.gateway.api.one_job import PROBLEMS, read_job
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.events import DeadReason
@@ -39,7 +39,7 @@ from jobledger.projections.search import PAIRS_MAX
 from jobledger.projections.tables.acts import ActName
 
 
-class Said(Looked, frozen=True, kw_only=True):
+class EnqueuerFilter(Look, frozen=True, kw_only=True):
     """Which jobs, by what their enqueuers said of them."""
 
     tenant: str | None = None
@@ -59,7 +59,7 @@ class Said(Looked, frozen=True, kw_only=True):
         )
 
 
-class Which(Said, frozen=True, kw_only=True):
+class Which(EnqueuerFilter, frozen=True, kw_only=True):
     """Which jobs."""
 
     state: tuple[JobState, ...] = ()  #: any of these; repeat it
@@ -78,7 +78,7 @@ class Which(Said, frozen=True, kw_only=True):
     )
     members: bool = False  #: the children of runs, too; those of a run that is named always
 
-    async def filter(self, asked: Asked, view: View) -> JobFilter:
+    async def filter(self, asked: ApiRequest, view: View) -> JobFilter:
         """Return the condition, within what the asker may see.
 
         Raises: AccessDeniedError, ProblemError, ProjectionConfigError.
@@ -92,7 +92,7 @@ class Which(Said, frozen=True, kw_only=True):
             asked.principal.require("payloads")
         return chosen
 
-    def _parameters(self, asked: Asked) -> JobFilter:
+    def _parameters(self, asked: ApiRequest) -> JobFilter:
         """Return what each parameter but `q` says."""
         return JobFilter(
             states=tuple(state.value for state in self.state),
@@ -121,7 +121,7 @@ class JobsQuery(Which, frozen=True, kw_only=True):
     after: str | None = None  #: `next` of the page before
 
 
-class DeadLettersQuery(Said, frozen=True, kw_only=True):
+class DeadLettersQuery(EnqueuerFilter, frozen=True, kw_only=True):
     """Which dead letters; the times are those of their deaths."""
 
     queue: str | None = None
@@ -134,7 +134,7 @@ class DeadLettersQuery(Said, frozen=True, kw_only=True):
     limit: Limit = 50
     after: str | None = None  #: `next` of the page before
 
-    def filter(self, asked: Asked, view: View) -> DeadLetterFilter:
+    def filter(self, asked: ApiRequest, view: View) -> DeadLetterFilter:
         """Return the condition, within what the asker may see.
 
         Raises: AccessDeniedError, ProblemError, ProjectionConfigError.
@@ -157,7 +157,7 @@ class DeadLettersQuery(Said, frozen=True, kw_only=True):
         return chosen
 
 
-class ActsQuery(Looked, frozen=True, kw_only=True):
+class ActsQuery(Look, frozen=True, kw_only=True):
     """Which acts."""
 
     by: str | None = None  #: one actor
@@ -184,7 +184,7 @@ def _text(at: datetime | None) -> str | None:
     return None if at is None else time_text(at)
 
 
-async def list_all_jobs(asked: Asked, *, query: JobsQuery) -> Answer:
+async def list_all_jobs(asked: ApiRequest, *, query: JobsQuery) -> Answer:
     """List jobs, a page at a time; pages follow each other without gap or repeat while jobs come and change."""
     async with looking(asked, query) as (view, _):
         chosen = await query.filter(asked, view)
@@ -192,13 +192,13 @@ async def list_all_jobs(asked: Asked, *, query: JobsQuery) -> Answer:
     return Answer(value=page, headers=next_page(asked, page.next))
 
 
-async def count_all_jobs(asked: Asked, *, query: Which) -> CountedJobs:
+async def count_all_jobs(asked: ApiRequest, *, query: Which) -> CountedJobs:
     """Count jobs by state; the states that are named are left out of it, so that each is counted."""
     async with looking(asked, query) as (view, _):
         return await count_jobs(view, await query.filter(asked, view))
 
 
-async def list_dead_letters(asked: Asked, *, query: DeadLettersQuery) -> Answer:
+async def list_dead_letters(asked: ApiRequest, *, query: DeadLettersQuery) -> Answer:
     """List dead letters, the newest first."""
     async with looking(asked, query) as (view, _):
         chosen = query.filter(asked, view)
@@ -206,7 +206,7 @@ async def list_dead_letters(asked: Asked, *, query: DeadLettersQuery) -> Answer:
     return Answer(value=page, headers=next_page(asked, page.next))
 
 
-async def list_dead_letter_groups(asked: Asked, *, query: DeadLettersQuery) -> Answer:
+async def list_dead_letter_groups(asked: ApiRequest, *, query: DeadLettersQuery) -> Answer:
     """List dead letters by cause, the most frequent first."""
     async with looking(asked, query) as (view, _):
         chosen = query.filter(asked, view)
@@ -214,7 +214,7 @@ async def list_dead_letter_groups(asked: Asked, *, query: DeadLettersQuery) -> A
     return Answer(value=page, headers=next_page(asked, page.next))
 
 
-async def show_dead_letter(asked: Asked, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002
+async def show_dead_letter(asked: ApiRequest, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002
     """Show a dead letter whole, with the fingerprint of its cause."""
     held = await read_job(asked, queue, id, query)
     job, ledger = held.job, asked.gateway.ledger
@@ -225,7 +225,7 @@ async def show_dead_letter(asked: Asked, queue: str, id: str, *, query: Past) ->
     return Answer(value=dead_letter_shown(details, job, check), etag=str(job.last_sequence))
 
 
-async def list_acts(asked: Asked, *, query: ActsQuery) -> Answer:
+async def list_acts(asked: ApiRequest, *, query: ActsQuery) -> Answer:
     """List what people did to jobs: cancel, retry, reschedule, requeue, discard, with actor and reason."""
     chosen = ActFilter(
         by=query.by,

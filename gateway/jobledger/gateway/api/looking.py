@@ -6,15 +6,15 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from jobledger.admin.rows import AnswerPosition, View
-from jobledger.gateway.api.asking import Looked
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.api.asking import Look
+from jobledger.gateway.http.asked import ApiRequest
 
 #: Of every list that has a past.
 READ = ("ARCHIVED", "PROJECTION_BEHIND", "BUSY")
 
 
 @contextlib.asynccontextmanager
-async def looking(asked: Asked, query: Looked) -> AsyncGenerator[tuple[View, AnswerPosition], None]:
+async def looking(asked: ApiRequest, query: Look) -> AsyncGenerator[tuple[View, AnswerPosition], None]:
     """Open the rows for the length of a block, as they are or were.
 
     Raises: ProblemError, ProjectionError, UnreachableError.
@@ -23,7 +23,7 @@ async def looking(asked: Asked, query: Looked) -> AsyncGenerator[tuple[View, Ans
         yield view, view.position()
 
 
-def next_page(asked: Asked, cursor: str | None) -> dict[str, str]:
+def next_page(asked: ApiRequest, cursor: str | None) -> dict[str, str]:
     """Return the header that names the next page; none where there is none."""
     if cursor is None:
         return {}

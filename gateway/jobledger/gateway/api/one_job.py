@@ -27,7 +27,7 @@ PROBLEMS = ("JOB_NOT_FOUND", "ARCHIVED", "LEDGER_DAMAGED")
 NOW = Past()
 
 
-class Held(NamedTuple):
+class JobAtMoment(NamedTuple):
     """A job, and the events that it is made of, without the names of jobs that the asker may not see."""
 
     job: Job
@@ -56,7 +56,7 @@ class Asker(Protocol):
 
 async def read_job(
     asked: Asker, queue: str | None, job_id: str, query: Past = NOW, permission: Permission = "view"
-) -> Held:
+) -> JobAtMoment:
     """Read a job, as it is or was.
 
     Raises: JobNotFoundError, AmbiguousIdError; ProblemError for one that is archived or that the asker may not see;
@@ -84,7 +84,7 @@ async def read_job(
     seen = names_cleared(asked.principal, history)
     job = fold(seen).job
     assert job is not None, "a history is not empty"
-    return Held(job, seen, then)
+    return JobAtMoment(job, seen, then)
 
 
 def _seen(asked: Asker, history: list[StoredEvent]) -> list[StoredEvent]:
@@ -114,7 +114,7 @@ async def missing_job(asked: Asker, queue: str | None, job_id: str) -> Exception
     return JobNotFoundError(job_id)
 
 
-async def shown(asked: Asker, held: Held) -> JobShown:
+async def shown(asked: Asker, held: JobAtMoment) -> JobShown:
     """Return a job whole; what its asker may not see is hidden."""
     ledger = asked.gateway.ledger
     details = await job_details(ledger, held.job, held.history, hidden=hidden_from(asked.principal))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Endpoint, Raw
 from jobledger.gateway.problems import ProblemError
 
 _TEXT: Final = "text/plain; charset=utf-8"
 
 
-async def healthz(_asked: Asked) -> Raw:
+async def healthz(_asked: ApiRequest) -> Raw:
     """Say that the process answers; nothing else is looked at."""
     return Raw(data=b"ok\n", media=_TEXT)
 
 
-async def readyz(asked: Asked) -> Raw:
+async def readyz(asked: ApiRequest) -> Raw:
     """Say whether requests are to come here: connected, not behind, not stopping."""
     reason = "" if asked.gateway.health is None else await asked.gateway.health.why_not_ready()
     if reason:
@@ -24,7 +24,7 @@ async def readyz(asked: Asked) -> Raw:
     return Raw(data=b"ok\n", media=_TEXT)
 
 
-async def metrics(asked: Asked) -> Raw:
+async def metrics(asked: ApiRequest) -> Raw:
     """Show the metrics of the ledger and of this process, in OpenMetrics or Prometheus' text format."""
     asked.principal.require_everywhere("view")  # they name every queue and task
     if asked.gateway.health is None:

@@ -17,9 +17,9 @@ from jobledger.admin.objects.fleet import (
 )
 from jobledger.admin.queues import by_priority, drained, listed, together
 from jobledger.admin.rows import AnswerPosition
-from jobledger.gateway.api.asking import Looked, Reasoned, aware
+from jobledger.gateway.api.asking import Look, WithReason, aware
 from jobledger.gateway.api.looking import READ, looking
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.scoped import queue_for, terms_for
@@ -32,7 +32,7 @@ _BUCKETS_MAX: Final = 10_000
 _SPANS_MAX: Final = 1_500
 
 
-class QueueQuery(Looked, frozen=True, kw_only=True):
+class QueueQuery(Look, frozen=True, kw_only=True):
     """Which queues."""
 
     by_priority: bool = False  #: an item for each priority of a queue
@@ -45,14 +45,14 @@ class Queues(msgspec.Struct, frozen=True, kw_only=True):
     position: AnswerPosition
 
 
-class Pause(Reasoned, frozen=True, kw_only=True):
+class Pause(WithReason, frozen=True, kw_only=True):
     """How a queue is paused."""
 
     until: datetime | None = None  #: left out: until somebody resumes it
     interrupt: bool = False  #: give attempts that run back, too; they do not count
 
 
-class Drained(msgspec.Struct, frozen=True, kw_only=True):
+class DrainState(msgspec.Struct, frozen=True, kw_only=True):
     """What of a paused queue still runs."""
 
     queue: str
@@ -62,7 +62,7 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
     lost: int  #: jobs of workers that are gone: they are taken over when the queue is resumed
 
 
-class StatsQuery(Looked, frozen=True, kw_only=True):
+class StatsQuery(Look, frozen=True, kw_only=True):
     """Of which jobs."""
 
     queue: str | None = None
@@ -102,7 +102,7 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
     position: AnswerPosition
 
 
-async def list_queues(asked: Asked, *, query: QueueQuery) -> Queues:
+async def list_queues(asked: ApiRequest, *, query: QueueQuery) -> Queues:
     """List the queues that the asker may see."""
     async with looking(asked, query) as (view, place):
         rows, paused = listed(view.store, None, view.now)
@@ -113,7 +113,7 @@ async def list_queues(asked: Asked, *, query: QueueQuery) -> Queues:
     )
 
 
-async def show_queue(asked: Asked, queue: str, *, query: Looked) -> QueueShown:
+async def show_queue(asked: ApiRequest, queue: str, *, query: Look) -> QueueShown:
     """Show one queue."""
     asked.principal.require("view", check_token("queue", queue))
     async with looking(asked, query) as (view, _):
@@ -125,7 +125,7 @@ async def show_queue(asked: Asked, queue: str, *, query: Looked) -> QueueShown:
     return queue_for(asked.principal, queue_shown(together(rows)[0], paused))
 
 
-async def _paused(asked: Asked, queue: str, body: Pause) -> QueueState:
+async def _paused(asked: ApiRequest, queue: str, body: Pause) -> QueueState:
     asked.principal.require("manage", check_token("queue", queue))
     return await asked.gateway.ledger.pause_queue(
         queue,
@@ -136,7 +136,7 @@ async def _paused(asked: Asked, queue: str, body: Pause) -> QueueState:
     )
 
 
-async def drain_queue(asked: Asked, queue: str, *, body: Pause) -> Answer:
+async def drain_queue(asked: ApiRequest, queue: str, *, body: Pause) -> Answer:
     """Pause the queue unless it is paused, and look whether a job of it runs; `Prefer: wait=N` waits until none does."""
     asked.principal.require("manage", check_token("queue", queue))
     asked.principal.require_all_tasks()
@@ -150,13 +150,13 @@ async def drain_queue(asked: Asked, queue: str, *, body: Pause) -> Answer:
             left = await drained(
                 asked.gateway.rows, queue, limit_s=asked.wait_s, on_change=lambda _running: None
             )
-    value = Drained(
+    value = DrainState(
         queue=queue, pause=pause_shown(state), running=left.jobs, workers=left.workers, lost=left.lost
     )
     return Answer(value=value, status=202 if left.jobs else 200)
 
 
-async def show_stats(asked: Asked, *, query: StatsQuery) -> Stats:
+async def show_stats(asked: ApiRequest, *, query: StatsQuery) -> Stats:
     """Show what happened to jobs, counted by queue and task."""
     async with looking(asked, query) as (view, place):
         totals = view.store.totals(queue=query.queue, task=query.task)
@@ -169,7 +169,7 @@ async def show_stats(asked: Asked, *, query: StatsQuery) -> Stats:
     )
 
 
-async def show_rates(asked: Asked, *, query: RatesQuery) -> SpanRates:
+async def show_rates(asked: ApiRequest, *, query: RatesQuery) -> SpanRates:
     """Show success rates, and how long jobs waited and ran: by queue and by task, and what happened span by span."""
     async with looking(asked, query) as (view, _):
         until = aware("until", query.until) or view.now + timedelta(minutes=1)
@@ -190,7 +190,7 @@ async def show_rates(asked: Asked, *, query: RatesQuery) -> SpanRates:
         )
 
 
-async def list_buckets(asked: Asked, *, query: BucketsQuery) -> Buckets:
+async def list_buckets(asked: ApiRequest, *, query: BucketsQuery) -> Buckets:
     """List what happened in each span of time, by queue and task."""
     async with looking(asked, query) as (view, place):
         rows = view.store.buckets(
@@ -226,7 +226,7 @@ ENDPOINTS: Final = (
         show_queue,
         "Show one queue",
         QueueShown,
-        query=Looked,
+        query=Look,
         problems=(*READ, "NOT_FOUND"),
     ),
     _endpoint(
@@ -234,7 +234,7 @@ ENDPOINTS: Final = (
         "/v1/queues/{queue}/drain",
         drain_queue,
         "Pause a queue and wait until nothing of it runs",
-        Drained,
+        DrainState,
         body=Pause,
         heeds=("Prefer",),
         **_DRAIN,

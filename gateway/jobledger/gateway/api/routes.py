@@ -20,10 +20,10 @@ from jobledger.admin.hooks.routes import (
     try_route,
 )
 from jobledger.admin.rows import AnswerPosition
-from jobledger.gateway.api.asking import Limit, Looked, Text
+from jobledger.gateway.api.asking import Limit, Look, Text
 from jobledger.gateway.api.looking import READ, looking
 from jobledger.gateway.hooks.references import require_route
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.refused import RefusedRequest
@@ -43,7 +43,7 @@ class Routes(msgspec.Struct, frozen=True, kw_only=True):
     position: AnswerPosition
 
 
-class ReceivedQuery(Looked, frozen=True, kw_only=True):
+class ReceivedQuery(Look, frozen=True, kw_only=True):
     """Which deliveries."""
 
     limit: Limit = 50
@@ -88,14 +88,16 @@ class RefusedRequests(msgspec.Struct, frozen=True, kw_only=True):
     items: list[RefusedRequest]
 
 
-async def list_routes(asked: Asked, *, query: Looked) -> Routes:
+async def list_routes(asked: ApiRequest, *, query: Look) -> Routes:
     """List the routes that are set."""
     asked.principal.require_everywhere("view")
     async with looking(asked, query) as (view, place):
         return Routes(items=read_routes(view.store.select), position=place)
 
 
-async def put_route(asked: Asked, route: str, *, query: ChangingRoute, body: RouteDefinition) -> ChangedRoute:
+async def put_route(
+    asked: ApiRequest, route: str, *, query: ChangingRoute, body: RouteDefinition
+) -> ChangedRoute:
     """Have a route do what the body says, whatever it did before; secrets are references."""
     asked.principal.require_everywhere("manage")
     # Read once more: a field that there is not is refused, at every depth.
@@ -111,14 +113,14 @@ async def put_route(asked: Asked, route: str, *, query: ChangingRoute, body: Rou
     return done
 
 
-async def _definition(asked: Asked, route: str) -> RouteDefinition | None:
+async def _definition(asked: ApiRequest, route: str) -> RouteDefinition | None:
     try:
         return (await asked.gateway.ledger.routes.get(route)).definition
     except RouteNotFoundError:
         return None
 
 
-async def test_one_route(asked: Asked, route: str, *, body: RouteTrial) -> RouteTried:
+async def test_one_route(asked: ApiRequest, route: str, *, body: RouteTrial) -> RouteTried:
     """Tell which jobs a route would make of a delivery; nothing is made, and no signature is asked for."""
     asked.principal.require_everywhere("manage")
     ledger = asked.gateway.ledger
@@ -141,7 +143,7 @@ def _decoded(text: str) -> bytes:
         raise ProblemError("BAD_REQUEST", "body is not base64") from error
 
 
-async def list_deliveries(asked: Asked, route: str, *, query: ReceivedQuery) -> ReceivedDeliveries:
+async def list_deliveries(asked: ApiRequest, route: str, *, query: ReceivedQuery) -> ReceivedDeliveries:
     """List what came in to a route."""
     asked.principal.require_everywhere("view")
     async with looking(asked, query) as (view, place):
@@ -157,21 +159,21 @@ async def list_deliveries(asked: Asked, route: str, *, query: ReceivedQuery) -> 
     return ReceivedDeliveries(items=items, next=items[-1].last_sequence if more else None, position=place)
 
 
-async def show_one_delivery(asked: Asked, route: str, delivery: str) -> Answer:
+async def show_one_delivery(asked: ApiRequest, route: str, delivery: str) -> Answer:
     """Show a delivery, each time it was processed, and the jobs that it made."""
     asked.principal.require_everywhere("view")
     found: ShownDelivery = await show_delivery(asked.gateway.ledger, route, delivery)
     return Answer(value=found, etag=str(found.history[-1].stream_sequence))
 
 
-class Emitted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EmittedData(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is handed to a route."""
 
     data: Any  #: any JSON; rules see it as the body of a request without headers
     id: str | None = None  #: of the delivery: the same again makes nothing, and is answered as the first time
 
 
-async def emit_to_route(asked: Asked, route: str, *, body: Emitted) -> EmittedDelivery:
+async def emit_to_route(asked: ApiRequest, route: str, *, body: EmittedData) -> EmittedDelivery:
     """Hand data to a route as a delivery: it is recorded with every job that the rules make, or nothing is.
 
     Who asks must be allowed to add jobs anywhere: the rules say which ones are made.
@@ -181,7 +183,7 @@ async def emit_to_route(asked: Asked, route: str, *, body: Emitted) -> EmittedDe
     return await emit_delivery(asked.gateway.ledger, route, body.data, delivery_id=body.id, by=by)
 
 
-async def list_refused(asked: Asked, route: str) -> RefusedRequests:
+async def list_refused(asked: ApiRequest, route: str) -> RefusedRequests:
     """List the newest requests to a route that this process refused."""
     asked.principal.require_everywhere("view")
     await asked.gateway.ledger.routes.get(route)
@@ -201,7 +203,7 @@ def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, 
 
 
 ENDPOINTS: Final = (
-    _endpoint("GET", "/v1/routes", list_routes, "List the routes", Routes, query=Looked, problems=READ),
+    _endpoint("GET", "/v1/routes", list_routes, "List the routes", Routes, query=Look, problems=READ),
     _endpoint(
         "PUT",
         _ROUTE,
@@ -228,7 +230,7 @@ ENDPOINTS: Final = (
         "Hand data to a route",
         EmittedDelivery,
         permission="queue",
-        body=Emitted,
+        body=EmittedData,
         problems=("NOT_FOUND", "JOB_INVALID_INPUT", *_WRITES),
     ),
     _endpoint(

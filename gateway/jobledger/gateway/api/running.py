@@ -7,13 +7,13 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from jobledger.gateway.api.job_acts import no_app
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.http.headers import WAIT_MAX_S
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.model.subjects import check_token
-from jobledger.workers.budget import Ran, run_within
+from jobledger.workers.budget import BudgetResult, run_within
 
 _LIMIT_MAX: Final = 1_000
 
@@ -28,17 +28,17 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     )
 
 
-async def run_by_clock(asked: Asked, *, query: Budget) -> Ran:
+async def run_by_clock(asked: ApiRequest, *, query: Budget) -> BudgetResult:
     """Run jobs that are ready, as a cron service asks for it: GET, and all that is said is in the address."""
     return await _run(asked, query)
 
 
-async def run_now(asked: Asked, *, body: Budget) -> Ran:
+async def run_now(asked: ApiRequest, *, body: Budget) -> BudgetResult:
     """Run jobs that are ready, until none is, or the budget is used up."""
     return await _run(asked, body)
 
 
-async def _run(asked: Asked, budget: Budget) -> Ran:
+async def _run(asked: ApiRequest, budget: Budget) -> BudgetResult:
     tasks, principal = asked.gateway.tasks, asked.principal
     if tasks is None:
         raise no_app()
@@ -65,7 +65,7 @@ def _endpoint(method: Any, handler: Any, **more: Any) -> Endpoint:
         handler=handler,
         summary="Run jobs that are ready, within this request",
         tag="run",
-        returns=Ran,
+        returns=BudgetResult,
         problems=("NO_APP",),
         **more,
     )

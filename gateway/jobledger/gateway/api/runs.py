@@ -12,12 +12,12 @@ from jobledger.admin.objects.jobs import GraphShown, StepsShown, graph_shown, st
 from jobledger.admin.rows import AnswerPosition
 from jobledger.admin.runs import Tree, recorded, run_tree
 from jobledger.admin.tables.first_rows import FirstRows
-from jobledger.admin.workflows.listing import Listed
+from jobledger.admin.workflows.listing import WorkflowVersion
 from jobledger.audit.verify.links import check_history
-from jobledger.gateway.api.asking import Limit, Looked, Past, Reasoned, aware
+from jobledger.gateway.api.asking import Limit, Look, Past, WithReason, aware
 from jobledger.gateway.api.looking import READ, looking
 from jobledger.gateway.api.one_job import PROBLEMS, read_job
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.scoped import terms_for, tree_for, workflows_for
 from jobledger.gateway.table_rows import rows_of
@@ -46,7 +46,7 @@ class SignalQuery(msgspec.Struct, frozen=True, kw_only=True):
     id: _Key = ""  #: the same word twice is the same signal: it counts once
 
 
-class Signalled(msgspec.Struct, frozen=True, kw_only=True):
+class SignalAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A run after it was sent a signal."""
 
     id: str
@@ -57,7 +57,7 @@ class Signalled(msgspec.Struct, frozen=True, kw_only=True):
     is_new: bool  #: False: it was sent one of that id before, and nothing was changed
 
 
-class NewRerun(Reasoned, frozen=True, kw_only=True, rename={"from_step": "from"}):
+class NewRerun(WithReason, frozen=True, kw_only=True, rename={"from_step": "from"}):
     """How a run is begun again."""
 
     from_step: _Key | None = None  #: key of the first step that is executed; those before are copied
@@ -99,10 +99,10 @@ class Rerunning(msgspec.Struct, frozen=True, kw_only=True):
 class WorkflowsShown(msgspec.Struct, frozen=True, kw_only=True):
     """The versions of workflows that a worker has or a run needs."""
 
-    items: list[Listed]
+    items: list[WorkflowVersion]
 
 
-class TablesQuery(Looked, frozen=True, kw_only=True):
+class TablesQuery(Look, frozen=True, kw_only=True):
     """Which tables."""
 
     queue: str | None = None  #: of the run
@@ -126,7 +126,7 @@ class RowsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     limit: Annotated[int, msgspec.Meta(ge=1, le=ROWS_MAX)] = 20
 
 
-async def list_steps(asked: Asked, queue: str, id: str, *, query: StepsQuery) -> Answer:  # noqa: A002 - as in the address
+async def list_steps(asked: ApiRequest, queue: str, id: str, *, query: StepsQuery) -> Answer:  # noqa: A002 - as in the address
     """List the steps of a run and the signals it was sent, read from its chain and so never stale.
 
     `results=true` adds what each step was given and returned, as far as the ledger has it; a value above the inline limit
@@ -138,14 +138,14 @@ async def list_steps(asked: Asked, queue: str, id: str, *, query: StepsQuery) ->
     return Answer(value=shown, etag=str(held.job.last_sequence))
 
 
-async def show_graph_of_run(asked: Asked, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002
+async def show_graph_of_run(asked: ApiRequest, queue: str, id: str, *, query: Past) -> Answer:  # noqa: A002
     """Show the steps of a run and what came after what."""
     held = await read_job(asked, queue, id, query)
     check = await check_history(asked.gateway.ledger.log, held.history)
     return Answer(value=graph_shown(held.job, check), etag=str(held.job.last_sequence))
 
 
-async def show_tree(asked: Asked, queue: str, id: str, *, query: Looked) -> Tree:  # noqa: A002
+async def show_tree(asked: ApiRequest, queue: str, id: str, *, query: Look) -> Tree:  # noqa: A002
     """Show a job, its steps, and all the jobs below it."""
     asked.principal.require("view", check_token("queue", queue))
     check_token("job id", id)
@@ -156,7 +156,7 @@ async def show_tree(asked: Asked, queue: str, id: str, *, query: Looked) -> Tree
 
 
 async def send_signal(
-    asked: Asked,
+    asked: ApiRequest,
     queue: str,
     id: str,  # noqa: A002
     name: str,
@@ -178,7 +178,7 @@ async def send_signal(
         queue=queue,
         by=asked.principal.name,
     )
-    value = Signalled(
+    value = SignalAnswer(
         id=told.job.id,
         queue=told.job.queue,
         status=told.job.state.value,
@@ -189,7 +189,7 @@ async def send_signal(
     return Answer(value=value, status=202 if told.is_new else 200)
 
 
-async def rerun_job(asked: Asked, queue: str, id: str, *, body: NewRerun) -> Answer:  # noqa: A002
+async def rerun_job(asked: ApiRequest, queue: str, id: str, *, body: NewRerun) -> Answer:  # noqa: A002
     """Begin a run again as a new job, which copies the steps before one, or all that completed; the run stays as it is.
 
     Another input needs the permission `queue` as well.
@@ -226,12 +226,12 @@ async def rerun_job(asked: Asked, queue: str, id: str, *, body: NewRerun) -> Ans
     return Answer(value=value, status=202 if made.created else 200, headers=location)
 
 
-async def list_all_workflows(asked: Asked) -> WorkflowsShown:
+async def list_all_workflows(asked: ApiRequest) -> WorkflowsShown:
     """List which versions of workflows living workers have, and which open runs still need."""
     return WorkflowsShown(items=await workflows_for(asked.principal, asked.gateway.rows))
 
 
-async def list_run_tables(asked: Asked, *, query: TablesQuery) -> Tables:
+async def list_run_tables(asked: ApiRequest, *, query: TablesQuery) -> Tables:
     """List the tables that runs made: rows, size, and until when the rows are kept."""
     async with looking(asked, query) as (view, place):
         select, seen = view.store.select, terms_for(asked.principal)
@@ -239,7 +239,7 @@ async def list_run_tables(asked: Asked, *, query: TablesQuery) -> Tables:
         return Tables(items=list(found), position=place)
 
 
-async def show_rows(asked: Asked, queue: str, id: str, *, query: RowsQuery) -> FirstRows:  # noqa: A002
+async def show_rows(asked: ApiRequest, queue: str, id: str, *, query: RowsQuery) -> FirstRows:  # noqa: A002
     """Show the first rows of a table that a run made.
 
     The gateway fetches the file: one of more than 16 MiB is refused, and `jobledger tables export` copies it. Values
@@ -281,7 +281,7 @@ _RERUN: Final = {
     "also": (200,),
     "problems": (*PROBLEMS, "REFUSED", "JOB_INVALID_INPUT", "PAYLOAD_TOO_LARGE", "LEDGER_FULL"),
 }
-_TREE: Final = {"query": Looked, "problems": _TREE_NODES}
+_TREE: Final = {"query": Look, "problems": _TREE_NODES}
 
 _ROWS: Final = {
     "permission": "payloads",
@@ -307,7 +307,9 @@ ENDPOINTS: Final = (
     _endpoint(
         "GET", f"{_RUN}/rows", show_rows, "Show the first rows of a table of a run", FirstRows, **_ROWS
     ),
-    _endpoint("POST", f"{_RUN}/signals/{{name}}", send_signal, "Send a run a signal", Signalled, **_SIGNAL),
+    _endpoint(
+        "POST", f"{_RUN}/signals/{{name}}", send_signal, "Send a run a signal", SignalAnswer, **_SIGNAL
+    ),
     _endpoint(
         "POST",
         f"{_RUN}/rerun",

@@ -17,10 +17,10 @@ from jobledger.admin.objects.schedules import (
     schedule_shown,
 )
 from jobledger.admin.rows import AnswerPosition
-from jobledger.admin.schedules import Ticked, like_unloaded, listed_in, shown_in, tick_due
-from jobledger.gateway.api.asking import Looked, aware
+from jobledger.admin.schedules import DueTick, like_unloaded, listed_in, shown_in, tick_due
+from jobledger.gateway.api.asking import Look, aware
 from jobledger.gateway.api.looking import READ, looking
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.access.acting import acting_for
@@ -33,7 +33,7 @@ from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.schedules.verbs import When
 
 
-class SchedulesQuery(Looked, frozen=True, kw_only=True):
+class SchedulesQuery(Look, frozen=True, kw_only=True):
     """Which schedules."""
 
     removed: bool = False  #: also those that were removed
@@ -81,14 +81,14 @@ class ScheduleMade(ScheduleNow, frozen=True, kw_only=True):
     task_known: bool  #: whether a worker ever had the task
 
 
-class Handled(msgspec.Struct, frozen=True, kw_only=True):
+class HandledTicks(msgspec.Struct, frozen=True, kw_only=True):
     """The ticks that were due and that this request made."""
 
-    items: list[Ticked]
+    items: list[DueTick]
     left: bool  #: more were due than one request makes: ask again
 
 
-async def list_schedules(asked: Asked, *, query: SchedulesQuery) -> Schedules:
+async def list_schedules(asked: ApiRequest, *, query: SchedulesQuery) -> Schedules:
     """List the schedules: when they are due next, when they ran last, and when they tick."""
     workers = await asked.gateway.ledger.leases.all()
     async with looking(asked, query) as (view, place):
@@ -98,7 +98,7 @@ async def list_schedules(asked: Asked, *, query: SchedulesQuery) -> Schedules:
     return Schedules(items=list(map(schedule_listed, seen)), position=place)
 
 
-async def show_schedule(asked: Asked, name: str, *, query: Looked) -> ScheduleShown:
+async def show_schedule(asked: ApiRequest, name: str, *, query: Look) -> ScheduleShown:
     """Show one schedule: all that it was told, its ticks, and the newest failure among its jobs."""
     check_token("schedule name", name)
     workers = await asked.gateway.ledger.leases.all()
@@ -112,7 +112,7 @@ async def show_schedule(asked: Asked, name: str, *, query: Looked) -> ScheduleSh
     return msgspec.structs.replace(shown, ticks=seen)
 
 
-async def put_schedule(asked: Asked, name: str, *, body: NewSchedule) -> ScheduleMade:
+async def put_schedule(asked: ApiRequest, name: str, *, body: NewSchedule) -> ScheduleMade:
     """Declare a schedule; one that does the same already stays as it is."""
     ledger = asked.gateway.ledger
     given = [each for each in ("cron", "every_s", "at", "on_demand") if getattr(body, each)]
@@ -143,7 +143,7 @@ async def put_schedule(asked: Asked, name: str, *, body: NewSchedule) -> Schedul
     return ScheduleMade(**now, task=definition.task, queue=definition.queue, task_known=is_known)
 
 
-async def _like(asked: Asked, body: NewSchedule) -> tuple[Enqueue, bool]:
+async def _like(asked: ApiRequest, body: NewSchedule) -> tuple[Enqueue, bool]:
     """Return what would enqueue one of a schedule's jobs, and whether a worker has had its task. Raises: ProblemError."""
     ledger, principal = asked.gateway.ledger, asked.principal
     if bool(body.task) == bool(body.graph):
@@ -160,15 +160,15 @@ async def _like(asked: Asked, body: NewSchedule) -> tuple[Enqueue, bool]:
     return await ledger.schedules.like(GraphRun(body.graph, body.input)), True
 
 
-async def handle_schedules(asked: Asked) -> Handled:
+async def handle_schedules(asked: ApiRequest) -> HandledTicks:
     """Make the ticks that are due, once whoever else makes them: for platforms where no worker runs all the time."""
-    async with looking(asked, Looked()) as (view, _):
+    async with looking(asked, Look()) as (view, _):
         rows = [row.row for row in listed_in(view, (), removed=False)]
     may = asked.principal.may
     seen = [row for row in rows if may("run", row.queue, row.task)]
     with acting_for(None):  # the gateway is the worker
         ticked, left = await tick_due(asked.gateway.ledger, seen)
-    return Handled(items=ticked, left=left)
+    return HandledTicks(items=ticked, left=left)
 
 
 _ORDER: Final = (
@@ -191,7 +191,7 @@ def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, 
 
 
 _LIST: Final = {"permission": "view", "query": SchedulesQuery, "problems": READ}
-_SHOW: Final = {"permission": "view", "query": Looked, "problems": (*READ, "NOT_FOUND")}
+_SHOW: Final = {"permission": "view", "query": Look, "problems": (*READ, "NOT_FOUND")}
 _HANDLE: Final = {"permission": "run", "problems": ("LEDGER_FULL", "PROJECTION_BEHIND")}
 _PUT: Final = {
     "permission": "manage",
@@ -202,7 +202,12 @@ _PUT: Final = {
 ENDPOINTS: Final = (
     _endpoint("GET", "/v1/schedules", list_schedules, "List the schedules", Schedules, **_LIST),
     _endpoint(
-        "POST", "/v1/schedules/handle", handle_schedules, "Make the ticks that are due", Handled, **_HANDLE
+        "POST",
+        "/v1/schedules/handle",
+        handle_schedules,
+        "Make the ticks that are due",
+        HandledTicks,
+        **_HANDLE,
     ),
     _endpoint("GET", _ONE, show_schedule, "Show a schedule", ScheduleShown, **_SHOW),
     _endpoint("PUT", _ONE, put_schedule, "Declare a schedule", ScheduleMade, **_PUT),

@@ -18,7 +18,7 @@ from jobledger.gateway.api.adding import (
     reused,
 )
 from jobledger.gateway.api.asking import Text
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.graphs.named import NamedGraph, graph_of
@@ -53,7 +53,7 @@ class NewRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     on_other_input: OnOtherInput = "error"  #: what is done where the id belongs to a run with another input
 
 
-async def put_graph(asked: Asked, name: str, *, query: ChangingGraph, body: GivenGraph) -> ChangedGraph:
+async def put_graph(asked: ApiRequest, name: str, *, query: ChangingGraph, body: GivenGraph) -> ChangedGraph:
     """Store a graph under a name, as its next version; what says the same changes nothing. Runs go on with theirs."""
     ledger, principal = asked.gateway.ledger, asked.principal
     given = _named(check_token("graph", name), body)
@@ -68,7 +68,7 @@ async def put_graph(asked: Asked, name: str, *, query: ChangingGraph, body: Give
     return changed_graph(done)
 
 
-async def _require_replaceable(asked: Asked, name: str) -> None:
+async def _require_replaceable(asked: ApiRequest, name: str) -> None:
     """Refuse to replace a graph that its asker may not manage. Raises: ProblemError, GraphNotFoundError."""
     try:
         known = await asked.gateway.ledger.graphs.get(name)
@@ -85,7 +85,7 @@ def _named(name: str, body: GivenGraph) -> NamedGraph:
     return msgspec.structs.replace(body, name=name)
 
 
-async def run_graph(asked: Asked, name: str, *, body: NewRun) -> Answer:
+async def run_graph(asked: ApiRequest, name: str, *, body: NewRun) -> Answer:
     """Begin a run of a stored graph as one job, whose result has those of its nodes by name.
 
     Its job is in queue `jobledger`. Who asks must be allowed to add each node's job. The run takes the newest version

@@ -13,7 +13,7 @@ import msgspec
 from jobledger.admin.verbs.kit import Declaration, Field, answer_type, declared_in, fields_of, words_in
 from jobledger.gateway.api.asking import aware
 from jobledger.gateway.api.place import GatewayPlace
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.errors import InvalidInputError
@@ -32,7 +32,7 @@ def endpoint_of(declaration: Declaration) -> Endpoint:
     in_query = [each for each in rest if each.is_parameter(declaration)]
     moments = [each for each in fields if each.kind is datetime]
 
-    async def handle(asked: Asked, *, query: Any = None, body: Any = None, **given: Any) -> Any:
+    async def handle(asked: ApiRequest, *, query: Any = None, body: Any = None, **given: Any) -> Any:
         for part in (query, body):
             given |= {} if part is None else msgspec.structs.asdict(part)
         for each in moments:

@@ -10,7 +10,7 @@ import msgspec
 
 from jobledger.admin.hooks.webhooks import (
     KEEP_OLD_S,
-    Redelivered,
+    RedeliveryResult,
     WebhookInfo,
     put_webhook,
     redeliver_events,
@@ -18,10 +18,10 @@ from jobledger.admin.hooks.webhooks import (
     try_webhook,
 )
 from jobledger.admin.lists.jobs import JobPage, list_jobs
-from jobledger.gateway.api.asking import Limit, Looked, Reasoned, Text, aware
+from jobledger.gateway.api.asking import Limit, Look, Text, WithReason, aware
 from jobledger.gateway.api.looking import READ, looking, next_page
 from jobledger.gateway.hooks.references import require_secrets, require_webhook
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.ledger.model.hooks.definition import Format, Part, WebhookDefinition, WebhookTarget
 from jobledger.ledger.model.hooks.references import is_reference
@@ -80,14 +80,14 @@ class TestMade(msgspec.Struct, frozen=True, kw_only=True):
     id: str
 
 
-class DeliveriesQuery(Looked, frozen=True, kw_only=True):
+class DeliveriesQuery(Look, frozen=True, kw_only=True):
     """Which page of deliveries."""
 
     limit: Limit = 50
     after: str | None = None  #: what the page before says as `next`
 
 
-async def put(asked: Asked, name: str, *, body: GivenWebhook) -> WebhookInfo:
+async def put(asked: ApiRequest, name: str, *, body: GivenWebhook) -> WebhookInfo:
     """Have a webhook do this, whatever it did before; from here on events match."""
     asked.principal.require_everywhere("manage")
     if any(map(is_reference, body.headers.values())):
@@ -108,7 +108,7 @@ async def put(asked: Asked, name: str, *, body: GivenWebhook) -> WebhookInfo:
     )
 
 
-async def rotate(asked: Asked, name: str, *, body: Rotating) -> WebhookInfo:
+async def rotate(asked: ApiRequest, name: str, *, body: Rotating) -> WebhookInfo:
     """Sign with another secret; the one before signs, too, for a time."""
     asked.principal.require_everywhere("manage")
     require_secrets(asked.principal, asked.gateway.secrets, [body.secret])
@@ -122,7 +122,7 @@ async def rotate(asked: Asked, name: str, *, body: Rotating) -> WebhookInfo:
     )
 
 
-async def test(asked: Asked, name: str) -> Answer:
+async def test(asked: ApiRequest, name: str) -> Answer:
     """Make a job that posts a message of type `webhook.test`; its result says what the receiver answered."""
     asked.principal.require_everywhere("manage")
     ref = (await try_webhook(asked.gateway.ledger, name, by=asked.principal.name)).ref
@@ -130,7 +130,7 @@ async def test(asked: Asked, name: str) -> Answer:
     return Answer(value=TestMade(queue=ref.queue, id=ref.job_id), headers={"location": location})
 
 
-async def redeliver(asked: Asked, name: str, *, body: Redelivering) -> Redelivered:
+async def redeliver(asked: ApiRequest, name: str, *, body: Redelivering) -> RedeliveryResult:
     """Send events of a range of time again; unless `plan` is false, tell what would be sent."""
     asked.principal.require_everywhere("manage")
     since = aware("since", body.since)
@@ -145,7 +145,7 @@ async def redeliver(asked: Asked, name: str, *, body: Redelivering) -> Redeliver
     )
 
 
-async def deliveries(asked: Asked, name: str, *, query: DeliveriesQuery) -> Answer:
+async def deliveries(asked: ApiRequest, name: str, *, query: DeliveriesQuery) -> Answer:
     """List the jobs that a webhook made, the newest first."""
     asked.principal.require_everywhere("view")
     webhook = await find_webhook(asked.gateway.ledger.log, name)
@@ -166,7 +166,7 @@ def _endpoint(method: Any, path: str, handler: Any, summary: str, returns: Any, 
 _LOOK: Final = ("NOT_FOUND", "LEDGER_DAMAGED")
 _PUT: Final = ("LEDGER_FULL", "LEDGER_BUSY", "JOB_INVALID_INPUT")
 _ACT: Final = (*_PUT, "NOT_FOUND", "REFUSED")
-_REASONED: Final[dict[str, Any]] = {"permission": "manage", "body": Reasoned, "problems": _ACT}
+_REASONED: Final[dict[str, Any]] = {"permission": "manage", "body": WithReason, "problems": _ACT}
 
 ENDPOINTS: Final = (
     _endpoint(
@@ -202,7 +202,7 @@ ENDPOINTS: Final = (
         "/{name}/redeliver",
         redeliver,
         "Send events of the past again",
-        Redelivered,
+        RedeliveryResult,
         **{**_REASONED, "body": Redelivering},
     ),
     _endpoint(

@@ -42,7 +42,7 @@ encode: Final = msgspec.json.Encoder().encode
 AnyTask = Task[..., Any] | TaskWithOptions[..., Any] | str
 
 
-class Named(TypedDict, total=False):
+class JobOptions(TypedDict, total=False):
     """What can be said of a job that is enqueued, beside its input."""
 
     queue: str
@@ -209,7 +209,7 @@ def not_reached(url: str, error: Exception) -> ServerUnreachableError:
 
 
 def order_of(
-    task: AnyTask, given: Mapping[str, Any] | None, arguments: Mapping[str, Any], named: Named
+    task: AnyTask, given: Mapping[str, Any] | None, arguments: Mapping[str, Any], named: JobOptions
 ) -> dict[str, Any]:
     """Return what is sent to enqueue a job, without an id that nobody gave it. Raises: InvalidInputError."""
     if given is not None and arguments:

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 
 from jobledger.gateway.client import calls, together
-from jobledger.gateway.client.calls import AnyTask, Call, Named, Reply
+from jobledger.gateway.client.calls import AnyTask, Call, JobOptions, Reply
 from jobledger.gateway.client.models import (
     BatchCount,
     BulkResult,
@@ -101,7 +101,7 @@ class Ledger:
         values: Mapping[str, Any] | None = None,
         /,
         *,
-        options: Named | None = None,
+        options: JobOptions | None = None,
         **arguments: Any,
     ) -> JobHandle:
         """Add one job; when this returns, the job is in the ledger.
@@ -122,7 +122,7 @@ class Ledger:
         task: AnyTask,
         inputs: Iterable[Mapping[str, Any]],
         *,
-        options: Named | None = None,
+        options: JobOptions | None = None,
         batch: str | None = None,
         on_end: AnyTask | None = None,
     ) -> BulkResult:
@@ -133,7 +133,7 @@ class Ledger:
 
         Raises: as `enqueue`; the sentence says at which line.
         """
-        named: Named = options or {}
+        named: JobOptions = options or {}
         if batch is not None:
             return await self._batch(batch, task, inputs, named, on_end)
         if on_end is not None:
@@ -162,7 +162,7 @@ class Ledger:
         name: str,
         task: AnyTask,
         inputs: Iterable[Mapping[str, Any]],
-        named: Named,
+        named: JobOptions,
         on_end: AnyTask | None,
     ) -> BulkResult:
         opened = await self._requests.done(together.open_call(name, task, named, on_end))
@@ -262,7 +262,7 @@ class Graphs:
         self,
         name: str,
         input: Mapping[str, Any] | None = None,  # noqa: A002 - as the ledger's
-        **said: Unpack[together.Said],
+        **said: Unpack[together.RunOptions],
     ) -> JobHandle:
         """Begin a run of a stored graph as one job, whose result has those of the nodes by name. Raises: as `enqueue`."""
         reply = await self._requests.done(together.run_call(name, input, said))

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from jobledger.gateway.client import remote
-from jobledger.gateway.client.calls import AnyTask, Named
+from jobledger.gateway.client.calls import AnyTask, JobOptions
 from jobledger.gateway.client.models import BulkResult, Emitted, Event, JobLogs, JobSnapshot
 
 if TYPE_CHECKING:
     from jobledger.admin.verbs.kit import Verb
-    from jobledger.gateway.client.together import Said
+    from jobledger.gateway.client.together import RunOptions
     from jobledger.ledger.graphs.graph import Graph
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Ledger:
         values: Mapping[str, Any] | None = None,
         /,
         *,
-        options: Named | None = None,
+        options: JobOptions | None = None,
         **arguments: Any,
     ) -> JobHandle:
         """Add one job; see `remote.Ledger.enqueue`."""
@@ -81,7 +81,7 @@ class Ledger:
         task: AnyTask,
         inputs: Iterable[Mapping[str, Any]],
         *,
-        options: Named | None = None,
+        options: JobOptions | None = None,
         batch: str | None = None,
         on_end: AnyTask | None = None,
     ) -> BulkResult:
@@ -139,7 +139,7 @@ class Graphs:
         self,
         name: str,
         input: Mapping[str, Any] | None = None,  # noqa: A002 - as the ledger's
-        **said: Unpack[Said],
+        **said: Unpack[RunOptions],
     ) -> JobHandle:
         """Begin a run of a stored graph as one job."""
         portal, ledger = self._opened()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 import msgspec
 import uuid_utils
 
-from jobledger.gateway.client.calls import AnyTask, Call, Named, encode, json_call, order_of, said_of
+from jobledger.gateway.client.calls import AnyTask, Call, JobOptions, encode, json_call, order_of, said_of
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.subjects import check_token
 
@@ -58,14 +58,14 @@ def put_graph_call(graph: Graph | Mapping[str, Any], reason: str) -> Call:
 
 def version_in(body: bytes) -> int:
     """Return the version that a stored graph has, from the answer to `put_graph_call`."""
-    return msgspec.json.decode(body, type=_Changed).info.version
+    return msgspec.json.decode(body, type=_ChangedGraph).info.version
 
 
 class _Info(msgspec.Struct):
     version: int
 
 
-class _Changed(msgspec.Struct):
+class _ChangedGraph(msgspec.Struct):
     info: _Info
 
 
@@ -75,7 +75,7 @@ def remove_graph_call(name: str, reason: str) -> Call:
     return Call("DELETE", f"/v1/graphs/{check_token('graph', name)}", params=params)
 
 
-class Said(TypedDict, total=False):
+class RunOptions(TypedDict, total=False):
     """How a run of a stored graph is begun; what is left out is as for any job."""
 
     id: str  #: the same again begins nothing
@@ -85,7 +85,7 @@ class Said(TypedDict, total=False):
     on_other_input: Literal["error", "keep"]
 
 
-def run_call(name: str, values: Mapping[str, Any] | None, said: Said) -> Call:
+def run_call(name: str, values: Mapping[str, Any] | None, said: RunOptions) -> Call:
     """Return the request that begins a run of a stored graph. It always has an id, so the request may be sent twice."""
     given = said.get("id") or str(uuid_utils.uuid7())
     body = {**said, "input": dict(values or {}), "id": given}
@@ -112,7 +112,7 @@ def emit_call(route: str, data: Any, delivery_id: str | None) -> Call:
     return json_call("POST", f"/v1/routes/{check_token('route', route)}/emit", body)
 
 
-def open_call(name: str, task: AnyTask, named: Named, on_end: AnyTask | None) -> Call:
+def open_call(name: str, task: AnyTask, named: JobOptions, on_end: AnyTask | None) -> Call:
     """Return the request that opens a batch. Raises: InvalidInputError."""
     if "id" in named:
         raise InvalidInputError("a batch names its jobs by their places in it: leave id out")
@@ -123,7 +123,9 @@ def open_call(name: str, task: AnyTask, named: Named, on_end: AnyTask | None) ->
     return json_call("PUT", f"/v1/batches/{check_token('batch', name)}", wanted)
 
 
-def jobs_of(task: AnyTask, inputs: Iterable[Mapping[str, Any]], named: Named) -> Iterator[dict[str, Any]]:
+def jobs_of(
+    task: AnyTask, inputs: Iterable[Mapping[str, Any]], named: JobOptions
+) -> Iterator[dict[str, Any]]:
     """Yield the jobs of a batch without ids: the gateway names them by their places. Raises: InvalidInputError."""
     for values in inputs:
         order = order_of(task, values, {}, named)

@@ -42,7 +42,7 @@ _AGAIN_S: Final = 1.0
 _log = logging.getLogger("jobledger.gateway.feed")
 
 
-class Kept:
+class FeedEvent:
     """An event of the ledger, and its texts once somebody wanted them: each is written once for all readers."""
 
     __slots__ = ("_texts", "message")
@@ -64,7 +64,7 @@ class Kept:
 
 
 #: Some events in stream order, and the sequence up to which everything was looked at.
-Portion = tuple[Sequence[Kept], int]
+Portion = tuple[Sequence[FeedEvent], int]
 
 
 class Feed:
@@ -79,7 +79,7 @@ class Feed:
     ) -> None:
         self._ledger = ledger
         self._read_on_s = read_on_s
-        self._kept: deque[Kept] = deque()
+        self._kept: deque[FeedEvent] = deque()
         self._kept_max = kept_max
         self._bytes = 0
         self._head = 0  #: sequence of the newest event that was read
@@ -176,7 +176,7 @@ class Feed:
 
     def _keep(self, batch: Sequence[Message]) -> None:
         for message in batch:
-            self._kept.append(Kept(message))
+            self._kept.append(FeedEvent(message))
             self._bytes += len(message.data)
             if self._ends and isinstance(message, StoredEvent) and type(message.event) in FINAL:
                 ref = JobRef(queue=message.event.queue, job_id=message.event.job)
@@ -188,7 +188,7 @@ class Feed:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def _newer(self, than: int) -> list[Kept]:
+    def _newer(self, than: int) -> list[FeedEvent]:
         """Return the kept events after a sequence. Raises: ProblemError (READER_TOO_SLOW) where some are not kept."""
         count = self._head - than
         if count <= 0:
@@ -284,5 +284,5 @@ class Feed:
                     if self._closed:
                         return
                     last = batch[-1].stream_sequence
-                    yield [Kept(message) for message in batch if choice.wants(message)], last
+                    yield [FeedEvent(message) for message in batch if choice.wants(message)], last
             yield [], max(head, last)

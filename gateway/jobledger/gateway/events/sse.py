@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from jobledger.admin.events.choice import name_of
-from jobledger.gateway.events.feed import Feed, Kept, Portion
+from jobledger.gateway.events.feed import Feed, FeedEvent, Portion
 from jobledger.gateway.problems import ProblemError, problem_of
 from jobledger.gateway.shares import opened
 from jobledger.ledger.model.errors import LedgerError
@@ -23,7 +23,7 @@ MEDIA: Final = "text/event-stream"
 HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
 RETRY_MS: Final = 1_000  #: when a reader that was cut off comes back
 
-Shown = Callable[[Kept], bool]
+Shown = Callable[[FeedEvent], bool]
 
 
 async def sse(
@@ -76,5 +76,5 @@ async def primed(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, No
     return all_of_them()
 
 
-def _event(kept: Kept, hidden: Hidden) -> str:
+def _event(kept: FeedEvent, hidden: Hidden) -> str:
     return f"id: {kept.sequence}\nevent: {name_of(kept.message)}\ndata: {kept.text(hidden)}\n\n"

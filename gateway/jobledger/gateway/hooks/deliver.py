@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
-from jobledger.gateway.hooks.posting import Answered, Poster
+from jobledger.gateway.hooks.posting import PostAnswer, Poster
 from jobledger.gateway.hooks.signing import body_of, signature
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.context import Context
@@ -24,7 +24,7 @@ from jobledger.ledger.outcome import Cancel, Retry
 from jobledger.ledger.tasks import Task
 from jobledger.ledger.webhooks.acting import change_webhook, find_webhook
 from jobledger.ledger.webhooks.making import ATTEMPTS_MAX, DELIVER, job_id
-from jobledger.ledger.webhooks.message import Told, told_of
+from jobledger.ledger.webhooks.message import EventMessage, told_of
 from jobledger.ledger.webhooks.secrets import Secrets, key_of
 
 #: How long to wait after each failed try, in seconds: five seconds to ten hours, a day and four hours in all.
@@ -38,7 +38,7 @@ _WHY_MAX: Final = 1_500
 _TOKEN_MIN: Final = 16
 
 
-class Delivered(msgspec.Struct, frozen=True, kw_only=True):
+class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a delivery."""
 
     status: int  #: of the receiver's answer
@@ -54,7 +54,7 @@ class Delivering:
         self.secrets = secrets
         self.chance = chance or random.Random()  # noqa: S311 - spreads retries
 
-    async def deliver(self, context: Context, name: str, sequence: int) -> Delivered | Cancel | Retry:
+    async def deliver(self, context: Context, name: str, sequence: int) -> DeliveryResult | Cancel | Retry:
         """Post one event; say what is to become of the job."""
         ledger = context.ledger
         try:
@@ -68,15 +68,17 @@ class Delivering:
         try:
             answered = await self._post(ledger, webhook, told, sequence or context.job_id)
         except SecretUnavailableError as error:
-            answered = Answered(status=0, why=str(error))
+            answered = PostAnswer(status=0, why=str(error))
         if answered.is_received:
             if webhook.failing_since is not None and sequence:
                 await change_webhook(ledger, name, Succeed())
             took_ms = round(1_000 * (time.monotonic() - began))
-            return Delivered(status=answered.status, answer=answered.answer, took_ms=took_ms)
+            return DeliveryResult(status=answered.status, answer=answered.answer, took_ms=took_ms)
         return await self._failed(context, name, answered, is_test=not sequence)
 
-    async def _post(self, ledger: Ledger, webhook: Webhook, told: Told, sequence: int | str) -> Answered:
+    async def _post(
+        self, ledger: Ledger, webhook: Webhook, told: EventMessage, sequence: int | str
+    ) -> PostAnswer:
         terms, now = webhook.definition, ledger.clock.now()
         # Of an event it is the same at every try and at every redelivery, so that a receiver can tell it had it before.
         message_id = job_id(webhook.name, sequence) if isinstance(sequence, int) else sequence
@@ -111,7 +113,7 @@ class Delivering:
         }
 
     async def _failed(
-        self, context: Context, name: str, answered: Answered, *, is_test: bool
+        self, context: Context, name: str, answered: PostAnswer, *, is_test: bool
     ) -> Cancel | Retry:
         """Tell the webhook, and say when the next try is."""
         why = answered.why + (f": {answered.answer}" if answered.answer else "")
@@ -126,7 +128,7 @@ class Delivering:
             return Cancel(f"the receiver wants no more of this message ({answered.why})")
         return Retry(delay_s=self._delay_s(context.attempt, answered), reason=why[:_WHY_MAX])
 
-    def _delay_s(self, attempt: int, answered: Answered) -> float:
+    def _delay_s(self, attempt: int, answered: PostAnswer) -> float:
         if answered.retry_after_s is not None:
             return answered.retry_after_s
         return DELAYS_S[min(attempt, len(DELAYS_S)) - 1] * (1 + self.chance.random() * _JITTER)
@@ -146,11 +148,11 @@ def _without(text: str, hidden: Sequence[str]) -> str:
     return text
 
 
-async def _told(ledger: Ledger, webhook: Webhook, sequence: int) -> Told | Cancel:
+async def _told(ledger: Ledger, webhook: Webhook, sequence: int) -> EventMessage | Cancel:
     """Return what is told of an event; of none where it is a test."""
     if not sequence:
         data: dict[str, Any] = {"webhook": webhook.name}
-        return Told(type="webhook.test", timestamp=ledger.clock.now(), data=data)
+        return EventMessage(type="webhook.test", timestamp=ledger.clock.now(), data=data)
     if not webhook.is_active:
         return Cancel(f"webhook {webhook.name} is {webhook.status}: redeliver it once it is resumed")
     if not webhook.definition.target.url:
@@ -165,7 +167,7 @@ def deliver_task(delivering: Delivering) -> Task[..., Any]:
     """Return the task for the worker of a gateway; its jobs are made by the reactor of webhooks."""
 
     @task(name=DELIVER, queue=DELIVERIES_QUEUE, max_attempts=ATTEMPTS_MAX)
-    async def deliver(context: Context, webhook: str, sequence: int) -> Delivered | Cancel | Retry:
+    async def deliver(context: Context, webhook: str, sequence: int) -> DeliveryResult | Cancel | Retry:
         return await delivering.deliver(context, webhook, sequence)
 
     return deliver

@@ -21,7 +21,7 @@ KEPT_BYTES: Final = 2 << 10  #: of an answer, in the result or the error of the 
 RETRY_AFTER_S_MAX: Final = 24 * 3600.0
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
+class PostAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a post."""
 
     status: int  #: 0: no answer came
@@ -44,7 +44,7 @@ class Poster:
         self._timeout_s = timeout_s
         self._tls = ssl.create_default_context()
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answered:
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> PostAnswer:
         """Post once. A redirect is an answer like others, and nothing is asked of where it points.
 
         Raises: nothing: a failure is an answer, too.
@@ -53,13 +53,13 @@ class Poster:
             async with asyncio.timeout(self._timeout_s):
                 return await self._post(url, body, headers)
         except TimeoutError:
-            return Answered(status=0, why=f"no answer within {self._timeout_s:g} s")
+            return PostAnswer(status=0, why=f"no answer within {self._timeout_s:g} s")
         except TargetRefusedError as error:
-            return Answered(status=0, why=str(error))
+            return PostAnswer(status=0, why=str(error))
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            return Answered(status=0, why=_why(error))
+            return PostAnswer(status=0, why=_why(error))
 
-    async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answered:
+    async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> PostAnswer:
         limits = httpx.Limits(max_keepalive_connections=0)
         inner = httpx.AsyncHTTPTransport(verify=self._tls, limits=limits, trust_env=False, retries=0)
         client = httpx.AsyncClient(
@@ -77,7 +77,7 @@ class Poster:
         async with client, client.stream("POST", url, content=body, headers=sent) as response:
             read = await _beginning(response)
             words = f"{response.status_code} {response.reason_phrase}".strip()
-            return Answered(
+            return PostAnswer(
                 status=response.status_code,
                 why=f"{words}, and redirects are not followed" if response.is_redirect else words,
                 answer=read[:KEPT_BYTES].decode(errors="replace"),

@@ -8,14 +8,20 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from jobledger.gateway.http.asked import Asked
+from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint, Raw
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.hooks.delivery import MatchedJob
 from jobledger.ledger.model.hooks.errors import RouteNotFoundError, SecretUnavailableError
 from jobledger.ledger.model.hooks.match import document_of
 from jobledger.ledger.model.hooks.route import Route, RouteDefinition
-from jobledger.ledger.model.hooks.schemes import Scheme, Unverified, Verified, delivery_named, verify
+from jobledger.ledger.model.hooks.schemes import (
+    Scheme,
+    UnverifiedRequest,
+    VerifiedRequest,
+    delivery_named,
+    verify,
+)
 from jobledger.ledger.webhooks.receiving import Arrival
 from jobledger.ledger.webhooks.secrets import Secrets
 
@@ -28,7 +34,7 @@ _ID_CHARACTERS_MAX: Final = 1_000
 ANYTHING: Final = "*/*"
 
 
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
+class DeliveryAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a delivery; of a repeat, what became of the first one."""
 
     delivery: str  #: its name, as `routes deliveries` shows it; "" for a greeting, which is not recorded
@@ -36,7 +42,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[MatchedJob, ...]  #: the jobs that it made
 
 
-async def receive_webhook(asked: Asked, route: str) -> Answer | Raw:
+async def receive_webhook(asked: ApiRequest, route: str) -> Answer | Raw:
     """Take a delivery: the route, its size, its signature, then all of it as one batch."""
     gateway = asked.gateway
     if not await gateway.route_names.has(gateway.ledger, route):
@@ -68,11 +74,11 @@ async def receive_webhook(asked: Asked, route: str) -> Answer | Raw:
         client = asked.request.client.host if asked.request.client else ""
         asked.request.scope["jobledger.code"] = DIFFERENT_BODY  # it is counted and logged as such
         gateway.refused.add(route, DIFFERENT_BODY, why, client=client, at=gateway.ledger.clock.now())
-    taken = Taken(delivery=found.delivery, matched=len(found.matched), jobs=found.matched)
+    taken = DeliveryAnswer(delivery=found.delivery, matched=len(found.matched), jobs=found.matched)
     return Answer(value=taken, status=_ACCEPTED if found.matched else 200)
 
 
-def _headers(asked: Asked) -> dict[str, str]:
+def _headers(asked: ApiRequest) -> dict[str, str]:
     """Return the headers by their names in lower case; of one that is said twice the first counts."""
     found: dict[str, str] = {}
     for name, value in asked.request.headers.items():
@@ -80,7 +86,7 @@ def _headers(asked: Asked) -> dict[str, str]:
     return found
 
 
-async def _body(asked: Asked, bytes_max: int) -> bytes:
+async def _body(asked: ApiRequest, bytes_max: int) -> bytes:
     """Read the body. Raises: ProblemError (PAYLOAD_TOO_LARGE)."""
     said = asked.header("content-length")
     parts: list[bytes] = []
@@ -100,15 +106,15 @@ async def _body(asked: Asked, bytes_max: int) -> bytes:
 
 
 def _verified(
-    asked: Asked, route: Route, scheme: Scheme, headers: Mapping[str, str], body: bytes
-) -> Verified:
+    asked: ApiRequest, route: Route, scheme: Scheme, headers: Mapping[str, str], body: bytes
+) -> VerifiedRequest:
     """Prove a request. Raises: ProblemError (BAD_SIGNATURE, STALE_TIMESTAMP, SECRET_UNAVAILABLE)."""
     gateway, definition = asked.gateway, route.definition
     assert definition is not None, "it is set"
     now = gateway.ledger.clock.now()
     secrets = _secrets(gateway.secrets, route.name, definition)
     found = verify(scheme, secrets, headers, body, now=now, tolerance_s=definition.tolerance_s)
-    if isinstance(found, Unverified):
+    if isinstance(found, UnverifiedRequest):
         client = asked.request.client.host if asked.request.client else ""
         gateway.refused.add(route.name, found.code, found.why, client=client, at=now)
         raise ProblemError(found.code, found.why)
@@ -158,7 +164,7 @@ ENDPOINTS: Final = (
         summary="Take a webhook of somebody else, proven by its signature",
         tag="routes",
         takes=ANYTHING,
-        returns=Taken,
+        returns=DeliveryAnswer,
         status=_ACCEPTED,
         also=(200,),
         problems=(

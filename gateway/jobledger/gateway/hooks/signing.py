@@ -12,7 +12,7 @@ import msgspec
 
 from jobledger.ledger.model.hooks.definition import Format
 from jobledger.ledger.model.times import time_text
-from jobledger.ledger.webhooks.message import Told
+from jobledger.ledger.webhooks.message import EventMessage
 
 _JSON: Final = "application/json"
 _CLOUDEVENTS: Final = "application/cloudevents+json"
@@ -38,7 +38,7 @@ class CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, object]
 
 
-def body_of(told: Told, form: Format, *, message_id: str, source: str) -> Body:
+def body_of(told: EventMessage, form: Format, *, message_id: str, source: str) -> Body:
     """Return what is posted of an event, the same bytes at every try."""
     if form == "standard":
         return Body(msgspec.json.encode(told), _JSON)

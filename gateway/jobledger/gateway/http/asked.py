@@ -24,7 +24,7 @@ from jobledger.ledger.model.rights.authority import Principal
 _DIGITS_MAX: Final = 19  #: of a sequence: what the server counts to
 
 
-class Asked:
+class ApiRequest:
     """One request, as handlers see it."""
 
     def __init__(

@@ -72,7 +72,7 @@ class Raw(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = {}
 
 
-class Streamed(msgspec.Struct, frozen=True, kw_only=True):
+class StreamedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """An answer that is sent part by part; the parts are asked for only as fast as the reader takes them."""
 
     parts: AsyncIterator[bytes]

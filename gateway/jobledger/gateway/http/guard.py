@@ -11,8 +11,8 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jobledger.gateway.access.gate import Arrived, Gate, Pairs
-from jobledger.gateway.access.identity import ADMITTED, CALLER, Admitted
+from jobledger.gateway.access.gate import ArrivedRequest, Gate, Pairs
+from jobledger.gateway.access.identity import ADMITTED, CALLER, AdmittedPerson
 from jobledger.gateway.http.head import headers_of, request_id_of
 from jobledger.gateway.http.routing import refusal
 from jobledger.gateway.parts import Gateway
@@ -54,7 +54,7 @@ class Guard:
             scope["client"] = (arrived.client, 0)
         scope[CALLER], scope[ADMITTED] = arrived.caller, arrived.who
         sending = _adding(send, added)
-        if isinstance(arrived.who, Admitted):
+        if isinstance(arrived.who, AdmittedPerson):
             scope["jobledger.principal"] = arrived.who.principal
         if scope["path"] in _ALWAYS:
             await self._app(scope, receive, sending)
@@ -66,24 +66,24 @@ class Guard:
             await _refuse(error, scope, receive, sending)
             return
         try:
-            if isinstance(arrived.who, Admitted):
+            if isinstance(arrived.who, AdmittedPerson):
                 await self._watched(arrived.who, scope, receive, sending)
             else:
                 await self._app(scope, receive, sending)
         finally:
             asker.end()
 
-    def _asker(self, arrived: Arrived) -> Asker:
+    def _asker(self, arrived: ArrivedRequest) -> Asker:
         """Return whose share a request takes: who is not known has that of a network address."""
         shares, who = self._gateway.shares, arrived.who
-        if not isinstance(who, Admitted):
+        if not isinstance(who, AdmittedPerson):
             network = network_of(arrived.client)
             return Asker(shares, network, named=f"the address {network}", kind="anonymous")
         principal = who.principal
         whose = principal.key_id or principal.name
         return Asker(shares, whose, named=principal.name, is_bound=who.is_counted)
 
-    async def _watched(self, admitted: Admitted, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _watched(self, admitted: AdmittedPerson, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer whoever is let in, for as long as that holds.
 
         After that a stream ends, an answer that had not begun is a refusal, and no more of the body is read.
@@ -102,7 +102,7 @@ class Guard:
 
     def _sweep(self) -> None:
         """End the visits of those who are no longer let in. Each who asks is looked up once, whatever they have open."""
-        holds: dict[Admitted, bool] = {}
+        holds: dict[AdmittedPerson, bool] = {}
         for visit in list(self._visits):
             who = visit.admitted
             if who not in holds:
@@ -115,7 +115,7 @@ class Guard:
 class _Visit:
     """A request of somebody who was let in, while it is answered."""
 
-    def __init__(self, admitted: Admitted, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, admitted: AdmittedPerson, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.current_task()
         assert task is not None, "requests are answered by tasks"
         self.task = task

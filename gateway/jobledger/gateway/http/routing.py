@@ -18,8 +18,8 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jobledger.gateway.http.addresses import Addresses
-from jobledger.gateway.http.asked import Asked
-from jobledger.gateway.http.endpoint import JSON, Answer, Endpoint, Raw, Streamed
+from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.endpoint import JSON, Answer, Endpoint, Raw, StreamedAnswer
 from jobledger.gateway.http.head import REQUEST_ID, headers_of, request_id_of
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import MEDIA, Detail, ProblemError, code_of, problem_of
@@ -113,7 +113,7 @@ def _handler(gateway: Gateway, endpoint: Endpoint) -> Handler:
         request.scope["jobledger.principal"] = principal
         if endpoint.permission is not None and not endpoint.public:
             principal.require(endpoint.permission)
-        asked = Asked(gateway, request, principal, request_id_of(request.scope), endpoint.heeds)
+        asked = ApiRequest(gateway, request, principal, request_id_of(request.scope), endpoint.heeds)
         given: dict[str, Any] = dict(request.scope["path_params"])
         query = read_query(request)
         if query is not None:
@@ -203,13 +203,13 @@ def _unknown(name: str, fields: Iterable[str]) -> ProblemError:
     return ProblemError("BAD_REQUEST", f"there is no parameter {name[:80]!r} here: known are {known}")
 
 
-def _response(result: Any, endpoint: Endpoint, asked: Asked) -> Response:
+def _response(result: Any, endpoint: Endpoint, asked: ApiRequest) -> Response:
     if isinstance(result, Response):
         return result
     if isinstance(result, Raw):
         return Response(result.data, result.status, dict(result.headers), result.media)
-    if isinstance(result, Streamed):
-        return _Timed(result.parts, endpoint.status, dict(result.headers), result.media)
+    if isinstance(result, StreamedAnswer):
+        return _TimedStream(result.parts, endpoint.status, dict(result.headers), result.media)
     answer = result if isinstance(result, Answer) else Answer(value=result)
     headers = dict(answer.headers)
     if answer.etag is not None:
@@ -236,7 +236,7 @@ class _Json(Response):
         )
 
 
-class _Timed(StreamingResponse):
+class _TimedStream(StreamingResponse):
     """A stream whose reader must take each part in time: one that has stopped reading is let go of."""
 
     async def stream_response(self, send: Send) -> None:

@@ -31,7 +31,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     own: bool  #: neither of a library nor of jobledger
 
 
-class Folded(msgspec.Struct, frozen=True, kw_only=True):
+class FrameFold(msgspec.Struct, frozen=True, kw_only=True):
     """Calls one after the other that are all one's own, or all not."""
 
     own: bool
@@ -39,17 +39,17 @@ class Folded(msgspec.Struct, frozen=True, kw_only=True):
     names: str  #: of whose they are: `httpx, anyio`
 
 
-class Raised(msgspec.Struct, frozen=True, kw_only=True):
+class RaisedError(msgspec.Struct, frozen=True, kw_only=True):
     """One exception of a traceback; the last one is what the attempt failed with."""
 
-    groups: tuple[Folded, ...]
+    groups: tuple[FrameFold, ...]
     end: str  #: the lines behind its frames: type and message
     how: str = ""  #: how it led to the next one, "" of the last
 
 
-def read_traceback(text: str) -> list[Raised]:
+def read_traceback(text: str) -> list[RaisedError]:
     """Return the exceptions of a traceback, the one that was raised last first; none where it is not one of Python's."""
-    found: list[Raised] = []
+    found: list[RaisedError] = []
     frames: list[Frame] = []
     end: list[str] = []
     for line in text.splitlines():
@@ -80,16 +80,18 @@ def _frame(path: str, line: int, function: str) -> Frame:
     return Frame(file=short, path=path, line=line, function=function, code="", own=own)
 
 
-def _raised(frames: list[Frame], end: list[str], how: str) -> Raised:
+def _raised(frames: list[Frame], end: list[str], how: str) -> RaisedError:
     groups: list[list[Frame]] = []
     for frame in frames:
         if groups and groups[-1][-1].own == frame.own:
             groups[-1].append(frame)
         else:
             groups.append([frame])
-    return Raised(
+    return RaisedError(
         groups=tuple(
-            Folded(own=each[0].own, frames=tuple(each), names=", ".join(dict.fromkeys(map(_library, each))))
+            FrameFold(
+                own=each[0].own, frames=tuple(each), names=", ".join(dict.fromkeys(map(_library, each)))
+            )
             for each in groups
         ),
         end="\n".join(end),

@@ -13,7 +13,7 @@ _KEPT_MAX: Final = 64
 T = TypeVar("T")
 
 
-class Kept:
+class Memo:
     """What was made last, by whatever it depends on."""
 
     def __init__(self, clock: Clock) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from jobledger.admin.past import AsOf
-from jobledger.gateway.pages.kept import Kept
+from jobledger.gateway.pages.kept import Memo
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.rights.authority import Principal
@@ -59,13 +59,13 @@ def moment_of(name: str, text: str) -> datetime:
         raise ProblemError("BAD_REQUEST", sentence) from error
 
 
-class Looked(NamedTuple):
+class Viewer(NamedTuple):
     """Who looks at a page; the same for all who may see the same, so no page is made of a name."""
 
     gateway: Gateway
     principal: Principal
     path: str  #: of the address, without what stands behind the `?`
-    kept: Kept
+    kept: Memo
     when: When = When()  #: what the address says of time, also of a page that has no past
     asked: tuple[tuple[str, str], ...] = ()  #: what else it says, without the place in a list
 
@@ -81,7 +81,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     template: str
-    #: async (looked, path words..., query=) -> a Struct with what it shows, which has a `shell`; or a `Told` with one, or
+    #: async (looked, path words..., query=) -> a Struct with what it shows, which has a `shell`; or an `OwnPage` with one, or
     #: `Elsewhere`
     facts: Callable[..., Awaitable[Any]]
     permission: Permission | None = "view"
@@ -151,16 +151,16 @@ class Fields:
         return name in self._values
 
 
-class Sent(NamedTuple):
+class SentForm(NamedTuple):
     """A form that somebody sent."""
 
     gateway: Gateway
     principal: Principal
     fields: Fields
-    looked: Looked
+    looked: Viewer
 
 
-class Told(NamedTuple):
+class OwnPage(NamedTuple):
     """A page with a template of its own: what a form answers with, or what is shown in place of the page that was asked for."""
 
     template: str
@@ -172,4 +172,4 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     permission: Permission | None
-    act: Callable[..., Awaitable[str | Told]]  #: async (sent, path words...) -> what it answers with
+    act: Callable[..., Awaitable[str | OwnPage]]  #: async (sent, path words...) -> what it answers with

@@ -42,7 +42,7 @@ _RUNS: Final = "SELECT DISTINCT job_id FROM steps WHERE (job_id, queue) IN (SELE
 Link = Callable[[str, str], str]
 
 
-class Asked(NamedTuple):
+class TimelineChoice(NamedTuple):
     """What of a timeline somebody opened."""
 
     store: Store | None  #: None: the rows do not know the job yet
@@ -102,7 +102,9 @@ def _span(bar: Bar) -> Span:
     )
 
 
-def run_lines(job: Job, seen: Sequence[StoredEvent], bars: Sequence[Bar], asked: Asked) -> list[Line]:
+def run_lines(
+    job: Job, seen: Sequence[StoredEvent], bars: Sequence[Bar], asked: TimelineChoice
+) -> list[Line]:
     """Return the run itself, then its steps in their order, each with the jobs below it."""
     failed = [
         Tick(
@@ -139,7 +141,12 @@ def run_lines(job: Job, seen: Sequence[StoredEvent], bars: Sequence[Bar], asked:
 
 
 def _steps(
-    rows: Sequence[StepRow], run: tuple[str, str], asked: Asked, tries: dict[str, list[Tick]], *, depth: int
+    rows: Sequence[StepRow],
+    run: tuple[str, str],
+    asked: TimelineChoice,
+    tries: dict[str, list[Tick]],
+    *,
+    depth: int,
 ) -> Iterator[Line]:
     for row in rows:
         key = f"{run[0]}/{run[1]}#{row.key}" if depth else row.key
@@ -179,7 +186,7 @@ def _steps(
 
 
 def _group(  # noqa: PLR0917 - what a line is made of
-    row: StepRow, key: str, line: Line, run: tuple[str, str], asked: Asked, depth: int
+    row: StepRow, key: str, line: Line, run: tuple[str, str], asked: TimelineChoice, depth: int
 ) -> Iterator[Line]:
     """Yield a step that asked for jobs, and these: few of them one by one, many as a crowd that can be opened."""
     assert asked.store is not None, "it was looked at"
@@ -235,7 +242,7 @@ def _group(  # noqa: PLR0917 - what a line is made of
         )
 
 
-def _child(child: _Child, asked: Asked, depth: int, *, is_run: bool) -> Iterator[Line]:
+def _child(child: _Child, asked: TimelineChoice, depth: int, *, is_run: bool) -> Iterator[Line]:
     key = f"{child.queue}/{child.id}"
     created, end = (
         moment(child.created_at),

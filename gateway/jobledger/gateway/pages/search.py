@@ -23,7 +23,7 @@ class Chip(NamedTuple):
     without: str
 
 
-class Asked(NamedTuple):
+class SearchChoice(NamedTuple):
     """What somebody asked for."""
 
     words: tuple[Word, ...]
@@ -50,7 +50,7 @@ class Item(NamedTuple):
     job: tuple[str, str] | None = None  #: queue and id of a job to open
 
 
-def ask(text: str, store: Store, principal: Principal, now: datetime) -> Asked:
+def ask(text: str, store: Store, principal: Principal, now: datetime) -> SearchChoice:
     """Return what was typed as a filter of what somebody may see. Raises: AccessDeniedError, ProjectionConfigError."""
     found = read_search(text, now)
     seen = JobFilter(visible_queues=principal.queues, visible_tasks=principal.tasks)
@@ -65,7 +65,7 @@ def ask(text: str, store: Store, principal: Principal, now: datetime) -> Asked:
             else f"“{chosen.words}” in ids, inputs, results, errors and metadata"
         )
     problems = (*found.problems, *unknown_values(found.words, store, principal))
-    return Asked(found.words, chosen, problems, note)
+    return SearchChoice(found.words, chosen, problems, note)
 
 
 def exact(text: str, store: Store, principal: Principal) -> tuple[str, str] | None:

@@ -20,9 +20,9 @@ from starlette.staticfiles import StaticFiles
 
 from jobledger.gateway.events.sse import primed
 from jobledger.gateway.http.head import request_id_of
-from jobledger.gateway.pages.kept import Kept
+from jobledger.gateway.pages.kept import Memo
 from jobledger.gateway.pages.live import Pulse
-from jobledger.gateway.pages.page import Elsewhere, Fields, Form, Looked, Page, Sent, Told, When
+from jobledger.gateway.pages.page import Elsewhere, Fields, Form, OwnPage, Page, SentForm, Viewer, When
 from jobledger.gateway.pages.reading import read_query
 from jobledger.gateway.pages.rendering import STATIC, address, carrying, rendered
 from jobledger.gateway.pages.shared import Shared
@@ -82,7 +82,7 @@ class Dashboard:
         self._gateway = gateway
         self._shared = Shared(gateway.ledger.clock)
         self._pulse = Pulse(gateway)
-        self._kept = Kept(gateway.ledger.clock)
+        self._kept = Memo(gateway.ledger.clock)
         # Renderings are shared by all who may see the same, so what is of one person is put in when they are sent.
         self._name_mark, self._token_mark = (f"~{secrets.token_hex(16)}~" for _ in range(2))
 
@@ -120,14 +120,14 @@ class Dashboard:
         asked = tuple(
             (name, value) for name, value in request.query_params.multi_items() if name in known and value
         )
-        looked = Looked(self._gateway, principal, request.url.path, self._kept, when, asked)
+        looked = Viewer(self._gateway, principal, request.url.path, self._kept, when, asked)
         scope = (principal.permissions, principal.queues, principal.tasks)
 
         async def make() -> bytes:
             facts = await page.facts(looked, **request.path_params, query=query)
             if isinstance(facts, Elsewhere):
                 return _GO + facts.address.encode()
-            told = facts if isinstance(facts, Told) else Told(page.template, facts)
+            told = facts if isinstance(facts, OwnPage) else OwnPage(page.template, facts)
             return self._rendered(told, principal)
 
         stands_at = 0 if page.stands_at is None else await page.stands_at(looked, **request.path_params)
@@ -137,7 +137,7 @@ class Dashboard:
             return RedirectResponse(made.removeprefix(_GO).decode(), 303)
         return Response(self._personal(made, principal, request), media_type=_HTML)
 
-    def _rendered(self, told: Told, principal: Principal) -> bytes:
+    def _rendered(self, told: OwnPage, principal: Principal) -> bytes:
         marks = {"name": self._name_mark, "token": self._token_mark}
         shown = hide(told.facts, hidden_from(principal))
         facts = {"shell": shown.shell, "page": shown, "marks": marks, "assets": ASSETS}
@@ -165,9 +165,9 @@ class Dashboard:
         if form.permission is not None:
             principal.require(form.permission)
         when = read_query(When, request.query_params.multi_items())
-        looked = Looked(self._gateway, principal, request.url.path, self._kept, when)
+        looked = Viewer(self._gateway, principal, request.url.path, self._kept, when)
         with acting_for(principal):
-            answer = await form.act(Sent(self._gateway, principal, fields, looked), **request.path_params)
+            answer = await form.act(SentForm(self._gateway, principal, fields, looked), **request.path_params)
         self._shared.forget()
         self._kept.forget()
         if isinstance(answer, str):
@@ -184,7 +184,7 @@ class Dashboard:
     async def _levels(self, request: Request, _about: None) -> Response:
         principal = self._gateway.access.principal(request)
         principal.require("view")
-        looked = Looked(self._gateway, principal, request.url.path, self._kept)
+        looked = Viewer(self._gateway, principal, request.url.path, self._kept)
 
         async def make() -> bytes:
             return msgspec.json.encode(await levels(looked))

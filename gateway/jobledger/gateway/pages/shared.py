@@ -15,7 +15,7 @@ FRESH_S: Final = 1.5  #: how old a page may be that is shown as it was made
 KEPT_MAX: Final = 64
 
 
-class _Made(msgspec.Struct, kw_only=True):
+class _Rendering(msgspec.Struct, kw_only=True):
     task: asyncio.Task[bytes]
     at: float  #: by the monotonic clock, when it was begun
     for_good: bool  #: a page of the past stays as it is
@@ -27,7 +27,7 @@ class Shared:
     def __init__(self, clock: Clock, *, fresh_s: float = FRESH_S) -> None:
         self._clock = clock
         self._fresh_s = fresh_s
-        self._made: OrderedDict[Hashable, _Made] = OrderedDict()
+        self._made: OrderedDict[Hashable, _Rendering] = OrderedDict()
 
     async def get(
         self, key: Hashable, make: Callable[[], Awaitable[bytes]], *, for_good: bool = False
@@ -38,7 +38,7 @@ class Shared:
         """
         known = self._made.get(key)
         if known is None or self._is_over(known):
-            known = _Made(
+            known = _Rendering(
                 task=asyncio.create_task(_begun(make)), at=self._clock.monotonic(), for_good=for_good
             )
             self._made[key] = known
@@ -51,7 +51,7 @@ class Shared:
         """Make every page again that is asked for from here on: somebody has changed something."""
         self._made.clear()
 
-    def _is_over(self, made: _Made) -> bool:
+    def _is_over(self, made: _Rendering) -> bool:
         if not made.task.done():
             return False
         failed = made.task.cancelled() or made.task.exception() is not None

@@ -10,7 +10,7 @@ import msgspec
 from jobledger.admin.past import AsOf
 from jobledger.admin.queues import fleet_queues
 from jobledger.admin.rows import AnswerPosition, View
-from jobledger.gateway.pages.page import Looked, Range
+from jobledger.gateway.pages.page import Range, Viewer
 from jobledger.ledger.model.rights.grants import Permission
 from jobledger.projections import DeadLetterFilter
 
@@ -33,7 +33,7 @@ RANGE_WORDS: Final[dict[Range, str]] = {
 }
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class PastMoment(msgspec.Struct, frozen=True, kw_only=True):
     """The past moment that a page shows."""
 
     at: datetime
@@ -48,7 +48,7 @@ class Shell(msgspec.Struct, frozen=True, kw_only=True):
     today: datetime  #: the present
     position: AnswerPosition
     may: frozenset[Permission]
-    past: Shown | None = None
+    past: PastMoment | None = None
     carried: tuple[tuple[str, str], ...] = ()  #: what each link of the page says of time
     range: Range = "1h"
     asked: tuple[tuple[str, str], ...] = ()  #: what else the address says, without the place in a list
@@ -81,7 +81,7 @@ class Shell(msgspec.Struct, frozen=True, kw_only=True):
         return RANGE_WORDS[self.range]
 
 
-async def surround(looked: Looked, view: View, past: AsOf | None) -> Shell:
+async def surround(looked: Viewer, view: View, past: AsOf | None) -> Shell:
     """Return what surrounds a page whose rows are open.
 
     Raises: UnreachableError, ProjectionError.
@@ -94,7 +94,7 @@ async def surround(looked: Looked, view: View, past: AsOf | None) -> Shell:
         today=today,
         position=position,
         may=looked.principal.permissions,
-        past=None if past is None else Shown(at=past.at or view.now, stream_sequence=position.sequence),
+        past=None if past is None else PastMoment(at=past.at or view.now, stream_sequence=position.sequence),
         carried=looked.when.named(),
         range=looked.when.range,
         asked=looked.asked,
@@ -103,13 +103,13 @@ async def surround(looked: Looked, view: View, past: AsOf | None) -> Shell:
     )
 
 
-async def _begin(looked: Looked, today: datetime) -> datetime:
+async def _begin(looked: Viewer, today: datetime) -> datetime:
     log = looked.gateway.ledger.log
     first = await log.get((await log.head()).first_sequence)
     return today if first is None else first.stored_at
 
 
-def _dead(looked: Looked, view: View) -> int:
+def _dead(looked: Viewer, view: View) -> int:
     principal = looked.principal
     if principal.is_of_all_tasks:
         rows = fleet_queues(view.store)

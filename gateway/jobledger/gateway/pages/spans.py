@@ -28,7 +28,7 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
     after: bool = False  #: later than the moment shown
 
 
-class Drawn(msgspec.Struct, frozen=True, kw_only=True):
+class JobSpans(msgspec.Struct, frozen=True, kw_only=True):
     """The states of a job over time."""
 
     bars: Sequence[Bar]
@@ -38,7 +38,7 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
 
 def drawn(
     events: Sequence[StoredEvent], times: Sequence[datetime], *, now: datetime, shown: int | None
-) -> Drawn:
+) -> JobSpans:
     """Return what a waterfall shows of one job's events, at least one, with the time of each.
 
     `shown`: stream sequence of the newest event of the past that is looked at; None: the present.
@@ -64,7 +64,7 @@ def drawn(
     cut = next(
         (at for stored, at in zip(events, times, strict=True) if stored.stream_sequence == shown), None
     )
-    return Drawn(bars=bars, cut=cut, end=end)
+    return JobSpans(bars=bars, cut=cut, end=end)
 
 
 def _place(job: Job) -> tuple[JobState, int]:

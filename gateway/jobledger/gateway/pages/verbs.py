@@ -11,12 +11,12 @@ import msgspec
 
 from jobledger.admin.verbs.kit import Declaration, Field, Verb, declared_in, fields_of, read_words
 from jobledger.gateway.api.place import GatewayPlace
-from jobledger.gateway.pages.page import Fields, Form, Looked, Sent, Told
+from jobledger.gateway.pages.page import Fields, Form, OwnPage, SentForm, Viewer
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.errors import InvalidInputError
 
 #: Makes a page of what a verb answered: async (looked, answer).
-Teller = Callable[[Looked, Any], Awaitable[Told]]
+Teller = Callable[[Viewer, Any], Awaitable[OwnPage]]
 _BETWEEN: Final = re.compile(r"[\s,]+")
 
 
@@ -32,7 +32,7 @@ def form_of(declaration: Declaration, tell: Teller | None = None) -> Form:
     """Return the form of a verb; a field that is left empty is as if it were not given."""
     fields = fields_of(declaration.verb)
 
-    async def act(sent: Sent, **words: str) -> str | Told:
+    async def act(sent: SentForm, **words: str) -> str | OwnPage:
         now = sent.gateway.ledger.clock.now()
         if declaration.asks_why:
             sent.fields.reason()

@@ -79,7 +79,7 @@ GATEWAY_METRICS: Final = (
 )
 
 
-class Counted:
+class Counters:
     """The counters; added to on the event loop, read from any thread."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class GatewayCollector:
 
     def __init__(
         self,
-        counted: Counted,
+        counted: Counters,
         late_s: Histogram,
         *,
         shares: Shares,

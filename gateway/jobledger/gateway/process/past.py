@@ -24,7 +24,7 @@ _WAIT_S: Final = 60.0
 _PREFETCH: Final = 256
 
 
-class _Wanted:
+class _WantedMoment:
     """One moment that is to come, and how many wait for it or read it."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class PastViews:
         )
         self._asked = asyncio.Event()
         self._child: Child | None = None
-        self._wanted: dict[int, _Wanted] = {}
+        self._wanted: dict[int, _WantedMoment] = {}
 
     async def run(self) -> None:
         """Keep one child, until it ends. Raises: ChildEndedError, OSError."""
@@ -98,11 +98,11 @@ class PastViews:
                 if not wanted.readers and self._child is not None and _came(wanted):
                     self._child.send(GiveBack(path=str(wanted.path.result())))
 
-    def _want(self, stream_sequence: int) -> _Wanted:
+    def _want(self, stream_sequence: int) -> _WantedMoment:
         wanted = self._wanted.get(stream_sequence)
         if wanted is not None:
             return wanted
-        wanted = self._wanted[stream_sequence] = _Wanted()
+        wanted = self._wanted[stream_sequence] = _WantedMoment()
         if self._child is not None:
             self._child.send(Want(stream_sequence=stream_sequence))
         self._asked.set()
@@ -121,10 +121,10 @@ async def _limited() -> AsyncGenerator[None, None]:
         raise ProblemError("BUSY", sentence) from error
 
 
-def _came(wanted: _Wanted) -> bool:
+def _came(wanted: _WantedMoment) -> bool:
     return wanted.path.done() and not wanted.path.cancelled() and wanted.path.exception() is None
 
 
-def _fail(wanted: _Wanted, error: Exception) -> None:
+def _fail(wanted: _WantedMoment, error: Exception) -> None:
     if wanted.readers and not wanted.path.done():
         wanted.path.set_exception(error)

@@ -16,7 +16,7 @@ from jobledger.gateway.life import Life
 from jobledger.gateway.problems import ProblemError, code_of
 from jobledger.gateway.process.access_log import AccessLog
 from jobledger.gateway.process.bodies import Body, has_body
-from jobledger.gateway.process.counting import Counted
+from jobledger.gateway.process.counting import Counters
 
 #: Appends in flight at once: more than all uploads may have together, so that other requests find room.
 APPENDS_MAX: Final = 2_048
@@ -47,7 +47,7 @@ class Requests:
     """The outermost part of the application. `appends` returns how many appends are on their way."""
 
     def __init__(
-        self, app: ASGIApp, life: Life, counted: Counted, *, body_bytes_max: int, appends: Callable[[], int]
+        self, app: ASGIApp, life: Life, counted: Counters, *, body_bytes_max: int, appends: Callable[[], int]
     ) -> None:
         self._app = app
         self._life = life
@@ -118,7 +118,7 @@ async def _refuse(error: Exception, scope: Scope, receive: Receive, send: Send) 
     await refusal(error, request_id_of(scope))(scope, receive, send)
 
 
-def _note(counted: Counted, log: AccessLog, scope: Scope, status: int, seconds: float) -> None:
+def _note(counted: Counters, log: AccessLog, scope: Scope, status: int, seconds: float) -> None:
     """Count a request and log it: who asked for which address, and what came of it; no values and no secrets."""
     route = getattr(scope.get("route"), "path", None)
     method = scope["method"]

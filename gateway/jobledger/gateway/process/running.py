@@ -20,7 +20,7 @@ from jobledger.gateway.hooks.watches import Watching
 from jobledger.gateway.life import Life
 from jobledger.gateway.parts import Access, Gateway
 from jobledger.gateway.process.children import Following, Hosting, Working, setup_of
-from jobledger.gateway.process.counting import Counted, GatewayCollector
+from jobledger.gateway.process.counting import Counters, GatewayCollector
 from jobledger.gateway.process.health import LAG_S_MAX, ProcessHealth
 from jobledger.gateway.process.listening import raise_file_limit
 from jobledger.gateway.process.loaded_code import LoadedCode
@@ -72,7 +72,7 @@ class Process:
         Raises: ConfigurationError.
         """
         self.life = Life()
-        self.counted = Counted()
+        self.counted = Counters()
         self._ledger = ledger
         self._following = Following(setup_of(ledger, projection, "projector")) if project else None
         self._working = None if hosting is None else Working(setup_of(ledger, projection, "worker"), hosting)

@@ -29,7 +29,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: str = ""  #: of its code, where it is a workflow
 
 
-class Enqueued(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EnqueueDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a job of a task is enqueued with, as its code says; the JSON in `TaskEntry.enqueued`."""
 
     options: Options
@@ -48,7 +48,7 @@ def enqueued_by_code(task: Task[..., Any]) -> msgspec.Raw:
         plain, options = callback.unpacked
         names = plain.signature.names or ("",)  # `callbacks_of` refuses one that takes nothing
         ends.append(End(on=on, task=plain.name, argument=names[0], options=options, version=plain.version))
-    said = Enqueued(
+    said = EnqueueDefaults(
         options=task.defaults,
         version=task.version,
         ends=tuple(ends),
@@ -185,9 +185,9 @@ class AnnouncedTask:
 
     def __init__(self, entry: TaskEntry, *, is_known: bool = True) -> None:
         """Take what a worker announced. Raises: msgspec.MsgspecError for what a newer version says otherwise."""
-        said = Enqueued(options=Options(queue=entry.queue))
+        said = EnqueueDefaults(options=Options(queue=entry.queue))
         if entry.enqueued is not NO_VALUE:
-            said = msgspec.json.decode(entry.enqueued, type=Enqueued)
+            said = msgspec.json.decode(entry.enqueued, type=EnqueueDefaults)
         self.entry = entry
         self.is_known = is_known  #: whether a worker ever had it
         self.name = entry.name

@@ -26,7 +26,7 @@ _PUT_OFF_S: Final = 0.1
 _MISMATCHES_MAX: Final = 100
 
 
-class Ordered(msgspec.Struct, frozen=True, gc=False):
+class OrderedJob(msgspec.Struct, frozen=True, gc=False):
     """One of many jobs to begin."""
 
     command: Enqueue
@@ -52,7 +52,7 @@ class Bulk:
         self,
         in_flight_max: int,
         silent_s_max: float,
-        begin_again: Callable[[Ordered], Awaitable[tuple[int, bool]]],
+        begin_again: Callable[[OrderedJob], Awaitable[tuple[int, bool]]],
         on_progress: Callable[[int], None] | None,
     ) -> None:
         self._in_flight_max = in_flight_max
@@ -60,7 +60,7 @@ class Bulk:
         self._begin_again = begin_again
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[Ordered, asyncio.Future[int], float]] = (
+        self._waiting: deque[tuple[OrderedJob, asyncio.Future[int], float]] = (
             deque()
         )  # with the time of the loop
         self._heard_at = 0.0  # when an answer came last that was waited for
@@ -80,12 +80,12 @@ class Bulk:
         """Wait until more may be submitted."""
         await self._collect(self._in_flight_max // 2)
 
-    def add(self, ordered: Ordered, appended: asyncio.Future[int]) -> None:
+    def add(self, ordered: OrderedJob, appended: asyncio.Future[int]) -> None:
         """Keep count of one job's first event, which was submitted."""
         self._waiting.append((ordered, appended, self._loop.time()))
 
     async def _collect(self, count: int) -> None:
-        refused: list[tuple[int, Ordered]] = []
+        refused: list[tuple[int, OrderedJob]] = []
         silence = asyncio.timeout(None)
         try:
             async with silence:
@@ -121,7 +121,7 @@ class Bulk:
             self._mismatches.append(error)
 
     async def _answers(
-        self, count: int, refused: list[tuple[int, Ordered]], silence: asyncio.Timeout
+        self, count: int, refused: list[tuple[int, OrderedJob]], silence: asyncio.Timeout
     ) -> None:
         """Take the answers of the oldest `count`; put those that lost their race into `refused`, each with its number."""
         ends_at = 0.0

@@ -15,7 +15,7 @@ import msgspec
 
 from jobledger.ledger.adding.kind import Kind
 from jobledger.ledger.graphs.graph_run import run_graph
-from jobledger.ledger.limits.keys import Keyed, with_limits
+from jobledger.ledger.limits.keys import KeySource, with_limits
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.errors import InputMismatchError, InvalidInputError, TaskDefinitionError
 from jobledger.ledger.model.events import Order
@@ -70,7 +70,7 @@ class NodeResult:
         self._refuse()
 
 
-class _Added(msgspec.Struct, eq=False):
+class _AddedNode(msgspec.Struct, eq=False):
     """A node as it was added."""
 
     label: str
@@ -136,7 +136,7 @@ class Graph:
         self.takes_input = (
             False  #: whether a node takes values of its run's input, which only a stored graph's runs have
         )
-        self._nodes: list[_Added] = []
+        self._nodes: list[_AddedNode] = []
         self._labels: set[str] = set()
         self._counts: Counter[str] = Counter()  #: of nodes, by their tasks
 
@@ -220,7 +220,7 @@ class Graph:
         self.takes_input = self.takes_input or bool(of_run)
         self._labels.add(label)
         self._counts[task.name] += 1
-        self._nodes.append(_Added(label, node, known, {take.of for take in takes} | set(after), always))
+        self._nodes.append(_AddedNode(label, node, known, {take.of for take in takes} | set(after), always))
 
     def spec(self) -> GraphSpec:
         """Return the graph as it is stored.
@@ -298,7 +298,7 @@ class Graph:
                 )
         order = Order(limits=options.limits, tenant=options.tenant, metadata=options.metadata)
         arguments = {**task.signature.defaults, **known}
-        job = Keyed(task.name, options.queue, order, lambda: arguments)
+        job = KeySource(task.name, options.queue, order, lambda: arguments)
         return with_limits(job, options.declared, options.declared_queue).limits
 
     def _without_results(self, value: Any, at: list[str | int], takes: list[Take]) -> Any:
@@ -361,7 +361,7 @@ class Graph:
         return InvalidInputError(f"graph {self.name} would wait for itself: {' -> '.join(shown)}")
 
 
-def _placed(node: _Added, places: Mapping[int, int]) -> GraphNode:
+def _placed(node: _AddedNode, places: Mapping[int, int]) -> GraphNode:
     """Return a node as it is stored, with the places that nodes have there."""
     takes = tuple(msgspec.structs.replace(take, of=places[take.of]) for take in node.node.takes)
     return GraphNode(

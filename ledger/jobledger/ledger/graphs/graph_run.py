@@ -17,7 +17,7 @@ from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.runs.errors import ChildFailedError, StepFailedError
 from jobledger.ledger.runs.groups import failure_of, record_failure, record_results
 from jobledger.ledger.runs.members import MemberEnd
-from jobledger.ledger.runs.passage import Asked, Passage
+from jobledger.ledger.runs.passage import Passage, StepRequest
 from jobledger.ledger.runs.run import Run
 from jobledger.ledger.runs.scopes import Branch
 from jobledger.ledger.runs.steps import digest_of
@@ -106,7 +106,7 @@ class _Nodes:
         found: dict[str, Any] = msgspec.json.decode(await passage.result_of(step))
         return found
 
-    async def _begin(self, asked: Asked) -> None:
+    async def _begin(self, asked: StepRequest) -> None:
         """Ask for the nodes, and make those that may exist."""
         passage, journal = self._passage, self._passage.journal
         if asked.known is None:
@@ -119,7 +119,7 @@ class _Nodes:
         elif not asked.known.has_ended:
             await journal.open(asked.key, again=True)
 
-    async def _end(self, asked: Asked, step: Step) -> None:
+    async def _end(self, asked: StepRequest, step: Step) -> None:
         """Record what the nodes came to."""
         passage = self._passage
         labels = [node.label for node in self._graph.nodes]

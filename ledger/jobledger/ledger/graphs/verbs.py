@@ -22,7 +22,7 @@ from jobledger.ledger.model.graphs.stored import (
     for_run,
 )
 from jobledger.ledger.model.json_text import encode_value
-from jobledger.ledger.model.named_chain import Changed, change
+from jobledger.ledger.model.named_chain import ChangedValue, change
 from jobledger.ledger.named.book import AnnouncedTasks
 from jobledger.ledger.options import OnOtherInput
 from jobledger.ledger.parts import Client
@@ -62,7 +62,7 @@ class GraphVerbs:
         reason: str = "",
         by: str = "",
         plan: bool = False,
-    ) -> Changed[StoredGraph]:
+    ) -> ChangedValue[StoredGraph]:
         """Store a graph under its name: as its next version, unless its newest one says the same already.
 
         `graph`: one that code made, or the JSON object of docs/graphs.md with tasks and nodes by their names. Its inputs may
@@ -80,7 +80,7 @@ class GraphVerbs:
 
     async def remove(
         self, name: str, *, reason: str = "", by: str = "", plan: bool = False
-    ) -> Changed[StoredGraph]:
+    ) -> ChangedValue[StoredGraph]:
         """Take a stored graph away; its runs go on. Raises: GraphNotFoundError, LedgerFullError."""
         return await self._change(name, RemoveGraph(reason=reason), by, plan=plan)
 
@@ -111,7 +111,9 @@ class GraphVerbs:
         options = run_stored_graph.defaults.changed(how, queue=None, limits=())
         return await self._enqueuer.one(TaskWithOptions(run_stored_graph, options), graph=name, input=values)
 
-    async def _change(self, name: str, command: GraphCommand, by: str, *, plan: bool) -> Changed[StoredGraph]:
+    async def _change(
+        self, name: str, command: GraphCommand, by: str, *, plan: bool
+    ) -> ChangedValue[StoredGraph]:
         client = self._client
         return await self._patiently(
             lambda: change(

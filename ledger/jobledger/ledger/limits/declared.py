@@ -17,11 +17,11 @@ _FIELDS: Final = Terms.__struct_fields__
 _OWN: Final = ("queue", "task")
 
 
-class _Named(msgspec.Struct, frozen=True):
+class _NamedLimit(msgspec.Struct, frozen=True):
     name: str  #: 1 to 64 of A-Z a-z 0-9 _ and -; "queue" and "task" are limits of the job's own queue or task
 
 
-class Limit(_Named, frozen=True, kw_only=True):
+class Limit(_NamedLimit, frozen=True, kw_only=True):
     """How many jobs may run at once, or start in a period; with `key`, for each value of a key alone.
 
     `Limit("tenant", key="tenant_id", slots=10)`: ten jobs of each tenant at once. With `slots` or `rate` the limit is

@@ -59,7 +59,7 @@ async def look(log: Log, limit: str) -> View[Definition]:
     return LIMIT.view(*await end_of_chain(log, LIMIT.chain(log.names, limit)))
 
 
-class Changed(NamedTuple):
+class LimitChange(NamedTuple):
     """A limit before and after a change; None: nothing was ever said of it."""
 
     before: Definition | None
@@ -73,7 +73,7 @@ async def change(
     stamp: Callable[[], Stamp],
     *,
     plan: bool = False,
-) -> Changed:
+) -> LimitChange:
     """Append what follows from `wish`, which is asked what it wants of the limit as it is now; None: nothing.
 
     `plan`: append nothing, and say what would come of it.
@@ -82,16 +82,16 @@ async def change(
         raises.
     """
 
-    async def attempt() -> Changed:
+    async def attempt() -> LimitChange:
         view = await look(log, limit)
         command = wish(view.state)
         if command is None:
-            return Changed(view.state, view.state)
+            return LimitChange(view.state, view.state)
         event = decide(limit, view.state, command, stamp())
         if plan:
-            return Changed(view.state, evolve(view.state, event, 0))
+            return LimitChange(view.state, evolve(view.state, event, 0))
         entry = LIMIT.link(log.names, [event], view)[0]
-        return Changed(view.state, LIMIT.advance(entry, event, await log.append([entry])).state)
+        return LimitChange(view.state, LIMIT.advance(entry, event, await log.append([entry])).state)
 
     return await retry_raced(attempt)
 
@@ -123,7 +123,7 @@ class Naming(Protocol):
         ...
 
 
-class _Known(NamedTuple):
+class _KnownLimit(NamedTuple):
     """A limit as it was read a moment ago."""
 
     definition: Definition | None
@@ -140,7 +140,7 @@ class CodeLimits:
         self._log = log
         self._stamp = stamp
         self._looks = asyncio.Lock()  #: many enqueues begin at once, and one of them reads
-        self._known: dict[str, _Known] = {}  #: by name, what says who may name a limit
+        self._known: dict[str, _KnownLimit] = {}  #: by name, what says who may name a limit
         self._turn = asyncio.Lock()  #: many enqueues begin at once, and one of them writes
         self._said: dict[
             str, Terms
@@ -176,7 +176,7 @@ class CodeLimits:
                     known = await self._read(name)
                 permit_limit(ACTING_FOR.get(), limit, known.definition, job, is_own=limit in own)
 
-    async def _read(self, name: str) -> _Known:
+    async def _read(self, name: str) -> _KnownLimit:
         """Return a limit as it is; for an operator's own program one that cannot be read is as it was.
 
         Raises: UnreachableError, RefusedError, UnknownEventError.
@@ -184,7 +184,7 @@ class CodeLimits:
         is_operator, now = ACTING_FOR.get() is None, asyncio.get_running_loop().time()
         known = self._known.get(name)
         if is_operator and self._has_failed(name):
-            return known or _Known(None, now)
+            return known or _KnownLimit(None, now)
         try:
             async with asyncio.timeout(_WAIT_S), self._looks:
                 known = self._known.get(name)
@@ -197,12 +197,12 @@ class CodeLimits:
                     raise UnreachableError(f"limit {name} could not be read within {_WAIT_S:g} s") from error
                 raise
             self._fail(name, error, "could not be read, and its jobs are enqueued as far as it is known")
-            return known or _Known(None, now)
+            return known or _KnownLimit(None, now)
 
-    def _keep(self, name: str, definition: Definition | None) -> _Known:
+    def _keep(self, name: str, definition: Definition | None) -> _KnownLimit:
         if len(self._known) >= _KNOWN_MAX:  # callers choose the names
             self._known.clear()
-        known = _Known(definition, asyncio.get_running_loop().time() + _GOOD_FOR_S)
+        known = _KnownLimit(definition, asyncio.get_running_loop().time() + _GOOD_FOR_S)
         self._known[name] = known
         return known
 

@@ -18,7 +18,7 @@ _METADATA: Final = "metadata."
 _TENANT: Final = "tenant"
 
 
-class Keyed(msgspec.Struct, frozen=True):
+class KeySource(msgspec.Struct, frozen=True):
     """A job that is enqueued: what its keys are made of."""
 
     task: str
@@ -88,7 +88,7 @@ def _no_argument(of: str, task: str, source: str, arguments: Iterable[str]) -> s
     )
 
 
-def with_limits(job: Keyed, limits: Sequence[Limit | str], queue: Queue | None) -> Order:
+def with_limits(job: KeySource, limits: Sequence[Limit | str], queue: Queue | None) -> Order:
     """Return the job's order with the limits of its task, its queue and its options, and its key of fairness.
 
     Raises: InvalidTokenError, InvalidInputError.
@@ -103,7 +103,7 @@ def with_limits(job: Keyed, limits: Sequence[Limit | str], queue: Queue | None) 
     return msgspec.structs.replace(job.order, limits=checked_limits([*job.order.limits, *found]), fair=fair)
 
 
-def _name(job: Keyed, limit: Limit | str) -> str:
+def _name(job: KeySource, limit: Limit | str) -> str:
     if isinstance(limit, str):
         return limit
     if limit.is_own:

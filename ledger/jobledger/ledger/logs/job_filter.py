@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 FACTS: Final = ("worker", "queue", "job", "task", "attempt", "trace_id")
 
 
-class Told(Protocol):
+class LogContext(Protocol):
     """Whatever says of itself what log lines tell of it; an attempt does."""
 
     @property
@@ -21,7 +21,7 @@ class Told(Protocol):
 
 
 #: The attempt whose code runs now; tasks, threads and hooks that it starts inherit it.
-current: ContextVar[Told | None] = ContextVar("jobledger_attempt", default=None)
+current: ContextVar[LogContext | None] = ContextVar("jobledger_attempt", default=None)
 
 #: The name of the step of a run whose function runs now, "" outside of steps; inherited as `current` is.
 step: ContextVar[str] = ContextVar("jobledger_step", default="")

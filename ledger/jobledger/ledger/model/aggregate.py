@@ -95,7 +95,7 @@ class View(msgspec.Struct, Generic[S_co], frozen=True, gc=False):
         return digest(self.last_data) if self.last_data else ""
 
 
-class Kept(msgspec.Struct, frozen=True):
+class ArchiveBound(msgspec.Struct, frozen=True):
     """How far an archive run may not go because of a chain."""
 
     from_sequence: int  #: the first stream sequence that must stay
@@ -117,7 +117,7 @@ class Aggregate(Generic[E, S]):
         evolve: Callable[[S | None, E, int], S],
         words: Callable[[E], str],
         check: Callable[[S | None, E, int], Iterator[Broken]] | None = None,
-        keeps: Callable[[E, int], Kept | None] | None = None,
+        keeps: Callable[[E, int], ArchiveBound | None] | None = None,
         keeps_of: tuple[str, ...] = (),
         restated: bool = False,
         again: Callable[[E, int], E] | None = None,
@@ -260,11 +260,11 @@ class Aggregate(Generic[E, S]):
         event = event if self._again is None else self._again(event, newest.stream_sequence)
         return replace(event, prev="")
 
-    def kept(self, newest: Message) -> Kept | None:
+    def kept(self, newest: Message) -> ArchiveBound | None:
         """Return what an archive run must leave because of a chain whose newest message this is."""
         sequence = newest.stream_sequence
         if self._keeps is not None:
             return self._keeps(self.decode(newest), sequence)
-        return Kept(
+        return ArchiveBound(
             sequence, f"{self.label(self.key_in(newest.subject))}, whose newest event is at {sequence}"
         )

@@ -90,19 +90,19 @@ def fold(stored: Iterable[StoredEvent], chain: JobView = EMPTY_CHAIN) -> JobView
     return chain if last is None else JobView(job, last.stream_sequence, last.data)
 
 
-class Linked(msgspec.Struct, frozen=True, gc=False):
+class LinkedEvents(msgspec.Struct, frozen=True, gc=False):
     """Events made ready to append: linked by hash, encoded, addressed."""
 
     events: tuple[JobEvent, ...]
     entries: tuple[Entry, ...]
 
 
-def link(chain: JobView, events: Sequence[JobEvent], names: Names) -> Linked:
+def link(chain: JobView, events: Sequence[JobEvent], names: Names) -> LinkedEvents:
     """Link fresh `events` to the chain and to each other; the first entry carries the condition."""
-    return Linked(tuple(events), JOB.link(names, events, chain))
+    return LinkedEvents(tuple(events), JOB.link(names, events, chain))
 
 
-def advance(chain: JobView, linked: Linked, first_sequence: int) -> JobView:
+def advance(chain: JobView, linked: LinkedEvents, first_sequence: int) -> JobView:
     """Return the chain after its linked events were accepted from `first_sequence` on."""
     last_sequence = first_sequence + len(linked.events) - 1
     return JobView(chain.job, last_sequence, linked.entries[-1].data, linked.events)

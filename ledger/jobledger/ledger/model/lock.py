@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import Envelope, Whole
 from jobledger.ledger.model.errors import LockHeldError, LockLostError, RefusedError
@@ -145,14 +145,14 @@ def _check(before: Lock | None, event: LockEvent, stream_sequence: int) -> Itera
         yield "epoch", f"fencing number {stream_sequence} follows {before.fencing_number}: they must grow"
 
 
-def _keeps(event: LockEvent, stream_sequence: int) -> Kept | None:
+def _keeps(event: LockEvent, stream_sequence: int) -> ArchiveBound | None:
     """A lock that is held stays; one that is free may go with its whole chain."""
     if isinstance(event, Released):
         return None
     what = (
         f"lock {event.scope}/{event.lock}, which {event.holder} holds since stream sequence {stream_sequence}"
     )
-    return Kept(stream_sequence, what, while_lives=event.holder)
+    return ArchiveBound(stream_sequence, what, while_lives=event.holder)
 
 
 LOCK: Aggregate[LockEvent, Lock] = Aggregate(

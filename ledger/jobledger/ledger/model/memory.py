@@ -37,7 +37,7 @@ _ENTRY_BYTES_MAX: Final = 1 << 20
 _ONE_CHAIN: Final = re.compile(r"[^.*]+\.[^.*]+\.[^.*]+\.[^.*]+\.>")  # as `Names.chain` writes it
 
 
-class _Kept(NamedTuple):
+class _KeptMessage(NamedTuple):
     """A message as a server would keep it: whether it is an event is found out by who reads it."""
 
     subject: str
@@ -59,7 +59,7 @@ class MemoryLog(JobReading):
         self._clock = clock
         self._stored_bytes_max = stored_bytes_max
         self._stored_bytes = 0
-        self._kept: list[_Kept] = []  # index = stream sequence - 1; nothing in what was purged
+        self._kept: list[_KeptMessage] = []  # index = stream sequence - 1; nothing in what was purged
         self._purged = 0  # how many of them, from the beginning
         self._chains: dict[str, list[int]] = {}  # exact chain filter -> indexes
         self._arrived = asyncio.Event()
@@ -92,7 +92,7 @@ class MemoryLog(JobReading):
         now = self._clock.now()
         for entry in entries:
             self._chains.setdefault(entry.chain, []).append(len(self._kept))
-            self._kept.append(_Kept(entry.subject, entry.data, now))
+            self._kept.append(_KeptMessage(entry.subject, entry.data, now))
             self._stored_bytes += len(entry.data)
         self._wake_readers()
         return first
@@ -181,7 +181,7 @@ class MemoryLog(JobReading):
         for index in range(self._purged, end):
             kept = self._kept[index]
             self._stored_bytes -= len(kept.data)
-            self._kept[index] = _Kept("", b"", kept.stored_at)
+            self._kept[index] = _KeptMessage("", b"", kept.stored_at)
         self._purged = max(self._purged, end)
         for chain, indexes in list(self._chains.items()):
             self._chains[chain] = [index for index in indexes if index >= self._purged]

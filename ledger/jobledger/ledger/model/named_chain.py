@@ -19,7 +19,7 @@ E = TypeVar("E", bound=Envelope)
 S = TypeVar("S")
 
 
-class Changed(NamedTuple, Generic[S]):
+class ChangedValue(NamedTuple, Generic[S]):
     """What is set under a name, after a command."""
 
     state: S
@@ -43,21 +43,21 @@ async def change(
     stamp: Callable[[], Stamp],
     *,
     plan: bool = False,
-) -> Changed[S]:
+) -> ChangedValue[S]:
     """Append what is decided on the state as it is; `plan`: append nothing, and say what would come of it.
 
     Raises: InvalidTokenError, WrongSequenceError after too many lost races, what `decided` and `Log` raise.
     """
 
-    async def attempt() -> Changed[S]:
+    async def attempt() -> ChangedValue[S]:
         view = await look(log, of, name)
         event = decided(view.state, stamp())
         if event is None:
             assert view.state is not None, "it is as it was asked to be"
-            return Changed(view.state, changed=False)
+            return ChangedValue(view.state, changed=False)
         if plan:
-            return Changed(of.evolve(view.state, event, 0), changed=True)
+            return ChangedValue(of.evolve(view.state, event, 0), changed=True)
         sequence = await log.append(of.link(log.names, [event], view))
-        return Changed(of.evolve(view.state, event, sequence), changed=True)
+        return ChangedValue(of.evolve(view.state, event, sequence), changed=True)
 
     return await retry_raced(attempt)

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
 from jobledger.ledger.model.envelope import Envelope, Signed, Whole
 
 SEALS: Final = "seals"  #: the reactor that signs ranges of the ledger
@@ -142,17 +142,17 @@ _REACTOR_OF: Final[dict[type[ReactorEvent], str]] = {
 }
 
 
-class Recorded(msgspec.Struct, frozen=True, gc=False):
+class ReactorState(msgspec.Struct, frozen=True, gc=False):
     """What a reactor's chain adds up to."""
 
     archived_through: int = 0  #: `through_sequence` of its newest `archived`
 
 
-def evolve(before: Recorded | None, event: ReactorEvent, _stream_sequence: int) -> Recorded:
+def evolve(before: ReactorState | None, event: ReactorEvent, _stream_sequence: int) -> ReactorState:
     """Return what a reactor has recorded after `event`."""
     if isinstance(event, Archived):
-        return Recorded(event.through_sequence)
-    return before or Recorded()
+        return ReactorState(event.through_sequence)
+    return before or ReactorState()
 
 
 def _words(event: ReactorEvent) -> str:
@@ -167,7 +167,7 @@ def _words(event: ReactorEvent) -> str:
             return f"{first} to {last}: {'sound' if sound else f'NOT sound, {count:,} violations'}"
 
 
-def _check(before: Recorded | None, event: ReactorEvent, stream_sequence: int) -> Iterator[Broken]:
+def _check(before: ReactorState | None, event: ReactorEvent, stream_sequence: int) -> Iterator[Broken]:
     if event.reactor != _REACTOR_OF[type(event)]:
         yield "subject", f"`{REACTOR.type_of(event)}` is in the chain of reactor {event.reactor!a}"
     match event:
@@ -188,7 +188,7 @@ def _check(before: Recorded | None, event: ReactorEvent, stream_sequence: int) -
             pass
 
 
-def _keeps(event: ReactorEvent, stream_sequence: int) -> Kept | None:
+def _keeps(event: ReactorEvent, stream_sequence: int) -> ArchiveBound | None:
     """What the newest seal does not cover stays.
 
     An archive run appends an event of its own before anything goes, and nothing builds on what a check found.
@@ -197,15 +197,15 @@ def _keeps(event: ReactorEvent, stream_sequence: int) -> Kept | None:
         return None
     if isinstance(event, SealRecorded):
         end = event.to_sequence
-        return Kept(end + 1, f"the newest seal, which goes up to stream sequence {end}")
-    return Kept(stream_sequence, f"reactor {event.reactor}, whose state is at {stream_sequence}")
+        return ArchiveBound(end + 1, f"the newest seal, which goes up to stream sequence {end}")
+    return ArchiveBound(stream_sequence, f"reactor {event.reactor}, whose state is at {stream_sequence}")
 
 
-REACTOR: Aggregate[ReactorEvent, Recorded] = Aggregate(
+REACTOR: Aggregate[ReactorEvent, ReactorState] = Aggregate(
     "reactor",
     ("reactor",),
     ReactorEvent,
-    state=Recorded,
+    state=ReactorState,
     evolve=evolve,
     words=_words,
     check=_check,

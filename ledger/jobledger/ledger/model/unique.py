@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import NO_VALUE, Envelope, Moment, Whole
 from jobledger.ledger.model.errors import UniqueKeyTakenError
@@ -167,7 +167,7 @@ def _check(before: UniqueKey | None, event: Taken, stream_sequence: int) -> Iter
         yield "transition", f"`taken` has the number {event.number} and does not follow on {number}"
 
 
-def _keeps(_event: Taken, _stream_sequence: int) -> Kept | None:
+def _keeps(_event: Taken, _stream_sequence: int) -> ArchiveBound | None:
     """Nothing: an archive run says again which keys are held."""
     return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
 from jobledger.ledger.model.codec import Unreadable
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import Envelope, Whole
@@ -66,7 +66,7 @@ def _check(before: Acknowledged | None, event: Acknowledged, stream_sequence: in
         yield "transition", f"it accepts stream sequence {event.sequence}, which comes after it"
 
 
-def _keeps(_event: Acknowledged, _stream_sequence: int) -> Kept | None:
+def _keeps(_event: Acknowledged, _stream_sequence: int) -> ArchiveBound | None:
     return None  # it may go with the message that it is about
 
 

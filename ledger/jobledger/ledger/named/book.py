@@ -24,7 +24,7 @@ _NAMES_COMPARED_MAX: Final = 1_000
 _NEAR_MAX: Final = 3
 
 
-class _Found(NamedTuple):
+class _FoundTasks(NamedTuple):
     task: AnnouncedTask
     until: float  #: by the monotonic clock
 
@@ -42,7 +42,7 @@ class AnnouncedTasks:
         self._find = find
         self._names = names
         self._clock = clock
-        self._kept: dict[str, _Found] = {}
+        self._kept: dict[str, _FoundTasks] = {}
         self._turn = asyncio.Lock()  #: many enqueues begin at once, and one of them asks
 
     def known(self, name: str) -> AnnouncedTask | None:
@@ -77,7 +77,7 @@ class AnnouncedTasks:
         task = kept.task if kept is not None and kept.task.is_as(entry) else _read(entry)
         if len(self._kept) >= _KEPT_MAX:
             self._kept.clear()
-        self._kept[name] = _Found(task, self._clock.monotonic() + _GOOD_FOR_S)
+        self._kept[name] = _FoundTasks(task, self._clock.monotonic() + _GOOD_FOR_S)
         return task
 
     async def _near(self, name: str) -> list[str]:

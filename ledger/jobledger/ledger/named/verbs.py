@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypedDict, Unpack
 import msgspec
 
 from jobledger.ledger.adding.announced import AnnouncedTask
-from jobledger.ledger.adding.bulk import BulkResult, Ordered
+from jobledger.ledger.adding.bulk import BulkResult, OrderedJob
 from jobledger.ledger.enqueueing import Enqueuer, of_batch, refuse_in_bulk
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.commands import Enqueue
@@ -21,7 +21,7 @@ from jobledger.ledger.options import OnOtherInput, Options
 from jobledger.ledger.patience import Patience
 
 
-class Named(TypedDict, total=False):
+class NamedOptions(TypedDict, total=False):
     """How a job is enqueued by the name of its task; what is left out, or None, is as the task's code says."""
 
     queue: str | None  #: None: that of the task
@@ -63,7 +63,7 @@ class NamedMany(TypedDict, total=False):
 
 
 class NamedJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of many jobs to enqueue by the names of their tasks; the fields are those of `Named`."""
+    """One of many jobs to enqueue by the names of their tasks; the fields are those of `NamedOptions`."""
 
     task: str
     input: msgspec.Raw = msgspec.Raw(b"{}")  #: JSON object of the arguments
@@ -109,7 +109,7 @@ async def enqueue_named(
     enqueuer: Enqueuer,
     task: str,
     value: object,
-    **how: Unpack[Named],
+    **how: Unpack[NamedOptions],
 ) -> JobHandle[Any]:
     """Add one job; see `Ledger.enqueue_named`."""
     given: dict[str, Any] = dict(how)
@@ -152,9 +152,9 @@ async def enqueue_named_many(
     by, on_existing, portion = how.get("by", ""), how.get("on_existing"), how.get("portion")
     who = Options(by=by, trace=how.get("trace", ""))  # checked once
     begin = enqueuer.begin_again(by)
-    bases: dict[str, tuple[AnnouncedTask, _Chosen]] = {}
+    bases: dict[str, tuple[AnnouncedTask, _ChosenOptions]] = {}
 
-    async def order(job: NamedJob, number: int) -> Ordered:
+    async def order(job: NamedJob, number: int) -> OrderedJob:
         found = announced.known(job.task) or await find_announced(patience, announced, job.task)
         kept = bases.get(job.task)
         if kept is None or kept[0] is not found:
@@ -163,7 +163,7 @@ async def enqueue_named_many(
             base = found.defaults.changed(
                 {"by": who.by or None, "trace": who.trace or None}, queue=None, limits=()
             )
-            kept = bases[job.task] = (found, _Chosen(base))
+            kept = bases[job.task] = (found, _ChosenOptions(base))
         options = kept[1].options(job)
         if portion is not None:
             _require_of(portion, job, options)
@@ -176,9 +176,9 @@ async def enqueue_named_many(
         compare = enqueuer.comparing(found, options, is_named=is_named)
         if portion is not None:
             command = of_batch(command, portion.batch, portion.first + number, portion.jobs_max)
-        return Ordered(command, compare)
+        return OrderedJob(command, compare)
 
-    async def begin_again(ordered: Ordered) -> tuple[int, bool]:
+    async def begin_again(ordered: OrderedJob) -> tuple[int, bool]:
         sequence, created = await begin(ordered)
         if not created and on_existing is not None:
             await on_existing(ordered.command)
@@ -198,7 +198,7 @@ def _require_of(portion: Portion, job: NamedJob, options: Options) -> None:
         raise InvalidInputError("a batch names its jobs by their places in it: leave id out")
 
 
-class _Chosen:
+class _ChosenOptions:
     """The options of one task's jobs: made and checked once for all that say nothing but their queue, as most do."""
 
     def __init__(self, base: Options) -> None:

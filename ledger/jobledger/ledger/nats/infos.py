@@ -46,7 +46,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
     ts: str = ""  #: the server's time of this answer; "" where it tells none
 
 
-class Reached(msgspec.Struct, frozen=True):
+class ConsumerProgress(msgspec.Struct, frozen=True):
     """How far a consumer is."""
 
     stream_sequence: int = msgspec.field(default=0, name="stream_seq")
@@ -60,8 +60,8 @@ class ConsumerInfo(msgspec.Struct, frozen=True):
     name: str
     config: dict[str, Any]
     created: str = ""
-    delivered: Reached = Reached()  #: the newest message it handed out
-    ack_floor: Reached = Reached()  #: up to here all is acknowledged or given up
+    delivered: ConsumerProgress = ConsumerProgress()  #: the newest message it handed out
+    ack_floor: ConsumerProgress = ConsumerProgress()  #: up to here all is acknowledged or given up
     pending: int = msgspec.field(default=0, name="num_pending")  #: never handed out
     ack_pending: int = msgspec.field(default=0, name="num_ack_pending")  #: handed out and not settled
     redelivered: int = msgspec.field(

@@ -51,7 +51,7 @@ _RETRY_S: Final = 0.05
 _GONE_S: Final = 0.5
 
 
-class _Submitted(msgspec.Struct, eq=False):
+class _SubmittedAppend(msgspec.Struct, eq=False):
     """An append whose caller waits: told at once when it was plainly accepted, else after another look."""
 
     log: JetStreamLog
@@ -69,7 +69,7 @@ class _Submitted(msgspec.Struct, eq=False):
         return f"<{type(self).__name__}>"
 
 
-class _Metered(_Submitted, eq=False):
+class _MeteredAppend(_SubmittedAppend, eq=False):
     """An append whose end is counted."""
 
     meter: AppendMeter
@@ -137,9 +137,9 @@ class JetStreamLog(JobReading):
                 raise PayloadTooLargeError("event", len(entry.data), limit)
         outcome: asyncio.Future[int] = self._loop.create_future()
         if self._meter is None:
-            submitted = _Submitted(self, entries, outcome)
+            submitted = _SubmittedAppend(self, entries, outcome)
         else:
-            submitted = _Metered(self, entries, outcome, self._meter, time.monotonic())
+            submitted = _MeteredAppend(self, entries, outcome, self._meter, time.monotonic())
         self.writer.append(entries, submitted)
         return outcome
 

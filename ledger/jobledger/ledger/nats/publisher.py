@@ -60,10 +60,10 @@ class AppendRefusedError(LedgerError):
 Answered = Callable[[int | Exception], None]
 
 
-class _Awaited(msgspec.Struct, eq=False):
+class _AwaitedAnswer(msgspec.Struct, eq=False):
     """One answer on its way; an object of few fields, since thousands of closures at once keep the collector busy."""
 
-    pending: dict[str, _Awaited]  #: the publisher's
+    pending: dict[str, _AwaitedAnswer]  #: the publisher's
     answered: Answered
     deadline: float
     reply: str = ""
@@ -84,7 +84,7 @@ class Publisher:
         self._connection = connection
         self._inbox = inbox
         self._loop = connection.loop
-        self._pending: dict[str, _Awaited] = {}  # by reply subject, oldest first
+        self._pending: dict[str, _AwaitedAnswer] = {}  # by reply subject, oldest first
         self._sweeping: asyncio.TimerHandle | None = None
 
     @property
@@ -106,7 +106,7 @@ class Publisher:
     def _send(
         self, entry: Entry, headers: bytes, answered: Answered, parts: frozenset[str] | None = None
     ) -> None:
-        awaited = _Awaited(self._pending, answered, self._loop.time() + REPLY_TIMEOUT_S)
+        awaited = _AwaitedAnswer(self._pending, answered, self._loop.time() + REPLY_TIMEOUT_S)
         reply = awaited.reply = self._inbox.expect(parts or entry.subject, awaited, once=True)
         self._pending[reply] = awaited
         if self._sweeping is None:

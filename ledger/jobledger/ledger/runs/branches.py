@@ -12,7 +12,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.runs.errors import DivergedError
 from jobledger.ledger.runs.passage import Passage
 from jobledger.ledger.runs.scopes import Branch
-from jobledger.ledger.runs.waits import Halted, Parked
+from jobledger.ledger.runs.waits import HaltSignal, ParkSignal
 
 BranchFunction = Callable[[], Awaitable[Any]]
 
@@ -47,7 +47,7 @@ async def _gathered(
     if count:
         _raise_ending(await _run_as_branches(passage, [work() for _ in range(count)]))
     for each in results:
-        if isinstance(each, _Raised):
+        if isinstance(each, _BranchError):
             raise each.error
     return results
 
@@ -62,7 +62,7 @@ async def _run(
     try:
         results[number] = await function()
     except Exception as error:  # noqa: BLE001 - raised by whoever waits for the branches
-        results[number] = _Raised(error)
+        results[number] = _BranchError(error)
 
 
 async def _run_as_branches(
@@ -108,12 +108,12 @@ def _raise_ending(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Raise what ends the attempt, if a branch met that: nothing of the branches counts any more."""
     errors = _see(tasks)
     if errors:
-        raise next((each for each in errors if isinstance(each, Parked | Halted)), errors[0])
+        raise next((each for each in errors if isinstance(each, ParkSignal | HaltSignal)), errors[0])
     if any(each.cancelled() for each in tasks):
         raise asyncio.CancelledError
 
 
-class _Raised(msgspec.Struct, frozen=True, gc=False):
+class _BranchError(msgspec.Struct, frozen=True, gc=False):
     """What a branch raised."""
 
     error: Exception
@@ -139,7 +139,7 @@ async def race(passage: Passage, parent: Branch, functions: Sequence[BranchFunct
     won, outcome = await _first(passage, list(zip(children, functions, strict=True)))
     await passage.complete(asked, str(won).encode())
     await _abandon(passage, children, won)
-    if isinstance(outcome, _Raised):
+    if isinstance(outcome, _BranchError):
         raise outcome.error
     return outcome
 

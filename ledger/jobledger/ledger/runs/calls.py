@@ -12,9 +12,9 @@ from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.runs.orders import StepKind
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.runs.errors import DivergedError, StepFailedError, StepInDoubtError
-from jobledger.ledger.runs.passage import Asked, Passage, text_of
+from jobledger.ledger.runs.passage import Passage, StepRequest, text_of
 from jobledger.ledger.runs.steps import NOT_DONE, StepFunction
-from jobledger.ledger.runs.waits import Halted, Parked
+from jobledger.ledger.runs.waits import HaltSignal, ParkSignal
 
 
 class StepCall:
@@ -76,7 +76,7 @@ class StepCall:
         except InvalidError as error:
             raise DivergedError(known.key, known.sequence, "with another result", str(error)) from error
 
-    async def _in_doubt(self, asked: Asked, known: Step) -> Any:
+    async def _in_doubt(self, asked: StepRequest, known: Step) -> Any:
         """Return what a look found that an earlier attempt had done, or NOT_DONE.
 
         Raises: StepInDoubtError.
@@ -89,7 +89,7 @@ class StepCall:
         looks = StepFunction[..., Any](on_doubt, self._step.name)
         return await self._passage.journal.call(looks, self._args, self._kwargs)
 
-    async def _try(self, asked: Asked, tries: int) -> Any:
+    async def _try(self, asked: StepRequest, tries: int) -> Any:
         """Call the function until it returns or has failed for good."""
         passage = self._passage
         while True:
@@ -137,7 +137,7 @@ class StepCall:
             return None
         return journal.now() + timedelta(seconds=rules.rules.backoff.delay_s(tries, journal.chance))
 
-    async def _end(self, asked: Asked, value: Any, tries: int, took_ms: float) -> Any:
+    async def _end(self, asked: StepRequest, value: Any, tries: int, took_ms: float) -> Any:
         """Record the result and return it as every later attempt will read it.
 
         Raises: StepFailedError for one that cannot be recorded or read back: to do the work again would not help.
@@ -180,4 +180,4 @@ def _ends_attempt(error: BaseException) -> bool:
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
-    return isinstance(error, AttemptStoppedError | Halted | Parked)
+    return isinstance(error, AttemptStoppedError | HaltSignal | ParkSignal)

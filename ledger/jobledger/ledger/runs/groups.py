@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 import msgspec
 
 from jobledger.ledger.children import child_id_of
-from jobledger.ledger.limits.keys import Keyed, with_limits
+from jobledger.ledger.limits.keys import KeySource, with_limits
 from jobledger.ledger.model.errors import ConfigurationError, InvalidError, PayloadTooLargeError
 from jobledger.ledger.model.events import ErrorInfo, Order
 from jobledger.ledger.model.job import Job
@@ -27,7 +27,7 @@ from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.runs.errors import ChildFailedError, DivergedError, StepFailedError
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.nodes import node_of
-from jobledger.ledger.runs.passage import Asked, Passage
+from jobledger.ledger.runs.passage import Passage, StepRequest
 from jobledger.ledger.runs.scopes import Branch
 from jobledger.ledger.runs.steps import digest_of
 from jobledger.ledger.tasks import Task
@@ -97,7 +97,7 @@ class Group:
         self._on_failure: OnFailure = on_failure
         self._on_dead_letter: OnDeadLetter = on_dead_letter
 
-    async def begin(self, branch: Branch, name: str = "") -> Asked:
+    async def begin(self, branch: Branch, name: str = "") -> StepRequest:
         """Ask for the children; when this returns, those that may exist now do.
 
         Inputs are checked when they are recorded: later attempts compare their digest alone.
@@ -150,10 +150,10 @@ class Group:
         """Return the limits of one child, with the keys that its input gives them."""
         options, task = self._options, self._task
         order = Order(limits=options.limits, tenant=base.tenant, metadata=options.metadata)
-        job = Keyed(task.name, options.queue, order, lambda: task.signature.decode(text))
+        job = KeySource(task.name, options.queue, order, lambda: task.signature.decode(text))
         return with_limits(job, options.declared, options.declared_queue).limits
 
-    async def ends(self, asked: Asked) -> list[MemberEnd]:
+    async def ends(self, asked: StepRequest) -> list[MemberEnd]:
         """Wait for the children, record what they came to and return it.
 
         Raises: ChildFailedError for the first one that failed, where the group does not collect failures;
@@ -183,14 +183,14 @@ class Group:
             return msgspec.json.decode(text, type=list[MemberEnd])
         return [MemberEnd("completed", each) for each in msgspec.json.decode(text, type=list[msgspec.Raw])]
 
-    def value(self, asked: Asked, end: MemberEnd) -> Any:
+    def value(self, asked: StepRequest, end: MemberEnd) -> Any:
         """Return a child's result as its task's return annotation says. Raises: DivergedError."""
         try:
             return self._task.signature.read_result(bytes(end.result), asked.key)
         except InvalidError as error:
             raise DivergedError(asked.key, 0, "with other results", str(error)) from error
 
-    def outcome(self, asked: Asked, item: int, end: MemberEnd) -> Outcome[Any]:
+    def outcome(self, asked: StepRequest, item: int, end: MemberEnd) -> Outcome[Any]:
         """Return how a child ended, as the run's code sees it."""
         if end.state == "completed":
             return Outcome(end, self.value(asked, end), None)
@@ -200,7 +200,7 @@ class Group:
 
 
 async def record_results(
-    passage: Passage, asked: Asked, text_of: Callable[[Sequence[MemberEnd]], bytes]
+    passage: Passage, asked: StepRequest, text_of: Callable[[Sequence[MemberEnd]], bytes]
 ) -> None:
     """Record what the children of a step came to, or that it is more than a run may read at once."""
     try:
@@ -212,7 +212,7 @@ async def record_results(
 
 
 async def record_failure(
-    passage: Passage, asked: Asked, step: Step, name: Callable[[int], str] = lambda _: ""
+    passage: Passage, asked: StepRequest, step: Step, name: Callable[[int], str] = lambda _: ""
 ) -> None:
     """Record that a step failed by the first of its children that failed; `name` is what the error calls an item."""
     item = items_of(step.failed)[0]
@@ -237,7 +237,7 @@ def _child_of(run: Job, step: Step, item: int) -> str:
 class Child(Generic[R_co]):
     """A job that a run made and goes on beside: made by `Run.start`."""
 
-    def __init__(self, passage: Passage, group: Group, asked: Asked) -> None:
+    def __init__(self, passage: Passage, group: Group, asked: StepRequest) -> None:
         self._passage = passage
         self._group = group
         self._asked = asked

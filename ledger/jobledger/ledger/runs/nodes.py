@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobledger.ledger.adding.kind import Kind
-from jobledger.ledger.limits.keys import Keyed, with_limits
+from jobledger.ledger.limits.keys import KeySource, with_limits
 from jobledger.ledger.model.errors import TaskDefinitionError
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.runs.orders import Callback, ChildNode
@@ -40,7 +40,7 @@ def callbacks_of(task: Kind, tenant: str) -> tuple[Callback, ...]:
             raise TaskDefinitionError(f"task {plain.name} as on_{on} of {task.name} takes no RunEnd")
         order = Order(limits=options.limits, tenant=options.tenant or tenant, metadata=options.metadata)
         if options.limits_in_code:
-            job = Keyed(plain.name, options.queue, order, dict)
+            job = KeySource(plain.name, options.queue, order, dict)
             order = with_limits(job, options.declared, options.declared_queue)
         found.append(
             Callback(

@@ -19,7 +19,7 @@ from jobledger.ledger.runs.journal import RunJournal
 from jobledger.ledger.runs.length import Length
 from jobledger.ledger.runs.scopes import Branch, Scopes
 from jobledger.ledger.runs.steps import StepFunction
-from jobledger.ledger.runs.waits import Halted, Parked, Waits
+from jobledger.ledger.runs.waits import HaltSignal, ParkSignal, Waits
 from jobledger.ledger.signature import TaskSignature
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ _REASON_MAX: Final = 500  #: characters of why a signal is refused
 _PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str})
 
 
-class Asked(msgspec.Struct, frozen=True, gc=False):
+class StepRequest(msgspec.Struct, frozen=True, gc=False):
     """A step that the code asks for."""
 
     key: str
@@ -102,11 +102,13 @@ class Passage:
 
     def _require_going_on(self) -> None:
         if self.waits.is_parked:  # the function caught what should have ended it
-            raise Parked
+            raise ParkSignal
         if self.diverged is not None:
             raise self.diverged
 
-    async def ask(self, branch: Branch, name: str, kind: StepKind, target: str, digest: str = "") -> Asked:
+    async def ask(
+        self, branch: Branch, name: str, kind: StepKind, target: str, digest: str = ""
+    ) -> StepRequest:
         """Ask for the next step of a name; return what is recorded of it.
 
         Raises: DivergedError; RunTooLongError; Parked where an operator asked the run to pause, and Halted where it is to
@@ -114,7 +116,7 @@ class Passage:
         """
         return await self.ask_for(branch.key(name), kind, target, digest)
 
-    async def ask_for(self, key: str, kind: StepKind, target: str, digest: str = "") -> Asked:
+    async def ask_for(self, key: str, kind: StepKind, target: str, digest: str = "") -> StepRequest:
         """Ask for the step of a key, as `ask`."""
         known = self.journal.job.steps.get(key)
         self._unvisited.pop(key, None)
@@ -123,16 +125,16 @@ class Passage:
             if _is_copied(known):
                 digest = known.input_sha256
             if known.has_ended:
-                return Asked(key, kind, target, digest, known)
+                return StepRequest(key, kind, target, digest, known)
         if kind != "undo":
             job = self.journal.job
             if self.is_ending or job.cancel_requested:
-                raise Halted
+                raise HaltSignal
             if job.pause_requested:
                 await self.waits.for_operator()
             if known is None:
                 self.length.require_room()
-        return Asked(key, kind, target, digest, known)
+        return StepRequest(key, kind, target, digest, known)
 
     def has_unvisited(self, branch: Branch) -> bool:
         """Return whether steps of a branch were recorded before this attempt that it did not ask for yet."""
@@ -140,7 +142,7 @@ class Passage:
 
     # What is recorded.
 
-    async def _record(self, make: Callable[..., StepCommand], asked: Asked, **said: Any) -> None:
+    async def _record(self, make: Callable[..., StepCommand], asked: StepRequest, **said: Any) -> None:
         """Append a command about a step; `said` are its fields beside those that name the step."""
         command = make(
             epoch=self.journal.epoch,
@@ -153,14 +155,14 @@ class Passage:
         await self.journal.append(command)
         self.length.add(command)
 
-    async def start(self, asked: Asked, *, until: datetime | None = None, **more: Any) -> Step:
+    async def start(self, asked: StepRequest, *, until: datetime | None = None, **more: Any) -> Step:
         """Record that a step begins; `more` are fields of `StartStep`."""
         await self._record(StartStep, asked, until=until, **more)
         return self.journal.job.steps[asked.key]
 
     async def complete(
         self,
-        asked: Asked,
+        asked: StepRequest,
         text: bytes,
         *,
         tries: int = 1,
@@ -177,12 +179,12 @@ class Passage:
         )
 
     async def take(
-        self, asked: Asked, sequence: int, value: msgspec.Raw, reference: PayloadRef | None
+        self, asked: StepRequest, sequence: int, value: msgspec.Raw, reference: PayloadRef | None
     ) -> None:
         """Record that a step takes the signal of a stream sequence as its result."""
         await self._record(CompleteStep, asked, result=value, result_ref=reference, signal=sequence)
 
-    async def refuse(self, asked: Asked, sequence: int, reason: str) -> None:
+    async def refuse(self, asked: StepRequest, sequence: int, reason: str) -> None:
         """Record that a wait cannot read the signal of a stream sequence, and waits on."""
         command = RefuseSignal(
             epoch=self.journal.epoch,
@@ -195,7 +197,7 @@ class Passage:
         self.length.add(command)
 
     async def fail(
-        self, asked: Asked, error: ErrorInfo, *, tries: int = 1, retry_at: datetime | None = None
+        self, asked: StepRequest, error: ErrorInfo, *, tries: int = 1, retry_at: datetime | None = None
     ) -> None:
         """Record a try that failed; without `retry_at` it was the last one."""
         await self._record(FailStep, asked, error=error, tries=tries, retry_at=retry_at)

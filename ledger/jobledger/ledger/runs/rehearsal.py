@@ -25,11 +25,11 @@ from jobledger.ledger.model.runs.orders import StepKind
 from jobledger.ledger.options import Options
 from jobledger.ledger.runs.errors import DivergedError
 from jobledger.ledger.runs.members import MemberEnd
-from jobledger.ledger.runs.passage import Asked, Passage
+from jobledger.ledger.runs.passage import Passage, StepRequest
 from jobledger.ledger.runs.run import Run
 from jobledger.ledger.runs.scopes import Branch
 from jobledger.ledger.runs.steps import StepFunction
-from jobledger.ledger.runs.waits import Halted, Parked
+from jobledger.ledger.runs.waits import HaltSignal, ParkSignal
 from jobledger.ledger.runs.workflow import WorkflowFunction
 from jobledger.ledger.tables.table import TableWork
 from jobledger.ledger.tasks import Task
@@ -44,7 +44,7 @@ _FREE: Final = frozenset[StepKind]({"value", "patch", "sleep", "wait"})
 _BESIDE: Final = frozenset[StepKind]({"call", "map", "graph"})
 
 
-class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
+class RehearsalResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a rehearsal came to."""
 
     diverged: DivergedError | None = None  #: the code asks for something else than is recorded
@@ -57,7 +57,7 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
 
 async def rehearse(
     workflow: WorkflowFunction[..., Any, ..., Any], job: Job, *, now: datetime, get: GetValue
-) -> Rehearsed:
+) -> RehearsalResult:
     """Play a run's function over its recorded steps, whatever state the run is in.
 
     What the function itself does between its steps, it does.
@@ -75,7 +75,7 @@ async def rehearse(
         text = await get(job.order.input, job.order.input_ref)
         given = {workflow.signature.context_parameter or "run": Run(passage)}
         await workflow.function(**workflow.signature.decode(text), **given)
-    except (Parked, Halted):
+    except (ParkSignal, HaltSignal):
         pass  # it came to the end of what is recorded
     except Exception as raised:  # noqa: BLE001 - whatever the function raises is told
         error = raised
@@ -84,7 +84,7 @@ async def rehearse(
     if journal.trouble is not None:
         raise journal.trouble
     diverged = passage.diverged or (error if isinstance(error, DivergedError) else None)
-    return Rehearsed(
+    return RehearsalResult(
         diverged=diverged,
         error=None if diverged is not None else error,
         new=tuple(passage.new),
@@ -99,7 +99,7 @@ class _Rehearsal(Passage):
         super().__init__(journal, workflow.signature, parallel=workflow.workflow.parallel)
         self.new: dict[str, None] = {}
 
-    async def ask_for(self, key: str, kind: StepKind, target: str, digest: str = "") -> Asked:
+    async def ask_for(self, key: str, kind: StepKind, target: str, digest: str = "") -> StepRequest:
         asked = await super().ask_for(key, kind, target, digest)
         if asked.known is None and kind not in _FREE:
             self.new[key] = None
@@ -207,4 +207,4 @@ class _NoTables:
     """Tables are known by their records; whoever wants their rows stops there."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise Halted
+        raise HaltSignal

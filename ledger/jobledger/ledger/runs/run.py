@@ -25,7 +25,7 @@ from jobledger.ledger.runs.calls import StepCall
 from jobledger.ledger.runs.chunks import Chunks
 from jobledger.ledger.runs.errors import DivergedError
 from jobledger.ledger.runs.groups import Child, Group, Outcome
-from jobledger.ledger.runs.passage import Asked, Passage, Undo
+from jobledger.ledger.runs.passage import Passage, StepRequest, Undo
 from jobledger.ledger.runs.scopes import Branch
 from jobledger.ledger.runs.signals import Signal
 from jobledger.ledger.runs.steps import StepFunction, as_step
@@ -374,7 +374,7 @@ class Run(RunTables, GivenByWorker):
         except InvalidError as error:  # an earlier attempt could read it
             raise DivergedError(step.key, step.sequence, "with another value", str(error)) from error
 
-    async def _take(self, asked: Asked, signal: Signal[Any], timeout_s: float | None) -> None:
+    async def _take(self, asked: StepRequest, signal: Signal[Any], timeout_s: float | None) -> None:
         """Record the end of a wait: the signal that it takes, or that none came in time."""
         passage, journal, name = self._passage, self._passage.journal, signal.name
         while not await self._takes_one(asked, signal):
@@ -392,7 +392,7 @@ class Run(RunTables, GivenByWorker):
                     continue
                 return
 
-    async def _takes_one(self, asked: Asked, signal: Signal[Any]) -> bool:
+    async def _takes_one(self, asked: StepRequest, signal: Signal[Any]) -> bool:
         """Take the oldest signal that can be read; those before it are refused, which is recorded."""
         passage, journal = self._passage, self._passage.journal
         async with passage.taking:

@@ -11,7 +11,7 @@ import anyio.to_thread
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.runs.calls import StepCall
-from jobledger.ledger.runs.passage import Asked, Passage
+from jobledger.ledger.runs.passage import Passage, StepRequest
 from jobledger.ledger.runs.steps import StepFunction, StepRules, digest_of
 from jobledger.ledger.tables.parquet import RowLike, read_rows
 from jobledger.ledger.tables.record import TableRecord, read_record
@@ -151,7 +151,7 @@ class _TableCall(StepCall):
     def _read(self, text: bytes) -> Table:
         return Table(read_record(text), self._key, self._passage.journal.tables)
 
-    async def _try(self, asked: Asked, tries: int) -> Any:
+    async def _try(self, asked: StepRequest, tries: int) -> Any:
         if self._prepare is not None:
             await self._prepare()  # what fails here is no failure of this step
         return await super()._try(asked, tries)

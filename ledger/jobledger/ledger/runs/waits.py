@@ -26,14 +26,14 @@ _LOOK_EVERY_S: Final = 5.0
 OPERATOR: Final = ""
 
 
-class Parked(BaseException):
+class ParkSignal(BaseException):
     """The run waits, which is recorded, and the attempt ends: raised in every branch, and not to be caught.
 
     Not an `Exception`, as `asyncio.CancelledError` is none.
     """
 
 
-class Halted(BaseException):
+class HaltSignal(BaseException):
     """The run is to end, and does nothing new: raised in every branch, and not to be caught."""
 
 
@@ -83,7 +83,7 @@ class Waits:
 
     async def _wait(self, key: str) -> None:
         if self.is_parked:
-            raise Parked
+            raise ParkSignal
         loop = asyncio.get_running_loop()
         waiter = _Waiter(key, loop.create_future())
         self._waiting.append(waiter)
@@ -162,9 +162,9 @@ class Waits:
         finally:
             self._is_parking = False
         if self.is_parked:
-            self._fail(Parked())
+            self._fail(ParkSignal())
         elif self._journal.job.cancel_requested and any(not each.startswith(UNDO) for each in keys):
-            self._fail(Halted())
+            self._fail(HaltSignal())
 
     def _fail(self, error: BaseException) -> None:
         for waiter in list(self._waiting):

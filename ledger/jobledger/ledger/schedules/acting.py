@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from jobledger.ledger.access.acting import acting_for
-from jobledger.ledger.derived_jobs import Begun, begin_derived, is_of_tick
+from jobledger.ledger.derived_jobs import DerivedJob, begin_derived, is_of_tick
 from jobledger.ledger.limits.defining import define_key
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.chain import load, retry_raced
@@ -50,7 +50,7 @@ R = TypeVar("R")
 _AT_ONCE: Final = 128
 
 
-class Known(msgspec.Struct, frozen=True, gc=False):
+class KnownSchedule(msgspec.Struct, frozen=True, gc=False):
     """A schedule as its newest event says."""
 
     view: View[Schedule] = View()
@@ -69,11 +69,11 @@ class Known(msgspec.Struct, frozen=True, gc=False):
         return [] if self.event is None else jobs_of(self.event, self.sequence)
 
 
-def known_from(newest: Message, last_sequence: int = 0) -> Known:
+def known_from(newest: Message, last_sequence: int = 0) -> KnownSchedule:
     """Return a schedule as its newest event says; `last_sequence`: of its newest message, where that is no event."""
     event, sequence = SCHEDULE.decode(newest), newest.stream_sequence
     state = SCHEDULE.evolve(None, event, sequence)
-    return Known(View(state, max(sequence, last_sequence), newest.data), event, sequence)
+    return KnownSchedule(View(state, max(sequence, last_sequence), newest.data), event, sequence)
 
 
 class Schedules:
@@ -82,14 +82,16 @@ class Schedules:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def read(self, name: str) -> Known:
+    async def read(self, name: str) -> KnownSchedule:
         """Return a schedule as it is stored. Raises: UnreachableError, UnknownEventError."""
         newest = await end_of_chain(self._client.log, SCHEDULE.chain(self._client.log.names, name))
         if newest.event is None:
-            return Known(View(last_sequence=newest.last_sequence))
+            return KnownSchedule(View(last_sequence=newest.last_sequence))
         return known_from(newest.event, newest.last_sequence)
 
-    async def act(self, name: str, command: ScheduleCommand, *, by: str = "", trace: str = "") -> Known:
+    async def act(
+        self, name: str, command: ScheduleCommand, *, by: str = "", trace: str = ""
+    ) -> KnownSchedule:
         """Do what a command asks of a schedule: its newest event's jobs first, then the event, then that one's jobs.
 
         `trace`: the W3C traceparent that it belongs to; "": that of the span under way.
@@ -99,7 +101,7 @@ class Schedules:
         Raises: as `decide`; WrongSequenceError after too many lost races, LedgerFullError, UnreachableError.
         """
 
-        async def attempt() -> Known:
+        async def attempt() -> KnownSchedule:
             known = await self.healed(await self.read(name))
             stamp = self._client.stamp(by)
             if trace:
@@ -126,7 +128,7 @@ class Schedules:
         with acting_for(None):  # whoever may declare the schedule may say how its jobs overlap
             await define_key(self._client.log, limit, key, terms, self._client.stamp)
 
-    async def tick(self, name: str, known: Known) -> Known:
+    async def tick(self, name: str, known: KnownSchedule) -> KnownSchedule:
         """Record the tick that is due, and make its jobs.
 
         Raises: as `act`; WrongSequenceError where `known` is not the newest.
@@ -141,7 +143,7 @@ class Schedules:
         assert event is not None, "a tick is an event"
         return await self.append(known, event)
 
-    async def append(self, known: Known, event: ScheduleEvent) -> Known:
+    async def append(self, known: KnownSchedule, event: ScheduleEvent) -> KnownSchedule:
         """Append an event that was decided on what is known, then make its jobs.
 
         Raises: WrongSequenceError when the chain has moved, LedgerFullError, UnreachableError.
@@ -150,9 +152,9 @@ class Schedules:
         sequence = await self._client.log.append((entry,))
         made = await self._make(event, jobs_of(event, sequence))
         view = SCHEDULE.advance(entry, event, sequence, known.schedule)
-        return Known(view, event, sequence, whole=True, made=made)
+        return KnownSchedule(view, event, sequence, whole=True, made=made)
 
-    async def healed(self, known: Known, present: Present | None = None) -> Known:
+    async def healed(self, known: KnownSchedule, present: Present | None = None) -> KnownSchedule:
         """Make the jobs of a schedule's newest event that are missing, as a process that died had to.
 
         Where a job of somebody else has the id of one, that one is missing, too. `present`: asked instead of the log's own.
@@ -192,7 +194,7 @@ class Schedules:
             jobs = [job for job, place in zip(jobs, found, strict=True) if place is None]
         by = "" if isinstance(event, Ticked) else event.by  # a person who asked, whoever makes the jobs
 
-        async def begin(job: Enqueue) -> Begun:
+        async def begin(job: Enqueue) -> DerivedJob:
             with acting_for(None):
                 return await begin_derived(
                     self._client.log, job, lambda: self._client.stamp(by), is_of_tick(job)

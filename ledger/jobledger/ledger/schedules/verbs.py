@@ -26,7 +26,7 @@ from jobledger.ledger.model.schedules.events import Backfilled, Schedule
 from jobledger.ledger.model.schedules.ticks import Spec
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.parts import Client
-from jobledger.ledger.schedules.acting import Known, Schedules
+from jobledger.ledger.schedules.acting import KnownSchedule, Schedules
 from jobledger.ledger.schedules.in_code import AnyTask, check_options
 
 R = TypeVar("R")
@@ -187,7 +187,7 @@ class ScheduleVerbs(Schedules):
         assert schedule is not None, "a command that was accepted leaves a schedule"
         return schedule
 
-    async def _act(self, name: str, command: ScheduleCommand, by: str, trace: str = "") -> Known:
+    async def _act(self, name: str, command: ScheduleCommand, by: str, trace: str = "") -> KnownSchedule:
         check_token("schedule name", name)
         return await self._patiently(lambda: self.act(name, command, by=by, trace=trace))
 

@@ -17,7 +17,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.opening import open_file
 from jobledger.ledger.tables.columns import columns_of
 from jobledger.ledger.tables.extra import load
-from jobledger.ledger.tables.record import Produced
+from jobledger.ledger.tables.record import ProducedFile
 
 T = TypeVar("T")
 
@@ -216,7 +216,7 @@ def batches_of(rows: Iterable[RowLike]) -> Iterator[list[RowLike]]:
         yield some
 
 
-def describe(path: Path) -> Produced:
+def describe(path: Path) -> ProducedFile:
     """Return what a finished file is. Raises: OSError."""
     digest, size = hashlib.sha256(), 0
     with open_file(path) as file:
@@ -227,7 +227,7 @@ def describe(path: Path) -> Produced:
         with load("pyarrow.parquet").ParquetFile(file) as parquet:
             schema = {field.name: str(field.type) for field in parquet.schema_arrow}
             rows = parquet.metadata.num_rows
-    return Produced(sha256=digest.hexdigest(), rows=rows, bytes=size, schema=schema)
+    return ProducedFile(sha256=digest.hexdigest(), rows=rows, bytes=size, schema=schema)
 
 
 def read_rows(path: Path, row: type[T], *, name: str) -> list[T]:

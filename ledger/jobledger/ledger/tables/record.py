@@ -23,7 +23,7 @@ class TableRecord(msgspec.Struct, frozen=True, kw_only=True):
     file: str
 
 
-class Produced(msgspec.Struct, frozen=True, kw_only=True):
+class ProducedFile(msgspec.Struct, frozen=True, kw_only=True):
     """A Parquet file as it was written."""
 
     sha256: str  #: hex

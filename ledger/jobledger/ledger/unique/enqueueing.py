@@ -32,7 +32,7 @@ _TRIES_MAX: Final = 64
 _LAG_S: Final = 0.02
 
 
-class Begun(NamedTuple):
+class BegunJob(NamedTuple):
     """The job that an enqueue came to."""
 
     ref: JobRef
@@ -54,7 +54,7 @@ class UniqueJobs:
         self._stamp = stamp
         self._begin = begin
 
-    async def enqueue(self, wish: Wish) -> Begun:
+    async def enqueue(self, wish: Wish) -> BegunJob:
         """Make the job, or find the one that has its key.
 
         Raises: UniqueKeyTakenError where that is to be an error, AccessDeniedError where the job that has the key is not
@@ -64,7 +64,7 @@ class UniqueJobs:
             return await self._make(wish)
         holder = NOBODY  # as a rule it is so; who is wrong has lost one append
 
-        async def attempt() -> Begun:
+        async def attempt() -> BegunJob:
             nonlocal holder
             try:
                 return await self._attempt(wish, holder)
@@ -86,11 +86,11 @@ class UniqueJobs:
             holder = await find(self._log, wish.key)
         return holder
 
-    async def _attempt(self, wish: Wish, holder: Holder) -> Begun:
+    async def _attempt(self, wish: Wish, holder: Holder) -> BegunJob:
         key, job, stamp = holder.key.state, holder.chain.job, self._stamp(wish.by)
         if key is not None and job is not None:
             if key.owner == wish.command.ref:
-                return Begun(key.owner, holder.first_sequence, created=False)  # the same call once more
+                return BegunJob(key.owner, holder.first_sequence, created=False)  # the same call once more
             if wish.debounce is not None and job.state is JobState.SCHEDULED:
                 _require_visible(wish, key, stamp)
                 return await self._postpone(wish, wish.debounce, holder, stamp)
@@ -103,13 +103,13 @@ class UniqueJobs:
         await self._log.append(UNIQUE.link(self._log.names, [taken], holder.key))
         return await self._make(wish)
 
-    async def _make(self, wish: Wish) -> Begun:
+    async def _make(self, wish: Wish) -> BegunJob:
         """Make the job that has the key."""
         sequence, created = await self._begin(wish.command, wish.by)
         ref = wish.command.ref
         if not created and wish.rule.on_conflict == "reject" and not await self._made_by_this_job(ref):
             raise UniqueKeyTakenError(wish.key.task, wish.key.key, ref.queue, ref.job_id)
-        return Begun(ref, sequence, created)
+        return BegunJob(ref, sequence, created)
 
     async def _made_by_this_job(self, ref: JobRef) -> bool:
         """Return whether the job that enqueues made that one before, as in an attempt that did not end."""
@@ -119,7 +119,7 @@ class UniqueJobs:
         made = await self._log.read_chain(self._log.names.chain(ref))
         return bool(made) and made[0].event.causation == parent
 
-    async def _conflict(self, wish: Wish, holder: Holder, error: UniqueKeyTakenError) -> Begun:
+    async def _conflict(self, wish: Wish, holder: Holder, error: UniqueKeyTakenError) -> BegunJob:
         """Do what the caller wishes where another job holds the key; make that job first where it is missing."""
         key, job = holder.key.state, holder.chain.job
         assert key is not None, "somebody holds it"
@@ -127,15 +127,15 @@ class UniqueJobs:
             command = msgspec.structs.replace(wish.command, ref=key.owner)
             sequence, created = await self._begin(command, wish.by)
             if created:
-                return Begun(key.owner, sequence, created=True)
+                return BegunJob(key.owner, sequence, created=True)
             raise WrongSequenceError(self._log.names.chain(key.owner), 0)  # who took it was there first
         if wish.rule.on_conflict == "reject":
             raise error
         if wish.rule.on_conflict == "replace" and job is not None and job.state in WAITING_STATES:
             return await self._replace(wish, holder, job)
-        return Begun(key.owner, holder.first_sequence, created=False)
+        return BegunJob(key.owner, holder.first_sequence, created=False)
 
-    async def _replace(self, wish: Wish, holder: Holder, job: Job) -> Begun:
+    async def _replace(self, wish: Wish, holder: Holder, job: Job) -> BegunJob:
         """Cancel the job that waits, take its key and make the new job: all in one append, or nothing."""
         command, stamp = wish.command, self._stamp(wish.by)
         cancel = CancelJob(reason=f"superseded by job {command.ref.job_id}")
@@ -151,10 +151,10 @@ class UniqueJobs:
             made = await self._log.read_chain(self._log.names.chain(command.ref))
             if not made:
                 raise
-            return Begun(command.ref, made[0].stream_sequence, created=False)  # the same call once more
-        return Begun(command.ref, sequence + len(additions) - 1, created=True)
+            return BegunJob(command.ref, made[0].stream_sequence, created=False)  # the same call once more
+        return BegunJob(command.ref, sequence + len(additions) - 1, created=True)
 
-    async def _postpone(self, wish: Wish, debounce: timedelta, holder: Holder, stamp: Stamp) -> Begun:
+    async def _postpone(self, wish: Wish, debounce: timedelta, holder: Holder, stamp: Stamp) -> BegunJob:
         """Give the job that waits for its time another one, and the input of this call.
 
         One that has waited as long as it may is dispatched, so that calls without end do not hold it back for ever.
@@ -171,7 +171,7 @@ class UniqueJobs:
         order = wish.command.order
         move = Reschedule(run_at=run_at, input=order.input, input_ref=order.input_ref)
         await commit(self._log, holder.chain, decide(job, move, stamp))
-        return Begun(key.owner, holder.first_sequence, created=False)
+        return BegunJob(key.owner, holder.first_sequence, created=False)
 
     async def _dispatched(self, holder: Holder, ref: JobRef, stamp: Stamp) -> Holder:
         """Queue a job that waits for its time, or hold it for its limits, which its newest event alone does not tell."""

@@ -26,7 +26,7 @@ E = TypeVar("E", bound=Envelope)
 S = TypeVar("S")
 
 
-class Connected(Client, Protocol):
+class WebhookClient(Client, Protocol):
     """A client of a server, where the consumers of webhooks are."""
 
     @property
@@ -35,7 +35,9 @@ class Connected(Client, Protocol):
         ...
 
 
-async def change_webhook(client: Connected, name: str, command: WebhookCommand, *, by: str = "") -> Webhook:
+async def change_webhook(
+    client: WebhookClient, name: str, command: WebhookCommand, *, by: str = ""
+) -> Webhook:
     """Record what follows from a command on a webhook; return the webhook after that.
 
     Raises: what `webhook.decide` raises, InvalidInputError, LedgerFullError, UnreachableError, after which doing the
@@ -45,7 +47,7 @@ async def change_webhook(client: Connected, name: str, command: WebhookCommand, 
 
 
 async def update_webhook(
-    client: Connected, name: str, wish: Callable[[Webhook | None], WebhookCommand], *, by: str = ""
+    client: WebhookClient, name: str, wish: Callable[[Webhook | None], WebhookCommand], *, by: str = ""
 ) -> Webhook:
     """Do as `change_webhook` what `wish` wants of the webhook as it is now, None where it is not set."""
     check_webhook_name(name)

@@ -48,7 +48,7 @@ _ID: Final = re.compile(
 )
 
 
-class Named(NamedTuple):
+class DeliveryName(NamedTuple):
     """What the id of a webhook's job says."""
 
     webhook: str
@@ -68,12 +68,12 @@ def job_id(webhook: str, sequence: int, again: int = 0) -> str:
     return f"{webhook}-{sequence}" + (f"-r{again}" if again else "")
 
 
-def named(job: str) -> Named | None:
+def named(job: str) -> DeliveryName | None:
     """Return what an id says if it is of the form that a webhook gives to jobs of a task; anybody may give a job such an id."""
     found = _ID.fullmatch(job)
     if found is None:
         return None
-    return Named(found["webhook"], int(found["sequence"]), int(found["again"] or 0))
+    return DeliveryName(found["webhook"], int(found["sequence"]), int(found["again"] or 0))
 
 
 def subjects(names: Names, definition: WebhookDefinition) -> tuple[str, ...]:

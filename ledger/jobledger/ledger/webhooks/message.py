@@ -21,7 +21,7 @@ from jobledger.ledger.parts import Client
 _ATTEMPT: Final = "attempt"
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class EventMessage(msgspec.Struct, frozen=True, kw_only=True):
     """What is told of one event."""
 
     type: str  #: `job.<type of event>`, or `watch.firing` and `watch.resolved`
@@ -29,7 +29,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any]  #: what it is about; large values only where they are asked for
 
 
-async def told_of(client: Client, message: Message, include: Sequence[Part] = ()) -> Told:
+async def told_of(client: Client, message: Message, include: Sequence[Part] = ()) -> EventMessage:
     """Return what is told of a stored event of a job or a watch.
 
     A value that is asked for and is gone from the object store is named in `missing` instead.
@@ -44,7 +44,7 @@ async def told_of(client: Client, message: Message, include: Sequence[Part] = ()
         kind = f"watch.{WATCH.type_of(event)}"
         terms = msgspec.to_builtins(event.definition)
         data = {"watch": event.watch, "value": event.value, **terms, "sequence": message.stream_sequence}
-    return Told(type=kind, timestamp=message.stored_at, data=data)
+    return EventMessage(type=kind, timestamp=message.stored_at, data=data)
 
 
 def _about(message: StoredEvent) -> dict[str, Any]:

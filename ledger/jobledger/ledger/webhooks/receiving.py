@@ -24,7 +24,7 @@ from jobledger.ledger.model.errors import PayloadMissingError, WrongSequenceErro
 from jobledger.ledger.model.events import JobEvent
 from jobledger.ledger.model.hooks.delivery import (
     DELIVERY,
-    Arrived,
+    ArrivedDelivery,
     Delivery,
     MatchedJob,
     Receive,
@@ -36,7 +36,7 @@ from jobledger.ledger.model.hooks.delivery import (
     next_number,
 )
 from jobledger.ledger.model.hooks.errors import DeliveryNotFoundError
-from jobledger.ledger.model.hooks.match import Delivered, build_input, document_of, holds
+from jobledger.ledger.model.hooks.match import RuleInput, build_input, document_of, holds
 from jobledger.ledger.model.hooks.route import (
     Route,
     RouteDefinition,
@@ -111,7 +111,7 @@ class Match(NamedTuple):
 
 def matches(definition: RouteDefinition, arrival: Arrival) -> list[Match]:
     """Return the rules that hold for a delivery, with the inputs they make of it. Pure."""
-    delivered = Delivered(
+    delivered = RuleInput(
         arrival.headers, document_of(arrival.body, arrival.headers.get(_BODY_TYPE, "application/json"))
     )
     return [
@@ -176,7 +176,7 @@ class _Act(NamedTuple):
         )
 
 
-class _Added(msgspec.Struct):
+class _AddedJob(msgspec.Struct):
     """What one append adds to the chain of one job."""
 
     place: JobView
@@ -221,7 +221,7 @@ class Receiver:
         known = await self._look(route.name, name)
         if known.state is not None and is_repeat(known.state, again_after_s, stamp.at):
             return _repeated(known.state, sha256)
-        arrived = Arrived(
+        arrived = ArrivedDelivery(
             given=given if arrival.given else "",
             sha256=sha256,
             size_bytes=len(arrival.body),
@@ -344,7 +344,7 @@ class Receiver:
         A job that exists, as of an id that its task declares, stays as it is; of two rules that name one job the first
         makes it. A signal is decided on its run as it is now.
         """
-        added: dict[JobRef, _Added] = {}
+        added: dict[JobRef, _AddedJob] = {}
         matched: list[MatchedJob] = []
         with acting_for(
             None
@@ -358,13 +358,13 @@ class Receiver:
             elif act.job is not None and act.job.ref not in added:
                 place = places.get(act.job.ref, _FREE).view
                 if place is not None:
-                    added[act.job.ref] = chain = _Added(place, None)
+                    added[act.job.ref] = chain = _AddedJob(place, None)
                     chain.add(decide_job(None, act.job, own))
             matched.append(act.matched(refused))
         return [(each.place, each.events) for each in added.values()], matched
 
     async def _signalled(
-        self, signal: RunSignal, start: Enqueue | None, added: dict[JobRef, _Added], stamp: Stamp
+        self, signal: RunSignal, start: Enqueue | None, added: dict[JobRef, _AddedJob], stamp: Stamp
     ) -> str:
         """Add the events of a signal; return why there are none, or ""."""
         assert signal.ref is not None, "it is not refused"
@@ -372,7 +372,7 @@ class Receiver:
         chain = added.get(signal.ref)
         if chain is None:
             view = await load(self._log, signal.ref)
-            chain = _Added(view, view.job)
+            chain = _AddedJob(view, view.job)
         events, refused = decide_signal(chain.job, signal.command, start, stamp)
         if events:
             chain.add(events)

@@ -29,7 +29,7 @@ _AT_ONCE: Final = 64
 _OVER: Final = CLOSED_STATES | {JobState.DEAD_LETTERED}
 
 
-class Owed(msgspec.Struct, frozen=True, kw_only=True):
+class OwedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One event that is to be sent."""
 
     sequence: int  #: of the event
@@ -43,7 +43,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     matched: int  #: events of the range that the webhook asks for
     delivered: int  #: of them, those that arrived
     under_way: int  #: of them, those whose delivery goes on; they are not sent once more
-    owed: tuple[Owed, ...]  #: those that are to be sent, in the ledger's order
+    owed: tuple[OwedEvent, ...]  #: those that are to be sent, in the ledger's order
 
 
 async def plan_redelivery(
@@ -63,7 +63,7 @@ async def plan_redelivery(
     """
     found = await _matched(client, webhook.definition, since, until)
     counts = {"delivered": 0, "under_way": 0}
-    owed: list[Owed] = []
+    owed: list[OwedEvent] = []
     for start in range(0, len(found), _AT_ONCE):
         batch = found[start : start + _AT_ONCE]
         looks = await asyncio.gather(*(_deliveries(client, webhook, sequence) for sequence in batch))
@@ -74,7 +74,7 @@ async def plan_redelivery(
             arrived = JobState.COMPLETED in states
             counts["delivered"] += arrived
             if only == "all" or not arrived:
-                owed.append(Owed(sequence=sequence, again=len(states)))
+                owed.append(OwedEvent(sequence=sequence, again=len(states)))
     return Plan(webhook=webhook.name, matched=len(found), owed=tuple(owed), **counts)
 
 
@@ -90,7 +90,7 @@ async def redeliver(
         raise RefusedError(f"webhook {webhook.name} is {webhook.status}: resume it, then redeliver")
     count = 0
 
-    async def send(owed: Owed) -> bool:
+    async def send(owed: OwedEvent) -> bool:
         message = await client.log.get(owed.sequence)
         if message is None:
             return False  # archived since

@@ -16,7 +16,7 @@ from jobledger.ledger.graphs.graph_run import run_stored_graph
 from jobledger.ledger.graphs.stored import graph_named
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import AccessDeniedError, InvalidError, InvalidInputError
-from jobledger.ledger.model.hooks.match import Delivered, is_constant, source_value
+from jobledger.ledger.model.hooks.match import RuleInput, is_constant, source_value
 from jobledger.ledger.model.hooks.route import (
     ROUTE,
     RemoveRoute,
@@ -27,7 +27,7 @@ from jobledger.ledger.model.hooks.route import (
     decide,
 )
 from jobledger.ledger.model.json_text import encode_value
-from jobledger.ledger.model.named_chain import Changed, change, look
+from jobledger.ledger.model.named_chain import ChangedValue, change, look
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.named.book import AnnouncedTasks, find_announced
 from jobledger.ledger.options import Options
@@ -52,7 +52,7 @@ class RouteVerbs:
         self._enqueuer = enqueuer
         self._receiver = Receiver(client.log, bodies, self._order, self._signal, client.stamp)
 
-    async def declare(self, name: str, definition: RouteDefinition) -> Changed[Route]:
+    async def declare(self, name: str, definition: RouteDefinition) -> ChangedValue[Route]:
         """Have a route do what code says, unless a person set it: then it stays, and is returned as it is.
 
         Raises: as `set`.
@@ -61,7 +61,7 @@ class RouteVerbs:
 
     async def set(
         self, name: str, definition: RouteDefinition, *, reason: str = "", by: str = "", plan: bool = False
-    ) -> Changed[Route]:
+    ) -> ChangedValue[Route]:
         """Have a route do something, whatever it did before. `plan`: append nothing.
 
         What workers announced of a rule's task is asked for: an input that it could never take is refused.
@@ -70,7 +70,7 @@ class RouteVerbs:
         """
         return await self._set(name, SetRoute(definition=definition, reason=reason), by, plan=plan)
 
-    async def _set(self, name: str, command: SetRoute, by: str, *, plan: bool) -> Changed[Route]:
+    async def _set(self, name: str, command: SetRoute, by: str, *, plan: bool) -> ChangedValue[Route]:
         for rule in command.definition.rules:
             await self._require_fit(rule)
         return await self._change(name, command, by, plan=plan)
@@ -90,7 +90,7 @@ class RouteVerbs:
         given = {name: source for name, source in rule.input.items() if name != "*"}
         late = {name for name, source in given.items() if not is_constant(source)}
         known = {
-            name: None if name in late else source_value(source, Delivered())
+            name: None if name in late else source_value(source, RuleInput())
             for name, source in given.items()
         }
         if "*" in rule.input:  # the body may have any of the others
@@ -105,7 +105,7 @@ class RouteVerbs:
                 and rule.value is not None
                 and is_constant(rule.value)
             ):
-                value = source_value(rule.value, Delivered())
+                value = source_value(rule.value, RuleInput())
                 task.signals[rule.signal].check(encode_value(value, what=f"value of signal {rule.signal}"))
         except InvalidInputError as error:
             raise InvalidInputError(f"rule {rule.name}: {error}") from None
@@ -115,13 +115,13 @@ class RouteVerbs:
 
     async def remove(
         self, name: str, *, reason: str = "", by: str = "", plan: bool = False
-    ) -> Changed[Route]:
+    ) -> ChangedValue[Route]:
         """Take a route away; what came in stays. Raises: RouteNotFoundError, LedgerFullError, UnreachableError."""
         return await self._change(name, RemoveRoute(reason=reason), by, plan=plan)
 
     async def _change(
         self, name: str, command: SetRoute | RemoveRoute, by: str, *, plan: bool
-    ) -> Changed[Route]:
+    ) -> ChangedValue[Route]:
         log = self._client.log
         return await self._patiently(
             lambda: change(

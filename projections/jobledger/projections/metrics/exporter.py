@@ -76,7 +76,7 @@ class ExporterConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"lag_s_max must be above 0, got {self.lag_s_max!r}")
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _ServerAnswer(msgspec.Struct, frozen=True):
     """What the server said, or why it did not, and when by the monotonic clock."""
 
     at: float
@@ -115,7 +115,7 @@ class Exporter:
         self._is_whole = False  # it had reached the ledger's head once
         self._told_up_to = 0  # stream sequence
         self._asking = threading.Lock()
-        self._asked = _Asked(float("-inf"), None)
+        self._asked = _ServerAnswer(float("-inf"), None)
         self._answered_at = time.monotonic()
 
     # On the event loop.
@@ -226,7 +226,7 @@ class Exporter:
         if self._followed is not None:
             self._stopped = self._followed()
 
-    def _look_how_far(self, asked: _Asked, place: Position | str) -> None:
+    def _look_how_far(self, asked: _ServerAnswer, place: Position | str) -> None:
         """Note that a file that another process follows has reached the head once; see `_catch_up`."""
         if self._followed is not None and asked.facts is not None and isinstance(place, Position):
             behind = asked.facts.head_sequence - place.stream_sequence
@@ -249,13 +249,13 @@ class Exporter:
         if facts is not None:
             yield from lane_metrics(facts, Labels(figures.shown, self._config.label_values_max))
 
-    def _ask(self, place: Position | str) -> _Asked:
+    def _ask(self, place: Position | str) -> _ServerAnswer:
         """Ask the server through the event loop, once for all who wait for an answer at this moment."""
         began = time.monotonic()
         if isinstance(place, Position):
             self._position = place.stream_sequence
         if not self._asking.acquire(timeout=FACTS_S + _GRACE_S):
-            return _Asked(time.monotonic(), None, "the exporter is busy")
+            return _ServerAnswer(time.monotonic(), None, "the exporter is busy")
         try:
             if self._asked.at < began:  # when the question was put, so it is an answer to ours too
                 self._asked = self._answer()
@@ -263,26 +263,26 @@ class Exporter:
         finally:
             self._asking.release()
 
-    def _answer(self) -> _Asked:
+    def _answer(self) -> _ServerAnswer:
         at, question = time.monotonic(), self._questions()
         try:
             future = asyncio.run_coroutine_threadsafe(question, self._ledger.connection.loop)
         except RuntimeError:  # the loop is closed
             question.close()
-            return _Asked(at, None, "the exporter is stopping")
+            return _ServerAnswer(at, None, "the exporter is stopping")
         try:
             facts, diagnoses = future.result(FACTS_S + _GRACE_S)
         except NotFoundError as error:  # there is no ledger any more
-            return _Asked(at, None, str(error))
+            return _ServerAnswer(at, None, str(error))
         except LedgerError as error:
-            return _Asked(at, None, f"the server does not answer: {error}")
+            return _ServerAnswer(at, None, f"the server does not answer: {error}")
         except ValueError as error:
-            return _Asked(at, None, f"the server's answer cannot be read: {error}")
+            return _ServerAnswer(at, None, f"the server's answer cannot be read: {error}")
         except (TimeoutError, concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
             future.cancel()
-            return _Asked(at, None, "the exporter is busy")
+            return _ServerAnswer(at, None, "the exporter is busy")
         self._answered_at = time.monotonic()
-        return _Asked(at, facts, diagnoses=diagnoses)
+        return _ServerAnswer(at, facts, diagnoses=diagnoses)
 
     def _read(self, what: Callable[[Store], T]) -> T | str:
         """Read the file that is there now, which a rebuild may just have put there; return a reason if it cannot be."""
@@ -292,7 +292,7 @@ class Exporter:
         except ProjectionError as error:
             return str(error)
 
-    def _judge(self, asked: _Asked, place: Position | str) -> str:
+    def _judge(self, asked: _ServerAnswer, place: Position | str) -> str:
         if asked.facts is None:
             return asked.reason
         if self._stopped:

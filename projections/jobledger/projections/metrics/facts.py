@@ -9,7 +9,7 @@ from typing import Final
 import anyio
 import msgspec
 
-from jobledger.audit.watch import Audited, audited
+from jobledger.audit.watch import AuditState, audited
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import CorruptLedgerError, ServerUnreachableError
 from jobledger.ledger.model.events import PRIORITIES
@@ -48,7 +48,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     queue_workers: dict[str, int]
     lag_s: float | None  #: age of the first event after the position that was asked about; 0 without one
-    audited: Audited | None  #: None where it cannot be read
+    audited: AuditState | None  #: None where it cannot be read
     now: datetime | None  #: by the server's clock; None where it tells no time
 
 
@@ -91,7 +91,7 @@ async def _ask(ledger: Ledger, position: int) -> ServerFacts:
     )
 
 
-async def _audited(ledger: Ledger) -> Audited | None:
+async def _audited(ledger: Ledger) -> AuditState | None:
     try:
         return await audited(ledger.log)
     except CorruptLedgerError:  # the projector and every check say so

@@ -13,7 +13,7 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
-from jobledger.audit.watch import Audited
+from jobledger.audit.watch import AuditState
 from jobledger.ledger.metrics.exposition import OTHER, Distribution, Measure, value, values
 from jobledger.ledger.metrics.exposition import histograms as distributions
 from jobledger.ledger.model.times import as_utc
@@ -140,7 +140,7 @@ def ledger_metrics(facts: ServerFacts, position: int | None) -> Iterator[Metric]
 
 def audit_metrics(facts: ServerFacts, now: datetime) -> Iterator[Metric]:
     """Return how the ledger is audited; what never happened has no sample."""
-    audited, now = facts.audited or Audited(), facts.now or now
+    audited, now = facts.audited or AuditState(), facts.now or now
     verified = audited.verified
     for measure, number in (
         (names.SEALED, audited.sealed_through),

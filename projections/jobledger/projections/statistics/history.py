@@ -31,7 +31,7 @@ _QUEUES: Final = (
 )
 
 
-class Happened(msgspec.Struct, frozen=True, kw_only=True):
+class QueueHistory(msgspec.Struct, frozen=True, kw_only=True):
     """What happened to the jobs of a queue in a span of time."""
 
     begins_at: datetime  #: of the span, a multiple of its length since 1970
@@ -51,7 +51,7 @@ class Point(NamedTuple):
     took: Histogram | None  #: None where no histogram was asked for
 
 
-class QueueHappened(Happened, frozen=True, kw_only=True):
+class QueueHappened(QueueHistory, frozen=True, kw_only=True):
     """What happened in a queue since a moment, and how long it took."""
 
     wait: Histogram  #: from becoming queued to the start of an attempt
@@ -60,7 +60,7 @@ class QueueHappened(Happened, frozen=True, kw_only=True):
 
 def happened(
     select: Select, since: datetime, until: datetime, *, step_s: int, terms: Sequence[Term] = ()
-) -> list[Happened]:
+) -> list[QueueHistory]:
     """Return what happened by span and queue, spans without anything left out; `terms`: on `queue` and `task`.
 
     Raises: ProjectionConfigError.
@@ -68,7 +68,7 @@ def happened(
     where, values = joined(terms)
     rows = select(_SPANS.format(where), (*_values(since, until, step_s), *values))
     return [
-        Happened(begins_at=_begin(span, step_s), queue=queue, **dict(zip(_HAPPENED, sums, strict=True)))
+        QueueHistory(begins_at=_begin(span, step_s), queue=queue, **dict(zip(_HAPPENED, sums, strict=True)))
         for span, queue, *sums in rows
     ]
 

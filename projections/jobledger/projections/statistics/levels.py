@@ -17,7 +17,7 @@ from typing import Final
 
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.job import JobState
-from jobledger.projections.statistics.tally import MINUTE_US, QUEUE_COUNTS, Seen, microseconds
+from jobledger.projections.statistics.tally import MINUTE_US, QUEUE_COUNTS, SeenJob, microseconds
 from jobledger.projections.table import Table, integer, text
 
 DAY_MIN: Final = 24 * 60
@@ -115,8 +115,8 @@ class Levels:
             self._touched.update(moved)
 
     def _write_over(self, notes: LevelNotes) -> None:
-        now = _Known(self._connection, _NOW)
-        newest = _Known(self._connection, _NEWEST)
+        now = _KnownCounts(self._connection, _NOW)
+        newest = _KnownCounts(self._connection, _NEWEST)
         touched: set[str] = self._touched or set()
         if self._touched is None:
             touched = {row[0] for row in self._connection.execute(_NAMES)}
@@ -160,8 +160,8 @@ def _of_minute(
     minute: int,
     queues: Sequence[str],
     changed: Mapping[str, Counts],
-    now: _Known,
-    newest: _Known,
+    now: _KnownCounts,
+    newest: _KnownCounts,
 ) -> list[tuple[object, ...]]:
     """Return the rows of a minute that is over: of the queues that hold something else than their newest rows say."""
     rows: list[tuple[object, ...]] = []
@@ -178,7 +178,7 @@ def _of_minute(
     return rows
 
 
-class _Known(dict[str, Counts]):
+class _KnownCounts(dict[str, Counts]):
     """Counts by queue, read when they are first asked for."""
 
     def __init__(self, connection: sqlite3.Connection, statement: str) -> None:
@@ -206,8 +206,8 @@ class LevelNotes:
     def timed(
         self,
         events: Sequence[StoredEvent],
-        after: Mapping[_Key, Seen],
-        begun: Callable[[_Key], Seen | None],
+        after: Mapping[_Key, SeenJob],
+        begun: Callable[[_Key], SeenJob | None],
     ) -> Iterator[tuple[StoredEvent, int]]:
         """Yield each event with the server's time of it, in microseconds; note what queues hold when a minute is over.
 
@@ -226,8 +226,8 @@ class LevelNotes:
         self,
         events: Sequence[StoredEvent],
         stored: StoredEvent,
-        after: Mapping[_Key, Seen],
-        begun: Callable[[_Key], Seen | None],
+        after: Mapping[_Key, SeenJob],
+        begun: Callable[[_Key], SeenJob | None],
     ) -> None:
         if self.open_minute is None:
             return
@@ -240,7 +240,7 @@ class LevelNotes:
         self.over.append((self.open_minute, {queue: tuple(self._changes[queue]) for queue in changed}))
         self._place = place
 
-    def _moved(self, key: _Key, state: JobState, begun: Callable[[_Key], Seen | None]) -> bool:
+    def _moved(self, key: _Key, state: JobState, begun: Callable[[_Key], SeenJob | None]) -> bool:
         known = begun(key)
         before = self._states.get(key, None if known is None else known.job.state)
         self._states[key] = state

@@ -18,7 +18,7 @@ from jobledger.ledger.model.runs.orders import bits_of, items_of
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections.statistics.tally import (
-    Seen,
+    SeenJob,
     as_stored,
     declared,
     histogram_columns,
@@ -55,7 +55,7 @@ _ADD_STEPS: Final = STEP_TOTALS.adding(STEP_STATISTICS, *merging(STEP_STATISTICS
 _ADD_RUNS: Final = RUN_TOTALS.adding(RUN_STATISTICS, *merging(RUN_STATISTICS))
 
 #: Gives a job as it is at the event, by (id, queue); None where the rows do not have it.
-SeenOf = Callable[[tuple[str, str]], Seen | None]
+SeenOf = Callable[[tuple[str, str]], SeenJob | None]
 
 
 class _Cell:

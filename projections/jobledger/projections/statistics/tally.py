@@ -129,7 +129,7 @@ _TENANT_AT: Final[dict[type[JobEvent], int]] = {Completed: 0, Failed: 1, DeadLet
 _ATTEMPTS: Final = _WORKER_AT["attempts"]
 
 
-class Seen(msgspec.Struct, frozen=True, gc=False):
+class SeenJob(msgspec.Struct, frozen=True, gc=False):
     """A job and two server times of it, kept beside the fold because events carry only their appenders' times."""
 
     job: Job
@@ -217,7 +217,7 @@ class Tally:
             str, list[int]
         ] = {}  #: by limit, how long each job was held that was let go on
 
-    def add(self, event: JobEvent, before: Seen | None, after: Job, now_us: int) -> Seen:
+    def add(self, event: JobEvent, before: SeenJob | None, after: Job, now_us: int) -> SeenJob:
         """Count what `event`, stored at `now_us`, made of a job; return `after` with the times that it has now."""
         kind = type(event)
         count = self._COUNTING.get(kind)
@@ -226,8 +226,8 @@ class Tally:
         if before is None:
             return _first_seen(event, after, now_us)
         if kind is Started or after.state is not before.job.state:
-            return Seen(after, before.first_us, now_us)
-        return Seen(after, before.first_us, before.since_us)
+            return SeenJob(after, before.first_us, now_us)
+        return SeenJob(after, before.first_us, before.since_us)
 
     def move(self, before: Job | None, after: Job) -> None:
         """Count a job out of the state it was in and into the one it is in."""
@@ -266,7 +266,7 @@ class Tally:
             worker[0] = now_us
         return worker
 
-    def _ordered(self, event: JobEvent, before: Seen | None, after: Job, now_us: int) -> None:
+    def _ordered(self, event: JobEvent, before: SeenJob | None, after: Job, now_us: int) -> None:
         """`scheduled`, `held` and `queued`: a new job, or one that waits again."""
         if not event.prev:
             self._cell(after, now_us).counts[_ENQUEUED] += 1
@@ -283,7 +283,7 @@ class Tally:
         elif before is not None and _has_failed(before.job):
             self._cell(after, now_us).counts[_AT["retried"]] += 1
 
-    def _started(self, event: Started, before: Seen | None, after: Job, now_us: int) -> None:
+    def _started(self, event: Started, before: SeenJob | None, after: Job, now_us: int) -> None:
         cell = self._cell(after, now_us)
         cell.counts[_STARTED] += 1
         self._worker(event.worker, now_us)[_ATTEMPTS] += 1
@@ -294,7 +294,7 @@ class Tally:
         elif before.job.state is _RUNNING:
             self._lost(cell, before)
 
-    def _ended(self, event: JobEvent, before: Seen | None, after: Job, now_us: int) -> None:
+    def _ended(self, event: JobEvent, before: SeenJob | None, after: Job, now_us: int) -> None:
         """An attempt's outcome, a job's final state, or both."""
         kind = type(event)
         if kind is Paused and before is not None and before.job.state is not _RUNNING:
@@ -329,18 +329,18 @@ class Tally:
         counts = self.failures.setdefault((job.queue, job.task, kind), [0] * len(FAILURE_COUNTERS))
         counts[FAILURE_COUNTERS.index(name)] += 1
 
-    def _lost(self, cell: Cell, before: Seen) -> None:
+    def _lost(self, cell: Cell, before: SeenJob) -> None:
         """The attempt that ran ended without a word of its worker, whose newest time therefore stays."""
         running = before.job.running_attempt
         if running is not None:
             cell.counts[_AT["lost"]] += 1
             self._worker(running.worker, before.since_us)[_WORKER_AT["lost"]] += 1
 
-    def _fenced(self, event: Fenced, _before: Seen | None, after: Job, now_us: int) -> None:
+    def _fenced(self, event: Fenced, _before: SeenJob | None, after: Job, now_us: int) -> None:
         self._cell(after, now_us).counts[_AT["fenced"]] += 1
         self._worker(event.worker, now_us)[_WORKER_AT["fenced"]] += 1
 
-    def _noted(self, _event: JobEvent, before: Seen | None, _after: Job, now_us: int) -> None:
+    def _noted(self, _event: JobEvent, before: SeenJob | None, _after: Job, now_us: int) -> None:
         """A checkpoint or progress: nothing to count, but its worker lives."""
         if before is not None and before.job.state is _RUNNING:
             self._worker(before.job.attempts[-1].worker, now_us)
@@ -359,10 +359,10 @@ def _has_failed(job: Job) -> bool:
     return job.state is JobState.RETRY_WAIT and bool(job.attempts) and job.attempts[-1].state == "failed"
 
 
-def _first_seen(event: JobEvent, job: Job, now_us: int) -> Seen:
+def _first_seen(event: JobEvent, job: Job, now_us: int) -> SeenJob:
     if type(event) in ORDERS:
-        return Seen(job, now_us, now_us)
+        return SeenJob(job, now_us, now_us)
     # Its first events were archived: the times that it carries itself are the best there are.
     running = job.running_attempt
     since = job.updated_at if running is None else running.started_at
-    return Seen(job, microseconds(job.created_at), microseconds(since))
+    return SeenJob(job, microseconds(job.created_at), microseconds(since))

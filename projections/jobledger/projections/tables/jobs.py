@@ -23,7 +23,7 @@ from jobledger.projections.statistics.levels import LEVELS, LEVELS_SPAN, Levels
 from jobledger.projections.statistics.runs import RUN_TOTALS, STEP_TOTALS, RunTally
 from jobledger.projections.statistics.spread import install
 from jobledger.projections.statistics.tables import STATISTICS_TABLES, add_tally
-from jobledger.projections.statistics.tally import Seen, Tally
+from jobledger.projections.statistics.tally import SeenJob, Tally
 from jobledger.projections.table import AggregateTables, CacheLimits, Row, Rows
 from jobledger.projections.tables import job_schema as schema
 from jobledger.projections.tables import job_values as values
@@ -57,7 +57,7 @@ class JobRows(Rows):
     def __init__(self, connection: sqlite3.Connection, cache: CacheLimits) -> None:
         self._connection = connection
         self._limits = cache
-        self._cache: OrderedDict[_Key, tuple[Seen, int]] = OrderedDict()  # (fold without input, its bytes)
+        self._cache: OrderedDict[_Key, tuple[SeenJob, int]] = OrderedDict()  # (fold without input, its bytes)
         self._cache_bytes = 0
         self._counted_through: int | None = None  # as in the position; None: not looked at yet
         self._levels = Levels(connection)
@@ -107,9 +107,9 @@ class JobRows(Rows):
 
         Raises: _NotNewError when one of the jobs that were taken for new is there; the rows are as they were.
         """
-        before: dict[_Key, Seen | None] = {}
-        after: dict[_Key, Seen] = {}
-        replaced: dict[_Key, Seen | None] = {}
+        before: dict[_Key, SeenJob | None] = {}
+        after: dict[_Key, SeenJob] = {}
+        replaced: dict[_Key, SeenJob | None] = {}
         levels, tally, acts, steps = self._levels.begin(), Tally(), NotedActs(), NotedSteps()
         runs = RunTally(lambda key: after.get(key) or self._known(key, look=True, keep=True))
         for stored, now_us in levels.timed(events, after, lambda key: replaced.get(key) or before[key]):
@@ -165,7 +165,7 @@ class JobRows(Rows):
             return False
         return bool(self._connection.execute(SELECT_BEGINS_LATE).fetchone()[0])
 
-    def _known(self, key: _Key, *, look: bool, keep: bool = False) -> Seen | None:
+    def _known(self, key: _Key, *, look: bool, keep: bool = False) -> SeenJob | None:
         """Return a job as it is before this transaction; `keep`: it is only looked at, so what is kept of it stays."""
         cached = self._cache.get(key) if keep else self._cache.pop(key, None)
         if cached is not None:
@@ -174,9 +174,9 @@ class JobRows(Rows):
         if not look:
             return None
         row = self._connection.execute(schema.SELECT_FOLD, key).fetchone()
-        return None if row is None else Seen(values.unfold(row[0]), row[1], row[2])
+        return None if row is None else SeenJob(values.unfold(row[0]), row[1], row[2])
 
-    def _write(self, before: dict[_Key, Seen | None], after: dict[_Key, Seen]) -> None:
+    def _write(self, before: dict[_Key, SeenJob | None], after: dict[_Key, SeenJob]) -> None:
         inserts: list[Row] = []
         updates: list[Row] = []
         inputs: list[Row] = []
@@ -206,7 +206,7 @@ class JobRows(Rows):
             if of_run is not None:
                 of_runs.append((*of_run, *key))
             if not job.is_final:  # hardly anything follows a final state
-                self._cache[key] = (Seen(kept, seen.first_us, seen.since_us), len(fold))
+                self._cache[key] = (SeenJob(kept, seen.first_us, seen.since_us), len(fold))
                 self._cache_bytes += len(fold)
         self._insert([key for key in after if before[key] is None], inserts)
         execute = self._connection.executemany
@@ -233,7 +233,7 @@ class JobRows(Rows):
             self._connection.executemany(schema.DELETE_JOB, keys[:inserted])
             raise _NotNewError(str(error)) from error
 
-    def _write_dead_letters(self, before: dict[_Key, Seen | None], after: dict[_Key, Seen]) -> None:
+    def _write_dead_letters(self, before: dict[_Key, SeenJob | None], after: dict[_Key, SeenJob]) -> None:
         """A dead letter has a row as long as it is one: requeued or discarded, only the job tells of it."""
         dead = JobState.DEAD_LETTERED
         puts = [values.dead_letter_row(known.job) for known in after.values() if known.job.state is dead]

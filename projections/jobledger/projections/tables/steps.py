@@ -157,7 +157,7 @@ class SignalRow(msgspec.Struct, frozen=True, kw_only=True):
     refused: str | None  #: why the wait for it could not read its value; None: it was not refused
 
 
-class _Noted:
+class _StepNotes:
     """What the events of one step say beside its state."""
 
     __slots__ = ("attempt", "finished_at", "started_at")
@@ -178,7 +178,7 @@ class NotedSteps:
     """The steps and signals that the events of one transaction change."""
 
     def __init__(self) -> None:
-        self._steps: dict[_Key, dict[str, _Noted]] = {}
+        self._steps: dict[_Key, dict[str, _StepNotes]] = {}
         self._signals: dict[_Key, dict[int, tuple[str | None, str | None]]] = {}
         self._tables = NotedTables()
 
@@ -196,16 +196,16 @@ class NotedSteps:
         match event:
             case StepStarted() | StepCompleted() | StepFailed():
                 ends = after.steps[event.step].has_ended
-                noted.setdefault(event.step, _Noted()).take(event, ends=ends)
+                noted.setdefault(event.step, _StepNotes()).take(event, ends=ends)
             case Joined(step=joined_step):
-                noted.setdefault(joined_step, _Noted())
+                noted.setdefault(joined_step, _StepNotes())
             case Queued(joined=joined) | Held(joined=joined) if joined is not None:
-                noted.setdefault(joined.step, _Noted())
+                noted.setdefault(joined.step, _StepNotes())
             case Failed() | Carried():
                 known = NO_STEPS if before is None else before.steps
                 for key, step in after.steps.items():
                     if known.get(key) is not step:
-                        each = noted.setdefault(key, _Noted())
+                        each = noted.setdefault(key, _StepNotes())
                         each.finished_at = each.finished_at if step.has_ended else None
             case _:
                 pass
@@ -309,7 +309,7 @@ def _begun(event: StepEvent) -> datetime:
         return event.at
 
 
-def _step_row(job: Job, step: Step, noted: _Noted) -> Row:
+def _step_row(job: Job, step: Step, noted: _StepNotes) -> Row:
     error, until = step.error, step.retry_at if step.state == "retrying" else step.until
     table = made_table(step)
     return (

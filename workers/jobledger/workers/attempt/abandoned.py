@@ -20,7 +20,7 @@ logger = logging.getLogger("jobledger.workers.attempt.abandoned")
 _FRAMES_MAX: Final = 6
 
 
-class Abandoned:
+class AbandonedSlots:
     """The slots of one worker that are held by code without an attempt. Used on the loop only.
 
     `on_change` is called whenever there is one more, or one less.

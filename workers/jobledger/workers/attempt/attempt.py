@@ -33,7 +33,7 @@ from jobledger.ledger.tasks import Task, TaskRegistry
 from jobledger.ledger.tracing import UNTRACED, AttemptSpan
 from jobledger.workers import logs
 from jobledger.workers.attempt import settlement as settlements
-from jobledger.workers.attempt.abandoned import Abandoned, stack_of_task
+from jobledger.workers.attempt.abandoned import AbandonedSlots, stack_of_task
 from jobledger.workers.attempt.claims import Claimer, read_dispatch
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.hooks import HookRunner
@@ -67,7 +67,7 @@ class Attempts:
         *,
         execution: Execution,
         hooks: HookRunner,
-        abandoned: Abandoned,
+        abandoned: AbandonedSlots,
         cancel_grace_s: float,
         on_abandoned: Callable[[Attempt, asyncio.Task[None]], None],
         pauses: PauseWatch | None = None,

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from jobledger.workers.attempt.abandoned import Abandoned, stack_of_thread
+from jobledger.workers.attempt.abandoned import AbandonedSlots, stack_of_thread
 
 
 class _Call:
@@ -26,7 +26,7 @@ class _Call:
 class Threads:
     """The threads of one worker; made on its loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, threads_max: int, abandoned: Abandoned) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, threads_max: int, abandoned: AbandonedSlots) -> None:
         self._loop = loop
         self._limiter = anyio.CapacityLimiter(threads_max)
         self._abandoned = abandoned

@@ -77,7 +77,7 @@ def _last(deliveries: int) -> str:
     return f" (the last one was delivered {deliveries} times)" if deliveries else ""
 
 
-class Rescued(msgspec.Struct, frozen=True):
+class RescueResult(msgspec.Struct, frozen=True):
     """What was found and done about one stray."""
 
     verdict: Verdict
@@ -96,21 +96,21 @@ class StrandedJobs:
 
     async def rescue(
         self, ref: JobRef, dispatch_sequence: int, *, deliveries: int = 0, certain: bool = True
-    ) -> Rescued:
+    ) -> RescueResult:
         """Do what `judge` says; when it is not `certain` that the dispatch is given up, only say it.
 
         Raises: WrongSequenceError after too many lost races, UnreachableError, LedgerFullError, CorruptLedgerError.
         """
         log = self._ledger.log
 
-        async def attempt() -> Rescued:
+        async def attempt() -> RescueResult:
             chain = await load(log, ref)
             verdict = await self._judge(chain.job, dispatch_sequence, deliveries)
             if verdict is None or verdict == "wait" or not certain:
-                return Rescued(verdict, chain.job)
+                return RescueResult(verdict, chain.job)
             assert chain.job is not None, "a verdict is about a job"
             after = await commit(log, chain, decide(chain.job, verdict, self._ledger.stamp()))
-            return Rescued(verdict, self._tell(ref, after))
+            return RescueResult(verdict, self._tell(ref, after))
 
         return await retry_raced(attempt)
 

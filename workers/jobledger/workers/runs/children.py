@@ -35,7 +35,7 @@ _LOOKS_MAX: Final = 8
 _LAG_S: Final = 0.02
 
 
-class _Found(dict[int, MemberEnd]):
+class _ChildEnds(dict[int, MemberEnd]):
     """How children of a step ended, by their items: at most as much as a run may read at once."""
 
     def __init__(self, what: str, bytes_max: int) -> None:
@@ -92,7 +92,7 @@ class ChildJobs:
         """
         step = job.steps[key]
         wanted = items_of(step.opened if items is None else items)
-        found = _Found(f"result of step {key}", self._ledger.inputs.group_bytes_max)
+        found = _ChildEnds(f"result of step {key}", self._ledger.inputs.group_bytes_max)
         for look in range(_LOOKS_MAX):
             missing = [item for item in wanted if item not in found]
             if not missing:
@@ -113,7 +113,7 @@ class ChildJobs:
             if run != ref and not await log.newest_sequence(log.names.chain(child)):
                 raise RerunSourceError(run.job_id, asked.sequence)
 
-    async def _find(self, ref: JobRef, step: Step, items: list[int], found: _Found) -> None:
+    async def _find(self, ref: JobRef, step: Step, items: list[int], found: _ChildEnds) -> None:
         completed = [item for item in items if not step.failed >> item & 1]
         if len(completed) > _ONE_BY_ONE_MAX:
             await self._find_many(ref, step, set(completed), found)
@@ -141,7 +141,7 @@ class ChildJobs:
             return None
         return MemberEnd(state="completed", result=await self._result(job.result, job.result_ref))
 
-    async def _find_many(self, ref: JobRef, step: Step, items: set[int], found: _Found) -> None:
+    async def _find_many(self, ref: JobRef, step: Step, items: set[int], found: _ChildEnds) -> None:
         """Read the results of many children by the name of their run, which their ends have in their subjects."""
         log, names = self._ledger.log, self._ledger.names
         assert step.order is not None, "only a group has children"

@@ -15,7 +15,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.runs.steps import step
 from jobledger.ledger.tables.extra import load
 from jobledger.ledger.tables.parquet import ROW_GROUP_ROWS, describe
-from jobledger.ledger.tables.record import Produced
+from jobledger.ledger.tables.record import ProducedFile
 
 #: A query may spill this many times its memory onto the disk.
 _SPILL_SHARE: Final = 16
@@ -31,7 +31,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
 @step(run_in="process")
 def select(
     query: str, views: dict[str, str], folder: str, limits: EngineLimits, rows_max: int | None = None
-) -> Produced:
+) -> ProducedFile:
     """Write the rows of a query into `result.parquet` in `folder`, a new one that is its alone.
 
     `views`: names that the query may use, with the paths of their Parquet files. `rows_max`: how many of its rows are

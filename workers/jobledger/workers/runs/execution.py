@@ -37,7 +37,7 @@ from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.passage import Passage, Undo
 from jobledger.ledger.runs.run import Run
 from jobledger.ledger.runs.scopes import UNDO, Branch
-from jobledger.ledger.runs.waits import Halted, Parked
+from jobledger.ledger.runs.waits import HaltSignal, ParkSignal
 from jobledger.ledger.runs.workflow import WorkflowFunction
 from jobledger.ledger.tables.errors import TableExpiredError
 from jobledger.ledger.tasks import Task
@@ -267,7 +267,7 @@ class _Play:
 
     def _raised(self, error: BaseException) -> Outcome:
         """Return what follows from what ended the function."""
-        if isinstance(error, Parked | Halted):
+        if isinstance(error, ParkSignal | HaltSignal):
             return self._halted()
         for kinds, kind, reason in _GIVEN_UP:
             if isinstance(error, kinds):
@@ -316,7 +316,7 @@ class _Play:
                 except StepFailedError as error:
                     failed.append(error)
 
-        with contextlib.suppress(Parked):  # for the next try of an undo: `recorded` below has that
+        with contextlib.suppress(ParkSignal):  # for the next try of an undo: `recorded` below has that
             await self._closed(lambda: self._passage.perform("undo", body))
         if control.recorded is not None:
             return control.recorded

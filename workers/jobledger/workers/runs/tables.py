@@ -20,7 +20,7 @@ from jobledger.ledger.runs.steps import StepFunction
 from jobledger.ledger.tables.errors import TableExpiredError
 from jobledger.ledger.tables.extra import need_tables
 from jobledger.ledger.tables.parquet import ROWS_AT_ONCE, RowLike, RowWriter, batches_of, describe
-from jobledger.ledger.tables.record import Produced, TableRecord
+from jobledger.ledger.tables.record import ProducedFile, TableRecord
 from jobledger.ledger.tables.stores import MissingFileError, open_store
 from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.config import WorkerConfig
@@ -91,11 +91,11 @@ class AttemptTables:
 
     async def _write_in_thread(
         self, path: Path, rows: Iterable[RowLike], name: str, row: type[Any] | None
-    ) -> Produced:
+    ) -> ProducedFile:
         """Read the rows in one thread: what they are read from may belong to it."""
         stopped = threading.Event()
         try:
-            produced: Produced = await self._shared.threads.call(
+            produced: ProducedFile = await self._shared.threads.call(
                 lambda: _write(path, rows, name, row, stopped), name=f"table {name} of {self._attempt.name}"
             )
             return produced
@@ -113,10 +113,10 @@ class AttemptTables:
                 "limits": self._shared.limits,
             }
             found = await self._call(self._attempt, select, (), given)
-            produced = msgspec.json.decode(found, type=Produced)
+            produced = msgspec.json.decode(found, type=ProducedFile)
             return await self._store(name, folder / "result.parquet", produced)
 
-    async def _store(self, name: str, path: Path, produced: Produced) -> TableRecord:
+    async def _store(self, name: str, path: Path, produced: ProducedFile) -> TableRecord:
         """Store a file, before anything is recorded of it: who dies in between leaves what expires."""
         job = self._attempt.job
         fields = msgspec.structs.asdict(produced)
@@ -178,7 +178,7 @@ class AttemptTables:
 
 def _write(
     path: Path, rows: Iterable[RowLike], name: str, row: type[Any] | None, stopped: threading.Event
-) -> Produced:
+) -> ProducedFile:
     with open_to_write(path, "xb") as file, RowWriter(file, name=name, row=row) as writer:
         for some in batches_of(rows):
             if stopped.is_set():
@@ -189,7 +189,7 @@ def _write(
 
 async def _write_async(
     path: Path, rows: AsyncIterable[RowLike], name: str, row: type[Any] | None
-) -> Produced:
+) -> ProducedFile:
     with open_to_write(path, "xb") as file, RowWriter(file, name=name, row=row) as writer:
         some: list[RowLike] = []
         async for each in rows:

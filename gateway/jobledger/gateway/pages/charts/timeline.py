@@ -69,14 +69,16 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     crowd: tuple[Span, ...] = ()  #: many at once: drawn as how many of them ran
 
 
-class Drawn(msgspec.Struct, frozen=True, kw_only=True):
+class TimelinePicture(msgspec.Struct, frozen=True, kw_only=True):
     """A timeline as a template shows it."""
 
     axis: Markup
     rows: list[tuple[Line, Markup]]
 
 
-def timeline(lines: Sequence[Line], *, begin: datetime, end: datetime, cut: datetime | None = None) -> Drawn:
+def timeline(
+    lines: Sequence[Line], *, begin: datetime, end: datetime, cut: datetime | None = None
+) -> TimelinePicture:
     """Return the picture of the time from `begin` to `end`; `cut`: the moment shown, where that is in the past."""
     every = [span for line in lines for span in (*line.spans, *line.crowd)]
     ran = merged((span.begin, span.end) for span in every if span.kind == "run")
@@ -101,7 +103,7 @@ def timeline(lines: Sequence[Line], *, begin: datetime, end: datetime, cut: date
         if piece.folded
     )
     axis = f'<svg class="axis" height="18" aria-hidden="true">{"".join(_fold(*each) for each in folds)}{texts}</svg>'
-    return Drawn(axis=Markup(axis), rows=rows)  # noqa: S704 - every text in it was escaped
+    return TimelinePicture(axis=Markup(axis), rows=rows)  # noqa: S704 - every text in it was escaped
 
 
 def merged(spans: Iterable[tuple[datetime, datetime]]) -> list[tuple[datetime, datetime]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from jobledger.gateway.acts.verifying import begin_check
-from jobledger.gateway.pages.page import Sent
+from jobledger.gateway.pages.page import SentForm
 from jobledger.gateway.pages.rendering import address
 
 
-async def check_ledger(sent: Sent) -> str:
+async def check_ledger(sent: SentForm) -> str:
     """Have the whole ledger checked. Raises: ProblemError, and as `Ledger.enqueue`."""
     sent.principal.require_everywhere("manage")
     made = await begin_check(sent.gateway.ledger, sent.principal.name)

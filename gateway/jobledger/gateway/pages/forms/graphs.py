@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from jobledger.admin.graphs import require_of_nodes
-from jobledger.gateway.pages.page import Sent
+from jobledger.gateway.pages.page import SentForm
 from jobledger.gateway.pages.rendering import address
 from jobledger.ledger.access.acting import acting_for
 from jobledger.ledger.model.errors import InvalidInputError
@@ -13,7 +13,7 @@ from jobledger.ledger.model.json_text import check_text
 from jobledger.ledger.model.reserved_ids import check_unreserved
 
 
-async def run_graph(sent: Sent, name: str) -> str:
+async def run_graph(sent: SentForm, name: str) -> str:
     """Begin a run in the name of who sent the form; return its page. Raises: ProblemError, and as `graphs.run`."""
     ledger, fields = sent.gateway.ledger, sent.fields
     require_of_nodes(sent.principal, "queue", name, await ledger.graphs.get(name))

@@ -10,7 +10,7 @@ import msgspec
 from jobledger.admin import run_acts
 from jobledger.admin.verbs.jobs import RequeueJob
 from jobledger.gateway.api.place import GatewayPlace
-from jobledger.gateway.pages.page import Sent
+from jobledger.gateway.pages.page import SentForm
 from jobledger.gateway.pages.rendering import address
 from jobledger.gateway.pages.schema_fields import value_of
 from jobledger.gateway.pages.views.run import signal_fields
@@ -24,7 +24,7 @@ from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.signalling.giving import announced_workflow
 
 
-async def requeue(sent: Sent, queue: str, id: str) -> str:  # noqa: A002 - as in the address
+async def requeue(sent: SentForm, queue: str, id: str) -> str:  # noqa: A002 - as in the address
     """Give a dead letter new attempts, perhaps with another input. Raises: ProblemError, and as `Ledger.requeue`."""
     _, job = await job_of(sent, queue, id, "review")
     fields = sent.fields
@@ -40,7 +40,7 @@ async def requeue(sent: Sent, queue: str, id: str) -> str:  # noqa: A002 - as in
     return address(f"/jobs/{queue}/{id}")
 
 
-async def signal(sent: Sent, queue: str, id: str) -> str:  # noqa: A002 - as in the address
+async def signal(sent: SentForm, queue: str, id: str) -> str:  # noqa: A002 - as in the address
     """Send a signal: JSON that was typed, else the value that the fields of its form say.
 
     Raises: ProblemError, and as `run_acts.signal`.
@@ -55,7 +55,7 @@ async def signal(sent: Sent, queue: str, id: str) -> str:  # noqa: A002 - as in 
     return address(f"/jobs/{queue}/{id}")
 
 
-async def job_of(sent: Sent, queue: str, job_id: str, permission: Permission) -> tuple[JobRef, Job]:
+async def job_of(sent: SentForm, queue: str, job_id: str, permission: Permission) -> tuple[JobRef, Job]:
     """Return the job that a form is about, for who may act on it. Raises: ProblemError, JobNotFoundError."""
     sent.principal.require(permission, queue)
     ref = JobRef(queue=check_token("queue", queue), job_id=check_token("job id", job_id))
@@ -66,7 +66,7 @@ async def job_of(sent: Sent, queue: str, job_id: str, permission: Permission) ->
     return ref, job
 
 
-def changed_input(sent: Sent, job: Job) -> dict[str, Any] | None:
+def changed_input(sent: SentForm, job: Job) -> dict[str, Any] | None:
     """Return the new input of a form, None where it was left as it was. Raises: ProblemError."""
     fields = sent.fields
     text = fields.text("input")

@@ -6,7 +6,7 @@ import msgspec
 
 from jobledger.gateway.acts.asked import PERMISSIONS, QUEUE, TASK, Job, ToDo, job_id_of
 from jobledger.gateway.acts.bulk_act import begin_act
-from jobledger.gateway.pages.page import Sent
+from jobledger.gateway.pages.page import SentForm
 from jobledger.gateway.pages.reading import read_query
 from jobledger.gateway.pages.rendering import address
 from jobledger.gateway.pages.views.plan import Query, chosen_of
@@ -15,7 +15,7 @@ from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.subjects import JobRef
 
 
-async def do_plan(sent: Sent) -> str:
+async def do_plan(sent: SentForm) -> str:
     """Begin the job that does what was planned; a plan that is sent twice is done once.
 
     Raises: ProblemError, LedgerFullError, UnreachableError.

@@ -8,14 +8,14 @@ import msgspec
 
 from jobledger.admin import run_acts
 from jobledger.gateway.pages.forms.jobs import changed_input, job_of
-from jobledger.gateway.pages.page import Sent
+from jobledger.gateway.pages.page import SentForm
 from jobledger.gateway.pages.rendering import address
 from jobledger.gateway.pages.views.rerun import chosen
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.reruns.beginning import RerunRequest
 
 
-async def begin_again(sent: Sent, queue: str, id: str) -> str:  # noqa: A002 - as in the address
+async def begin_again(sent: SentForm, queue: str, id: str) -> str:  # noqa: A002 - as in the address
     """Begin a rerun in the name of who sent the form, and return its page; a plan that is sent twice makes one.
 
     Raises: ProblemError, PLAN_EXPIRED for a run that went on since; and as `run_acts.rerun`.

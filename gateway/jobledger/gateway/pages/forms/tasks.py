@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from jobledger.gateway.pages.page import Sent
+from jobledger.gateway.pages.page import SentForm
 from jobledger.gateway.pages.rendering import address
 from jobledger.gateway.pages.schema_fields import fields_of, input_of
 from jobledger.gateway.problems import ProblemError
@@ -15,7 +15,7 @@ from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.nats.task_book import find_task
 
 
-async def add_job(sent: Sent, task: str) -> str:
+async def add_job(sent: SentForm, task: str) -> str:
     """Enqueue a job of a task in the name of who sent the form; return its page.
 
     Raises: ProblemError, and as `Ledger.enqueue_named`.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from jobledger.admin.hooks.webhooks import try_webhook
-from jobledger.gateway.pages.page import Sent
+from jobledger.gateway.pages.page import SentForm
 from jobledger.gateway.pages.rendering import address
 
 
-async def test_webhook(sent: Sent, name: str) -> str:
+async def test_webhook(sent: SentForm, name: str) -> str:
     """Have a webhook's receiver sent one message now. Raises: ProblemError, and as `try_webhook`."""
     sent.principal.require_everywhere("manage")
     sent.fields.reason()

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from jobledger.gateway.pages.page import Looked, When, moment_of
+from jobledger.gateway.pages.page import Viewer, When, moment_of
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.projections.tables.acts import ActFilter, ActGroup
@@ -49,7 +49,7 @@ class Acts(msgspec.Struct, frozen=True, kw_only=True):
     acts_max: int
 
 
-async def acts(looked: Looked, *, query: Query) -> Acts:
+async def acts(looked: Viewer, *, query: Query) -> Acts:
     """Return the newest acts."""
     past, chosen = query.as_of(), query.chosen(looked.principal)
     async with looked.gateway.projection.opened(past) as view:

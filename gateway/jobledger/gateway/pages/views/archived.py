@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from jobledger.admin.errors import JobNotHeldError, Missing
-from jobledger.gateway.pages.page import Looked
+from jobledger.gateway.pages.page import Viewer
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.projections import JobRow
 
 
-class Archived(msgspec.Struct, frozen=True, kw_only=True):
+class ArchivedPage(msgspec.Struct, frozen=True, kw_only=True):
     """The page."""
 
     shell: Shell
@@ -18,7 +18,7 @@ class Archived(msgspec.Struct, frozen=True, kw_only=True):
     where: str  #: one sentence
 
 
-async def archived(looked: Looked, queue: str, error: JobNotHeldError) -> Archived:
+async def archived(looked: Viewer, queue: str, error: JobNotHeldError) -> ArchivedPage:
     """Return what the lists know of a job that the ledger no longer holds. Raises: the error, for who may not see one."""
     looked.principal.require("view", queue)
     async with looked.gateway.projection.opened() as view:
@@ -26,7 +26,7 @@ async def archived(looked: Looked, queue: str, error: JobNotHeldError) -> Archiv
         if row is None or error.missing is None or not looked.principal.may("view", row.queue, row.task):
             raise error
         shell = await surround(looked, view, None)
-        return Archived(shell=shell, row=row, where=where_is(error.missing, row.id))
+        return ArchivedPage(shell=shell, row=row, where=where_is(error.missing, row.id))
 
 
 def where_is(missing: Missing, job_id: str) -> str:

@@ -10,7 +10,7 @@ import msgspec
 
 from jobledger.admin.rows import View
 from jobledger.admin.workers import Deploy, deploys, list_workers
-from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.views.fleet import acts_between
 from jobledger.gateway.problems import ProblemError
@@ -107,7 +107,7 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     bursts: list[Burst]
 
 
-async def changes(looked: Looked, *, query: Query) -> Changes:
+async def changes(looked: Viewer, *, query: Query) -> Changes:
     """Return what changed. It is read from the rows as they are now: they keep what happened by minute. Raises: ProblemError."""
     past = query.as_of()
     async with looked.gateway.projection.opened() as view:
@@ -131,7 +131,7 @@ async def changes(looked: Looked, *, query: Query) -> Changes:
     return made
 
 
-def _page(looked: Looked, view: View, shell: Shell, query: Query, begin: datetime, end: datetime) -> Changes:  # noqa: PLR0917
+def _page(looked: Viewer, view: View, shell: Shell, query: Query, begin: datetime, end: datetime) -> Changes:  # noqa: PLR0917
     store, terms = view.store, terms_for(looked.principal)
     where, values = joined(terms)
     text = [f"{each:%Y-%m-%dT%H:%M:%S.%f}" for each in (begin, end)]

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from jobledger.admin.rows import View
 from jobledger.gateway.pages.charts.marks import TimeAxis
 from jobledger.gateway.pages.charts.plot import plot
-from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.views.fleet import notes_of, outcomes
 from jobledger.gateway.pages.words import count
@@ -41,14 +41,14 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
     jumps: list[tuple[str, datetime]]
 
 
-async def clock(looked: Looked, *, query: Query) -> Clock:
+async def clock(looked: Viewer, *, query: Query) -> Clock:
     """Return the panel: the whole life of the ledger, or as much of it as 90 bars of a week show."""
     async with looked.gateway.projection.opened() as view:
         shell = await surround(looked, view, None)
         return await anyio.to_thread.run_sync(_panel, looked, view, shell, query)
 
 
-def _panel(looked: Looked, view: View, shell: Shell, query: Query) -> Clock:
+def _panel(looked: Viewer, view: View, shell: Shell, query: Query) -> Clock:
     whole_s = max(600.0, (shell.today - shell.begin).total_seconds())
     step_s = next((each for each in _STEPS_S if whole_s / each <= _SPANS), _STEPS_S[-1])
     first = shell.begin.timestamp() // step_s * step_s

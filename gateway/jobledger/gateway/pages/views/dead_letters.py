@@ -13,7 +13,7 @@ from markupsafe import Markup
 from jobledger.admin.rows import View
 from jobledger.gateway.pages.charts.plot import spark
 from jobledger.gateway.pages.frames import read_traceback
-from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import RANGES, Shell, surround
 from jobledger.projections import DeadLetterFilter, DeadLetterGroup, DeadLetterRow, SaidFilter
 from jobledger.projections.filters import joined
@@ -68,7 +68,7 @@ class DeadLetters(msgspec.Struct, frozen=True, kw_only=True):
     rows_max: int
 
 
-async def dead_letters(looked: Looked, *, query: Query) -> DeadLetters:
+async def dead_letters(looked: Viewer, *, query: Query) -> DeadLetters:
     """Return the causes, those with most dead letters first."""
     past = query.as_of()
     chosen = DeadLetterFilter(

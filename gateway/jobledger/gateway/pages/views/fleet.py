@@ -15,7 +15,7 @@ from jobledger.admin.diagnoses import Diagnosis, diagnose, diagnose_past
 from jobledger.admin.rows import View
 from jobledger.gateway.pages.charts.marks import Series, TimeAxis
 from jobledger.gateway.pages.charts.plot import Note, plot
-from jobledger.gateway.pages.page import Looked
+from jobledger.gateway.pages.page import Viewer
 from jobledger.gateway.pages.shell import RANGES, Shell
 from jobledger.gateway.pages.words import count, took
 from jobledger.gateway.scoped import diagnoses_for, terms_for
@@ -41,7 +41,7 @@ _ACTS: Final = (
 )
 
 
-class Happened(NamedTuple):
+class FleetCharts(NamedTuple):
     """Charts of the range that is shown, and what they add up to."""
 
     outcomes: Markup
@@ -98,8 +98,8 @@ def outcomes(view: View, axis: TimeAxis, terms: Sequence[Term]) -> list[Series]:
 
 
 def happened(
-    looked: Looked, view: View, shell: Shell, *terms: Term, notes: bool = True, height: int = 150
-) -> Happened:
+    looked: Viewer, view: View, shell: Shell, *terms: Term, notes: bool = True, height: int = 150
+) -> FleetCharts:
     """Return the charts of the range, of all that somebody may see; `terms`: of a task, or of a queue."""
     axis = axis_of(shell)
     seen = [*terms_for(looked.principal), *(terms or of_fleet())]
@@ -114,7 +114,7 @@ def happened(
     ended = [int(sum(value or 0 for value in each.values)) for each in ends]
     merged = Histogram.merged(each for each in waits if each is not None)
     lately = max(1.0, min(axis.count * axis.step_s, (shell.now - shell.begin).total_seconds() or 1) / 60)
-    return Happened(
+    return FleetCharts(
         outcomes=plot(
             axis, stack=ends, notes=told, label="What became of attempts", said=count, height=height
         ),
@@ -197,7 +197,7 @@ def notes_of(view: View, axis: TimeAxis) -> list[Note]:
     ]
 
 
-async def calls(looked: Looked, view: View, shell: Shell) -> list[Diagnosis]:
+async def calls(looked: Viewer, view: View, shell: Shell) -> list[Diagnosis]:
     """Return what hurts at the moment shown, for whoever looks. Raises: UnreachableError, ProjectionError."""
     queues = looked.principal.scope.queues
 

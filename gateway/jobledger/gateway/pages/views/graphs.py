@@ -10,7 +10,7 @@ from markupsafe import Markup
 from jobledger.admin.graphs import GraphInfo, ShownGraph, info_of, may_view, require_of_nodes, show_graph
 from jobledger.admin.run_graph import levels, nodes_of
 from jobledger.gateway.pages.charts.graph import Box, graph
-from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.ledger.model.graphs.spec import GraphSpec
 from jobledger.ledger.model.hooks.pointers import words_of
@@ -38,7 +38,7 @@ class Graphs(msgspec.Struct, frozen=True, kw_only=True):
     one: OneGraph | None  #: the one that was asked for
 
 
-async def graphs(looked: Looked, *, query: Query) -> Graphs:
+async def graphs(looked: Viewer, *, query: Query) -> Graphs:
     """Return the stored graphs of which somebody may see every node, as they are now. Raises: GraphNotFoundError."""
     found = await looked.gateway.ledger.graphs.all()
     one = await _one(looked, query.graph) if query.graph else None
@@ -48,7 +48,7 @@ async def graphs(looked: Looked, *, query: Query) -> Graphs:
     return Graphs(shell=shell, graphs=seen, one=one)
 
 
-async def _one(looked: Looked, name: str) -> OneGraph:
+async def _one(looked: Viewer, name: str) -> OneGraph:
     ledger = looked.gateway.ledger
     spec = require_of_nodes(looked.principal, "view", name, await ledger.graphs.get(name))
     shown = await show_graph(ledger, name)

@@ -23,12 +23,12 @@ from jobledger.audit.trail import Line, trail_of
 from jobledger.audit.verify.links import ChainCheck
 from jobledger.audit.why import Why
 from jobledger.gateway.pages.blockers import Cure, cures_of, nouns_of
-from jobledger.gateway.pages.charts.timeline import Drawn, timeline
-from jobledger.gateway.pages.frames import Raised, read_traceback
-from jobledger.gateway.pages.page import Looked, Told, When
+from jobledger.gateway.pages.charts.timeline import TimelinePicture, timeline
+from jobledger.gateway.pages.frames import RaisedError, read_traceback
+from jobledger.gateway.pages.page import OwnPage, Viewer, When
 from jobledger.gateway.pages.rendering import address
-from jobledger.gateway.pages.runlines import Asked, attempt_lines, run_lines
-from jobledger.gateway.pages.shell import Shell, Shown, surround
+from jobledger.gateway.pages.runlines import TimelineChoice, attempt_lines, run_lines
+from jobledger.gateway.pages.shell import PastMoment, Shell, surround
 from jobledger.gateway.pages.spans import drawn
 from jobledger.gateway.pages.views.archived import archived, where_is
 from jobledger.gateway.pages.views.run import RunPart, run_part
@@ -80,7 +80,7 @@ class StepPart(msgspec.Struct, frozen=True, kw_only=True):
 
     shown: StepShown  #: with its values for whoever may see these
     error: ErrorInfo | None
-    traceback: list[Raised]
+    traceback: list[RaisedError]
     events: list[EventLine]
 
 
@@ -93,11 +93,11 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     item: int
     error_type: str
     error: str
-    traceback: list[Raised]
+    traceback: list[RaisedError]
     others: int  #: how many more failed
 
 
-class _Read(NamedTuple):
+class _JobReading(NamedTuple):
     """What was read of a job."""
 
     job: Job  #: as of the moment shown
@@ -132,7 +132,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
         str | None
     )  #: its input as text that a form can hold; None: hidden, gone, too long, or the ledger's own
     editable_hash: str  #: sha256 of that text: tells whether somebody changed it
-    traceback: list[Raised]
+    traceback: list[RaisedError]
     culprit: Culprit | None  #: of a run that failed because a job below it did
     cause: str  #: fingerprint of a dead letter
     alike: int  #: other dead letters of the same cause
@@ -142,7 +142,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     missing: str  #: where its first events are, "" where all are there
     hash: str  #: of the newest event
     again: bool  #: whether a form to add another one like it is offered
-    timeline: Drawn
+    timeline: TimelinePicture
     summary: str
     events: list[EventLine]
     events_hidden: int
@@ -154,13 +154,13 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     logs: list[LogLine] = []  #: the newest of what its attempts logged; none of the past
 
 
-async def job_page(looked: Looked, queue: str, id: str, *, query: Query) -> JobPage | Told:  # noqa: A002 - as in the address
+async def job_page(looked: Viewer, queue: str, id: str, *, query: Query) -> JobPage | OwnPage:  # noqa: A002 - as in the address
     """Return a job as it is, or as of a past moment; of one that was archived what the lists know."""
     gateway, past = looked.gateway, query.as_of()
     try:
         found = await find_history(gateway.rows, id, queue)
     except JobNotHeldError as error:
-        return Told("archived.html", await archived(looked, queue, error))
+        return OwnPage("archived.html", await archived(looked, queue, error))
     stored, _ = newest_life(found.history)
     first = stored[0].event
     looked.principal.require_about("view", first.queue, first.task, JobNotFoundError(id))
@@ -183,7 +183,7 @@ async def job_page(looked: Looked, queue: str, id: str, *, query: Query) -> JobP
         else await find_task(looked.gateway.ledger.inbox, looked.gateway.ledger.names, job.task)
     )
     nouns = list(nouns_of(job, explained.facts))
-    read = _Read(
+    read = _JobReading(
         job, explained.why, nouns, history, seen, found.chain, details, run, hidden, known is not None
     )
     async with gateway.projection.opened(None) as view:
@@ -199,7 +199,7 @@ async def job_page(looked: Looked, queue: str, id: str, *, query: Query) -> JobP
     )
 
 
-async def newest_event(looked: Looked, queue: str, id: str) -> int:  # noqa: A002 - as in the address
+async def newest_event(looked: Viewer, queue: str, id: str) -> int:  # noqa: A002 - as in the address
     """Return the stream sequence of a job's newest event; 0 where the ledger has none under that very id.
 
     Raises: InvalidTokenError, UnreachableError.
@@ -208,7 +208,7 @@ async def newest_event(looked: Looked, queue: str, id: str) -> int:  # noqa: A00
     return await looked.gateway.ledger.log.newest_sequence(looked.gateway.ledger.names.chain(ref))
 
 
-async def _logs(looked: Looked, job: Job) -> list[LogLine]:
+async def _logs(looked: Viewer, job: Job) -> list[LogLine]:
     """Return what the page shows of a job's log; none where it cannot be read: the rest is shown all the same."""
     handle = looked.gateway.ledger.handle_of(JobRef(queue=job.queue, job_id=job.id))
     with contextlib.suppress(LedgerError):
@@ -216,12 +216,12 @@ async def _logs(looked: Looked, job: Job) -> list[LogLine]:
     return []
 
 
-async def _until(looked: Looked, history: list[StoredEvent], past: AsOf) -> list[StoredEvent]:
+async def _until(looked: Viewer, history: list[StoredEvent], past: AsOf) -> list[StoredEvent]:
     ledger = looked.gateway.ledger
     return events_until(history, await past.moment(ledger.log, ledger.clock))
 
 
-def _page(looked: Looked, view: View, shell: Shell, query: Query, read: _Read) -> JobPage:
+def _page(looked: Viewer, view: View, shell: Shell, query: Query, read: _JobReading) -> JobPage:
     job, history, seen = read.job, read.history, read.seen
     trail = trail_of(history, now=shell.today)
     at = trail.clocks.times[len(seen) - 1]
@@ -230,7 +230,7 @@ def _page(looked: Looked, view: View, shell: Shell, query: Query, read: _Read) -
     told = zip(history, trail.lines, read.details.events, strict=True)
     events = [_line(stored, line, fields, last) for stored, line, fields in told]
     if read.is_past:  # the moment is that of the event, by the clock of the trail
-        shell = msgspec.structs.replace(shell, now=at, past=Shown(at=at, stream_sequence=last))
+        shell = msgspec.structs.replace(shell, now=at, past=PastMoment(at=at, stream_sequence=last))
     acts = [] if read.is_past else acts_of(job, shell)
     cause = job_fingerprint(job) if job.state is JobState.DEAD_LETTERED else ""
     return JobPage(
@@ -266,19 +266,19 @@ def _page(looked: Looked, view: View, shell: Shell, query: Query, read: _Read) -
     )
 
 
-def _may_add(looked: Looked, job: Job) -> bool:
+def _may_add(looked: Viewer, job: Job) -> bool:
     """Return whether whoever looks may add a job with the input of this one."""
     may = looked.principal.may
     return may("payloads", job.queue, job.task) and may("queue", job.queue, job.task)
 
 
 def _timeline(  # noqa: PLR0917 - what a page is made of
-    looked: Looked, view: View, shell: Shell, query: Query, read: _Read, times: Sequence[datetime]
-) -> Drawn:
+    looked: Viewer, view: View, shell: Shell, query: Query, read: _JobReading, times: Sequence[datetime]
+) -> TimelinePicture:
     job, seen = read.job, read.seen
     shown = seen[-1].stream_sequence if read.is_past else None
     picture = drawn(read.history, times, now=shell.today, shown=shown)
-    asked = Asked(
+    asked = TimelineChoice(
         store=view.store,
         principal=looked.principal,
         opened=frozenset(query.open),
@@ -295,7 +295,7 @@ def _timeline(  # noqa: PLR0917 - what a page is made of
     return timeline(lines, begin=begin, end=picture.end, cut=picture.cut)
 
 
-def _linked(looked: Looked, job: Job, query: Query) -> Any:
+def _linked(looked: Viewer, job: Job, query: Query) -> Any:
     """Return what makes an address of a line: this page with the line opened, chosen or closed, or another page."""
     here, carried = f"/jobs/{job.queue}/{job.id}", list(looked.when.named())
 
@@ -321,7 +321,7 @@ _CULPRITS: Final = (
 )
 
 
-def _culprit(looked: Looked, view: View, job: Job) -> Culprit | None:
+def _culprit(looked: Viewer, view: View, job: Job) -> Culprit | None:
     """Return the job that made a run fail, the first one that did. Its own may be below another run: that one tells."""
     found = view.store.select(_CULPRITS, (job.id, job.queue))
     if job.error is None or job.error.type != "ChildFailedError" or not found:
@@ -429,7 +429,7 @@ class Peek(msgspec.Struct, frozen=True, kw_only=True):
     why: Why
     nouns: list[Noun]
     hidden: bool
-    traceback: list[Raised]
+    traceback: list[RaisedError]
     events: list[EventLine]
     events_more: int
     acts: list[Act]
@@ -438,12 +438,12 @@ class Peek(msgspec.Struct, frozen=True, kw_only=True):
 _PEEK_EVENTS: Final = 6
 
 
-async def peek(looked: Looked, queue: str, id: str, *, query: When) -> Peek:  # noqa: A002 - as in the address
+async def peek(looked: Viewer, queue: str, id: str, *, query: When) -> Peek:  # noqa: A002 - as in the address
     """Return the gist of a job: why it is as it is, its error, its input, its newest events. Raises: as `job_page`."""
     found = await job_page(
         looked, queue, id, query=Query(at=query.at, sequence=query.sequence, range=query.range)
     )
-    if isinstance(found, Told):
+    if isinstance(found, OwnPage):
         raise JobNotFoundError(id)
     return Peek(
         shell=found.shell,

@@ -12,9 +12,9 @@ from markupsafe import Markup
 
 from jobledger.admin.rows import View
 from jobledger.gateway.pages.charts.plot import share
-from jobledger.gateway.pages.page import Elsewhere, Looked, When, moment_of
+from jobledger.gateway.pages.page import Elsewhere, Viewer, When, moment_of
 from jobledger.gateway.pages.rendering import address
-from jobledger.gateway.pages.search import Asked, Chip, Item, ask, exact, suggest
+from jobledger.gateway.pages.search import Chip, Item, SearchChoice, ask, exact, suggest
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.traits import Trait, traits
 from jobledger.ledger.model.job import JobState
@@ -158,7 +158,7 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
     top: str  #: creation of the first row
 
 
-async def jobs(looked: Looked, *, query: Query) -> Jobs | Elsewhere:
+async def jobs(looked: Viewer, *, query: Query) -> Jobs | Elsewhere:
     """Return one page of the list, as it is or as of a past moment; of a whole id the job itself."""
     past = query.as_of()
     async with looked.gateway.projection.opened(past) as view:
@@ -169,12 +169,12 @@ async def jobs(looked: Looked, *, query: Query) -> Jobs | Elsewhere:
         return await anyio.to_thread.run_sync(_listed, looked, view, shell, query)
 
 
-def _listed(looked: Looked, view: View, shell: Shell, query: Query) -> Jobs:
+def _listed(looked: Viewer, view: View, shell: Shell, query: Query) -> Jobs:
     with view.store.one_moment():
         return _page(looked, view, shell, query, ask(query.text, view.store, looked.principal, view.now))
 
 
-def _page(looked: Looked, view: View, shell: Shell, query: Query, asked: Asked) -> Jobs:
+def _page(looked: Viewer, view: View, shell: Shell, query: Query, asked: SearchChoice) -> Jobs:
     store, chosen = view.store, asked.chosen
     shown = chosen
     newer: list[JobRow] = []
@@ -217,7 +217,9 @@ def _page(looked: Looked, view: View, shell: Shell, query: Query, asked: Asked) 
     )
 
 
-def _shared(looked: Looked, view: View, asked: Asked) -> tuple[list[tuple[Trait, Markup]], tuple[int, int]]:
+def _shared(
+    looked: Viewer, view: View, asked: SearchChoice
+) -> tuple[list[tuple[Trait, Markup]], tuple[int, int]]:
     """Return what sets the newest jobs that fit apart from the other jobs of their time."""
     rows = view.store.job_page(asked.chosen, limit=_COMPARED_MAX, limits=_SHARED_WITHIN).items
     if not rows:
@@ -259,20 +261,20 @@ def _bars(trait: Trait) -> Markup:
     )
 
 
-def _lacking(looked: Looked, view: View, asked: Asked) -> list[tuple[Chip, int]]:
+def _lacking(looked: Viewer, view: View, asked: SearchChoice) -> list[tuple[Chip, int]]:
     """Return how many jobs would fit without each condition, most first."""
     chips = asked.chips()[:_CHIPS_MAX]
     found = [(chip, _count(looked, view, chip.without)) for chip in chips if len(chips) > 1]
     return sorted((each for each in found if each[1]), key=lambda each: -each[1])
 
 
-def _count(looked: Looked, view: View, text: str) -> int:
+def _count(looked: Viewer, view: View, text: str) -> int:
     chosen = ask(text, view.store, looked.principal, view.now).chosen
     counts = view.store.job_counts(chosen, limits=_NEWER_WITHIN).by_state
     return sum(counts[state] for state in chosen.states or counts)
 
 
-def _tabs(asked: Asked, counts: dict[str, int]) -> list[tuple[str, str, int, bool]]:
+def _tabs(asked: SearchChoice, counts: dict[str, int]) -> list[tuple[str, str, int, bool]]:
     """Return the states that there are with the questions for each alone."""
     rest = [word.text for word in asked.words if word.key != "state"]
     chosen = asked.chosen.states
@@ -294,7 +296,7 @@ class SuggestQuery(When, frozen=True, kw_only=True):
     q: Text = ""
 
 
-class Suggested(msgspec.Struct, frozen=True, kw_only=True):
+class Suggestions(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a page below the field."""
 
     shell: Shell
@@ -302,18 +304,18 @@ class Suggested(msgspec.Struct, frozen=True, kw_only=True):
     items: list[Item]
 
 
-async def suggested(looked: Looked, *, query: SuggestQuery) -> Suggested:
+async def suggested(looked: Viewer, *, query: SuggestQuery) -> Suggestions:
     """Return what could follow."""
     async with looked.gateway.projection.opened() as view:
         shell = await surround(looked, view, None)
-        return Suggested(
+        return Suggestions(
             shell=shell,
             asked=query.q,
             items=await anyio.to_thread.run_sync(suggest, query.q, view.store, looked.principal),
         )
 
 
-def filter_of(query: Query, looked: Looked, view: View) -> JobFilter:
+def filter_of(query: Query, looked: Viewer, view: View) -> JobFilter:
     """Return the filter of a question for an act: of what is not understood, nothing is left out.
 
     Raises: AccessDeniedError, ProjectionConfigError.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from jobledger.admin.access.keys import KeyInfo, MadeKey, list_keys
-from jobledger.gateway.pages.page import Looked, Told, When
+from jobledger.gateway.pages.page import OwnPage, Viewer, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.ledger.model.rights.grants import PERMISSIONS, ROLES
 
@@ -27,17 +27,17 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     made: MadeKey | None = None  #: a key that was just made: its secret is told here and nowhere else
 
 
-async def keys(looked: Looked, *, query: Query) -> Keys:
+async def keys(looked: Viewer, *, query: Query) -> Keys:
     """Return the keys by name, read from the ledger. Raises: ProblemError."""
     return await _shown(looked, ended=query.ended)
 
 
-async def told(looked: Looked, made: MadeKey) -> Told:
+async def told(looked: Viewer, made: MadeKey) -> OwnPage:
     """Return the page that tells a secret. Raises: ProblemError."""
-    return Told("keys.html", await _shown(looked, made=made))
+    return OwnPage("keys.html", await _shown(looked, made=made))
 
 
-async def _shown(looked: Looked, *, ended: bool = False, made: MadeKey | None = None) -> Keys:
+async def _shown(looked: Viewer, *, ended: bool = False, made: MadeKey | None = None) -> Keys:
     """Return the page of keys, with one that was just made. Raises: ProblemError."""
     looked.principal.require_everywhere("admin")
     found = await list_keys(looked.gateway.ledger, ended=ended)

@@ -9,9 +9,9 @@ from markupsafe import Markup
 
 from jobledger.admin.diagnoses import fills_in
 from jobledger.admin.projection import ProjectionStatus, projection_status
-from jobledger.audit.watch import Audited, audited
+from jobledger.audit.watch import AuditState, audited
 from jobledger.gateway.pages.charts.plot import share
-from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.problems import without_files
 from jobledger.ledger.model.log import Head
@@ -35,14 +35,14 @@ class LedgerPage(msgspec.Struct, frozen=True, kw_only=True):
     environment: str
     head: Head
     head_hash: str  #: hex sha256 of the newest event; "" without one
-    audited: Audited
+    audited: AuditState
     projection: ProjectionStatus
     connected: bool
     storage: Storage | None
     fuel: Markup
 
 
-async def ledger(looked: Looked, *, query: When) -> LedgerPage:
+async def ledger(looked: Viewer, *, query: When) -> LedgerPage:
     """Return how the ledger is now."""
     del query
     gateway = looked.gateway

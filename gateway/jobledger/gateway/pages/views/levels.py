@@ -11,7 +11,7 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.admin.rows import View
-from jobledger.gateway.pages.page import Looked
+from jobledger.gateway.pages.page import Viewer
 from jobledger.projections.queries.levels import levels_by_minute
 from jobledger.projections.statistics.levels import NOTHING, Counts
 from jobledger.projections.statistics.tally import QUEUE_COUNTS
@@ -35,14 +35,14 @@ class Levels(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[str, list[int]]  #: by figure, one value a minute
 
 
-async def levels(looked: Looked) -> Levels:
+async def levels(looked: Viewer) -> Levels:
     """Return the figures of what somebody may see, as far back as they are kept."""
     now = looked.gateway.ledger.clock.now()
     async with looked.gateway.projection.opened() as view:
         return await anyio.to_thread.run_sync(_levels, looked, view, now)
 
 
-def _levels(looked: Looked, view: View, until: datetime) -> Levels:
+def _levels(looked: Viewer, view: View, until: datetime) -> Levels:
     store = view.store
     if not looked.principal.is_of_all_tasks:  # what is kept of a queue is of all its tasks together
         return Levels(minutes=[], states={})

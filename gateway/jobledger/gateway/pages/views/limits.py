@@ -14,7 +14,7 @@ from markupsafe import Markup
 from jobledger.admin.objects.fleet import LimitListed, LimitMissing, limits_listed, row_terms
 from jobledger.admin.rows import View
 from jobledger.gateway.pages.charts.plot import share
-from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import RANGES, Shell, surround
 from jobledger.gateway.pages.words import state_word, style_of
 from jobledger.gateway.scoped import limits_for, terms_for
@@ -95,7 +95,7 @@ class Tenants(msgspec.Struct, frozen=True, kw_only=True):
     open: tuple[str, ...]
 
 
-async def limits(looked: Looked, *, query: When) -> Limits:
+async def limits(looked: Viewer, *, query: When) -> Limits:
     """Return the limits that are defined with their keys, and those that jobs name and nobody defined."""
     past = query.as_of()
     async with looked.gateway.projection.opened(past) as view:
@@ -109,7 +109,7 @@ async def limits(looked: Looked, *, query: When) -> Limits:
 
 
 def _limits(
-    looked: Looked, view: View, workers: Sequence[WorkerInfo] = ()
+    looked: Viewer, view: View, workers: Sequence[WorkerInfo] = ()
 ) -> tuple[list[LimitLine], list[LimitMissing]]:
     everything = looked.principal.is_everywhere
     with view.store.one_moment():
@@ -190,7 +190,7 @@ def _key(  # noqa: PLR0917 - what was read of all keys, once
     )
 
 
-async def tenants(looked: Looked, *, query: When) -> Tenants:
+async def tenants(looked: Viewer, *, query: When) -> Tenants:
     """Return every tenant that has jobs which have not ended, died, or ended in the range."""
     past = query.as_of()
     async with looked.gateway.projection.opened(past) as view:
@@ -199,7 +199,7 @@ async def tenants(looked: Looked, *, query: When) -> Tenants:
         return Tenants(shell=shell, tenants=found, open=_OPEN)
 
 
-def _tenants(looked: Looked, view: View, shell: Shell) -> list[TenantLine]:
+def _tenants(looked: Viewer, view: View, shell: Shell) -> list[TenantLine]:
     where, values = joined_terms(terms_for(looked.principal))
     since = view.now - timedelta(seconds=RANGES[shell.range][0])
     states = (*_OPEN, "dead_lettered")

@@ -12,9 +12,9 @@ import msgspec
 from jobledger.admin.diagnoses import Diagnosis
 from jobledger.admin.queues import paused_now, together
 from jobledger.admin.rows import View
-from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import RANGES, Shell, surround
-from jobledger.gateway.pages.views.fleet import Happened, axis_of, calls, happened, trends
+from jobledger.gateway.pages.views.fleet import FleetCharts, axis_of, calls, happened, trends
 from jobledger.gateway.pages.views.queue_lines import LATELY_S, QueueLine, queue_line, uncounted
 from jobledger.gateway.scoped import terms_for
 from jobledger.ledger.model.job import JobState
@@ -37,14 +37,14 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     calls_more: list[Diagnosis]
     counts: dict[str, int | None]  #: by state; None for whoever is bound to tasks
     open: tuple[str, ...]
-    happened: Happened
+    happened: FleetCharts
     queues: list[QueueLine]
     internal: list[QueueLine]  #: of the ledger's own jobs
     last_death: str | None  #: when a job died last
     workers: int | None  #: None: of the past that is not known
 
 
-async def overview(looked: Looked, *, query: When) -> Overview:
+async def overview(looked: Viewer, *, query: When) -> Overview:
     """Return the overview as it is, or as of a past moment."""
     past = query.as_of()
     async with looked.gateway.projection.opened(past) as view:
@@ -62,10 +62,10 @@ async def overview(looked: Looked, *, query: When) -> Overview:
         return await anyio.to_thread.run_sync(_page, looked, view, shell, called, charts, alive)
 
 
-async def _charts(looked: Looked, view: View, shell: Shell) -> Happened:
+async def _charts(looked: Viewer, view: View, shell: Shell) -> FleetCharts:
     """Return the charts; those of the present are as old as they can be without harm, for all who look."""
 
-    async def make() -> Happened:
+    async def make() -> FleetCharts:
         return await anyio.to_thread.run_sync(happened, looked, view, shell)
 
     if shell.past is not None:
@@ -75,7 +75,7 @@ async def _charts(looked: Looked, view: View, shell: Shell) -> Happened:
 
 
 def _page(  # noqa: PLR0917 - everything that was read, once
-    looked: Looked, view: View, shell: Shell, called: list[Diagnosis], charts: Happened, alive: int | None
+    looked: Viewer, view: View, shell: Shell, called: list[Diagnosis], charts: FleetCharts, alive: int | None
 ) -> Overview:
     store, now, principal = view.store, view.now, looked.principal
     with store.one_moment():

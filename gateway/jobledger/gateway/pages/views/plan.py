@@ -8,9 +8,9 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.admin.bulk import ActResult, perform
-from jobledger.admin.choice import Chosen, chosen_until
+from jobledger.admin.choice import ChosenJob, chosen_until
 from jobledger.gateway.acts.asked import JOBS_MAX, PERMISSIONS, ToDo, act_of
-from jobledger.gateway.pages.page import Looked
+from jobledger.gateway.pages.page import Viewer
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.views.jobs import Query as JobsQuery
 from jobledger.gateway.pages.views.jobs import filter_of
@@ -57,7 +57,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     planned: int  #: of these, how many it would be done to
 
 
-async def plan(looked: Looked, *, query: Query) -> Plan:
+async def plan(looked: Viewer, *, query: Query) -> Plan:
     """Return what an act would do now; nothing is changed. Raises: ProblemError."""
     permission = PERMISSIONS[query.verb]
     looked.principal.require(permission)
@@ -84,7 +84,7 @@ async def plan(looked: Looked, *, query: Query) -> Plan:
     )
 
 
-async def chosen_of(looked: Looked, query: Query, before: int) -> list[Chosen]:
+async def chosen_of(looked: Viewer, query: Query, before: int) -> list[ChosenJob]:
     """Return the jobs that somebody means and may act on, as they were up to an event. Raises: ProblemError."""
     permission = PERMISSIONS[query.verb]
     if query.what == "chosen":
@@ -107,7 +107,7 @@ async def chosen_of(looked: Looked, query: Query, before: int) -> list[Chosen]:
     return jobs
 
 
-async def _named(looked: Looked, permission: Permission, text: str) -> Chosen:
+async def _named(looked: Viewer, permission: Permission, text: str) -> ChosenJob:
     """Return a job that a form names as `<queue>/<id>`. Raises: ProblemError, InvalidTokenError."""
     queue, _, job_id = text.partition("/")
     ref = JobRef(queue=check_token("queue", queue), job_id=check_token("job id", job_id))
@@ -115,4 +115,4 @@ async def _named(looked: Looked, permission: Permission, text: str) -> Chosen:
     job = (await load(looked.gateway.ledger.log, ref)).job
     task = "" if job is None else job.task
     looked.principal.require_about(permission, queue, task, JobNotFoundError(job_id))
-    return Chosen(ref=ref, task=task, about="" if job is None else job.state.value.replace("_", " "))
+    return ChosenJob(ref=ref, task=task, about="" if job is None else job.state.value.replace("_", " "))

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from jobledger.gateway.pages.charts.plot import spark
 from jobledger.projections import QueueRow
-from jobledger.projections.statistics.history import Happened, QueueHappened
+from jobledger.projections.statistics.history import QueueHappened, QueueHistory
 
 LATELY_S: Final = 300  #: what rates are of
 COLOURS: Final = 8
@@ -35,7 +35,7 @@ class QueueLine(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool
 
 
-def styles_of(done: Sequence[Happened], rows: Sequence[QueueRow]) -> dict[str, str]:
+def styles_of(done: Sequence[QueueHistory], rows: Sequence[QueueRow]) -> dict[str, str]:
     """Return the classes of the busiest queues, in the order of their names; the others share the last colour."""
     busy: dict[str, int] = {row.queue: 0 for row in rows}
     for each in done:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from jobledger.admin.queues import listed, together
 from jobledger.admin.rows import View
 from jobledger.gateway.pages.charts.plot import share
-from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.views.queue_lines import LATELY_S, QueueLine, queue_line, uncounted
 from jobledger.gateway.pages.words import state_word, style_of
@@ -40,7 +40,7 @@ class Queues(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[QueueNow]
 
 
-async def queues(looked: Looked, *, query: When) -> Queues:
+async def queues(looked: Viewer, *, query: When) -> Queues:
     """Return every queue that ever had a job or is paused."""
     past = query.as_of()
     async with looked.gateway.projection.opened(past) as view:
@@ -48,7 +48,7 @@ async def queues(looked: Looked, *, query: When) -> Queues:
         return Queues(shell=shell, queues=_queues(looked, view))
 
 
-def _queues(looked: Looked, view: View) -> list[QueueNow]:
+def _queues(looked: Viewer, view: View) -> list[QueueNow]:
     store, now, terms = view.store, view.now, terms_for(looked.principal)
     rows, paused = listed(store, None, now)
     lately = by_queue(store.select, now - timedelta(seconds=LATELY_S), now + timedelta(minutes=1), terms)

@@ -9,7 +9,7 @@ import msgspec
 
 from jobledger.admin import run_acts
 from jobledger.admin.views import job_details
-from jobledger.gateway.pages.page import Looked, When, moment_of
+from jobledger.gateway.pages.page import Viewer, When, moment_of
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.views.job import editable
 from jobledger.ledger.model.chain import load
@@ -51,7 +51,7 @@ class RerunPage(msgspec.Struct, frozen=True, kw_only=True):
     planned: str  #: names this plan: sent twice, it is done once
 
 
-async def rerun(looked: Looked, queue: str, id: str, *, query: Query) -> RerunPage:  # noqa: A002 - as in the address
+async def rerun(looked: Viewer, queue: str, id: str, *, query: Query) -> RerunPage:  # noqa: A002 - as in the address
     """Return what a rerun would be now; nothing is changed. Raises: ProblemError, and as `run_acts.rerun_planned`."""
     gateway, principal = looked.gateway, looked.principal
     principal.require("review", check_token("queue", queue))

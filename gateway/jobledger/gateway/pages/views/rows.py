@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.words import cut, json_line
 from jobledger.gateway.table_rows import rows_of
@@ -48,7 +48,7 @@ class RowsPage(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[list[str | None]]  #: by column; None: there is no value
 
 
-async def rows(looked: Looked, queue: str, id: str, *, query: Query) -> RowsPage:  # noqa: A002 - as in the address
+async def rows(looked: Viewer, queue: str, id: str, *, query: Query) -> RowsPage:  # noqa: A002 - as in the address
     """Return the first rows of a table that a run made. Raises: ProblemError, and as `rows_of`."""
     gateway, principal = looked.gateway, looked.principal
     principal.require("payloads", check_token("queue", queue))

@@ -11,9 +11,9 @@ from markupsafe import Markup
 
 from jobledger.admin.rows import View
 from jobledger.admin.runs import DeadChildren, dead_children
-from jobledger.admin.workflows.listing import Listed
+from jobledger.admin.workflows.listing import WorkflowVersion
 from jobledger.gateway.pages.charts.plot import share
-from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.scoped import terms_for, workflows_for
 from jobledger.projections.filters import joined
@@ -73,10 +73,10 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
     waiting: list[Waiting]
     newest: list[RunLine]
     looked_at: int
-    workflows: list[Listed]
+    workflows: list[WorkflowVersion]
 
 
-async def runs(looked: Looked, *, query: When) -> Runs:
+async def runs(looked: Viewer, *, query: When) -> Runs:
     """Return runs as they are, or as of a past moment; which code workers had then is not known."""
     past = query.as_of()
     workflows = [] if past is not None else await workflows_for(looked.principal, looked.gateway.rows)
@@ -85,7 +85,7 @@ async def runs(looked: Looked, *, query: When) -> Runs:
         return await anyio.to_thread.run_sync(_page, looked, view, shell, workflows)
 
 
-def _page(looked: Looked, view: View, shell: Shell, workflows: list[Listed]) -> Runs:
+def _page(looked: Viewer, view: View, shell: Shell, workflows: list[WorkflowVersion]) -> Runs:
     where, values = joined(terms_for(looked.principal))
     with view.store.one_moment():
         waiting, newest = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from jobledger.admin.schedules import list_schedules
-from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.projections.tables.schedules import ScheduleRow, TickRow, last_ticks, read_schedules
 
@@ -26,7 +26,7 @@ class Schedules(msgspec.Struct, frozen=True, kw_only=True):
     schedules: list[ScheduleLine]
 
 
-async def schedules(looked: Looked, *, query: When) -> Schedules:
+async def schedules(looked: Viewer, *, query: When) -> Schedules:
     """Return the schedules by name; what code the workers had at a past moment is not known."""
     past = query.as_of()
     listed = [] if past is not None else await list_schedules(looked.gateway.rows)

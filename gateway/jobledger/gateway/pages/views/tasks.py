@@ -15,10 +15,10 @@ from jobledger.admin.lists.stats import stats
 from jobledger.admin.rows import View
 from jobledger.admin.views import job_details
 from jobledger.gateway.pages.charts.plot import histogram, spark
-from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.schema_fields import Field, fields_of, filled
 from jobledger.gateway.pages.shell import RANGES, Shell, surround
-from jobledger.gateway.pages.views.fleet import Happened, axis_of, happened, points, trends
+from jobledger.gateway.pages.views.fleet import FleetCharts, axis_of, happened, points, trends
 from jobledger.gateway.pages.views.job import editable
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.scoped import terms_for
@@ -77,7 +77,7 @@ class TaskForm(msgspec.Struct, frozen=True, kw_only=True):
     fields: tuple[Field, ...] | None  #: None: its input is typed as JSON
     like: Like | None  #: None: the form is empty
     workers: int
-    happened: Happened
+    happened: FleetCharts
     durations: Markup
     run: Histogram
     failures: list[FailureRow]
@@ -86,7 +86,7 @@ class TaskForm(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, int]
 
 
-async def tasks(looked: Looked, *, query: When) -> Tasks:
+async def tasks(looked: Viewer, *, query: When) -> Tasks:
     """Return the tasks by name, but those of the ledger's own jobs, which nobody adds here."""
     ledger, may = looked.gateway.ledger, looked.principal.may
     entries = await read_tasks(ledger.connection, ledger.inbox, ledger.names)
@@ -120,7 +120,7 @@ async def tasks(looked: Looked, *, query: When) -> Tasks:
     )
 
 
-async def task_form(looked: Looked, task: str, *, query: TaskQuery) -> TaskForm:
+async def task_form(looked: Viewer, task: str, *, query: TaskQuery) -> TaskForm:
     """Return how one task goes, and a form to add a job of it.
 
     Raises: ProblemError (TASK_NOT_FOUND); AccessDeniedError, JobNotFoundError for the job that the new one is to be like.
@@ -147,7 +147,7 @@ async def task_form(looked: Looked, task: str, *, query: TaskQuery) -> TaskForm:
     )
 
 
-async def _like(looked: Looked, task: str, name: str) -> Like:
+async def _like(looked: Viewer, task: str, name: str) -> Like:
     """Return what a new job takes over from one. Raises: as `task_form`."""
     queue, _, job_id = name.partition("/")
     ref = JobRef(queue=check_token("queue", queue), job_id=check_token("job id", job_id))
@@ -171,7 +171,7 @@ async def _like(looked: Looked, task: str, name: str) -> Like:
     )
 
 
-def _told(looked: Looked, view: View, shell: Shell, entry: TaskEntry) -> dict[str, Any]:
+def _told(looked: Viewer, view: View, shell: Shell, entry: TaskEntry) -> dict[str, Any]:
     of_task = Term("task", "task = ?", (entry.name,))
     with view.store.one_moment():
         ran = points(view, axis_of(shell), [of_task], took="run")
@@ -202,7 +202,7 @@ def _told(looked: Looked, view: View, shell: Shell, entry: TaskEntry) -> dict[st
         }
 
 
-def _schedules(looked: Looked, view: View) -> list[ScheduleRow]:
+def _schedules(looked: Viewer, view: View) -> list[ScheduleRow]:
     """Return the schedules that somebody may see."""
     return [
         row

@@ -9,7 +9,7 @@ import msgspec
 
 from jobledger.admin.hooks.watches import WatchInfo, list_watches
 from jobledger.admin.hooks.webhooks import WebhookInfo, list_webhooks
-from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.ledger.model.times import as_utc
 from jobledger.projections.tables.routes import DeliveryRow, RouteRow, read_deliveries, read_routes
@@ -40,7 +40,7 @@ class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
     ]  #: of the deliveries whose route and body are still there: their `last_sequence`
 
 
-async def webhooks(looked: Looked, *, query: Query) -> Webhooks:
+async def webhooks(looked: Viewer, *, query: Query) -> Webhooks:
     """Return them as they are now. Raises: ProblemError for who may not see all queues."""
     looked.principal.require_everywhere("view")
     ledger = looked.gateway.ledger

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from jobledger.admin.workers import list_workers
-from jobledger.gateway.pages.page import Looked, When
+from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.scoped import workers_for
 from jobledger.ledger.nats.leases import WorkerInfo
@@ -31,7 +31,7 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
     clients: list[WorkerInfo]  #: processes that hold locks
 
 
-async def workers(looked: Looked, *, query: When) -> Workers:
+async def workers(looked: Viewer, *, query: When) -> Workers:
     """Return who works now: leases are not kept, so this page has no past."""
     del query
     found = workers_for(looked.principal, await list_workers(looked.gateway.ledger))[:_WORKERS_MAX]

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import Envelope, Moment
 from jobledger.ledger.model.errors import InvalidInputError, NotFoundError, RefusedError
@@ -390,13 +390,13 @@ def _command_of(event: AccessEvent) -> AccessCommand:
             return RevokeKey(reason=reason)
 
 
-def _keeps(event: AccessEvent, stream_sequence: int) -> Kept | None:
+def _keeps(event: AccessEvent, stream_sequence: int) -> ArchiveBound | None:
     """What was revoked may go with its whole chain, and so may what expired: a key that nobody knows is refused."""
     if isinstance(event, KeyRevoked):
         return None
     what = f"key {event.key}, which is as stream sequence {stream_sequence} says"
     ends = event.redeem_by if isinstance(event, KeyCreated) and event.redeem_by else event.expires_at
-    return Kept(stream_sequence, what, until=ends)
+    return ArchiveBound(stream_sequence, what, until=ends)
 
 
 ACCESS: Aggregate[AccessEvent, Key] = Aggregate(

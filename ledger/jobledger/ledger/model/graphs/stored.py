@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import Envelope, Moment, Whole
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError
@@ -185,11 +185,13 @@ def _check(before: StoredGraph | None, event: GraphEvent, _stream_sequence: int)
         yield "transition", f"`set` was accepted, although {error}"
 
 
-def _keeps(event: GraphEvent, stream_sequence: int) -> Kept | None:
+def _keeps(event: GraphEvent, stream_sequence: int) -> ArchiveBound | None:
     """A stored graph stays; what was removed may go with its whole chain."""
     if isinstance(event, GraphRemoved):
         return None
-    return Kept(stream_sequence, f"graph {event.graph}, which is as stream sequence {stream_sequence} says")
+    return ArchiveBound(
+        stream_sequence, f"graph {event.graph}, which is as stream sequence {stream_sequence} says"
+    )
 
 
 GRAPH: Aggregate[GraphEvent, StoredGraph] = Aggregate(

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import Envelope, Moment, Whole
 from jobledger.ledger.model.hooks.errors import DeliveryNotFoundError
@@ -119,7 +119,7 @@ def evolve(_before: Delivery | None, event: DeliveryEvent, _stream_sequence: int
     return Delivery(**{name: getattr(event, name) for name in _STATE})
 
 
-class Arrived(msgspec.Struct, frozen=True, kw_only=True):
+class ArrivedDelivery(msgspec.Struct, frozen=True, kw_only=True):
     """What came in, as it is recorded."""
 
     given: str
@@ -134,7 +134,7 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True):
 class Receive(msgspec.Struct, frozen=True, kw_only=True):
     """Record a delivery. One whose name is only a hash of its body counts as another one after `again_after_s`."""
 
-    arrived: Arrived
+    arrived: ArrivedDelivery
     definition: int
     matched: Sequence[MatchedJob]
     again_after_s: int = 0  #: 0: its name is that of one delivery for ever
@@ -187,7 +187,7 @@ def decide(
         case Retry(reason=reason):
             if before is None:
                 raise DeliveryNotFoundError(route, delivery)
-            said = {name: getattr(before, name) for name in Arrived.__struct_fields__}
+            said = {name: getattr(before, name) for name in ArrivedDelivery.__struct_fields__}
             return Retried(**fact, **said, reason=reason)
 
 
@@ -230,7 +230,7 @@ def _check(before: Delivery | None, event: DeliveryEvent, _stream_sequence: int)
             break
 
 
-def _keeps(_event: DeliveryEvent, _stream_sequence: int) -> Kept | None:
+def _keeps(_event: DeliveryEvent, _stream_sequence: int) -> ArchiveBound | None:
     """Nothing: the jobs that it made have chains of their own."""
     return None
 

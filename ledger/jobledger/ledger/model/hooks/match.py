@@ -28,7 +28,7 @@ _SHOWN_MAX: Final = 80
 SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization", "x-gitlab-token"})
 
 
-class Delivered(msgspec.Struct, frozen=True):
+class RuleInput(msgspec.Struct, frozen=True):
     """What rules can see of a delivery."""
 
     headers: Mapping[str, str] = {}  #: by their names in lower case
@@ -135,7 +135,7 @@ def _texts(tests: Mapping[str, object]) -> Iterable[object]:
     yield from cast("list[object]", tests.get("in", []))
 
 
-def holds(when: Mapping[str, Any], delivered: Delivered, depth: int = 1) -> bool:
+def holds(when: Mapping[str, Any], delivered: RuleInput, depth: int = 1) -> bool:
     """Return whether a condition holds for a delivery; `{}` always does."""
     if not when or depth > DEPTH_MAX:
         return not when
@@ -237,7 +237,7 @@ def check_source(source: object, secret_headers: frozenset[str] = SECRET_HEADERS
             _check_header(words["header"], secret_headers)
 
 
-def build_input(recipe: Mapping[str, Any], delivered: Delivered) -> dict[str, Any]:
+def build_input(recipe: Mapping[str, Any], delivered: RuleInput) -> dict[str, Any]:
     """Return the input that a recipe makes of a delivery. A parameter whose place the delivery lacks is left out."""
     built: dict[str, Any] = {}
     everything = recipe.get("*")
@@ -260,7 +260,7 @@ def is_constant(source: Any) -> bool:
     return not (isinstance(source, str) and source.startswith("/"))
 
 
-def source_value(source: Any, delivered: Delivered) -> Any:
+def source_value(source: Any, delivered: RuleInput) -> Any:
     """Return what a source gives for a delivery; `NOTHING` where that lacks it."""
     if isinstance(source, str) and source.startswith("/"):
         return value_at(delivered.document, source)

@@ -13,14 +13,14 @@ from typing import Annotated, Any, Final, cast
 
 import msgspec
 
-from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
 from jobledger.ledger.model.commands import GiveSignal, Stamp
 from jobledger.ledger.model.envelope import TIME_MAX, TIME_MIN, Envelope, Moment, Priority, Whole
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError
 from jobledger.ledger.model.hooks.errors import RouteNotFoundError
 from jobledger.ledger.model.hooks.match import (
     SECRET_HEADERS,
-    Delivered,
+    RuleInput,
     build_input,
     check_condition,
     check_input,
@@ -386,7 +386,7 @@ def _check_order(rule: RouteRule, secret_headers: frozenset[str]) -> None:
         try:
             check_source(source, secret_headers)
             if is_constant(source):
-                fits(_text(source_value(source, Delivered())))
+                fits(_text(source_value(source, RuleInput())))
         except InvalidInputError as error:
             raise InvalidInputError(f"{field}: {error}") from None
     checked_metadata(dict.fromkeys(rule.metadata, ""))
@@ -404,7 +404,7 @@ def _order_sources(rule: RouteRule) -> Iterator[tuple[str, Any, Callable[[str], 
         yield f"limits, {name}", source, functools.partial(_limit_of, name)
 
 
-def order_for(rule: RouteRule, delivered: Delivered) -> dict[str, Any]:
+def order_for(rule: RouteRule, delivered: RuleInput) -> dict[str, Any]:
     """Return what a delivery says of the order of a rule's job: the options of these names that it has, and that fit."""
     found: dict[str, Any] = {}
     for field, source, fits in _order_sources(rule):
@@ -428,7 +428,7 @@ def order_for(rule: RouteRule, delivered: Delivered) -> dict[str, Any]:
     return found
 
 
-def value_for(rule: RouteRule, delivered: Delivered) -> Any:
+def value_for(rule: RouteRule, delivered: RuleInput) -> Any:
     """Return what a delivery says by a rule's signal; `NOTHING` where it lacks that."""
     if rule.composed is not None:
         return build_input(rule.composed, delivered)
@@ -496,11 +496,13 @@ def _check(before: Route | None, event: RouteEvent, _stream_sequence: int) -> It
         yield "transition", f"`set` was accepted, although {error}"
 
 
-def _keeps(event: RouteEvent, stream_sequence: int) -> Kept | None:
+def _keeps(event: RouteEvent, stream_sequence: int) -> ArchiveBound | None:
     """A route that is set stays; what was removed may go with its whole chain."""
     if isinstance(event, RouteRemoved):
         return None
-    return Kept(stream_sequence, f"route {event.route}, which is as stream sequence {stream_sequence} says")
+    return ArchiveBound(
+        stream_sequence, f"route {event.route}, which is as stream sequence {stream_sequence} says"
+    )
 
 
 ROUTE: Aggregate[RouteEvent, Route] = Aggregate(

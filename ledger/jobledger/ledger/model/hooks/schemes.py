@@ -90,14 +90,14 @@ def _check_signed(scheme: Scheme) -> None:
         raise InvalidInputError("signed has {id}: say in id_header where it is")
 
 
-class Verified(msgspec.Struct, frozen=True):
+class VerifiedRequest(msgspec.Struct, frozen=True):
     """A request comes from somebody who has one of the secrets, and from now."""
 
     secret: int  #: the number of the secret that fits, from 1
     timestamp: int | None = None  #: when it was sent, in seconds since 1970; None: the scheme does not say
 
 
-class Unverified(msgspec.Struct, frozen=True):
+class UnverifiedRequest(msgspec.Struct, frozen=True):
     """A request that must not be heeded."""
 
     code: Code
@@ -112,7 +112,7 @@ def verify(
     *,
     now: datetime,
     tolerance_s: int,
-) -> Verified | Unverified:
+) -> VerifiedRequest | UnverifiedRequest:
     """Prove a request: every secret is tried with every signature, in the same time whichever fits.
 
     `headers`: by their names in lower case. `secrets`: as they are written; one that is no key of this scheme fits
@@ -137,11 +137,11 @@ def verify(
     if not fits:
         return _bad(f"no signature in the header {scheme.header} fits a secret of the route")
     if not stamp:
-        return Verified(fits)
+        return VerifiedRequest(fits)
     if abs(now.timestamp() - int(stamp)) > tolerance_s:
         why = f"the request was signed more than {tolerance_s:,} s before or after now: send it again"
-        return Unverified("STALE_TIMESTAMP", why)
-    return Verified(fits, int(stamp))
+        return UnverifiedRequest("STALE_TIMESTAMP", why)
+    return VerifiedRequest(fits, int(stamp))
 
 
 def delivery_named(scheme: Scheme, headers: Mapping[str, str], document: Any) -> str:
@@ -182,8 +182,8 @@ def _check_header(field: str, name: str, *, needed: bool) -> None:
         raise InvalidInputError(f"{field} must be the name of a header, got {ascii(name)[:80]}")
 
 
-def _bad(why: str) -> Unverified:
-    return Unverified("BAD_SIGNATURE", why)
+def _bad(why: str) -> UnverifiedRequest:
+    return UnverifiedRequest("BAD_SIGNATURE", why)
 
 
 def _timestamp(scheme: Scheme, headers: Mapping[str, str]) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import Envelope, Moment, Whole
 from jobledger.ledger.model.errors import InvalidInputError
@@ -288,11 +288,13 @@ def _check(before: Watch | None, event: WatchEvent, _stream_sequence: int) -> It
             yield "transition", f"`{kind}` by an older part of the ledger than the event before it"
 
 
-def _keeps(event: WatchEvent, stream_sequence: int) -> Kept | None:
+def _keeps(event: WatchEvent, stream_sequence: int) -> ArchiveBound | None:
     """A watch that is set stays; one that was removed may go with its whole chain."""
     if isinstance(event, WatchRemoved):
         return None
-    return Kept(stream_sequence, f"watch {event.watch}, which is as stream sequence {stream_sequence} says")
+    return ArchiveBound(
+        stream_sequence, f"watch {event.watch}, which is as stream sequence {stream_sequence} says"
+    )
 
 
 WATCH: Aggregate[WatchEvent, Watch] = Aggregate(

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import Envelope, Moment, Whole
 from jobledger.ledger.model.errors import InvalidInputError, RefusedError
@@ -333,11 +333,11 @@ _STATUS: Final[dict[type[WebhookEvent], Status]] = {
 }
 
 
-def _keeps(event: WebhookEvent, stream_sequence: int) -> Kept | None:
+def _keeps(event: WebhookEvent, stream_sequence: int) -> ArchiveBound | None:
     """A webhook that is set stays; one that was removed may go with its whole chain."""
     if isinstance(event, WebhookRemoved):
         return None
-    return Kept(
+    return ArchiveBound(
         stream_sequence, f"webhook {event.webhook}, which is as stream sequence {stream_sequence} says"
     )
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import WHOLE_MAX, Envelope, Moment, Whole
 from jobledger.ledger.model.errors import InvalidInputError, LimitNotFoundError, RefusedError
@@ -477,11 +477,13 @@ def _fact(limit: Definition, key: str) -> tuple[Override | None, Author | None]:
     return limit.overrides.get(key), limit.authors.get(key)
 
 
-def _keeps(event: LimitEvent, stream_sequence: int) -> Kept | None:
+def _keeps(event: LimitEvent, stream_sequence: int) -> ArchiveBound | None:
     """A limit that is set stays; what was removed may go with its whole chain."""
     if isinstance(event, LimitRemoved):
         return None
-    return Kept(stream_sequence, f"limit {event.limit}, which is as stream sequence {stream_sequence} says")
+    return ArchiveBound(
+        stream_sequence, f"limit {event.limit}, which is as stream sequence {stream_sequence} says"
+    )
 
 
 LIMIT: Aggregate[LimitEvent, Definition] = Aggregate(

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
 from jobledger.ledger.model.envelope import NO_VALUE, Envelope, Whole
 from jobledger.ledger.model.events import PayloadRef
 
@@ -112,12 +112,12 @@ def _check(before: Flow | None, event: FlowEvent, stream_sequence: int) -> Itera
         yield "transition", f"it follows the grant at {event.granted}, but {before.granted} is the newest"
 
 
-def _keeps(event: FlowEvent, stream_sequence: int) -> Kept | None:
+def _keeps(event: FlowEvent, stream_sequence: int) -> ArchiveBound | None:
     """What the newest snapshot does not tell stays, and the snapshot itself."""
     if not isinstance(event, Snapshotted):
         return None
     end = min(event.through, stream_sequence - 1)
-    return Kept(end + 1, f"the newest snapshot of the limits, which goes up to stream sequence {end}")
+    return ArchiveBound(end + 1, f"the newest snapshot of the limits, which goes up to stream sequence {end}")
 
 
 FLOW: Aggregate[FlowEvent, Flow] = Aggregate(

@@ -30,7 +30,7 @@ class Cancel(msgspec.Struct, frozen=True, gc=False):
     held: int  #: stream sequence of the `held` that waits; 0: the job holds a slot, and is asked to end
 
 
-class Doomed(msgspec.Struct, frozen=True, gc=False):
+class DoomedJob(msgspec.Struct, frozen=True, gc=False):
     """A job that waited and is to be cancelled, until its `cancelled` is read."""
 
     held: int  #: stream sequence of its `held`
@@ -45,7 +45,7 @@ class Modes:
         self, picker: Picker, lines: Lines, holders: Holders, remove: Callable[[Waiting], None]
     ) -> None:
         """Begin: nobody waits. `remove` takes a job out of its line."""
-        self.doomed: dict[JobKey, Doomed] = {}
+        self.doomed: dict[JobKey, DoomedJob] = {}
         self.asked: dict[JobKey, None] = {}  #: holders that were asked to end
         self._picker, self._lines, self._holders, self._remove = picker, lines, holders, remove
         self._changed: dict[str, None] = {}  # keys to look at in the next decision
@@ -146,5 +146,5 @@ class Modes:
         line = entry.line
         assert line is not None, "it waits"
         self._remove(entry)
-        self.doomed[entry.queue, entry.job] = Doomed(entry.held, line.key, entry.limits)
+        self.doomed[entry.queue, entry.job] = DoomedJob(entry.held, line.key, entry.limits)
         self._said.append(Cancel(entry.queue, entry.job, why, limit, by, entry.held))

@@ -153,7 +153,7 @@ class KeyWaits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return not self.granted
 
 
-class _Waited:
+class _WaitCount:
     """Waits by key, as they come out."""
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ class _Waited:
 
 def recorded(recording: Recording) -> dict[str, KeyWaits]:
     """Return how long jobs waited as it was, by key."""
-    found = _Waited()
+    found = _WaitCount()
     for wait in recording.waits:
         until = wait.granted_at or wait.left_at or recording.end
         begin = max(wait.held_at, recording.begin)
@@ -206,7 +206,7 @@ class _Run:
         self._granter = Granter()
         self._sequence = 0  # of what is told to the granter
         self._planned = 0
-        self._found = _Waited()
+        self._found = _WaitCount()
         self._events: list[tuple[datetime, int, str, Wait]] = []
         self._changes = deque(each for each in recording.changes if each[1].limit not in limits)
         self._since: dict[JobKey, tuple[datetime, Wait]] = {}  # who waits, and since when

@@ -12,7 +12,7 @@ from datetime import datetime
 
 import msgspec
 
-from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import Envelope, Moment
 from jobledger.ledger.model.errors import InvalidInputError, RefusedError
@@ -152,12 +152,12 @@ def _check(before: QueueState | None, event: QueueEvent, _stream_sequence: int) 
                 yield "transition", "`resumed` of a queue that was not paused"
 
 
-def _keeps(event: QueueEvent, stream_sequence: int) -> Kept | None:
+def _keeps(event: QueueEvent, stream_sequence: int) -> ArchiveBound | None:
     """A pause stays as long as it lasts; without one the whole chain may go."""
     if isinstance(event, QueueResumed):
         return None
     what = f"queue {event.queue}, which is paused since stream sequence {stream_sequence}"
-    return Kept(stream_sequence, what, until=event.until)
+    return ArchiveBound(stream_sequence, what, until=event.until)
 
 
 QUEUE: Aggregate[QueueEvent, QueueState] = Aggregate(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
-from jobledger.ledger.model.aggregate import Aggregate, Broken, Kept
+from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.forms import in_form
 from jobledger.ledger.model.schedules.events import (
@@ -114,7 +114,7 @@ def _is_of(spec: Spec, tick: datetime) -> bool:
         return True
 
 
-def _keeps(_event: ScheduleEvent, _stream_sequence: int) -> Kept | None:
+def _keeps(_event: ScheduleEvent, _stream_sequence: int) -> ArchiveBound | None:
     """An archive run carries every schedule that was not removed over before it takes its events away."""
     return None
 

@@ -33,7 +33,7 @@ _CHAINS_AT_ONCE: Final = 64
 _IN_FLIGHT_MAX: Final = 2_000
 
 
-class _Kept(msgspec.Struct, frozen=True, gc=False):
+class _KeptSlot(msgspec.Struct, frozen=True, gc=False):
     data: bytes
     stream_sequence: int
 
@@ -43,7 +43,7 @@ class Admitting:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._kept: dict[tuple[str, str], _Kept] = {}
+        self._kept: dict[tuple[str, str], _KeptSlot] = {}
         self._kept_bytes = 0
         self._turns = asyncio.Semaphore(_CHAINS_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -63,7 +63,7 @@ class Admitting:
         data, event = stored.data, stored.event
         total = self._kept_bytes + len(data) + _KEPT_COST
         if total <= _KEPT_BYTES_MAX and not event.prev:
-            self._kept[event.queue, event.job] = _Kept(data, stored.stream_sequence)
+            self._kept[event.queue, event.job] = _KeptSlot(data, stored.stream_sequence)
             self._kept_bytes = total
 
     def let_go(self, queue: str, job: str) -> None:

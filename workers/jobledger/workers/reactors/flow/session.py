@@ -30,7 +30,7 @@ from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.reading import read
 from jobledger.workers.reactors.flow.seats import Seats
-from jobledger.workers.reactors.flow.unclaimed import Slot, Unclaimed
+from jobledger.workers.reactors.flow.unclaimed import Slot, UnclaimedSlots
 from jobledger.workers.services import end
 
 logger = logging.getLogger("jobledger.workers.reactors.flow.session")
@@ -62,7 +62,7 @@ class Session:
         self._chain = Chain(ledger)
         self._admitting = Admitting(ledger)
         self._cancelling = Cancelling(ledger)
-        self._unclaimed = Unclaimed(ledger, self._admitting, claim_within_s=options.claim_within_s)
+        self._unclaimed = UnclaimedSlots(ledger, self._admitting, claim_within_s=options.claim_within_s)
         self._folding = Folding(
             self._chain,
             on_held=self._admitting.keep,

@@ -13,7 +13,7 @@ from jobledger.ledger.model.limits.flow import MAIN, Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import Granter
 from jobledger.ledger.model.limits.holders import Holding, JobKey
 from jobledger.ledger.model.limits.lines import Gone
-from jobledger.ledger.model.limits.modes import Doomed
+from jobledger.ledger.model.limits.modes import DoomedJob
 
 #: Jobs that a snapshot names, so that a reader may begin behind them.
 _NAMED_MAX: Final = 1_000
@@ -68,7 +68,7 @@ class FlowState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
         str, tuple[JobKey, ...]
     ] = {}  #: by key with a rate, who was granted and is not known to have started
     asked: tuple[JobKey, ...] = ()  #: holders that were asked to end, for their limit's mode
-    doomed: tuple[tuple[JobKey, Doomed], ...] = ()  #: jobs that are to be cancelled for their limit's mode
+    doomed: tuple[tuple[JobKey, DoomedJob], ...] = ()  #: jobs that are to be cancelled for their limit's mode
     gone: tuple[tuple[JobKey, Gone], ...] = ()  #: jobs that left after what the newest `granted` knew
     first: tuple[JobKey, int] | None = (
         None  #: the job that has the right of way, and stream sequence of its `held`

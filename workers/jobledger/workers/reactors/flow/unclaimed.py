@@ -42,7 +42,7 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
 _Slots = OrderedDict[JobKey, Slot]
 
 
-class Unclaimed:
+class UnclaimedSlots:
     """Looks at holders of slots once they are old enough, each once or twice, however long it runs."""
 
     def __init__(self, ledger: Ledger, admitting: Admitting, *, claim_within_s: float) -> None:

@@ -12,7 +12,7 @@ from jobledger.ledger.model.errors import InvalidInputError, WrongSequenceError
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.nats.consumer import growing_s
 from jobledger.ledger.nats.pull import Delivery
-from jobledger.ledger.schedules.acting import Known, known_from
+from jobledger.ledger.schedules.acting import KnownSchedule, known_from
 from jobledger.ledger.timers import ScheduleTimer, Timers
 from jobledger.workers.reactors.lagging import lagging
 from jobledger.workers.reactors.reactor import Later
@@ -37,7 +37,7 @@ class Ticker:
         self._ledger = ledger
         self._timers = timers
         self._schedules = ledger.schedules
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownSchedule] = {}
         self._looks = Looks(ledger.log)
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._told: set[str] = set()
@@ -87,10 +87,10 @@ class Ticker:
             self._told.add(sentence)
             logger.error("%s", sentence)
 
-    async def _heal(self, name: str) -> Known:
+    async def _heal(self, name: str) -> KnownSchedule:
         return await self._schedules.healed(await self._schedules.read(name))
 
-    async def _tick(self, timer: ScheduleTimer, delivery: Delivery, known: Known) -> Later | None:
+    async def _tick(self, timer: ScheduleTimer, delivery: Delivery, known: KnownSchedule) -> Later | None:
         name, schedule = timer.schedule, known.schedule
         if known.sequence < timer.asked_by:
             return await lagging(self._ledger, timer, delivery)
@@ -105,7 +105,7 @@ class Ticker:
         self._keep(name, await self._schedules.tick(name, known))
         return None
 
-    def _keep(self, name: str, known: Known) -> None:
+    def _keep(self, name: str, known: KnownSchedule) -> None:
         self._known.pop(name, None)  # the newest stand last
         if len(known.view.last_data) <= _KNOWN_BYTES_MAX:
             self._known[name] = known
