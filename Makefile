@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 ROOTS := ledger audit projections workers admin gateway cli testing
 # mypy and pyright check every folder that exists; a plain `ruff check .` needs no list.
-CHECKED := $(wildcard $(ROOTS) tests examples benchmarks)
+CHECKED := $(wildcard $(ROOTS) tests examples benchmarks tools)
 
 # Quiet and predictable pip; pyright keeps its files inside .venv and stays at the pinned version.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.tables import each_row
+from tools.measure import ROOTS, measure
 
 from jobledger.ledger.model.version import version
 
@@ -253,6 +254,27 @@ def test_the_pins_name_no_index_and_hash_everything() -> None:
     assert pins
     assert all("==" in pin and pin.endswith("\\") for pin in pins)
     assert not any(word in text for word in ("://", "--index", "--find-links", " @ "))
+
+
+#: Classes named by a participle all the same: what applications import, what is a fact, and what a mark is called.
+PARTICIPLES = {
+    "Compared",
+    "Copied",
+    "Died",
+    "Emitted",
+    "Enqueued",
+    "Expected",
+    "Marked",
+    "Raised",
+    "Recomputed",
+    "Returned",
+    "Shared",
+}
+
+
+def test_classes_are_named_by_nouns() -> None:
+    found = measure(path for root in ROOTS for path in sorted((ROOT / root).rglob("*.py")))
+    assert {each.rpartition(" ")[2] for each in found.participles} == PARTICIPLES
 
 
 def test_workers_tell_the_version_of_the_distribution() -> None:
