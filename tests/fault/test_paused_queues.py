@@ -15,7 +15,7 @@ from tests.support.proof import prove
 from tests.support.watch import Watch
 
 from jobledger.ledger import Ledger
-from jobledger.ledger.model.queues.pause import QUEUE
+from jobledger.ledger.model.queue_pause import QUEUE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.fault, pytest.mark.timeout(240)]
 

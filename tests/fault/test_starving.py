@@ -21,7 +21,7 @@ from tests.support.gateway import send
 from tests.support.limits import LIMIT_S
 from tests.support.timing import Slack
 
-from jobledger.admin.access.keys import Grant, create_key
+from jobledger.admin.keys import Grant, create_key
 from jobledger.ledger import Ledger
 from jobledger.ledger.adding.announced import entry_of
 from jobledger.ledger.nats.task_book import write_tasks

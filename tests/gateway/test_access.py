@@ -16,7 +16,7 @@ from tests.support.keyholders import BASE, House, altered, code_of, house
 from tests.support.limits import LIMIT_S
 from tests.support.working import until
 
-from jobledger.admin.access.keys import Grant, MadeKey, create_link, list_keys, revoke_key, rotate_key
+from jobledger.admin.keys import Grant, MadeKey, create_link, list_keys, revoke_key, rotate_key
 from jobledger.gateway.access.rates import Quota
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.http.endpoint import Endpoint

@@ -10,7 +10,7 @@ import pytest
 from tests.support.keyholders import code_of, house
 from tests.support.limits import LIMIT_S
 
-from jobledger.admin.access.keys import revoke_key
+from jobledger.admin.keys import revoke_key
 from jobledger.gateway.access import ring
 from jobledger.ledger import connect
 from jobledger.ledger.server import EmbeddedServer

@@ -17,7 +17,7 @@ from tests.support.limits import LIMIT_S
 from tests.support.working import working
 
 from jobledger.admin import bulk
-from jobledger.admin.access.keys import Grant, create_key, revoke_key
+from jobledger.admin.keys import Grant, create_key, revoke_key
 from jobledger.audit.verify import verify
 from jobledger.gateway.acts import bulk_act as acts
 from jobledger.gateway.acts.asked import QUEUE, TASK, Job, ToDo

@@ -19,7 +19,7 @@ from tests.support.limits import LIMIT_S
 from tests.support.run_tables import make_tables
 from tests.support.working import bury, record_steps, working
 
-from jobledger.admin.access.keys import Grant, create_key, create_link
+from jobledger.admin.keys import Grant, create_key, create_link
 from jobledger.admin.operators import operator_acts
 from jobledger.admin.rows import Rows
 from jobledger.audit.archive import Archiver, archive_deps

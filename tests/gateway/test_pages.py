@@ -17,7 +17,7 @@ from tests.support.limits import LIMIT_S
 from tests.support.verbs import hourly
 from tests.support.working import bury, working
 
-from jobledger.admin.access.keys import list_keys
+from jobledger.admin.keys import list_keys
 from jobledger.gateway.acts.bulk_act import bulk_act
 from jobledger.gateway.acts.verifying import verify_task
 from jobledger.gateway.pages.table import FORMS, PAGES

@@ -22,8 +22,8 @@ from tests.support.gateways import gateway_of
 from tests.support.limits import LIMIT_S
 from tests.support.working import bury, working
 
-from jobledger.admin.access.keys import Grant, create_key
 from jobledger.admin.hooks.webhooks import put_webhook
+from jobledger.admin.keys import Grant, create_key
 from jobledger.admin.past import AsOf
 from jobledger.admin.rows import Rows, View
 from jobledger.gateway.api.table import ENDPOINTS

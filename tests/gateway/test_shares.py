@@ -16,7 +16,7 @@ from tests.support.keyholders import House, code_of, house
 from tests.support.limits import LIMIT_S
 from tests.support.working import until
 
-from jobledger.admin.access.keys import MadeKey
+from jobledger.admin.keys import MadeKey
 from jobledger.gateway.app import app
 from jobledger.gateway.http.endpoint import NDJSON
 from jobledger.gateway.parts import Gateway

@@ -11,9 +11,9 @@ from tests.golden.app import TASKS, deliver, greet, send, totals
 from tests.support.limits import LIMIT_S
 from tests.support.working import bury, working
 
-from jobledger.admin.access.keys import Grant, create_key
 from jobledger.admin.hooks.watches import set_watch
 from jobledger.admin.hooks.webhooks import put_webhook
+from jobledger.admin.keys import Grant, create_key
 from jobledger.admin.limits import set_limit
 from jobledger.admin.verbs.webhooks import PauseWebhook
 from jobledger.ledger import JobHandle, JobState, Ledger

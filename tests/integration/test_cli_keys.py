@@ -11,12 +11,12 @@ from tests.support.command_line import CommandLine
 from tests.support.limited import archive_beyond
 from tests.support.tables import each_row
 
-from jobledger.admin.access.keys import Grant, create_key, create_link, list_keys, revoke_key, rotate_key
+from jobledger.admin.keys import Grant, create_key, create_link, list_keys, revoke_key, rotate_key
 from jobledger.ledger import Ledger
 from jobledger.ledger.access.keys import all_keys, change_key
 from jobledger.ledger.access.secret import new_key, read_key
-from jobledger.ledger.model.access.key import CreateKey
 from jobledger.ledger.model.errors import RefusedError
+from jobledger.ledger.model.key import CreateKey
 from jobledger.ledger.nats.books.key_uses import KeyUse, ensure_uses, read_uses, write_use
 
 VIEWER = Grant(role="viewer")

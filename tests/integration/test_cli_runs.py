@@ -32,8 +32,8 @@ from jobledger.ledger.model.commands import (
     StartStep,
 )
 from jobledger.ledger.model.events import ChildOrder, Order, PayloadRef
+from jobledger.ledger.sent_signals import give_signal
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.signalling.giving import give_signal
 
 Make = Callable[..., Coroutine[Any, Any, None]]
 

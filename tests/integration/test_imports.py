@@ -34,7 +34,7 @@ PACKAGES = {
     "jobledger.ledger.model.schedules",
     "jobledger.ledger.nats",
     "jobledger.ledger.schedules",
-    "jobledger.ledger.signalling",
+    "jobledger.ledger.sent_signals",
     "jobledger.ledger.subscriptions",
     "jobledger.ledger.unique",
 }

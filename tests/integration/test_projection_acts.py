@@ -42,8 +42,8 @@ from jobledger.ledger.model.events import ErrorInfo, RerunOf
 from jobledger.ledger.model.job import OPERATOR
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.memory import MemoryLog
-from jobledger.ledger.model.queues.pause import QUEUE, PauseQueue, QueueState
-from jobledger.ledger.model.queues.pause import decide as decide_pause
+from jobledger.ledger.model.queue_pause import QUEUE, PauseQueue, QueueState
+from jobledger.ledger.model.queue_pause import decide as decide_pause
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.unreadable import UNREADABLE, Acknowledged
 from jobledger.projections import ActFilter, ActRow, Projector, ProjectorConfig, Store, rebuild

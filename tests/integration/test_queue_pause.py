@@ -36,7 +36,7 @@ from jobledger.ledger import (
 )
 from jobledger.ledger.model.commands import Claim
 from jobledger.ledger.model.events import PRIORITIES
-from jobledger.ledger.model.queues.pause import QUEUE, PauseQueue, decide
+from jobledger.ledger.model.queue_pause import QUEUE, PauseQueue, decide
 from jobledger.ledger.nats import api as api_of_nats
 from jobledger.ledger.nats.durables import consumer_config, ensure_consumer, find_consumer, make_consumer
 from jobledger.ledger.nats.inbox import Inbox

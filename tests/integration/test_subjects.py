@@ -25,7 +25,7 @@ from tests.support.schedules import declare
 from tests.support.subjects import EVERYBODY, ONLY_IN_A_CLUSTER, Recorder, Row, Use, rows
 from tests.support.working import LIMIT_S, becomes, ended, until, working
 
-from jobledger.admin.access.keys import list_keys
+from jobledger.admin.keys import list_keys
 from jobledger.cli.errors import NOT_FOUND
 from jobledger.cli.main import run
 from jobledger.gateway.access.keys import AccessSettings, opened_access

@@ -12,7 +12,7 @@ from tests.support.gateways import gateway_of
 from tests.support.limits import LIMIT_S
 from tests.support.working import until
 
-from jobledger.admin.access.keys import Grant, MadeKey, create_key
+from jobledger.admin.keys import Grant, MadeKey, create_key
 from jobledger.gateway.access.keys import AccessSettings, KeyAccess, opened_access
 from jobledger.gateway.app import app
 from jobledger.gateway.parts import Gateway

@@ -44,7 +44,7 @@ from jobledger.admin.verbs.webhooks import (
 )
 from jobledger.ledger import Graph, JobRef, Ledger, task
 from jobledger.ledger.access.keys import change_key
-from jobledger.ledger.model.access import key as keys
+from jobledger.ledger.model import key as keys
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import RefusedError
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget

@@ -13,7 +13,10 @@ from tests.support.stories import Story, check, found
 from tests.support.tables import each_row
 
 from jobledger.ledger.access.secret import new_key, read_key
-from jobledger.ledger.model.access.key import (
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.errors import InvalidInputError, LedgerError, NotFoundError, RefusedError
+from jobledger.ledger.model.key import (
     ACCESS,
     AccessCommand,
     CreateKey,
@@ -28,9 +31,6 @@ from jobledger.ledger.model.access.key import (
     decide,
     evolve,
 )
-from jobledger.ledger.model.codec import Message
-from jobledger.ledger.model.commands import Stamp
-from jobledger.ledger.model.errors import InvalidInputError, LedgerError, NotFoundError, RefusedError
 from jobledger.ledger.model.rights.grants import EVERYTHING, PERMISSIONS, Scope, checked_patterns, matches
 from jobledger.ledger.model.subjects import Names
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.tables import each_row
 
+from jobledger.ledger.model.attempts import Attempt, AttemptState, Progress
 from jobledger.ledger.model.codec import decode, encode
 from jobledger.ledger.model.commands import (
     CancelJob,
@@ -51,7 +52,6 @@ from jobledger.ledger.model.events import (
 )
 from jobledger.ledger.model.forms import CARRIED_FORM
 from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
-from jobledger.ledger.model.jobs.attempts import Attempt, AttemptState, Progress
 from jobledger.ledger.model.lifecycle import references_of
 from jobledger.ledger.model.runs.steps import KeptSignal, Step
 from jobledger.ledger.model.subjects import JobRef

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.tables import each_row
 
+from jobledger.ledger.model.attempts import Progress
 from jobledger.ledger.model.deciding.carried import carried_job
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import (
@@ -44,7 +45,6 @@ from jobledger.ledger.model.events import (
     StepStarted,
 )
 from jobledger.ledger.model.job import FINAL_STATES, WAITING_STATES, Job, JobState, evolve
-from jobledger.ledger.model.jobs.attempts import Progress
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)

@@ -13,7 +13,7 @@ from tests.support.tables import each_row
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.errors import InvalidInputError, LedgerError, RefusedError
-from jobledger.ledger.model.queues.pause import (
+from jobledger.ledger.model.queue_pause import (
     QUEUE,
     PauseQueue,
     QueueCommand,

@@ -26,6 +26,7 @@ from tests.support.runs import (
 )
 from tests.support.tables import each_row
 
+from jobledger.ledger.model.attempts import ATTEMPTS_KEPT
 from jobledger.ledger.model.commands import (
     CancelJob,
     Command,
@@ -59,7 +60,6 @@ from jobledger.ledger.model.events import (
     event_type,
 )
 from jobledger.ledger.model.job import JobState
-from jobledger.ledger.model.jobs.attempts import ATTEMPTS_KEPT
 from jobledger.ledger.model.runs.errors import StepOverError
 from jobledger.ledger.model.runs.orders import bits, bits_of, child_id, items_of, ranges_of
 

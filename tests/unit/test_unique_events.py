@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from tests.support.tables import each_row
 
+from jobledger.ledger.model.attempts import Attempt
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.errors import UniqueKeyTakenError
 from jobledger.ledger.model.job import Job, JobState
-from jobledger.ledger.model.jobs.attempts import Attempt
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.unique import (
     UNIQUE,

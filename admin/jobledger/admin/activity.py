@@ -9,7 +9,7 @@ import msgspec
 from jobledger.admin.queues import fleet_queues, paused_now, together
 from jobledger.admin.rows import Rows
 from jobledger.admin.workers import list_workers
-from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections import QueueRow, Store
 

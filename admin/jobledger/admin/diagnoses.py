@@ -30,7 +30,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import InvalidError
 from jobledger.ledger.model.limits.definition import terms_words
 from jobledger.ledger.model.limits.names import RESERVED, joined
-from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.model.reserved_ids import INSTEAD_OF, TAKEN
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.schedules.definition import LATE

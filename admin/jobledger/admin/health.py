@@ -29,7 +29,7 @@ from jobledger.ledger.model.errors import (
     LedgerError,
     LedgerNotFoundError,
 )
-from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.model.times import as_utc
 from jobledger.ledger.nats.access import NO_ACCESS, Access

@@ -10,7 +10,7 @@ import anyio
 
 from jobledger.admin.rows import Rows
 from jobledger.ledger.model.job import JobState
-from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.model.subjects import INNER_QUEUES
 from jobledger.projections import QueueRow, Store
 from jobledger.projections.tables.queues import read_pauses

@@ -15,7 +15,7 @@ from jobledger.ledger.model.runs.awaiting import awaited_of
 from jobledger.ledger.model.runs.steps import open_children
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.reruns.beginning import RerunPlan, RerunRequest, plan_rerun
-from jobledger.ledger.signalling.giving import give_signal
+from jobledger.ledger.sent_signals import give_signal
 
 
 class SignalReceipt(NamedTuple):

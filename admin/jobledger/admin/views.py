@@ -12,12 +12,12 @@ import msgspec
 from jobledger.admin.events.lines import without_values
 from jobledger.audit.export.payloads import PayloadFiles
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.attempts import Attempt, Progress
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import PayloadMissingError, PayloadState
 from jobledger.ledger.model.events import ErrorInfo, Held, PayloadRef, Queued, RerunOf, Scheduled
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.jobs.attempts import Attempt, Progress
 from jobledger.ledger.model.rights.marks import NOTHING, OTHER_JOB, PAYLOAD, Hidden, hide
 from jobledger.ledger.nats.payloads import Payloads
 from jobledger.ledger.timers import deadline_at

@@ -19,7 +19,7 @@ from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.model.log import end_of_chain
-from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.times import shown_time
 from jobledger.ledger.model.unique import is_held, key_of, until_words

@@ -6,7 +6,7 @@ from typing import Annotated, Final, cast
 
 import typer
 
-from jobledger.admin.access.keys import LINK_S, LINK_S_MAX, Grant, allowed_words, create_link
+from jobledger.admin.keys import LINK_S, LINK_S_MAX, Grant, allowed_words, create_link
 from jobledger.cli.bulk import Why
 from jobledger.cli.command import Cli, command
 from jobledger.cli.errors import UsageError

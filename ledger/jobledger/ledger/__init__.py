@@ -85,12 +85,12 @@ if TYPE_CHECKING:
     from jobledger.ledger.held_lock import HeldLock
     from jobledger.ledger.hooks import Hooks, Notice
     from jobledger.ledger.limits.declared import Limit, Queue
+    from jobledger.ledger.model.attempts import Attempt, Progress
     from jobledger.ledger.model.codec import StoredEvent
     from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
     from jobledger.ledger.model.job import Job, JobState
-    from jobledger.ledger.model.jobs.attempts import Attempt, Progress
     from jobledger.ledger.model.memory import MemoryLog
-    from jobledger.ledger.model.queues.pause import QueueState
+    from jobledger.ledger.model.queue_pause import QueueState
     from jobledger.ledger.model.runs.errors import UnknownSignalError
     from jobledger.ledger.model.subjects import JobRef
     from jobledger.ledger.named.verbs import NamedJob
@@ -139,9 +139,9 @@ else:  # the same as a table
             "model.codec": ("StoredEvent",),
             "model.job": ("Job", "JobState"),
             "model.hooks.route": ("RouteDefinition", "RouteRule"),
-            "model.jobs.attempts": ("Attempt", "Progress"),
+            "model.attempts": ("Attempt", "Progress"),
             "model.memory": ("MemoryLog",),
-            "model.queues.pause": ("QueueState",),
+            "model.queue_pause": ("QueueState",),
             "model.runs.errors": ("UnknownSignalError",),
             "model.subjects": ("JobRef",),
             "nats.attempt_logs": ("JobLogs", "LogLine"),

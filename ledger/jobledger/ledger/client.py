@@ -29,7 +29,7 @@ from jobledger.ledger.model.errors import AmbiguousIdError, InvalidInputError, J
 from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import Log
-from jobledger.ledger.model.queues.pause import PauseQueue, QueueCommand, QueueState, ResumeQueue
+from jobledger.ledger.model.queue_pause import PauseQueue, QueueCommand, QueueState, ResumeQueue
 from jobledger.ledger.model.subjects import JobRef, Names, check_token
 from jobledger.ledger.nats.attempt_logs import JobLogs, read_logs
 from jobledger.ledger.nats.connection import Connection
@@ -45,7 +45,7 @@ from jobledger.ledger.outcome import Wish
 from jobledger.ledger.parts import AnyJob, job_name
 from jobledger.ledger.patience import Patience
 from jobledger.ledger.schedules.verbs import ScheduleVerbs
-from jobledger.ledger.signalling.giving import AnySignal, give_signal
+from jobledger.ledger.sent_signals import AnySignal, give_signal
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo, delete_subscription, list_subscriptions
 from jobledger.ledger.subscriptions.options import SubscriptionOptions
 from jobledger.ledger.subscriptions.subscription import Subscription
@@ -504,7 +504,7 @@ class Ledger:
         return await self.patience.read(lambda: queue_state(self.log, queue))
 
     async def _change_queue(self, queue: str, command: QueueCommand, by: str) -> QueueState:
-        from jobledger.ledger.queues.pausing import change_queue  # noqa: PLC0415 - as `enqueue_batch`
+        from jobledger.ledger.queue_pauses import change_queue  # noqa: PLC0415 - as `enqueue_batch`
 
         return await change_queue(self, queue, command, by=by)
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
+from jobledger.ledger.model.attempts import Progress
 from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, extend, fold, load, transact
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import CancelJob, Command, Requeue, Reschedule
@@ -24,7 +25,6 @@ from jobledger.ledger.model.errors import (
 )
 from jobledger.ledger.model.events import Completed, ErrorInfo
 from jobledger.ledger.model.job import Job, JobState
-from jobledger.ledger.model.jobs.attempts import Progress
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.attempt_logs import JobLogs
 from jobledger.ledger.outcome import moment_of

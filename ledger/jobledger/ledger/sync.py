@@ -27,16 +27,16 @@ from jobledger.ledger.feed import Feed
 from jobledger.ledger.held_lock import Block, HeldLock
 from jobledger.ledger.locks import WAIT_S_DEFAULT
 from jobledger.ledger.loop_thread import LoopThread, wait_for
+from jobledger.ledger.model.attempts import Progress
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import ForeignLoopError, LedgerClosedError
 from jobledger.ledger.model.job import Job, JobState
-from jobledger.ledger.model.jobs.attempts import Progress
-from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.nats.attempt_logs import JobLogs
 from jobledger.ledger.outcome import Wish
 from jobledger.ledger.parts import AnyJob
 from jobledger.ledger.schedules.blocking import BlockingSchedules
-from jobledger.ledger.signalling.giving import AnySignal
+from jobledger.ledger.sent_signals import AnySignal
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo
 from jobledger.ledger.tasks import Result, Task, TaskWithInput, TaskWithOptions
 

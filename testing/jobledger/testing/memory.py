@@ -21,7 +21,7 @@ from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import only_jobs
-from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.model.subjects import Names, filter_pattern
 from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.hints import Hints

@@ -21,7 +21,7 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
 )
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.nats.fleet_clock import apart_s
 from jobledger.ledger.nats.leases import task_word

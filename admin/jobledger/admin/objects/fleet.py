@@ -15,7 +15,7 @@ from jobledger.ledger.limits.in_code import CodeLimit, differing, limits_in_code
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.limits.definition import Author, Override, Terms
 from jobledger.ledger.model.limits.names import joined, split
-from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.model.rights.marks import PAYLOADS
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, Final
 
-from jobledger.admin.access.keys import (
+from jobledger.admin.keys import (
     Grant,
     KeyInfo,
     Keys,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from jobledger.admin.objects.fleet import QueuePause, queue_pause
 from jobledger.admin.verbs.kit import Place, Reason, Verb, option, verb
-from jobledger.ledger.model.queues.pause import pause_words
+from jobledger.ledger.model.queue_pause import pause_words
 
 Queue = Annotated[str, option("The queue.", "QUEUE")]
 _FULL = ("LEDGER_FULL", "LEDGER_BUSY")

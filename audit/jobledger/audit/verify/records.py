@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 
 from jobledger.audit.verify.store import Form
+from jobledger.ledger.model.attempts import Attempt, AttemptState
 from jobledger.ledger.model.events import Carried, JobEvent
 from jobledger.ledger.model.job import Job, JobState
-from jobledger.ledger.model.jobs.attempts import Attempt, AttemptState
 from jobledger.ledger.model.runs.steps import NO_STEPS, Step, Steps
 
 

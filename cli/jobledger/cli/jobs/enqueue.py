@@ -25,8 +25,8 @@ from jobledger.cli.session import load_tasks, operator
 from jobledger.cli.text import clock_time
 from jobledger.cli.times import seconds, time_of
 from jobledger.ledger import JobHandle, JobState, Ledger
+from jobledger.ledger.model.attempts import Progress
 from jobledger.ledger.model.clock import Clock
-from jobledger.ledger.model.jobs.attempts import Progress
 from jobledger.ledger.options import Options
 from jobledger.ledger.outcome import DELAY_S_LIMIT
 

@@ -17,10 +17,10 @@ from jobledger.cli.events.lines import show_event
 from jobledger.cli.output import Output
 from jobledger.cli.text import clock_time, colored, day, moment, plain_lines, shortened
 from jobledger.ledger import Attempt, Job
+from jobledger.ledger.model.attempts import Progress
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import ErrorInfo, RerunOf
-from jobledger.ledger.model.jobs.attempts import Progress
 
 _VALUE_SHOWN_MAX: Final = 600
 _TRACEBACK_LINES_MAX: Final = 12

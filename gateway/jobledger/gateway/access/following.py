@@ -17,8 +17,8 @@ from jobledger.gateway.access.ring import KeyRing
 from jobledger.gateway.access.sessions import Sessions
 from jobledger.ledger import Ledger
 from jobledger.ledger.access.keys import all_keys
-from jobledger.ledger.model.access.key import ACCESS
 from jobledger.ledger.model.errors import LedgerError, ServerUnreachableError
+from jobledger.ledger.model.key import ACCESS
 from jobledger.ledger.nats.books.ended_sessions import read_ended
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.inbox import ReplyTimeoutError

@@ -38,13 +38,13 @@ from jobledger.ledger import Ledger
 from jobledger.ledger.access.account import ACCOUNT, make_account_key
 from jobledger.ledger.access.keys import change_key, find_key
 from jobledger.ledger.access.secret import read_key
-from jobledger.ledger.model.access.key import RedeemKey
 from jobledger.ledger.model.errors import (
     ConfigurationError,
     NotFoundError,
     RefusedError,
     ServerUnreachableError,
 )
+from jobledger.ledger.model.key import RedeemKey
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.nats.books.ended_sessions import EndedSession, write_ended
 

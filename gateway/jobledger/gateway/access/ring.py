@@ -8,9 +8,9 @@ from typing import Final
 
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.access.keys import take
-from jobledger.ledger.model.access.key import Key
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.key import Key
 from jobledger.ledger.model.rights.authority import Principal, principal_of
 
 #: For how long keys are good that were last known to be whole: a key that was revoked meanwhile works no longer than this.

@@ -15,7 +15,6 @@ from jobledger.gateway.api.asking import WithReason
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.ledger.access.acting import acting_for
-from jobledger.ledger.batches.by_name import Batch, batch_spec, close_batch, find_batch, open_batch
 from jobledger.ledger.model.errors import NotFoundError
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.job import JobState
@@ -23,6 +22,7 @@ from jobledger.ledger.model.reserved_ids import check_unreserved
 from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.runs.orders import BATCH_STEP, ITEMS_MAX
 from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.named_batches import Batch, batch_spec, close_batch, find_batch, open_batch
 
 _CHOSEN: Final = ("queue", "priority", "max_attempts", "timeout_s", "limits")
 

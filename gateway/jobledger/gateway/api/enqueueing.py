@@ -25,7 +25,6 @@ from jobledger.gateway.http.endpoint import NDJSON, Answer, Endpoint
 from jobledger.gateway.problems import ProblemError, code_of
 from jobledger.gateway.shares import opened
 from jobledger.ledger.adding.bulk import BulkResult
-from jobledger.ledger.batches.by_name import add_to_batch
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import (
@@ -40,6 +39,7 @@ from jobledger.ledger.model.runs.orders import ITEMS_MAX
 from jobledger.ledger.model.subjects import JobRef, check_token, check_users_queue
 from jobledger.ledger.named.book import find_announced
 from jobledger.ledger.named.verbs import NamedJob
+from jobledger.ledger.named_batches import add_to_batch
 
 #: What a line may have beside its input, which has the limit of every input.
 _LINE_MORE_BYTES: Final = 64 << 10

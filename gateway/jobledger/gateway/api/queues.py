@@ -23,7 +23,7 @@ from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.scoped import queue_for, terms_for
-from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.model.subjects import check_token
 from jobledger.projections import BucketRow, FailureRow, TotalsRow
 from jobledger.projections.filters import of_fleet

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from typing import Protocol
 
-from jobledger.ledger.model.access.key import ACCESS, AccessCommand, Key, decide
 from jobledger.ledger.model.chain import retry_raced
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.key import ACCESS, AccessCommand, Key, decide
 from jobledger.ledger.model.log import Log, end_of_chain, events_among
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.patience import Patience

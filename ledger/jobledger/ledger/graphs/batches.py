@@ -27,7 +27,7 @@ from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.parts import Client
 from jobledger.ledger.runs.nodes import node_of
-from jobledger.ledger.signalling.giving import send
+from jobledger.ledger.sent_signals import send
 from jobledger.ledger.tasks import Task, TaskWithOptions
 
 AnyTask = Task[..., Any] | TaskWithOptions[..., Any]

@@ -10,7 +10,6 @@ from datetime import datetime
 from typing import Any, Final, NoReturn
 
 from jobledger.ledger.model import codec
-from jobledger.ledger.model.access.key import ACCESS
 from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.envelope import Envelope
@@ -22,11 +21,12 @@ from jobledger.ledger.model.hooks.route import ROUTE
 from jobledger.ledger.model.hooks.watch import WATCH
 from jobledger.ledger.model.hooks.webhook import WEBHOOK
 from jobledger.ledger.model.job import Job, evolve
+from jobledger.ledger.model.key import ACCESS
 from jobledger.ledger.model.lifecycle import words
 from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.limits.flow import FLOW
 from jobledger.ledger.model.lock import LOCK
-from jobledger.ledger.model.queues.pause import QUEUE
+from jobledger.ledger.model.queue_pause import QUEUE
 from jobledger.ledger.model.reactor import REACTOR
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import Names, aggregate_of, completed_leaf, is_token

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, assert_never
 
 import msgspec
 
+from jobledger.ledger.model.attempts import ATTEMPTS_KEPT, Attempt, AttemptState, Progress, closed
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import (
     Cancelled,
@@ -49,7 +50,6 @@ from jobledger.ledger.model.events import (
     StepStarted,
     order_of,
 )
-from jobledger.ledger.model.jobs.attempts import ATTEMPTS_KEPT, Attempt, AttemptState, Progress, closed
 from jobledger.ledger.model.rights.marks import REASON
 from jobledger.ledger.model.runs.carrying import Part, fold_part
 from jobledger.ledger.model.runs.steps import (

@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
+from jobledger.ledger.model.attempts import AttemptState
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.event_words import (
     error_words,
@@ -73,7 +74,6 @@ from jobledger.ledger.model.events import (
     StepStarted,
 )
 from jobledger.ledger.model.job import CLOSED_STATES, WAITING_STATES, JobState
-from jobledger.ledger.model.jobs.attempts import AttemptState
 
 #: Where a large value lies: inputs and checkpoints as long as the ledger, results for a week.
 StoreName = Literal["inputs", "results"]

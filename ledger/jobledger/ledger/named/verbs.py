@@ -59,7 +59,7 @@ class NamedMany(TypedDict, total=False):
     on_progress: Callable[[int], None] | None  #: gets the number of jobs done, at times
     #: gets each job whose id is taken already; an error of it ends the stream
     on_existing: Callable[[Enqueue], Awaitable[None]] | None
-    portion: Portion | None  #: of a batch, as `batches.by_name` adds it
+    portion: Portion | None  #: of a batch, as `named_batches` adds it
 
 
 class NamedJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from jobledger.ledger.model.events import PRIORITIES
 from jobledger.ledger.model.log import Log, end_of_chain, events_among
-from jobledger.ledger.model.queues.pause import QUEUE, QueueState
+from jobledger.ledger.model.queue_pause import QUEUE, QueueState
 from jobledger.ledger.model.times import server_time, time_text
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.durables import Maker, make_consumer

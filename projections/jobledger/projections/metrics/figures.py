@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.ledger.metrics.exposition import OTHER
-from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.projections.metrics.recent import RecentTimes, read_recent
 from jobledger.projections.metrics.running import Running, read_running
 from jobledger.projections.metrics.shown import Labels, minus, shown

@@ -11,11 +11,11 @@ from typing import Final
 
 import msgspec
 
+from jobledger.ledger.model.attempts import Attempt
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.fingerprint import job_fingerprint, job_pattern
 from jobledger.ledger.model.job import Job, JobState
-from jobledger.ledger.model.jobs.attempts import Attempt
 from jobledger.ledger.model.runs.awaiting import all_awaited
 from jobledger.ledger.model.times import as_utc, time_text
 from jobledger.ledger.model.trace import trace_id

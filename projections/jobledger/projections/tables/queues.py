@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from jobledger.ledger.model.codec import Message
-from jobledger.ledger.model.queues.pause import QUEUE, QueueState
+from jobledger.ledger.model.queue_pause import QUEUE, QueueState
 from jobledger.ledger.model.times import time_text
 from jobledger.projections.table import AggregateTables, CacheLimits, Rows, Table, integer, text, timestamp
 from jobledger.projections.tables.acts import ActName, put_act

@@ -11,9 +11,9 @@ import anyio
 import anyio.to_thread
 
 from jobledger.ledger.hooks import Hook, HookKind, Hooks, Notice
+from jobledger.ledger.model.attempts import Attempt
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.jobs.attempts import Attempt
 from jobledger.ledger.tasks import TaskRegistry
 
 logger = logging.getLogger("jobledger.workers.attempt.hooks")

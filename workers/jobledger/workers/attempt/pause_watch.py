@@ -11,7 +11,7 @@ from typing import Final
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import LedgerError
-from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.pauses import queue_state
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import JetStreamDisabledError, LedgerError, UnreachableError
-from jobledger.ledger.model.queues.pause import QUEUE, QueueState
+from jobledger.ledger.model.queue_pause import QUEUE, QueueState
 from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.pauses import agrees, queue_of_work, queue_state
 

@@ -21,7 +21,7 @@ from jobledger.ledger.model.events import PRIORITIES
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.subjects import JobRef, check_token
-from jobledger.ledger.signalling.giving import announced_workflow
+from jobledger.ledger.sent_signals import announced_workflow
 
 
 async def requeue(sent: SentForm, queue: str, id: str) -> str:  # noqa: A002 - as in the address

@@ -45,7 +45,7 @@ from jobledger.ledger.model.runs.awaiting import all_awaited
 from jobledger.ledger.model.subjects import JobRef, check_token, is_own_queue
 from jobledger.ledger.nats.attempt_logs import LogLine
 from jobledger.ledger.nats.task_book import find_task
-from jobledger.ledger.signalling.giving import announced_workflow
+from jobledger.ledger.sent_signals import announced_workflow
 
 Act = Literal["cancel", "retry", "reschedule", "requeue", "discard", "pause", "resume"]
 Text = Annotated[str, msgspec.Meta(max_length=400)]

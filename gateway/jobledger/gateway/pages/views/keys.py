@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from jobledger.admin.access.keys import KeyInfo, MadeKey, list_keys
+from jobledger.admin.keys import KeyInfo, MadeKey, list_keys
 from jobledger.gateway.pages.page import OwnPage, Viewer, When
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.ledger.model.rights.grants import PERMISSIONS, ROLES

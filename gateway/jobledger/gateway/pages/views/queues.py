@@ -16,7 +16,7 @@ from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.views.queue_lines import LATELY_S, QueueLine, queue_line, uncounted
 from jobledger.gateway.pages.words import state_word, style_of
 from jobledger.gateway.scoped import terms_for
-from jobledger.ledger.model.queues.pause import QueueState
+from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.projections import QueueRow
 from jobledger.projections.filters import Term
 from jobledger.projections.statistics.history import by_queue, happened

@@ -14,7 +14,7 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.runs.awaiting import awaited_of
 from jobledger.ledger.reruns.mending import beginnings, may_mend
-from jobledger.ledger.signalling.giving import takes_signals
+from jobledger.ledger.sent_signals import takes_signals
 from jobledger.projections.tables.steps import SignalRow
 
 _STEPS_MAX = 300

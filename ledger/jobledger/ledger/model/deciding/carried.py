@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from jobledger.ledger.model.attempts import Attempt
 from jobledger.ledger.model.events import (
     Carried,
     CarriedAttempt,
@@ -15,7 +16,6 @@ from jobledger.ledger.model.events import (
 )
 from jobledger.ledger.model.forms import in_form
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.jobs.attempts import Attempt
 from jobledger.ledger.model.lifecycle import lean
 from jobledger.ledger.model.runs.carrying import CarriedStep, carried_signals, carried_steps
 

@@ -16,7 +16,7 @@ from jobledger.ledger.model.events import Held
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.limits.flow import MAIN, Snapshotted
-from jobledger.ledger.model.queues.pause import QUEUE
+from jobledger.ledger.model.queue_pause import QUEUE
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers.reactors.flow.folding import Folding
 from jobledger.workers.reactors.flow.place import Chain

@@ -12,7 +12,7 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.limits.definition import LIMIT, Terms
 from jobledger.ledger.model.limits.flow import FLOW, Granted
 from jobledger.ledger.model.limits.grants import Granter
-from jobledger.ledger.model.queues.pause import QUEUE, QueueState
+from jobledger.ledger.model.queue_pause import QUEUE, QueueState
 from jobledger.ledger.model.subjects import aggregate_of
 from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.seats import Fleet

@@ -10,7 +10,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.limits.flow import FLOW, MAIN
-from jobledger.ledger.model.queues.pause import QUEUE
+from jobledger.ledger.model.queue_pause import QUEUE
 from jobledger.ledger.model.subjects import Names, aggregate_of
 from jobledger.ledger.nats.ordered_reader import OrderedReader
 

@@ -8,7 +8,7 @@ from jobledger.ledger.model.chain import retry_raced
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.errors import ServerUnreachableError, UnreachableError
 from jobledger.ledger.model.log import Log, end_of_chain
-from jobledger.ledger.model.queues.pause import QUEUE, QueueCommand, QueueState, decide, evolve
+from jobledger.ledger.model.queue_pause import QUEUE, QueueCommand, QueueState, decide, evolve
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.nats.hints import Hints
 from jobledger.ledger.patience import Patience

@@ -12,9 +12,9 @@ from jobledger.admin.events.changes import Change, change_of
 from jobledger.ledger.access.keys import all_keys, change_key, find_key
 from jobledger.ledger.access.secret import new_key
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.model.access.key import ACCESS, CreateKey, Key, RevokeKey, RotateKey, Standing
 from jobledger.ledger.model.envelope import Moment
 from jobledger.ledger.model.errors import InvalidInputError, NotFoundError
+from jobledger.ledger.model.key import ACCESS, CreateKey, Key, RevokeKey, RotateKey, Standing
 from jobledger.ledger.model.rights.grants import PERMISSIONS, ROLES, Permission, Role
 from jobledger.ledger.nats.books.key_uses import KeyUse, read_uses
 

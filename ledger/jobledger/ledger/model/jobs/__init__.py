@@ -1,1 +1,0 @@
-"""What a folded job is made of. Pure."""

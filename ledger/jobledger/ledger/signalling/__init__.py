@@ -1,1 +1,0 @@
-"""Signals as whoever sends them needs them: the client knows nothing of workflows."""
