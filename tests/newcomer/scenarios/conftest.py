@@ -76,7 +76,8 @@ class Place:
 
         def asked() -> tuple[int, Any] | None:
             status, value = self.ask(f"/v1/jobs/{queue}/{job}/result", prefer="wait=20")
-            return None if status == 202 else (status, value)
+            is_to_come = status in {202, 404}  # a schedule, a route or another job may have to make it first
+            return None if is_to_come else (status, value)
 
         found: tuple[int, Any] = self.until(asked, f"job {job} ended")
         return found

@@ -112,7 +112,8 @@ def _shown(place: Place) -> None:
     logs = place.ask("/v1/jobs/pages/acme-1-0-of-pipelines/logs")[1]["items"]
     assert [(each["attempt"], each["text"]) for each in logs] == [(2, "all pages of acme are read")]
 
-    past = place.ask(f"/v1/jobs?queue={QUEUE}")[1]["items"]
+    newest = place.ask(f"/v1/jobs/{QUEUE}/acme")[1]["last_sequence"]
+    past = place.ask(f"/v1/jobs?queue={QUEUE}&min_sequence={newest}")[1]["items"]
     assert {each["id"]: each["status"] for each in past} == {
         "acme": "completed",
         "globex": "completed",
