@@ -15,7 +15,7 @@ from tests.support.verbs import BEFORE, EXAMPLES, OF_DEAD_LETTERS
 from tests.unit.test_doors import declared
 
 from jobledger.admin.verbs.jobs import JobVerb
-from jobledger.admin.verbs.kit import Declaration, Verb, fields_of
+from jobledger.admin.verbs.kit import Declaration, Place, Verb, fields_of
 from jobledger.cli.main import run
 from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.client import connect, sync
@@ -23,7 +23,9 @@ from jobledger.gateway.parts import Gateway
 from jobledger.ledger import Ledger, task
 from jobledger.ledger import sync as blocking
 from jobledger.ledger.model.commands import Claim, DeadLetter
+from jobledger.ledger.model.errors import AccessDeniedError
 from jobledger.ledger.model.rights.authority import Principal
+from jobledger.ledger.model.rights.grants import PERMISSIONS
 
 pytestmark = pytest.mark.anyio
 _DERIVED: Final = re.compile(r"\bw-[\w-]{43}")  #: an id that is made of a route's name and a delivery
@@ -126,7 +128,14 @@ async def test_every_door_does_and_answers_the_same(
 
 @pytest.mark.parametrize("declaration", [each for _, each in declared()], ids=lambda each: each.command)
 async def test_no_door_forgets_the_right(declaration: Declaration, gateway: Gateway) -> None:
+    wish = EXAMPLES[declaration.verb]("a")
+    with pytest.raises(AccessDeniedError, match="lacks the permission"):  # what every door calls
+        await wish.perform(Place(gateway.ledger, gateway.rows, Nobody().principal(None)))
+    if declaration.about == "everything":  # a right for one queue is none for what belongs to no queue
+        bound = Principal(name="key:mail/1", permissions=frozenset(PERMISSIONS), queues=("mail",))
+        with pytest.raises(AccessDeniedError, match="is bound to some queues"):
+            await wish.perform(Place(gateway.ledger, gateway.rows, bound))
     gateway.access = Nobody()
     async with listening(gateway) as url, connect(url) as remote:
         with pytest.raises(Exception, match="lacks the permission"):
-            await remote.do(EXAMPLES[declaration.verb]("a"))
+            await remote.do(wish)

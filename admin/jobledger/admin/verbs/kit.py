@@ -210,7 +210,7 @@ class Table(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What is known of one thing, a line each; what is None is left out, and a time is shown with its age."""
+    """Facts about one thing, each on a line: the terminal leaves out those that are None, and shows a time with its age."""
 
     facts: Sequence[tuple[str, str | datetime | None]]
 
