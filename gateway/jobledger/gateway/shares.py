@@ -113,6 +113,7 @@ class Shares:
 
     def overloaded(self) -> str:
         """Return "" while there is room, else what there is too much of, in a sentence."""
+        # Not `anonymous`: anybody could fill that, and have every gateway taken out of service.
         for kind in ("requests", "connections"):
             taken, total = self.open[kind], self.bounds[kind].total
             if (total - taken) * _FREE_PART < total:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import re
 import secrets
@@ -12,6 +13,8 @@ from typing import Final, NamedTuple
 _ID_CHARACTERS: Final = string.ascii_lowercase + string.digits
 _ID_LENGTH: Final = 12
 _SECRET_BYTES: Final = 32
+#: Whoever holds a key sends it with each request: so many are read once.
+_READ_MAX: Final = 1_024
 #: The last of the 43 characters holds only four bits. Sixteen characters can be that one: any other would be a second way
 #: to write the same secret.
 _TEXT: Final = re.compile(
@@ -42,6 +45,7 @@ def new_key(key: str | None = None) -> NewKey:
     return NewKey(key, f"jl_{key}_{text}", hashlib.sha256(secret).hexdigest())
 
 
+@functools.lru_cache(maxsize=_READ_MAX)
 def read_key(text: str) -> ShownKey | None:
     """Return the id and the digest of what somebody sent; None for what has not the form of a key."""
     found = _TEXT.fullmatch(text)
