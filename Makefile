@@ -19,7 +19,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 .DEFAULT_GOAL := help
 # The steps of `make test` are told one after the other, also under `make -j`.
 .NOTPARALLEL:
-.PHONY: help install demo test lint types imports pytest golden docs pictures format bench bench-limits bench-gateway bench-queues bench-schedules bench-unique bench-workflows faults simulate typescript clean
+.PHONY: help install demo test check lint types imports pytest golden docs pictures format bench bench-limits bench-gateway bench-queues bench-schedules bench-unique bench-workflows faults simulate typescript clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile

@@ -30,7 +30,7 @@ from jobledger.ledger.nats.streams import find_stream
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.process import tune_collector
-from jobledger.workers.reactors.hosting import start_reactors
+from jobledger.workers.reactors.hosts import start_reactors
 
 Durability = Literal["power", "process"]
 Figures = dict[str, list[float]]

@@ -34,7 +34,7 @@ from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import JobFilter, SaidFilter, Store
 from jobledger.projections.files import identity, open_draft, seal_draft
-from jobledger.projections.filling import Filler, ProjectorConfig
+from jobledger.projections.filler import Filler, ProjectorConfig
 from jobledger.projections.layout import LEDGER
 
 PAGE = 50

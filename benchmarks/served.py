@@ -19,7 +19,7 @@ from shared import LEDGER_BYTES
 
 from jobledger.ledger import Ledger, connect, task
 from jobledger.ledger.access.account import read_account_key
-from jobledger.ledger.adding.announced import entry_of
+from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.nats.task_book import write_tasks
 from jobledger.ledger.server import EmbeddedServer
 

@@ -19,7 +19,7 @@ ROOTS: Final = ("ledger", "audit", "projections", "workers", "admin", "gateway",
 _PARTICIPLE: Final = re.compile(
     r"_?([A-Z][a-z]*(?<!e)ed|Told|Kept|Said|Found|Shown|Sent|Given|Held|Known|Chosen|Made|Ran|Seen|Begun|Drawn|Taken)"
 )
-_GERUND: Final = re.compile(r"[a-z]+(?<!str)ing")
+_GERUND: Final = re.compile(r"[a-z]+(?<!str)(?<!\br)(?<!trac)ing")
 
 
 class Figures(NamedTuple):

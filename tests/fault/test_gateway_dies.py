@@ -25,9 +25,9 @@ from tests.support.watch import make_consumers
 from jobledger.admin.hooks.webhooks import put_webhook
 from jobledger.admin.limits import set_limit
 from jobledger.audit.verify import verify
-from jobledger.gateway.process.listening import listen
+from jobledger.gateway.process.listener import listen
 from jobledger.ledger import Ledger, task
-from jobledger.ledger.adding.announced import entry_of
+from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
 from jobledger.ledger.model.hooks.delivery import DELIVERY, MatchedJob
@@ -36,7 +36,7 @@ from jobledger.ledger.model.hooks.schemes import PRESETS, sign
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
 from jobledger.ledger.nats.task_book import write_tasks
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.webhooks.making import LIMIT
+from jobledger.ledger.webhooks.deliveries import LIMIT
 
 pytestmark = [pytest.mark.anyio, pytest.mark.fault, pytest.mark.timeout(600)]
 
@@ -59,10 +59,10 @@ from pathlib import Path
 from jobledger.gateway.access.local import LocalAccess
 from jobledger.gateway.process.children import setup_of
 from jobledger.gateway.process.line import Line
-from jobledger.gateway.process.listening import listen
-from jobledger.gateway.process.running import Process
-from jobledger.gateway.process.serving import Settings
-from jobledger.gateway.process.working import work
+from jobledger.gateway.process.listener import listen
+from jobledger.gateway.process.gateway_process import Process
+from jobledger.gateway.process.server import Settings
+from jobledger.gateway.process.worker import work
 from jobledger.ledger import connect
 from jobledger.ledger.webhooks.secrets import Secrets
 import msgspec

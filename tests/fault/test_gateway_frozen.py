@@ -26,7 +26,7 @@ from jobledger.gateway.http.endpoint import NDJSON
 from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.gateway.process.requests import SILENT_S_MAX
 from jobledger.ledger import Ledger
-from jobledger.ledger.adding.announced import entry_of
+from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.model.hooks.schemes import PRESETS, sign
 from jobledger.ledger.nats.task_book import write_tasks
 from jobledger.ledger.server import EmbeddedServer

@@ -23,7 +23,7 @@ from tests.support.timing import Slack
 
 from jobledger.admin.keys import Grant, create_key
 from jobledger.ledger import Ledger
-from jobledger.ledger.adding.announced import entry_of
+from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.nats.task_book import write_tasks
 from jobledger.ledger.server import EmbeddedServer
 

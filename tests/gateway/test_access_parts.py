@@ -10,8 +10,8 @@ from tests.support.clocks import MovedClock as Clock
 from tests.support.tables import each_row
 
 from jobledger.admin.runs import Tree, TreeStep
+from jobledger.gateway.access.exposure import may_listen
 from jobledger.gateway.access.keys import AccessSettings
-from jobledger.gateway.access.listening import may_listen
 from jobledger.gateway.access.origins import Hosts, checked_origins, forwarded, is_among, networks
 from jobledger.gateway.access.people import People
 from jobledger.gateway.access.rates import Quota, Rates, group_of

@@ -21,7 +21,7 @@ from jobledger.gateway.hooks.addresses import (
     Targets,
     networks,
 )
-from jobledger.gateway.hooks.posting import Poster
+from jobledger.gateway.hooks.poster import Poster
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.model.hooks.places import is_public
 

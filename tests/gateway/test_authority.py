@@ -22,14 +22,14 @@ from jobledger.audit.verify import verify
 from jobledger.gateway.acts import bulk_act as acts
 from jobledger.gateway.acts.asked import QUEUE, TASK, Job, ToDo
 from jobledger.gateway.acts.bulk_act import begin_act, bulk_act
-from jobledger.gateway.acts.verifying import verify_task
+from jobledger.gateway.acts.verification import verify_task
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.http.asked import keyed_id
 from jobledger.gateway.parts import Gateway
 from jobledger.ledger import Ledger, TaskRegistry, Unique, task
-from jobledger.ledger.access.acting import acting_for
-from jobledger.ledger.adding.announced import entry_of
-from jobledger.ledger.enqueueing import new_job_id
+from jobledger.ledger.access.current_authority import acting_for
+from jobledger.ledger.additions.announced import entry_of
+from jobledger.ledger.enqueuer import new_job_id
 from jobledger.ledger.graphs.batch_run import run_batch
 from jobledger.ledger.graphs.graph_run import run_graph, run_stored_graph
 from jobledger.ledger.model.chain import commit, load
@@ -49,7 +49,7 @@ from jobledger.ledger.model.commands import (
     ResumeJob,
     Stamp,
 )
-from jobledger.ledger.model.deciding.permitting import NEEDED
+from jobledger.ledger.model.decision_parts.permissions import NEEDED
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import AccessDeniedError, InvalidInputError, JobNotFoundError
 from jobledger.ledger.model.events import Cancelled
@@ -66,9 +66,9 @@ from jobledger.ledger.model.runs.orders import Callback, child_id
 from jobledger.ledger.model.schedules.jobs import hooks_task, manual_job_id, tick_job_id
 from jobledger.ledger.model.subjects import INNER_TASKS, JobRef
 from jobledger.ledger.nats.task_book import task_names, write_tasks
-from jobledger.ledger.runs.ending import end_id
-from jobledger.ledger.webhooks.making import job_id as webhook_job_id
-from jobledger.workers.announcing import announce_tasks
+from jobledger.ledger.runs.ends import end_id
+from jobledger.ledger.webhooks.deliveries import job_id as webhook_job_id
+from jobledger.workers.announcement import announce_tasks
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,7 @@ from jobledger.gateway.client.remote import JobHandle, Requests
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import CODE_OF, KINDS
 from jobledger.ledger import Graph, Ledger, task
-from jobledger.ledger.adding.announced import entry_of
+from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.model.errors import (
     AccessDeniedError,
     InputMismatchError,

@@ -20,7 +20,7 @@ from jobledger.audit.verify import verify
 from jobledger.gateway.hooks import deliver
 from jobledger.gateway.hooks.addresses import Targets, networks
 from jobledger.gateway.hooks.deliver import DELAYS_S, Delivering, DeliveryResult, deliver_task
-from jobledger.gateway.hooks.posting import Poster
+from jobledger.gateway.hooks.poster import Poster
 from jobledger.ledger import Cancel, Context, Ledger, Retry, connect, task
 from jobledger.ledger.model.errors import RefusedError
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
@@ -36,7 +36,7 @@ from jobledger.ledger.model.hooks.webhook import (
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE, JobRef
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.webhooks.acting import change_webhook, find_webhook, histories
+from jobledger.ledger.webhooks.changes import change_webhook, find_webhook, histories
 from jobledger.ledger.webhooks.redelivery import plan_redelivery, redeliver
 from jobledger.ledger.webhooks.secrets import Secrets, new_secret
 from jobledger.testing.clock import MovableClock

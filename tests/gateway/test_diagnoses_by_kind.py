@@ -32,7 +32,7 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.durables import ensure_consumer, reactor_consumer
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.webhooks.acting import change_watch, change_webhook
+from jobledger.ledger.webhooks.changes import change_watch, change_webhook
 
 pytestmark = pytest.mark.anyio
 SOON: Final = datetime.now(UTC) + timedelta(days=1)

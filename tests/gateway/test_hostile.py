@@ -22,7 +22,7 @@ from jobledger.gateway.app import app
 from jobledger.gateway.life import Life
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
-from jobledger.gateway.process.counting import Counters
+from jobledger.gateway.process.counters import Counters
 from jobledger.gateway.process.requests import Requests
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.chain import fold

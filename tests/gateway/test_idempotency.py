@@ -15,7 +15,7 @@ from tests.support.limits import LIMIT_S
 
 from jobledger.gateway.client import remote
 from jobledger.ledger import InputMismatchError, Ledger, connect, task
-from jobledger.ledger.adding.announced import entry_of
+from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.nats.task_book import write_tasks
 
 pytestmark = pytest.mark.anyio

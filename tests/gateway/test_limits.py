@@ -17,13 +17,13 @@ from tests.support.secured import Authority
 from jobledger.gateway.app import app
 from jobledger.gateway.life import Life
 from jobledger.gateway.process import requests
-from jobledger.gateway.process.counting import Counters
-from jobledger.gateway.process.listening import listen, url_of
+from jobledger.gateway.process.counters import Counters
+from jobledger.gateway.process.listener import listen, url_of
 from jobledger.gateway.process.requests import Requests
-from jobledger.gateway.process.serving import Server, Settings
+from jobledger.gateway.process.server import Server, Settings
 from jobledger.gateway.shares import Shares
 from jobledger.ledger import connect, task
-from jobledger.ledger.adding.announced import entry_of
+from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.nats.task_book import write_tasks
 from jobledger.ledger.server import EmbeddedServer
 

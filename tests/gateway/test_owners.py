@@ -15,8 +15,8 @@ from jobledger.admin.limits import set_limit
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.parts import Gateway
 from jobledger.ledger import Ledger, Limit, Run, Unique, task, workflow
-from jobledger.ledger.limits import defining
-from jobledger.ledger.limits.defining import look
+from jobledger.ledger.limits import definitions
+from jobledger.ledger.limits.definitions import look
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.errors import (
     AccessDeniedError,
@@ -201,7 +201,7 @@ async def test_jobs_that_name_limits_ask_for_them_once_in_a_while(
         asked.append(limit)
         return await look(log, limit)
 
-    monkeypatch.setattr(defining, "look", counted)
+    monkeypatch.setattr(definitions, "look", counted)
     for _ in range(5):
         await ledger.enqueue(own.options(limits=("report",), tenant="acme"))
     await asyncio.gather(

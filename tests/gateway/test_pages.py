@@ -19,7 +19,7 @@ from tests.support.working import bury, working
 
 from jobledger.admin.keys import list_keys
 from jobledger.gateway.acts.bulk_act import bulk_act
-from jobledger.gateway.acts.verifying import verify_task
+from jobledger.gateway.acts.verification import verify_task
 from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.gateway.parts import Gateway
 from jobledger.ledger import JobRef, Ledger, task

@@ -21,7 +21,7 @@ from jobledger.audit.archive import Archiver, archive_deps
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.process.children import setup_of
 from jobledger.gateway.process.past import PastViews
-from jobledger.gateway.process.reading import FollowedRows
+from jobledger.gateway.process.rows import FollowedRows
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.model.commands import CompleteStep, Fail
 from jobledger.ledger.model.envelope import NO_VALUE

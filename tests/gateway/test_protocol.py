@@ -11,8 +11,8 @@ import pytest
 from tests.support.limits import LIMIT_S
 
 from jobledger.gateway.process import protocol
-from jobledger.gateway.process.listening import listen
-from jobledger.gateway.process.serving import Server, Settings
+from jobledger.gateway.process.listener import listen
+from jobledger.gateway.process.server import Server, Settings
 from jobledger.gateway.shares import Shares
 
 pytestmark = pytest.mark.anyio

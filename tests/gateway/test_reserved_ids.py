@@ -28,8 +28,8 @@ from jobledger.ledger.model.schedules.jobs import hooks_job_id, jobs_of, manual_
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.runs.again import successor_id
-from jobledger.ledger.webhooks.acting import change_webhook
-from jobledger.ledger.webhooks.making import make
+from jobledger.ledger.webhooks.changes import change_webhook
+from jobledger.ledger.webhooks.deliveries import make
 from jobledger.ledger.webhooks.redelivery import plan_redelivery
 
 pytestmark = pytest.mark.anyio

@@ -23,11 +23,11 @@ from jobledger.gateway.problems import CODE_OF, KINDS, problem_of
 from jobledger.gateway.process.children import setup_of
 from jobledger.gateway.process.health import ProcessHealth
 from jobledger.gateway.process.past import PastViews
-from jobledger.gateway.process.reading import FollowedProjection, FollowedRows
+from jobledger.gateway.process.rows import FollowedProjection, FollowedRows
 from jobledger.ledger import Ledger, task
+from jobledger.ledger.files import UnfitFileError
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.model.rights.authority import Principal
-from jobledger.ledger.opening import UnfitFileError
 from jobledger.projections import errors as projections
 from jobledger.projections.errors import ProjectionError
 

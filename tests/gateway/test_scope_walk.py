@@ -30,7 +30,7 @@ from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.app import app
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Endpoint
-from jobledger.gateway.http.routing import Table
+from jobledger.gateway.http.router import Table
 from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.gateway.projection import OwnProjection
 from jobledger.ledger import Context, Job, JobState, Ledger, TaskRegistry, Unique, connect, task
@@ -62,7 +62,7 @@ from jobledger.ledger.model.runs.orders import ChildNode, ChildOrder
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.ledger.webhooks.secrets import Secrets
-from jobledger.workers.reactors.children.opening import Opening
+from jobledger.workers.reactors.children.creation import Opening
 
 pytestmark = pytest.mark.anyio
 

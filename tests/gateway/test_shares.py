@@ -20,15 +20,15 @@ from jobledger.admin.keys import MadeKey
 from jobledger.gateway.app import app
 from jobledger.gateway.http.endpoint import NDJSON
 from jobledger.gateway.parts import Gateway
-from jobledger.gateway.process.counting import Counters
+from jobledger.gateway.process.counters import Counters
 from jobledger.gateway.process.health import ProcessHealth
-from jobledger.gateway.process.listening import listen, url_of
+from jobledger.gateway.process.listener import listen, url_of
 from jobledger.gateway.process.protocol import Take
 from jobledger.gateway.process.requests import Requests
-from jobledger.gateway.process.serving import Server, Settings
+from jobledger.gateway.process.server import Server, Settings
 from jobledger.gateway.shares import Asker, Kind, Share, Shares, network_of
 from jobledger.ledger import Ledger
-from jobledger.ledger.adding.announced import entry_of
+from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.model.commands import Claim, Complete
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.nats.leases import WorkerInfo

@@ -21,7 +21,7 @@ from jobledger.ledger import Ledger, connect
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
 from jobledger.ledger.model.hooks.watch import WATCH, RemoveWatch, SetWatch, Watch, WatchDefinition
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.webhooks.acting import change_watch, find_watch, histories
+from jobledger.ledger.webhooks.changes import change_watch, find_watch, histories
 from jobledger.testing.clock import MovableClock
 
 pytestmark = pytest.mark.anyio

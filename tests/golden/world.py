@@ -23,7 +23,7 @@ from jobledger.ledger.model.hooks.route import RouteDefinition
 from jobledger.ledger.model.hooks.watch import WatchDefinition
 from jobledger.ledger.model.lock import LOCK, Acquire, decide
 from jobledger.ledger.model.subjects import JobRef, LockRef
-from jobledger.ledger.webhooks.receiving import Arrival
+from jobledger.ledger.webhooks.receiver import Arrival
 
 GRAPH: Final[Mapping[str, Any]] = {
     "name": "onboarding",

@@ -25,7 +25,7 @@ from jobledger.ledger.model.events import Carried, ChildOrder
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import items_of
 from jobledger.ledger.timers import wait_timer
-from jobledger.workers.reactors.children.opening import Opening
+from jobledger.workers.reactors.children.creation import Opening
 from jobledger.workers.reactors.children.reactor import ChildrenReactor
 
 pytestmark = pytest.mark.anyio

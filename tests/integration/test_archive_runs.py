@@ -30,7 +30,7 @@ from jobledger.ledger.model.commands import (
 )
 from jobledger.ledger.model.events import Member, Order
 from jobledger.ledger.model.job import Job, JobState
-from jobledger.ledger.model.runs import carrying
+from jobledger.ledger.model.runs import carried_parts
 from jobledger.ledger.model.runs.orders import child_id
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.timers import wait_timer
@@ -70,11 +70,11 @@ async def archive(ledger: Ledger, folder: Path) -> Any:
     return await Archiver(ledger.log, folder, deps).run(ledger.clock.now())
 
 
-@pytest.mark.parametrize("part_bytes", [carrying.PART_BYTES_MAX, 300])
+@pytest.mark.parametrize("part_bytes", [carried_parts.PART_BYTES_MAX, 300])
 async def test_a_parked_run_survives_an_archive_run(
     connected: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int
 ) -> None:
-    monkeypatch.setattr(carrying, "PART_BYTES_MAX", part_bytes)
+    monkeypatch.setattr(carried_parts, "PART_BYTES_MAX", part_bytes)
     async with connected() as ledger:
         until = ledger.clock.now() + timedelta(days=90)
         wait = start("paid", kind="wait", target="paid", until=until)

@@ -17,7 +17,7 @@ from jobledger.ledger import (
     JobState,
     Ledger,
     TaskDefinitionError,
-    enqueueing,
+    enqueuer,
     task,
 )
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
@@ -206,7 +206,7 @@ async def test_an_empty_batch_ends_at_once(ledger: Ledger) -> None:
 async def test_a_batch_takes_no_more_jobs_than_its_run_can_count(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(enqueueing, "ITEMS_MAX", 3)
+    monkeypatch.setattr(enqueuer, "ITEMS_MAX", 3)
     with pytest.raises(InvalidInputError, match="input 3: a batch has at most 3 jobs: make several"):
         await ledger.enqueue_many(square, numbers(4), batch="large")
     result = await ledger.enqueue_many(square, numbers(3), batch="large")

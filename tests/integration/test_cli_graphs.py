@@ -12,7 +12,7 @@ from tests.support.tables import each_row
 
 from jobledger.audit.verify import verify
 from jobledger.ledger import Ledger, task
-from jobledger.ledger.adding.announced import entry_of
+from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.nats.task_book import write_tasks
 
 LETTER = {

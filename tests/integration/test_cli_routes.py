@@ -14,7 +14,7 @@ from tests.support.command_line import CommandLine
 from tests.support.tables import each_row
 
 from jobledger.ledger import Ledger
-from jobledger.ledger.webhooks.receiving import Arrival, Outcome
+from jobledger.ledger.webhooks.receiver import Arrival, Outcome
 
 TOML = """
 scheme = "github"

@@ -9,10 +9,10 @@ import pytest
 from tests.support.command_line import CommandLine
 
 from jobledger.ledger import Ledger, task
-from jobledger.ledger.adding.announced import entry_of
+from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.model.hooks.watch import Judge
 from jobledger.ledger.nats.task_book import write_tasks
-from jobledger.ledger.webhooks.acting import change_watch, find_watch, find_webhook
+from jobledger.ledger.webhooks.changes import change_watch, find_watch, find_webhook
 from jobledger.ledger.webhooks.secrets import Secrets
 
 TO = ("--to", "https://shop.example/hooks?key=hidden", "--event", "completed", "--event", "failed")

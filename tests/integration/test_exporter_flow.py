@@ -22,7 +22,7 @@ from jobledger.ledger.model.schedules.events import Ticked, state_fields
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.projections import Store
 from jobledger.projections.metrics.figures import read_figures
-from jobledger.projections.metrics.ticking import read_ticking
+from jobledger.projections.metrics.schedules import read_ticking
 from jobledger.projections.statistics.held import SETS
 from jobledger.projections.statistics.rates import rates
 

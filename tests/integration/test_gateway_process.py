@@ -24,7 +24,7 @@ from jobledger.cli.processes.beside import gateway_beside
 from jobledger.cli.session import Target
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.process.children import setup_of
-from jobledger.gateway.process.listening import listen
+from jobledger.gateway.process.listener import listen
 from jobledger.gateway.process.past import PastViews
 from jobledger.gateway.shares import Asker, Share, Shares
 from jobledger.ledger import Ledger, connect, task

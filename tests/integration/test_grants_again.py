@@ -15,7 +15,7 @@ from tests.support.working import LIMIT_S, Connect, ended, working
 from jobledger.admin.grants_again import compare_grants
 from jobledger.audit.verify import verify
 from jobledger.ledger import JobHandle, JobState, Ledger, Limit, task
-from jobledger.workers.reactors import hosting
+from jobledger.workers.reactors import hosts
 from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.reactor import FlowReactor
 from jobledger.workers.reactors.flow.session import Session
@@ -130,7 +130,7 @@ async def test_grants_of_workers_that_raced_come_out_the_same_also_behind_an_arc
     connected: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = FlowOptions(snapshot_events=60, polite_s=0.0)
-    monkeypatch.setattr(hosting, "FlowReactor", functools.partial(FlowReactor, options=options))
+    monkeypatch.setattr(hosts, "FlowReactor", functools.partial(FlowReactor, options=options))
     # Whoever knows of something to grant grants it, however lately it heard of the other's grants.
     monkeypatch.setattr(Session, "_leads", _leads_always)
     async with (
@@ -152,7 +152,7 @@ async def test_grants_of_workers_that_raced_come_out_the_same_also_behind_an_arc
         await _race(ledger, (one, two))
         # Of the turns there is no beginning any more where two newer snapshots are stored. The last one has one.
         begun = await grants(ledger)
-        monkeypatch.setattr(hosting, "FlowReactor", functools.partial(FlowReactor, options=FlowOptions()))
+        monkeypatch.setattr(hosts, "FlowReactor", functools.partial(FlowReactor, options=FlowOptions()))
         await _run_some(ledger, one)
         found, stored = await compare_grants(ledger), await grants(ledger)
         assert found.grants + found.archived == len(stored)

@@ -23,8 +23,8 @@ from jobledger.ledger.model.job import OPERATOR, Job
 from jobledger.ledger.model.runs.orders import ChildNode, ChildOrder, Take, items_of
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import CHILDREN_CONSUMER, JobRef
-from jobledger.workers.reactors.children.opening import ChildIdTakenError, Opening
-from jobledger.workers.reactors.children.reaching import Reaching
+from jobledger.workers.reactors.children.creation import ChildIdTakenError, Opening
+from jobledger.workers.reactors.children.reach import Reaching
 from jobledger.workers.reactors.children.reactor import ChildrenReactor
 
 pytestmark = pytest.mark.anyio

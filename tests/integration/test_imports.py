@@ -16,14 +16,14 @@ BY_PYTHON = {"__main__", "_distutils_hack", "__editables_finder__", "sitecustomi
 #: Packages of the ledger; its other modules lie beside them.
 PACKAGES = {
     "jobledger.ledger.access",
-    "jobledger.ledger.adding",
-    "jobledger.ledger.connecting",
+    "jobledger.ledger.additions",
+    "jobledger.ledger.connection",
     "jobledger.ledger.limits",
-    "jobledger.ledger.loading",
+    "jobledger.ledger.loader",
     "jobledger.ledger.logs",
     "jobledger.ledger.model",
     "jobledger.ledger.model.access",
-    "jobledger.ledger.model.deciding",
+    "jobledger.ledger.model.decision_parts",
     "jobledger.ledger.model.graphs",
     "jobledger.ledger.model.hooks",
     "jobledger.ledger.model.jobs",

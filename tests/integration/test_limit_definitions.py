@@ -15,7 +15,7 @@ from tests.support.working import becomes, ended, until, working
 
 from jobledger.admin.limits import set_limit
 from jobledger.ledger import JobState, Ledger, Limit, task
-from jobledger.ledger.limits.defining import look
+from jobledger.ledger.limits.definitions import look
 from jobledger.ledger.model.errors import ForeignLoopError
 from jobledger.ledger.model.limits.definition import Override, Terms
 

@@ -24,8 +24,8 @@ from jobledger.audit.verify import verify
 from jobledger.ledger import Context, JobHandle, JobState, Snooze, task
 from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.limits.flow import GrantedJob
-from jobledger.workers.reactors import hosting
-from jobledger.workers.reactors.flow.admitting import Admitting
+from jobledger.workers.reactors import hosts
+from jobledger.workers.reactors.flow.admission import Admitting
 from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.reactor import FlowReactor
 from jobledger.workers.reactors.flow.unclaimed import UnclaimedSlots
@@ -52,7 +52,7 @@ async def test_a_fresh_reactor_goes_on_behind_an_archive(
     STARTED.clear()
     GATE.clear()
     options = FlowOptions(snapshot_s=0.2)
-    monkeypatch.setattr(hosting, "FlowReactor", functools.partial(FlowReactor, options=options))
+    monkeypatch.setattr(hosts, "FlowReactor", functools.partial(FlowReactor, options=options))
     jobs: list[JobHandle[str]] = []
     async with connected() as ledger, connected() as other:
         await define(ledger, "all", slots=3)

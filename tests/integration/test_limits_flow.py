@@ -18,8 +18,8 @@ from jobledger.ledger import Backoff, Context, JobState, Ledger, Snooze, task
 from jobledger.ledger.model.events import Held, Queued
 from jobledger.ledger.model.limits.flow import GrantedJob
 from jobledger.workers import Worker
-from jobledger.workers.reactors import hosting
-from jobledger.workers.reactors.flow.admitting import Admitting
+from jobledger.workers.reactors import hosts
+from jobledger.workers.reactors.flow.admission import Admitting
 from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.reactor import FlowReactor
@@ -101,7 +101,7 @@ def options(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def tell(**changes: Any) -> None:
         make = functools.partial(FlowReactor, options=FlowOptions(**changes))
-        monkeypatch.setattr(hosting, "FlowReactor", make)
+        monkeypatch.setattr(hosts, "FlowReactor", make)
 
     return tell
 

@@ -22,14 +22,14 @@ from jobledger.ledger.model.errors import PayloadMissingError, ServerUnreachable
 from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.limits.flow import FLOW, Snapshotted
 from jobledger.ledger.nats.payloads import Stores
-from jobledger.workers.reactors import hosting
-from jobledger.workers.reactors.flow import reading
-from jobledger.workers.reactors.flow.beginning import begin, snapshot, tidy
-from jobledger.workers.reactors.flow.looking import present
+from jobledger.workers.reactors import hosts
+from jobledger.workers.reactors.flow import source
 from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.reactor import FlowReactor
-from jobledger.workers.reactors.flow.reading import read
+from jobledger.workers.reactors.flow.source import read
+from jobledger.workers.reactors.flow.start import begin, snapshot, tidy
+from jobledger.workers.reactors.flow.view import present
 
 pytestmark = pytest.mark.anyio
 
@@ -165,7 +165,7 @@ async def test_a_worker_removes_states_and_jobs_go_on(
     ledger: Ledger, connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = functools.partial(FlowReactor, options=FlowOptions(snapshot_events=10))
-    monkeypatch.setattr(hosting, "FlowReactor", make)
+    monkeypatch.setattr(hosts, "FlowReactor", make)
     await define(ledger, "all", slots=3)
     async with connected(inline_bytes_max=1) as other, working(other, work):
         async with asyncio.timeout(LIMIT_S):
@@ -213,7 +213,7 @@ async def test_a_short_part_of_a_ledger_is_read_as_a_long_one(
         ]
 
     short = await found()
-    monkeypatch.setattr(reading, "SHORT", 0)
+    monkeypatch.setattr(source, "SHORT", 0)
     assert short == await found()
     assert 6 < len(short) < last
     leaves = [subject.split(".", 4)[-1] for _, subject in short]
@@ -224,4 +224,4 @@ async def test_a_short_part_of_a_ledger_is_read_as_a_long_one(
         "completed.child.held": False,
         "completed.child.p.limited": True,
     }.items():
-        assert reading.matters(f"{prefix}.job.q.id.{leaf}") is does, leaf
+        assert source.matters(f"{prefix}.job.q.id.{leaf}") is does, leaf

@@ -40,7 +40,7 @@ from jobledger.ledger.model.commands import (
 from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.events import DeadReason, Order
 from jobledger.ledger.model.job import Job, JobState
-from jobledger.ledger.model.runs.awaiting import AWAITED
+from jobledger.ledger.model.runs.wait_words import AWAITED
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.server import EmbeddedServer
 

@@ -13,7 +13,7 @@ from jobledger.ledger.metrics.exposition import OTHER
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
 from jobledger.ledger.model.hooks.watch import Judge, RemoveWatch, SetWatch, WatchDefinition
 from jobledger.ledger.model.hooks.webhook import Disable, Pause, Remove, SetWebhook
-from jobledger.ledger.webhooks.acting import change_watch, change_webhook
+from jobledger.ledger.webhooks.changes import change_watch, change_webhook
 from jobledger.projections import Projector, Store
 from jobledger.projections.metrics.figures import read_figures
 from jobledger.projections.metrics.metrics import figures_metrics

@@ -32,7 +32,7 @@ from jobledger.ledger import (
 )
 from jobledger.ledger.model.commands import Claim, CompleteStep, Interrupt
 from jobledger.ledger.model.events import Copied, StepCompleted, StepFailed
-from jobledger.ledger.reruns.beginning import plan_rerun
+from jobledger.ledger.reruns.plans import plan_rerun
 
 pytestmark = pytest.mark.anyio
 

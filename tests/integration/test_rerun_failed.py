@@ -36,7 +36,7 @@ from jobledger.ledger.model.commands import Claim, CopyEnds, Interrupt, StartSte
 from jobledger.ledger.model.events import Copied, Joined, StepStarted
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.reruns import groups
-from jobledger.ledger.reruns.beginning import plan_rerun
+from jobledger.ledger.reruns.plans import plan_rerun
 from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio

@@ -22,7 +22,7 @@ from jobledger.ledger import (
     Signal,
     workflow,
 )
-from jobledger.ledger.adding.announced import entry_of
+from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.nats.task_book import write_tasks
 
 pytestmark = pytest.mark.anyio

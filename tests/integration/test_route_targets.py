@@ -15,7 +15,7 @@ from tests.support.working import LIMIT_S, working
 
 from jobledger.audit.verify import verify
 from jobledger.ledger import Graph, GraphNotFoundError, InvalidInputError, Ledger, task
-from jobledger.ledger.adding.announced import entry_of
+from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
 from jobledger.ledger.nats.task_book import write_tasks
 

@@ -22,7 +22,7 @@ from jobledger.ledger.model.hooks.delivery import job_id
 from jobledger.ledger.model.hooks.errors import DeliveryNotFoundError, RouteNotFoundError
 from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
 from jobledger.ledger.model.log import Entry
-from jobledger.ledger.webhooks.receiving import Arrival, Outcome
+from jobledger.ledger.webhooks.receiver import Arrival, Outcome
 from jobledger.projections import Store
 from jobledger.projections.tables.routes import read_deliveries, read_routes
 from jobledger.testing import MemoryLedger

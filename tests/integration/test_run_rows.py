@@ -35,11 +35,11 @@ from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.events import ErrorInfo, Member
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.memory import MemoryLog
-from jobledger.ledger.model.runs.awaiting import AWAITED
 from jobledger.ledger.model.runs.orders import ChildOrder, child_id
+from jobledger.ledger.model.runs.wait_words import AWAITED
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import Projector, ProjectorConfig, Store, difference, rebuild
-from jobledger.projections.metrics.running import read_running, running_metrics
+from jobledger.projections.metrics.runs import read_running, running_metrics
 from jobledger.projections.tables.steps import StepRow, read_signals, read_steps
 
 pytestmark = pytest.mark.anyio

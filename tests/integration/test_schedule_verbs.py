@@ -22,7 +22,7 @@ from jobledger.ledger import (
     task,
 )
 from jobledger.ledger import sync as blocking
-from jobledger.ledger.schedules.blocking import BlockingSchedules
+from jobledger.ledger.schedules.sync import BlockingSchedules
 from jobledger.ledger.schedules.verbs import ScheduleVerbs
 
 if TYPE_CHECKING:

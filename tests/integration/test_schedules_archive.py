@@ -15,7 +15,7 @@ from jobledger.ledger.model.commands import CancelJob, Stamp
 from jobledger.ledger.model.schedules.decisions import Tick, decide
 from jobledger.ledger.model.schedules.events import Carried, Ticked
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
-from jobledger.ledger.schedules.acting import KnownSchedule
+from jobledger.ledger.schedules.changes import KnownSchedule
 from jobledger.projections import Projector, Store
 from jobledger.projections.tables.schedules import read_schedules
 

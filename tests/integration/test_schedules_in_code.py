@@ -25,7 +25,7 @@ from jobledger.ledger.model.schedules.decisions import Pause, Reset, Trigger
 from jobledger.ledger.model.schedules.definition import Definition
 from jobledger.ledger.model.schedules.events import Declared
 from jobledger.ledger.schedules.in_code import Before
-from jobledger.workers.reactors.schedules.declaring import Declaring
+from jobledger.workers.reactors.schedules.declarations import Declaring
 
 pytestmark = pytest.mark.anyio
 

@@ -52,9 +52,9 @@ from jobledger.ledger.model.runs.orders import ChildNode, ChildOrder
 from jobledger.ledger.model.schedules.decisions import Remove
 from jobledger.projections import Projector
 from jobledger.projections.metrics.facts import server_facts
-from jobledger.workers.announcing import announce_tasks
-from jobledger.workers.reactors import hosting
-from jobledger.workers.reactors.children.opening import Opening
+from jobledger.workers.announcement import announce_tasks
+from jobledger.workers.reactors import hosts
+from jobledger.workers.reactors.children.creation import Opening
 from jobledger.workers.reactors.reconciler import Reconciler
 
 if TYPE_CHECKING:
@@ -380,7 +380,7 @@ class Stage:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recorder:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setattr(hosting, "Reconciler", functools.partial(Reconciler, grace_s=0.2))
+    monkeypatch.setattr(hosts, "Reconciler", functools.partial(Reconciler, grace_s=0.2))
     return Recorder(monkeypatch)
 
 

@@ -35,7 +35,7 @@ from jobledger.ledger.nats.timer_stream import DUE_CONSUMER
 from jobledger.ledger.timer_upkeep import rebuild_timers, timers_status
 from jobledger.ledger.timers import Timer, Timers
 from jobledger.workers import services
-from jobledger.workers.reactors import lagging
+from jobledger.workers.reactors import lag
 from jobledger.workers.reactors import timers as workers_timers
 from jobledger.workers.reactors.reactor import host
 
@@ -106,7 +106,7 @@ async def test_a_timer_that_is_set_and_heard_several_times_dispatches_once(ledge
 async def test_what_is_no_timer_is_dropped_and_keeps_nobody_waiting(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lagging, "LAGGING_DELIVERIES_MAX", 2)
+    monkeypatch.setattr(lag, "LAGGING_DELIVERIES_MAX", 2)
     await ledger.connection.publish(f"{ledger.names.timers_due[:-1]}q.j.1", b"not a timer")
     missing = Timer(queue="q", job_id="nobody", asked_by=1, cause="due", due_at=datetime.now(UTC))
     await timers_of(ledger).set(missing, ledger.clock.now())

@@ -27,8 +27,8 @@ from jobledger.ledger import (
 from jobledger.ledger.children import Parent
 from jobledger.ledger.model.commands import Claim, Complete
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.unique.enqueueing import UniqueJobs
-from jobledger.ledger.unique.reading import find_keys
+from jobledger.ledger.unique.jobs import UniqueJobs
+from jobledger.ledger.unique.queries import find_keys
 from jobledger.testing import MemoryLedger, MovableClock
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from jobledger.audit.archive import Archiver, archive_deps, open_archive
 from jobledger.audit.verify import verify
 from jobledger.ledger import Context, JobHandle, Ledger, Unique, task
 from jobledger.ledger.model.unique import UNIQUE
-from jobledger.ledger.unique.reading import find_keys
+from jobledger.ledger.unique.queries import find_keys
 
 pytestmark = pytest.mark.anyio
 

@@ -24,8 +24,8 @@ from jobledger.ledger.model.hooks.webhook import WEBHOOK, Pause, Remove, Resume,
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.durables import list_consumers
-from jobledger.ledger.webhooks import making
-from jobledger.ledger.webhooks.acting import change_watch, change_webhook, find_webhook, histories
+from jobledger.ledger.webhooks import deliveries
+from jobledger.ledger.webhooks.changes import change_watch, change_webhook, find_webhook, histories
 from jobledger.ledger.webhooks.terms import CONSUMER_PREFIX, TermName, make_place, named_by, term_of
 from jobledger.workers.reactors.hooks import reactor, term_reactor
 from jobledger.workers.reactors.hooks.reactor import WebhookReactor
@@ -88,7 +88,7 @@ async def test_each_event_becomes_one_job_though_processes_die_between_append_an
         nonlocal lost
         if chance.random() < 0.3:
             await asyncio.sleep(chance.random() * 0.01)  # the order is nobody's
-        done = await making.make(*given)
+        done = await deliveries.make(*given)
         if chance.random() < 0.3:
             lost += 1
             raise ConnectionLostError  # as of a process that was killed: the append is in, the acknowledgement is not

@@ -25,7 +25,7 @@ from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.runs.orders import ChildOrder
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
-from jobledger.workers.reactors.children.opening import Opening
+from jobledger.workers.reactors.children.creation import Opening
 
 SEEDS_TO_FIND_A_BUG = 500
 FIRST, SECOND = (JobRef(queue="children", job_id=f"r-1-{item}") for item in range(2))

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 
 from jobledger.gateway.access.local import LocalAccess
-from jobledger.gateway.pages.serving import POLICY
+from jobledger.gateway.pages.dashboard import POLICY
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import ROLES, Permission, Role
 

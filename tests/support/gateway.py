@@ -19,7 +19,7 @@ from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger import JobHandle, Ledger, Task, Unique, task
-from jobledger.ledger.adding.announced import entry_of
+from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.model.commands import Claim, Complete, Fail, Interrupt
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job

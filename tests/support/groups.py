@@ -18,7 +18,7 @@ from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.runs.events import Joined
 from jobledger.ledger.model.runs.orders import ChildOrder, bits_of, items_of
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.workers.reactors.children.reaching import ends_children
+from jobledger.workers.reactors.children.reach import ends_children
 
 KEY = "pages"
 #: The queue of the runs of tests that no worker takes.

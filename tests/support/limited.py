@@ -25,9 +25,9 @@ from jobledger.ledger.model.limits.flow import FLOW, Granted
 from jobledger.ledger.model.limits.holders import Holders, JobKey
 from jobledger.ledger.model.log import Log, end_of_chain
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.workers.reactors.flow.beginning import begin, snapshot
-from jobledger.workers.reactors.flow.folding import Folding
+from jobledger.workers.reactors.flow.fold import Folding
 from jobledger.workers.reactors.flow.place import Chain
+from jobledger.workers.reactors.flow.start import begin, snapshot
 
 
 async def define(ledger: Ledger, limit: str, **terms: Any) -> None:

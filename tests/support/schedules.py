@@ -17,7 +17,7 @@ from jobledger.ledger.model.schedules.events import Declared, Schedule, Schedule
 from jobledger.ledger.model.schedules.jobs import tick_job_id
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.schedules.ticks import Spec
-from jobledger.ledger.schedules.acting import KnownSchedule
+from jobledger.ledger.schedules.changes import KnownSchedule
 
 
 async def declare(

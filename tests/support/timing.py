@@ -20,7 +20,7 @@ from jobledger.ledger import (
 )
 from jobledger.ledger.model.errors import UnreachableError
 from jobledger.ledger.model.events import Queued, Scheduled
-from jobledger.workers.reactors.hosting import start_reactors
+from jobledger.workers.reactors.hosts import start_reactors
 
 LIMIT_S = limits.LIMIT_S
 

@@ -75,7 +75,7 @@ def test_what_cannot_be_read_is_a_violation_and_the_check_goes_on_behind_it() ->
 
 def test_verify_gives_up_on_what_is_no_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr("jobledger.audit.verify.checking.UNREADABLE_MAX", 3)
+        monkeypatch.setattr("jobledger.audit.verify.verification.UNREADABLE_MAX", 3)
         log = MemoryLog()
         for _ in range(5):
             data = b'{"type":"escalated","v":1,"at":"2026-01-02T00:00:00Z","by":"w"}'

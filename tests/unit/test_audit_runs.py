@@ -30,7 +30,7 @@ from jobledger.ledger.model.events import (
     StepFailed,
     StepStarted,
 )
-from jobledger.ledger.model.runs import carrying
+from jobledger.ledger.model.runs import carried_parts
 
 ERROR = ErrorInfo(kind="timeout", type="TimeoutError", message="slow")
 LATER = timedelta(hours=2)
@@ -374,12 +374,12 @@ class _Archived(Families):
         return sequence
 
 
-@pytest.mark.parametrize("part_bytes", [carrying.PART_BYTES_MAX, 300])
+@pytest.mark.parametrize("part_bytes", [carried_parts.PART_BYTES_MAX, 300])
 def test_runs_are_proven_over_an_archive_from_every_place(
     monkeypatch: pytest.MonkeyPatch, part_bytes: int
 ) -> None:
     """Wherever the run of the archive falls, nothing sound is called broken."""
-    monkeypatch.setattr(carrying, "PART_BYTES_MAX", part_bytes)
+    monkeypatch.setattr(carried_parts, "PART_BYTES_MAX", part_bytes)
     for through in range(5, len(sound().messages), 2):
         story = _Archived(through)
         for part in PARTS:

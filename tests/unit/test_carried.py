@@ -31,7 +31,7 @@ from jobledger.ledger.model.commands import (
     Stamp,
     TakeOver,
 )
-from jobledger.ledger.model.deciding.carried import carried_job, difference
+from jobledger.ledger.model.decision_parts.carried import carried_job, difference
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import IllegalTransitionError, LedgerError
 from jobledger.ledger.model.events import (

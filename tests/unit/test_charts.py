@@ -8,7 +8,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from jobledger.gateway.pages.charts.folding import folded_time
+from jobledger.gateway.pages.charts.folded_time import folded_time
 from jobledger.gateway.pages.charts.graph import Box, graph
 from jobledger.gateway.pages.charts.marks import Series, TimeAxis, scale_of
 from jobledger.gateway.pages.charts.plot import Note, histogram, plot, share, spark

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.support.tables import each_row
 
-from jobledger.gateway.process.counting import GATEWAY_METRICS
+from jobledger.gateway.process.counters import GATEWAY_METRICS
 from jobledger.ledger.metrics.exposition import Measure
 from jobledger.projections.metrics.names import EXPORTER_METRICS
 from jobledger.workers.metrics import WORKER_METRICS

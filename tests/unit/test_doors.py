@@ -37,7 +37,7 @@ from jobledger.cli.main import program
 from jobledger.cli.output import Output
 from jobledger.cli.verbs import option_names, tell
 from jobledger.gateway.api.table import ENDPOINTS
-from jobledger.gateway.pages.rendering import TEMPLATES
+from jobledger.gateway.pages.html import TEMPLATES
 from jobledger.gateway.pages.table import FORMS
 from jobledger.ledger.model.errors import InvalidInputError
 

@@ -24,8 +24,8 @@ from jobledger.ledger.model.limits.grants import Granter
 from jobledger.ledger.model.limits.holders import Holding, JobKey
 from jobledger.ledger.model.limits.lines import SpilledJob
 from jobledger.ledger.nats.leases import WorkerInfo
-from jobledger.workers.reactors.flow.admitting import Admitting
-from jobledger.workers.reactors.flow.folding import Folding
+from jobledger.workers.reactors.flow.admission import Admitting
+from jobledger.workers.reactors.flow.fold import Folding
 from jobledger.workers.reactors.flow.seats import Fleet, fleet_of
 from jobledger.workers.reactors.flow.snapshots import FlowState, prepare, restore, state_of, waiting_of
 from jobledger.workers.reactors.flow.spill import DiskSpill

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.tables import each_row
 
 from jobledger.ledger.model.attempts import Progress
-from jobledger.ledger.model.deciding.carried import carried_job
+from jobledger.ledger.model.decision_parts.carried import carried_job
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import (
     EVENT_CLASSES,

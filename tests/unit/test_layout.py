@@ -277,6 +277,11 @@ def test_classes_are_named_by_nouns() -> None:
     assert {each.rpartition(" ")[2] for each in found.participles} == PARTICIPLES
 
 
+def test_modules_are_named_by_nouns() -> None:
+    found = measure(path for root in ROOTS for path in sorted((ROOT / root).rglob("*.py")))
+    assert found.gerunds == ()
+
+
 def test_workers_tell_the_version_of_the_distribution() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert version() == project["version"]

@@ -10,10 +10,10 @@ import pytest
 from tests.support.tables import each_row
 
 from jobledger.admin.limits import remove_limit, set_limit, show_limit
-from jobledger.audit.verify.checking import verify
+from jobledger.audit.verify.verification import verify
 from jobledger.ledger import JobState, Limit, Queue, Task, TaskRegistry, task
 from jobledger.ledger.lease_keeper import LeaseKeeper
-from jobledger.ledger.limits.defining import CodeLimits, look
+from jobledger.ledger.limits.definitions import CodeLimits, look
 from jobledger.ledger.model.errors import (
     ConfigurationError,
     InvalidError,

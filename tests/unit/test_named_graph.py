@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from jobledger.ledger import Graph, Task, task
-from jobledger.ledger.adding.announced import AnnouncedTask, entry_of
+from jobledger.ledger.additions.announced import AnnouncedTask, entry_of
 from jobledger.ledger.graphs.named import NamedGraph, graph_of
 from jobledger.ledger.model.clock import SYSTEM_CLOCK
 from jobledger.ledger.named.book import AnnouncedTasks

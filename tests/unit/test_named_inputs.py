@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from tests.support.tables import each_row
 
 from jobledger.ledger import InvalidInputError, TaskNotFoundError, task
-from jobledger.ledger.adding.announced import AnnouncedInput
-from jobledger.ledger.adding.schemas import ANY_INPUT, type_of_input
+from jobledger.ledger.additions.announced import AnnouncedInput
+from jobledger.ledger.additions.schemas import ANY_INPUT, type_of_input
 from jobledger.ledger.named.book import AnnouncedTasks
 from jobledger.ledger.nats.task_book import TaskEntry
 from jobledger.ledger.options import Options

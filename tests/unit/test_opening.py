@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from tests.support.tables import each_row
 
-from jobledger.ledger.model.errors import UnsafeFolderError
-from jobledger.ledger.opening import (
+from jobledger.ledger.files import (
     UnfitFileError,
     make_folder,
     need_own_folder,
@@ -27,10 +26,11 @@ from jobledger.ledger.opening import (
     rename_over,
     write_whole,
 )
+from jobledger.ledger.model.errors import UnsafeFolderError
 
 ROOT = Path(__file__).parents[2]
 ROOTS = ("ledger", "audit", "projections", "workers", "admin", "gateway", "cli", "testing")
-OPENER = "ledger/jobledger/ledger/opening.py"
+OPENER = "ledger/jobledger/ledger/files.py"
 #: Who opens a file by other means, and why nothing can go wrong with it.
 EXEMPT = {
     "audit/jobledger/audit/verify/store.py": {"connect"},  # a database without a file
@@ -45,7 +45,7 @@ EXEMPT = {
     "audit/jobledger/audit/export/parquet.py": {"rename"},
     "audit/jobledger/audit/export/payloads.py": {"rename"},
     # Files of the package itself: what the pages are made with.
-    "gateway/jobledger/gateway/pages/serving.py": {"read_bytes"},
+    "gateway/jobledger/gateway/pages/dashboard.py": {"read_bytes"},
     "gateway/jobledger/gateway/process/stepping_back.py": {"write_text"},  # the kernel's, under /proc
 }
 _METHODS = {"write_text", "write_bytes", "read_text", "read_bytes", "touch", "mkdir", "rename", "symlink_to"}

@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
+from jobledger.gateway.pages.html import STATIC
 from jobledger.gateway.pages.kept import Memo
-from jobledger.gateway.pages.rendering import STATIC
 from jobledger.gateway.pages.shared import FRESH_S, KEPT_MAX, Shared
 from jobledger.gateway.pages.views.levels import added
 from jobledger.gateway.pages.words import ago, count, cut, json_colours, percent, said, short

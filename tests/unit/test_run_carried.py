@@ -26,7 +26,7 @@ from jobledger.ledger.model.commands import (
     ResumeJob,
     TakeOver,
 )
-from jobledger.ledger.model.deciding.carried import difference
+from jobledger.ledger.model.decision_parts.carried import difference
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.model.events import (
     Carried,
@@ -40,7 +40,7 @@ from jobledger.ledger.model.events import (
 from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import lean, references_of
 from jobledger.ledger.model.log import BATCH_MESSAGES_MAX
-from jobledger.ledger.model.runs import carrying
+from jobledger.ledger.model.runs import carried_parts
 from jobledger.ledger.model.runs.steps import Steps
 from jobledger.ledger.model.transitions import violation
 
@@ -89,12 +89,14 @@ def unmoved(job: Job) -> Job:
     return msgspec.structs.replace(job, last_sequence=0, carried_sequence=0, dispatch_sequence=0)
 
 
-@given(st.lists(commands, max_size=30), st.sampled_from([1, 200, carrying.PART_BYTES_MAX]), st.booleans())
+@given(
+    st.lists(commands, max_size=30), st.sampled_from([1, 200, carried_parts.PART_BYTES_MAX]), st.booleans()
+)
 def test_a_carried_run_is_the_run(some: list[Command], size: int, tracebacks: bool) -> None:
     story = grown(some)
     at = len(story.events)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(carrying, "PART_BYTES_MAX", size)
+        patched.setattr(carried_parts, "PART_BYTES_MAX", size)
         events = carried_by(story, Carry(through=at, tracebacks=tracebacks))
     if size == 1:
         assert len(events) >= len(story.run.steps) + len(story.run.signals)
@@ -126,7 +128,7 @@ def test_a_run_of_many_steps_is_carried_by_few_events_none_of_which_is_too_large
 
 def parts(story: Story) -> list[Carried]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(carrying, "PART_BYTES_MAX", 1)
+        patched.setattr(carried_parts, "PART_BYTES_MAX", 1)
         return [event for event in carried_by(story, Carry(through=99)) if isinstance(event, Carried)]
 
 
@@ -144,9 +146,9 @@ def test_each_part_of_a_carried_run_is_held_to_its_own_steps_alone(monkeypatch: 
 
     def counted(steps: Steps) -> tuple[CarriedStep, ...]:
         converted.append(len(steps))
-        return carrying.carried_steps(steps)
+        return carried_parts.carried_steps(steps)
 
-    monkeypatch.setattr("jobledger.ledger.model.deciding.carried.carried_steps", counted)
+    monkeypatch.setattr("jobledger.ledger.model.decision_parts.carried.carried_steps", counted)
     for number, each in enumerate(several, start=len(story.events) + 1):
         assert difference(job, each) is None
         job = evolve(job, each, number)

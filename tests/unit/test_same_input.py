@@ -10,7 +10,7 @@ import pytest
 from tests.support.tables import each_row
 
 from jobledger.ledger import InputMismatchError, Unique, task
-from jobledger.ledger.adding.comparison import equal_json
+from jobledger.ledger.additions.comparison import equal_json
 from jobledger.ledger.children import Parent
 from jobledger.ledger.graphs.graph import Graph
 from jobledger.ledger.named.verbs import NamedJob

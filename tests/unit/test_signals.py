@@ -11,8 +11,8 @@ import pytest
 from tests.support.tables import each_row
 
 from jobledger.ledger import ConfigurationError, InvalidInputError, Run, Signal, task, workflow
-from jobledger.ledger.adding.announced import AnnouncedTask, entry_of
-from jobledger.ledger.adding.schemas import type_of
+from jobledger.ledger.additions.announced import AnnouncedTask, entry_of
+from jobledger.ledger.additions.schemas import type_of
 from jobledger.ledger.nats.task_book import _ENTRY_BYTES_MAX, TaskEntry, _fitting
 
 here = sys.modules[__name__]

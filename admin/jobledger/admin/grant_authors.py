@@ -78,7 +78,7 @@ async def _begun(ledger: Ledger, head: Head, author: Author, snapshots: list[int
 
 async def _state_in(ledger: Ledger, snapshot: Snapshotted) -> FlowState | None:
     """Return what a snapshot says, None where that is removed: two newer ones are stored."""
-    from jobledger.workers.reactors.flow.beginning import state_in  # noqa: PLC0415
+    from jobledger.workers.reactors.flow.start import state_in  # noqa: PLC0415
 
     try:
         return await state_in(ledger, snapshot)
@@ -137,10 +137,10 @@ async def decided_again(ledger: Ledger, head: Head, turn: Turn) -> Recomputed:
 
 async def _decided_again(ledger: Ledger, head: Head, turn: Turn) -> Recomputed:
     """As `decided_again`. Raises: PayloadMissingError for a state that is gone."""
-    from jobledger.workers.reactors.flow.beginning import fold_up_to  # noqa: PLC0415 - loaded for this alone
-    from jobledger.workers.reactors.flow.folding import Folding  # noqa: PLC0415
+    from jobledger.workers.reactors.flow.fold import Folding  # noqa: PLC0415
     from jobledger.workers.reactors.flow.place import Chain  # noqa: PLC0415
-    from jobledger.workers.reactors.flow.reading import read  # noqa: PLC0415
+    from jobledger.workers.reactors.flow.source import read  # noqa: PLC0415
+    from jobledger.workers.reactors.flow.start import fold_up_to  # noqa: PLC0415 - loaded for this alone
 
     folding = Folding(
         Chain(ledger),

@@ -15,7 +15,7 @@ from jobledger.ledger.model.graphs.stored import GRAPH, StoredGraph, inputs_of
 from jobledger.ledger.model.named_chain import ChangedValue
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import Permission
-from jobledger.ledger.webhooks.acting import events_of
+from jobledger.ledger.webhooks.changes import events_of
 
 
 class GraphInfo(msgspec.Struct, frozen=True, kw_only=True):

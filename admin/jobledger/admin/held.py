@@ -42,9 +42,9 @@ class LimitNow(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextlib.asynccontextmanager
 async def present(ledger: Ledger) -> AsyncGenerator[Granter, None]:
-    """Give who waits and who holds slots for the length of a block; see `workers.reactors.flow.looking`."""
+    """Give who waits and who holds slots for the length of a block; see `workers.reactors.flow.view`."""
     # Imported here: most of what a person does needs nothing of workers.
-    from jobledger.workers.reactors.flow.looking import present as looked  # noqa: PLC0415
+    from jobledger.workers.reactors.flow.view import present as looked  # noqa: PLC0415
 
     async with looked(ledger) as granter:
         yield granter

@@ -10,7 +10,7 @@ import msgspec
 
 from jobledger.admin.events.changes import Change, change_of
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.limits.defining import change
+from jobledger.ledger.limits.definitions import change
 from jobledger.ledger.limits.in_code import CodeLimit, differing, limits_in_code
 from jobledger.ledger.model.errors import InvalidInputError, LimitNotFoundError, NotFoundError, RefusedError
 from jobledger.ledger.model.inputs import checked_limits

@@ -11,10 +11,10 @@ from jobledger.ledger.handle import JobHandle, would_accept
 from jobledger.ledger.model.commands import RequestPause, ResumeJob
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.json_text import check_text
-from jobledger.ledger.model.runs.awaiting import awaited_of
 from jobledger.ledger.model.runs.steps import open_children
+from jobledger.ledger.model.runs.wait_words import awaited_of
 from jobledger.ledger.model.subjects import JobRef, check_token
-from jobledger.ledger.reruns.beginning import RerunPlan, RerunRequest, plan_rerun
+from jobledger.ledger.reruns.plans import RerunPlan, RerunRequest, plan_rerun
 from jobledger.ledger.sent_signals import give_signal
 
 
@@ -90,7 +90,7 @@ async def resume_ref(ledger: Ledger, ref: JobRef, *, reason: str = "", by: str) 
     job = await would_accept(ledger, ref, command)
     if open_children(job.steps):
         # Imported here: nothing else that a person does needs what children follow.
-        from jobledger.workers.reactors.children.reaching import Reaching  # noqa: PLC0415
+        from jobledger.workers.reactors.children.reach import Reaching  # noqa: PLC0415
 
         # Before the run itself: who dies in between leaves one that can be resumed again.
         await Reaching(ledger).resume(ref, job)

@@ -10,9 +10,9 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from jobledger.admin.rows import Rows, View
-from jobledger.ledger.adding.announced import AnnouncedTask
+from jobledger.ledger.additions.announced import AnnouncedTask
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.enqueueing import with_tenant
+from jobledger.ledger.enqueuer import with_tenant
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import ScheduleNotFoundError, WrongSequenceError
 from jobledger.ledger.model.events import Order

@@ -28,7 +28,7 @@ from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.leases import WorkerInfo, task_word
 from jobledger.ledger.nats.pauses import queue_state
 from jobledger.ledger.nats.task_book import TaskEntry, find_task
-from jobledger.ledger.reruns.mending import may_mend
+from jobledger.ledger.reruns.repairs import may_mend
 from jobledger.ledger.timers import deadline_at
 from jobledger.ledger.unique.holders import Holder, find_holder
 

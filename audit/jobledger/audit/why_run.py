@@ -10,9 +10,9 @@ import msgspec
 
 from jobledger.audit.trail_words import first_few
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.runs.awaiting import Awaited, awaited_of
 from jobledger.ledger.model.runs.orders import BATCH_STEP, RUN_BATCH
 from jobledger.ledger.model.runs.steps import Step, admissible, next_signal
+from jobledger.ledger.model.runs.wait_words import Awaited, awaited_of
 
 #: Tells a moment: `2025-01-31 08:00:00.000Z (in 3 min)`.
 Moment = Callable[[datetime], str]

@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
+from jobledger.ledger.files import open_file
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.json_text import check_text
-from jobledger.ledger.opening import open_file
 
 _FILE_BYTES_MAX: Final = 1 << 20
 

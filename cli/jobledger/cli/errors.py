@@ -14,6 +14,7 @@ import msgspec
 from typer.exceptions import TyperException
 
 from jobledger.cli.text import json_safe, plain
+from jobledger.ledger.files import UnfitFileError
 from jobledger.ledger.model.errors import (
     AmbiguousIdError,
     InputMismatchError,
@@ -25,7 +26,6 @@ from jobledger.ledger.model.errors import (
     UnknownTaskError,
     UnreachableError,
 )
-from jobledger.ledger.opening import UnfitFileError
 from jobledger.projections.errors import (
     MomentArchivedError,
     NewerReadModelError,

@@ -16,8 +16,8 @@ from typer.core import TyperGroup
 
 from jobledger.cli.commands import add_commands, named_by
 from jobledger.cli.completion import completed_words, is_completing
-from jobledger.cli.ending import exit_at_once
 from jobledger.cli.errors import DONE, INTERRUPTED, StoppedBySignalError, first_of, report
+from jobledger.cli.exit import exit_at_once
 from jobledger.cli.help import Group
 from jobledger.cli.logs import LogFormat, set_up_logs
 from jobledger.cli.streams import is_broken, let_go

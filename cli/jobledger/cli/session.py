@@ -19,9 +19,10 @@ import anyio
 import anyio.abc
 import msgspec
 
-from jobledger.cli.ending import exit_at_once
 from jobledger.cli.errors import DONE, UsageError, first_of, report
+from jobledger.cli.exit import exit_at_once
 from jobledger.cli.options import split
+from jobledger.ledger.files import data_folder as folder_of
 from jobledger.ledger.model.errors import (
     JetStreamDisabledError,
     LedgerError,
@@ -29,7 +30,6 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
 )
 from jobledger.ledger.nats.access import NO_ACCESS, Access
-from jobledger.ledger.opening import data_folder as folder_of
 from jobledger.ledger.tasks import TaskRegistry
 
 # What connects, or reads a projection, is loaded by the commands that do: others begin in half the time.
@@ -110,7 +110,7 @@ async def opened(target: Target) -> AsyncGenerator[Ledger, None]:
 
 async def _connected(stack: contextlib.AsyncExitStack, target: Target, settings: dict[str, Any]) -> Ledger:
     """Connect until the end of `stack`; retry a server that is starting, as the target says. Raises: as `opened`."""
-    from jobledger.ledger.connecting.connect import connect  # noqa: PLC0415
+    from jobledger.ledger.connection.connect import connect  # noqa: PLC0415
 
     until = anyio.current_time() + target.wait_for_server_s
     is_told = False

@@ -17,7 +17,7 @@ from jobledger.cli.pairs import pairs
 from jobledger.cli.text import colored, plain, shortened
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.unique.reading import KeyHolder, find_keys
+from jobledger.ledger.unique.queries import KeyHolder, find_keys
 
 _LIMIT: Final = 50
 

@@ -19,9 +19,9 @@ from jobledger.gateway.http.guard import Guard
 from jobledger.gateway.http.head import request_id_of
 from jobledger.gateway.http.openapi import openapi
 from jobledger.gateway.http.reference import reference
-from jobledger.gateway.http.routing import Table, refusal
+from jobledger.gateway.http.router import Table, refusal
+from jobledger.gateway.pages.dashboard import HEADERS, Dashboard, problem_page
 from jobledger.gateway.pages.login import Login
-from jobledger.gateway.pages.serving import HEADERS, Dashboard, problem_page
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError, problem_of
 

@@ -14,9 +14,9 @@ import msgspec
 from jobledger.admin import errors as asked
 from jobledger.audit import errors as audit
 from jobledger.gateway.remedies import over_http
+from jobledger.ledger.files import UnfitFileError
 from jobledger.ledger.model import errors as ledger
 from jobledger.ledger.model.runs import errors as runs
-from jobledger.ledger.opening import UnfitFileError
 from jobledger.ledger.subscriptions import errors as subscriptions
 from jobledger.ledger.tables.errors import TableExpiredError
 from jobledger.projections import errors as projections

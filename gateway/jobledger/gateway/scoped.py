@@ -11,7 +11,7 @@ from jobledger.admin.diagnoses import Diagnosis
 from jobledger.admin.objects.fleet import LimitListed, LimitMissing, QueueShown
 from jobledger.admin.rows import Rows
 from jobledger.admin.runs import Tree, TreeStep
-from jobledger.admin.workflows.listing import WorkflowVersion, list_workflows
+from jobledger.admin.workflows.versions import WorkflowVersion, list_workflows
 from jobledger.audit.why import Facts
 from jobledger.audit.why_run import ChildNow
 from jobledger.ledger.model.codec import StoredEvent

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from jobledger.ledger.loading.on_demand import on_demand
+from jobledger.ledger.loader.on_demand import on_demand
 from jobledger.ledger.model.errors import (
     AccessDeniedError,
     AmbiguousIdError,
@@ -70,11 +70,11 @@ from jobledger.ledger.model.hooks.errors import (
 )
 
 if TYPE_CHECKING:
-    from jobledger.ledger.adding.bulk import BulkResult
+    from jobledger.ledger.additions.bulk import BulkResult
     from jobledger.ledger.backoff import Backoff
     from jobledger.ledger.client import Ledger
     from jobledger.ledger.config import LedgerConfig
-    from jobledger.ledger.connecting.connect import connect
+    from jobledger.ledger.connection.connect import connect
     from jobledger.ledger.context import Context
     from jobledger.ledger.declared_route import Route
     from jobledger.ledger.decorator import task
@@ -97,7 +97,7 @@ if TYPE_CHECKING:
     from jobledger.ledger.nats.attempt_logs import JobLogs, LogLine
     from jobledger.ledger.outcome import Cancel, Fail, Retry, Snooze
     from jobledger.ledger.runs.determinism import NondeterminismWarning
-    from jobledger.ledger.runs.ending import RunEnd
+    from jobledger.ledger.runs.ends import RunEnd
     from jobledger.ledger.runs.errors import (
         ChildFailedError,
         DivergedError,
@@ -122,11 +122,11 @@ else:  # the same as a table
     __getattr__, __dir__ = on_demand(
         __name__,
         {
-            "adding.bulk": ("BulkResult",),
+            "additions.bulk": ("BulkResult",),
             "backoff": ("Backoff",),
             "client": ("Ledger",),
             "config": ("LedgerConfig",),
-            "connecting.connect": ("connect",),
+            "connection.connect": ("connect",),
             "context": ("Context",),
             "decorator": ("task",),
             "event_stream": ("EventStream",),
@@ -148,7 +148,7 @@ else:  # the same as a table
             "named.verbs": ("NamedJob",),
             "outcome": ("Cancel", "Fail", "Retry", "Snooze"),
             "runs.determinism": ("NondeterminismWarning",),
-            "runs.ending": ("RunEnd",),
+            "runs.ends": ("RunEnd",),
             "runs.errors": (
                 "ChildFailedError",
                 "DivergedError",

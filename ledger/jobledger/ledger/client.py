@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar, Unpa
 
 import msgspec
 
-from jobledger.ledger.access.acting import ACTING_FOR
-from jobledger.ledger.adding.bulk import BulkResult
+from jobledger.ledger.access.current_authority import ACTING_FOR
+from jobledger.ledger.additions.bulk import BulkResult
 from jobledger.ledger.children import Children, Parent
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.dead_letters import Changes, Requeuing, requeue
-from jobledger.ledger.enqueueing import Enqueuer, unpack
+from jobledger.ledger.enqueuer import Enqueuer, unpack
 from jobledger.ledger.event_stream import EventOptions, EventStream, open_events, open_subscription
 from jobledger.ledger.handle import JobHandle, ReadsResults, execute
 from jobledger.ledger.held_lock import HeldLock
-from jobledger.ledger.limits.defining import CodeLimits
+from jobledger.ledger.limits.definitions import CodeLimits
 from jobledger.ledger.locks import WAIT_S_DEFAULT, Locks
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Command, Discard, Note, Stamp
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from jobledger.ledger.graphs.verbs import GraphVerbs
     from jobledger.ledger.named.book import AnnouncedTasks
     from jobledger.ledger.named.verbs import NamedJob, NamedMany, NamedOptions
-    from jobledger.ledger.reruns.beginning import Rerun
-    from jobledger.ledger.webhooks.receiving import BodyStore, Outcome
+    from jobledger.ledger.reruns.plans import Rerun
+    from jobledger.ledger.webhooks.receiver import BodyStore, Outcome
     from jobledger.ledger.webhooks.verbs import RouteVerbs
 
 P = ParamSpec("P")
@@ -211,7 +211,7 @@ class Ledger:
         """Add one job by the name of its task, as workers announced it; `how` is in `NamedOptions`.
 
         `input`: the arguments as JSON text (bytes or `msgspec.Raw`), which is stored as it is, or as a value. It is checked
-        by the announced schema as far as `adding.schemas` says; the worker's code checks all of it.
+        by the announced schema as far as `additions.schemas` says; the worker's code checks all of it.
 
         Raises: TaskNotFoundError with near names for a task that no worker ever announced; InvalidInputError also for a
             unique task whose key only its code can make; else as `enqueue`.
@@ -461,7 +461,7 @@ class Ledger:
             copies of what was undone or archived, and of what failed where the run may go on; UnreachableError, after
             which the same with an `id` is safe.
         """
-        from jobledger.ledger.reruns.beginning import rerun  # noqa: PLC0415 - others need nothing of it
+        from jobledger.ledger.reruns.plans import rerun  # noqa: PLC0415 - others need nothing of it
 
         ref = (await self._named(run, queue)).ref
         return await rerun(self, self._enqueuer, ref, from_step=from_step, failed=failed, **how)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from jobledger.ledger.adding.bulk import BulkResult
+from jobledger.ledger.additions.bulk import BulkResult
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.graphs.batch_end import count_of, spec_of
 from jobledger.ledger.graphs.batch_run import BatchSpec, run_batch

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from jobledger.ledger.limits.defining import CodeLimits
+from jobledger.ledger.limits.definitions import CodeLimits
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import PayloadRef

@@ -10,7 +10,7 @@ import msgspec
 
 from jobledger.ledger.model.chain import JobView, load, transact
 from jobledger.ledger.model.commands import GiveSignal
-from jobledger.ledger.model.deciding.runs import SIGNALS_MAX
+from jobledger.ledger.model.decision_parts.runs import SIGNALS_MAX
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
     JobNotFoundError,
@@ -25,7 +25,7 @@ from jobledger.ledger.parts import Client
 from jobledger.ledger.tasks import Task
 
 if TYPE_CHECKING:
-    from jobledger.ledger.adding.announced import AnnouncedTask
+    from jobledger.ledger.additions.announced import AnnouncedTask
     from jobledger.ledger.named.book import AnnouncedTasks
 
 T = TypeVar("T")

@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Final, Literal
 
 import anyio
 
+from jobledger.ledger.files import need_own_folder, open_file, open_to_write, rename_over
 from jobledger.ledger.model.errors import (
     ConfigurationError,
     PortInUseError,
@@ -26,7 +27,6 @@ from jobledger.ledger.model.errors import (
     ServerStartError,
     StoreInUseError,
 )
-from jobledger.ledger.opening import need_own_folder, open_file, open_to_write, rename_over
 
 if sys.platform != "win32":
     import fcntl

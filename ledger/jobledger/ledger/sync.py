@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeV
 import msgspec
 
 from jobledger.ledger import client, event_stream, handle
-from jobledger.ledger.adding.bulk import BulkResult
-from jobledger.ledger.connecting.connect import connect as connect_asynchronously
+from jobledger.ledger.additions.bulk import BulkResult
+from jobledger.ledger.connection.connect import connect as connect_asynchronously
 from jobledger.ledger.dead_letters import Changes
 from jobledger.ledger.event_stream import EventOptions
 from jobledger.ledger.feed import Feed
@@ -35,7 +35,7 @@ from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.nats.attempt_logs import JobLogs
 from jobledger.ledger.outcome import Wish
 from jobledger.ledger.parts import AnyJob
-from jobledger.ledger.schedules.blocking import BlockingSchedules
+from jobledger.ledger.schedules.sync import BlockingSchedules
 from jobledger.ledger.sent_signals import AnySignal
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo
 from jobledger.ledger.tasks import Result, Task, TaskWithInput, TaskWithOptions
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from jobledger.ledger.model.graphs.stored import StoredGraph
     from jobledger.ledger.model.named_chain import ChangedValue
     from jobledger.ledger.named.verbs import NamedJob, NamedOptions
-    from jobledger.ledger.reruns.beginning import Rerun
-    from jobledger.ledger.webhooks.receiving import Outcome
+    from jobledger.ledger.reruns.plans import Rerun
+    from jobledger.ledger.webhooks.receiver import Outcome
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -520,7 +520,7 @@ class EventStream:
 def connect(url: str | None = None, **settings: Any) -> Ledger:
     """Open a ledger, for the length of a `with` block or, called plainly, until `close` or the process's end.
 
-    Settings and errors are those of `connecting.connect`.
+    Settings and errors are those of `connection.connect`.
     """
     caller = LoopThread(functools.partial(connect_asynchronously, url, **settings))
     caller.open()

@@ -5,7 +5,7 @@ Nothing here is the truth: a projection can be deleted at any time and made agai
 
 from typing import TYPE_CHECKING
 
-from jobledger.ledger.loading.on_demand import on_demand
+from jobledger.ledger.loader.on_demand import on_demand
 from jobledger.projections.errors import (
     CursorMismatchError,
     DamagedProjectionError,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     )
     from jobledger.projections.queries.store import Store
     from jobledger.projections.read_model import ReadModel, ReadModelLayout
-    from jobledger.projections.rebuilding import rebuild
+    from jobledger.projections.rebuilds import rebuild
     from jobledger.projections.search import parse_search, search_text
     from jobledger.projections.snapshots import SnapshotConfig, Snapshots
     from jobledger.projections.statistics.answers import (
@@ -80,7 +80,7 @@ else:  # the same as a table
             "queries.rows": ("AttemptRow", "DeadLetterGroup", "DeadLetterRow", "JobRow", "SlowAttempt"),
             "queries.store": ("Store",),
             "read_model": ("ReadModel", "ReadModelLayout"),
-            "rebuilding": ("rebuild",),
+            "rebuilds": ("rebuild",),
             "search": ("parse_search", "search_text"),
             "snapshots": ("SnapshotConfig", "Snapshots"),
             "statistics.answers": (

@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 
 from jobledger.projections.errors import ProjectionError
-from jobledger.projections.filling import ProgressCallback
+from jobledger.projections.filler import ProgressCallback
 
 _SHOW_S: Final = 0.1
 _STOP_S: Final = 0.005

@@ -16,7 +16,7 @@ from jobledger.ledger.model.errors import NotFoundError
 from jobledger.ledger.model.log import Log
 from jobledger.projections import files
 from jobledger.projections.errors import ProjectionError
-from jobledger.projections.filling import ProgressCallback
+from jobledger.projections.filler import ProgressCallback
 from jobledger.projections.position import read_position
 from jobledger.projections.projector import Projector
 from jobledger.projections.statistics.counted import read_counts

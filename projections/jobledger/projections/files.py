@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from jobledger.ledger.opening import (
+from jobledger.ledger.files import (
     UnfitFileError,
     make_folder,
     open_file,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from jobledger.audit.export.parquet import need_pyarrow
+from jobledger.ledger.files import make_folder, open_to_write, sync_file, sync_path
 from jobledger.ledger.model.errors import InvalidInputError
-from jobledger.ledger.opening import make_folder, open_to_write, sync_file, sync_path
 from jobledger.projections.queries.store import Store
 from jobledger.projections.table import Column, View
 from jobledger.projections.tables.registry import all_views

@@ -1,4 +1,4 @@
-"""The projector: brings a file up to the ledger, once or for ever; see `filling` for how rows and position change."""
+"""The projector: brings a file up to the ledger, once or for ever; see `filler` for how rows and position change."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from jobledger.ledger.model.codec import Message
 from jobledger.projections.errors import DamagedProjectionError, OlderSchemaError, ProjectionTimeoutError
-from jobledger.projections.filling import Filler, ProgressCallback, ProjectorConfig, reading, stored_bytes
+from jobledger.projections.filler import Filler, ProgressCallback, ProjectorConfig, reading, stored_bytes
 from jobledger.projections.position import Position, read_position
-from jobledger.projections.rebuilding import rebuild
+from jobledger.projections.rebuilds import rebuild
 
 __all__ = ["Position", "ProgressCallback", "Projector", "ProjectorConfig", "read_position"]
 

@@ -24,8 +24,8 @@ from typing import Final
 import anyio.to_thread
 import msgspec
 
+from jobledger.ledger.files import make_folder, open_file, open_to_write, rename_over, sync_path
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
-from jobledger.ledger.opening import make_folder, open_file, open_to_write, rename_over, sync_path
 from jobledger.projections import files
 from jobledger.projections.errors import ProjectionConfigError, ProjectionError
 

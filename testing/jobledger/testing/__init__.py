@@ -6,21 +6,21 @@ an embedded server. pytest loads this package in every suite, most of which want
 
 from typing import TYPE_CHECKING
 
-from jobledger.ledger.loading.on_demand import on_demand
+from jobledger.ledger.loader.on_demand import on_demand
 
 if TYPE_CHECKING:
-    from jobledger.testing.asserting import assert_enqueued
-    from jobledger.testing.blocking import BlockingMemoryLedger
+    from jobledger.testing.assertions import assert_enqueued
     from jobledger.testing.clock import MovableClock
     from jobledger.testing.memory import MemoryLedger
     from jobledger.testing.plugin import AssertEnqueued, MemoryWorker, ServerWorker
     from jobledger.testing.runs import RunReport, after, run_in_memory
+    from jobledger.testing.sync import BlockingMemoryLedger
 else:  # the same as a table
     __getattr__, __dir__ = on_demand(
         __name__,
         {
-            "asserting": ("assert_enqueued",),
-            "blocking": ("BlockingMemoryLedger",),
+            "assertions": ("assert_enqueued",),
+            "sync": ("BlockingMemoryLedger",),
             "clock": ("MovableClock",),
             "memory": ("MemoryLedger",),
             "plugin": ("AssertEnqueued", "MemoryWorker", "ServerWorker"),

@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, M
 from datetime import datetime, timedelta
 from typing import Any, Final, ParamSpec, Self, Unpack, cast
 
-from jobledger.ledger.adding.announced import entry_of
-from jobledger.ledger.adding.bulk import BulkResult
+from jobledger.ledger.additions.announced import entry_of
+from jobledger.ledger.additions.bulk import BulkResult
 from jobledger.ledger.children import Children
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import LedgerConfig
-from jobledger.ledger.enqueueing import Enqueuer
+from jobledger.ledger.enqueuer import Enqueuer
 from jobledger.ledger.event_stream import EventOptions, EventStream
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.locks import Locks
@@ -36,12 +36,12 @@ from jobledger.ledger.schedules.in_code import AnyTask, Schedule
 from jobledger.ledger.schedules.verbs import ScheduleVerbs
 from jobledger.ledger.subscriptions.options import SubscriptionConfig, configured
 from jobledger.ledger.tasks import Task, TaskRegistry, TaskWithOptions
+from jobledger.testing.backlog import Pending
 from jobledger.testing.clock import MovableClock
-from jobledger.testing.crashing import MortalLog
+from jobledger.testing.mortal_log import MortalLog
 from jobledger.testing.parts import Loopback, MemoryBodies, MemoryLeases, MemoryValues
-from jobledger.testing.running import Pending
-from jobledger.workers.reactors.schedules.declaring import Declaring
-from jobledger.workers.reactors.schedules.hooking import with_hooks
+from jobledger.workers.reactors.schedules.declarations import Declaring
+from jobledger.workers.reactors.schedules.hooks import with_hooks
 
 P = ParamSpec("P")
 

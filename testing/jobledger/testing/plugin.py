@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from jobledger.ledger import Ledger, Task
     from jobledger.ledger.handle import JobHandle
     from jobledger.ledger.model.job import Job
-    from jobledger.testing.blocking import BlockingMemoryLedger
     from jobledger.testing.memory import MemoryLedger
+    from jobledger.testing.sync import BlockingMemoryLedger
 
 AssertEnqueued = Callable[..., Awaitable["list[JobHandle[Any]]"]]
 
@@ -81,7 +81,7 @@ def ledger() -> MemoryLedger:
 @pytest.fixture
 def blocking_ledger() -> Iterator[BlockingMemoryLedger]:
     """A ledger in memory for tests that block, new for each test, with `run_pending`, `advance` and `clock`."""
-    from jobledger.testing.blocking import BlockingMemoryLedger  # noqa: PLC0415 - see the module
+    from jobledger.testing.sync import BlockingMemoryLedger  # noqa: PLC0415 - see the module
 
     with BlockingMemoryLedger() as ledger:
         yield ledger
@@ -96,7 +96,7 @@ def worker(ledger: MemoryLedger) -> MemoryWorker:
 @pytest.fixture
 def assert_enqueued(request: pytest.FixtureRequest) -> AssertEnqueued:
     """`assert_enqueued(task, count=1, **arguments)` on the ledger that the test has: `server_ledger`, else `ledger`."""
-    from jobledger.testing.asserting import assert_enqueued  # noqa: PLC0415 - see the module
+    from jobledger.testing.assertions import assert_enqueued  # noqa: PLC0415 - see the module
 
     name = "server_ledger" if "server_ledger" in request.fixturenames else "ledger"
     return functools.partial(assert_enqueued, request.getfixturevalue(name))

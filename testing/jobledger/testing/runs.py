@@ -19,9 +19,9 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.outcome import Wish
 from jobledger.ledger.runs.signals import Signal
 from jobledger.ledger.tasks import Result, Task, TaskWithOptions
+from jobledger.testing.backlog import Pending
 from jobledger.testing.clock import MovableClock
 from jobledger.testing.memory import MemoryLedger
-from jobledger.testing.running import Pending
 from jobledger.testing.stand_ins import Fakes, StandIns
 
 T = TypeVar("T")

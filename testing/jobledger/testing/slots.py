@@ -19,7 +19,7 @@ from jobledger.ledger.model.limits.grants import POLICY, Decision, Granter
 from jobledger.ledger.model.limits.names import split
 from jobledger.ledger.model.subjects import JobRef, aggregate_of
 from jobledger.ledger.nats.pauses import queue_state
-from jobledger.workers.reactors.flow.cancelling import cancel_command
+from jobledger.workers.reactors.flow.cancels import cancel_command
 
 #: The limit of a queue whose jobs take turns. One of them is let in at a time, since one job runs at a time here.
 _FAIR: Final = "queue"

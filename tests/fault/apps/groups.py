@@ -12,8 +12,8 @@ import random
 from typing import Any, Final
 
 from jobledger.ledger import Run, Signal, task, workflow
-from jobledger.workers.reactors.children.opening import Opening
-from jobledger.workers.reactors.children.reaching import Reaching
+from jobledger.workers.reactors.children.creation import Opening
+from jobledger.workers.reactors.children.reach import Reaching
 
 _CRASH = float(os.environ.get("GROUPS_CRASH", "0"))
 _CRASH_LATER = float(os.environ.get("GROUPS_CRASH_LATER", "0"))

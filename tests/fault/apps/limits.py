@@ -14,7 +14,7 @@ import time
 from jobledger.ledger import Context, task
 from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.limits.flow import FlowEvent, Granted, GrantedJob
-from jobledger.workers.reactors.flow.admitting import Admitting
+from jobledger.workers.reactors.flow.admission import Admitting
 from jobledger.workers.reactors.flow.place import Chain
 
 _CRASH = float(os.environ.get("LIMITS_CRASH", "0"))

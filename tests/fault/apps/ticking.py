@@ -15,7 +15,7 @@ from jobledger.ledger import TaskRegistry, connect, task
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.schedules.events import ScheduleEvent
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.schedules.acting import Schedules
+from jobledger.ledger.schedules.changes import Schedules
 from jobledger.workers import Worker, WorkerConfig
 
 DIED_IN_BETWEEN = 9

@@ -17,7 +17,7 @@ from typing import Any
 
 from jobledger.ledger import Limit, Unique, connect, task
 from jobledger.ledger.model import unique as model
-from jobledger.ledger.unique.enqueueing import BegunJob, UniqueJobs
+from jobledger.ledger.unique.jobs import BegunJob, UniqueJobs
 from jobledger.ledger.unique.keys import Wish
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from tests.support.gateway import Asker, send, someone
 from tests.support.working import working
 
-from jobledger.gateway.acts.verifying import verify_task
+from jobledger.gateway.acts.verification import verify_task
 
 
 async def looking(asker: Asker) -> None:

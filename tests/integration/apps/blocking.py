@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from jobledger.ledger import sync, task
-from jobledger.ledger.connecting import connect as asynchronous
+from jobledger.ledger.connection import connect as asynchronous
 from jobledger.ledger.model.errors import ForeignLoopError, LedgerClosedError, LockLostError
 
 

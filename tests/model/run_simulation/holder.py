@@ -31,7 +31,7 @@ from jobledger.ledger.model.runs.errors import StepOverError
 from jobledger.ledger.model.runs.orders import items_of
 from jobledger.ledger.model.runs.steps import Step, admissible, is_over, next_signal
 from jobledger.ledger.parts import Client
-from jobledger.workers.reactors.children.opening import Opening
+from jobledger.workers.reactors.children.creation import Opening
 
 ERROR: Final = ErrorInfo(kind="exception", type="BoomError", message="boom")
 CHILD_FAILED: Final = ErrorInfo(kind="child_failed", type="ChildFailedError", message="a child failed")

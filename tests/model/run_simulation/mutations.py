@@ -13,12 +13,12 @@ from tests.model.run_simulation.others import SimReactor
 from jobledger.ledger.model import decisions
 from jobledger.ledger.model.chain import JobView
 from jobledger.ledger.model.commands import Join, Stamp
-from jobledger.ledger.model.deciding import carried, facts, runs
+from jobledger.ledger.model.decision_parts import carried, facts, runs
 from jobledger.ledger.model.events import Joined, JoinFact
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.runs.orders import ChildOrder
 from jobledger.ledger.model.runs.steps import admit
-from jobledger.workers.reactors.children.reaching import Reaching
+from jobledger.workers.reactors.children.reach import Reaching
 
 Planted = AbstractContextManager[Any]
 

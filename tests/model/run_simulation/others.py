@@ -42,9 +42,9 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.parts import Client
 from jobledger.ledger.timers import wait_timer
-from jobledger.workers.reactors.children.joining import Joining
-from jobledger.workers.reactors.children.opening import Opening
-from jobledger.workers.reactors.children.reaching import Reaching
+from jobledger.workers.reactors.children.creation import Opening
+from jobledger.workers.reactors.children.joins import Joining
+from jobledger.workers.reactors.children.reach import Reaching
 from jobledger.workers.reactors.children.reactor import ChildrenReactor
 
 #: What people may prefer; see `wish`.

@@ -13,7 +13,7 @@ from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.model import chain as chain_module
 from jobledger.ledger.model.chain import JobView, load
 from jobledger.ledger.model.commands import Dispatch, Outcome
-from jobledger.ledger.model.deciding import facts
+from jobledger.ledger.model.decision_parts import facts
 from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.events import Cause, JobEvent
 from jobledger.ledger.model.log import Entry, Log
@@ -21,7 +21,7 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.jetstream import JetStreamLog
 from jobledger.ledger.nats.leases import JetStreamLeases
 from jobledger.workers.attempt.attempt import Attempts
-from jobledger.workers.attempt.running import Attempt
+from jobledger.workers.attempt.control import Attempt
 from jobledger.workers.attempt.settlement import ACK
 
 Planted = contextlib.AbstractContextManager[Any]
@@ -72,7 +72,7 @@ def take_a_lost_race_for_won() -> Planted:
 
     return _all(
         mock.patch.object(chain_module, "commit", commit),
-        mock.patch("jobledger.workers.attempt.recording.commit", commit),
+        mock.patch("jobledger.workers.attempt.recorder.commit", commit),
     )
 
 

@@ -22,7 +22,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.nats import pauses
 from jobledger.workers import worker as worker_module
-from jobledger.workers.reactors import hosting
+from jobledger.workers.reactors import hosts
 from jobledger.workers.reactors.reactor import Reactor
 from jobledger.workers.reactors.reconciler import Reconciler
 
@@ -97,8 +97,8 @@ def patched() -> Generator[None, None, None]:
         mock.patch.object(os, "getpid", _pid),
         mock.patch.object(random, "Random", SOURCES.new_random),
         mock.patch.object(worker_module, "Watchdog", Idle),
-        mock.patch.object(hosting, "Reconciler", SOURCES.new_reconciler),
-        mock.patch.object(hosting, "FlowReactor", Idle),  # no job here has a limit
+        mock.patch.object(hosts, "Reconciler", SOURCES.new_reconciler),
+        mock.patch.object(hosts, "FlowReactor", Idle),  # no job here has a limit
         mock.patch.object(pauses, "begin_at_living", _as_given),  # this server lets nobody read a whole lane
         # Coroutines of crashed processes are closed when nobody refers to them; some object, and nobody cares.
         mock.patch.object(sys, "unraisablehook", return_value=None),

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from jobledger.ledger.loading.on_demand import on_demand
+from jobledger.ledger.loader.on_demand import on_demand
 from jobledger.ledger.logs.job_filter import JobFilter
 
 if TYPE_CHECKING:

@@ -17,14 +17,14 @@ from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.attempt.abandoned import AbandonedSlots
 from jobledger.workers.attempt.attempt import Attempts
 from jobledger.workers.attempt.cancels import CancelWatch
+from jobledger.workers.attempt.control import Attempt
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.hooks import HookRunner
-from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.pool.pool import ProcessPool
-from jobledger.workers.reactors.children.opening import Opening
-from jobledger.workers.reactors.hosting import flow_reactor, start_reactors
+from jobledger.workers.reactors.children.creation import Opening
+from jobledger.workers.reactors.hosts import flow_reactor, start_reactors
 from jobledger.workers.retry_policy import RetryPolicy
 from jobledger.workers.runs.calls import InPlaceOf
 from jobledger.workers.runs.children import ChildJobs

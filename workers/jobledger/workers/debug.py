@@ -58,12 +58,12 @@ from jobledger.ledger.options import Rules
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.tasks import Task
 from jobledger.workers.attempt.abandoned import AbandonedSlots
+from jobledger.workers.attempt.control import Attempt, Control
 from jobledger.workers.attempt.execution import Execution
-from jobledger.workers.attempt.running import Attempt, Control
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.past_log import PastLog
 from jobledger.workers.pool.pool import PoolConfig, ProcessPool
-from jobledger.workers.reactors.children.opening import Opening
+from jobledger.workers.reactors.children.creation import Opening
 from jobledger.workers.retry_policy import RetryPolicy
 from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.execution import RunExecution

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-from jobledger.workers.attempt.running import Attempt
+from jobledger.workers.attempt.control import Attempt
 
 logger = logging.getLogger("jobledger.workers.watchdog")
 

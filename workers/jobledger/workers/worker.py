@@ -27,27 +27,27 @@ from jobledger.ledger.nats.fleet_clock import apart_s
 from jobledger.ledger.nats.leases import task_word
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import TaskRegistry
-from jobledger.workers.announcing import announce_tasks
+from jobledger.workers.announcement import announce_tasks
 from jobledger.workers.attempt.abandoned import AbandonedSlots
 from jobledger.workers.attempt.attempt import Attempts
 from jobledger.workers.attempt.cancels import CancelWatch
+from jobledger.workers.attempt.control import Attempt
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.attempt.intake import Intake
 from jobledger.workers.attempt.kept import KeptChains
 from jobledger.workers.attempt.log_keeper import LogKeeper
 from jobledger.workers.attempt.pause_watch import PauseWatch
-from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.attempt.settlement import elsewhere_s, nak
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.declared_routes import declare_routes
 from jobledger.workers.pool.pool import ProcessPool
-from jobledger.workers.reactors.children.opening import Opening
+from jobledger.workers.reactors.children.creation import Opening
 from jobledger.workers.reactors.flow.reactor import FlowCounts, FlowReactor
-from jobledger.workers.reactors.hosting import flow_reactor, start_reactors
-from jobledger.workers.reactors.schedules.declaring import Declaring
-from jobledger.workers.reactors.schedules.hooking import with_hooks
+from jobledger.workers.reactors.hosts import flow_reactor, start_reactors
+from jobledger.workers.reactors.schedules.declarations import Declaring
+from jobledger.workers.reactors.schedules.hooks import with_hooks
 from jobledger.workers.retry_policy import RetryPolicy
 from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.execution import RunExecution

@@ -20,7 +20,7 @@ from jobledger.ledger.model.hooks.schemes import Scheme
 from jobledger.ledger.model.log import events_among
 from jobledger.ledger.model.rights.marks import PAYLOAD, PAYLOADS, SAID_HEADERS
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.webhooks.receiving import Arrival, Outcome
+from jobledger.ledger.webhooks.receiver import Arrival, Outcome
 
 _TASKS_LOOKED_AT: Final = 100
 

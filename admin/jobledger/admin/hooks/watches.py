@@ -16,7 +16,7 @@ from jobledger.ledger.model.hooks.watch import (
     WatchDefinition,
     bound_words,
 )
-from jobledger.ledger.webhooks.acting import all_watches, change_watch, events_of
+from jobledger.ledger.webhooks.changes import all_watches, change_watch, events_of
 
 
 class WatchInfo(msgspec.Struct, frozen=True, kw_only=True):

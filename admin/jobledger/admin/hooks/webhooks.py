@@ -10,7 +10,7 @@ import msgspec
 import uuid_utils
 
 from jobledger.admin.events.changes import Change, newest_and_changes
-from jobledger.ledger.access.acting import acting_for
+from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.chain import EMPTY_CHAIN, link
@@ -36,14 +36,14 @@ from jobledger.ledger.model.hooks.webhook import (
     WebhookCommand,
 )
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE, JobRef, check_token
-from jobledger.ledger.webhooks.acting import (
+from jobledger.ledger.webhooks.changes import (
     change_webhook,
     events_of,
     find_webhook,
     histories,
     update_webhook,
 )
-from jobledger.ledger.webhooks.making import DELIVER, DeliverInput
+from jobledger.ledger.webhooks.deliveries import DELIVER, DeliverInput
 from jobledger.ledger.webhooks.redelivery import Only, Plan, plan_redelivery, redeliver
 
 _TEST_TIMEOUT_S: Final = 60.0

@@ -19,7 +19,7 @@ from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.model.rights.marks import PAYLOADS
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.subscriptions.consumers import SubscriptionInfo
-from jobledger.ledger.unique.reading import KeyHolder
+from jobledger.ledger.unique.queries import KeyHolder
 from jobledger.projections import QueueRow, Store
 from jobledger.projections.statistics.held import read_held
 from jobledger.projections.tables.limits import LimitRow, limit_rows

@@ -11,6 +11,7 @@ import anyio.to_thread
 
 from jobledger.admin.rows import Rows
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.files import make_folder, open_file, open_to_write, rename_over, sync_file
 from jobledger.ledger.model.errors import (
     AmbiguousIdError,
     InvalidInputError,
@@ -18,7 +19,6 @@ from jobledger.ledger.model.errors import (
     NotFoundError,
 )
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.opening import make_folder, open_file, open_to_write, rename_over, sync_file
 from jobledger.ledger.tables.errors import TableExpiredError, TableState
 from jobledger.ledger.tables.record import TableRecord
 from jobledger.ledger.tables.stores import MissingFileError, open_store

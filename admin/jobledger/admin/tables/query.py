@@ -14,8 +14,8 @@ import msgspec
 from jobledger.admin.rows import Rows
 from jobledger.admin.tables.files import export_table, tables_of
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.files import open_file
 from jobledger.ledger.model.errors import InvalidInputError, NotFoundError
-from jobledger.ledger.opening import open_file
 from jobledger.ledger.tables.extra import load, need_tables
 from jobledger.projections.queries.sql import SqlAnswer
 from jobledger.projections.tables.run_tables import TableRow

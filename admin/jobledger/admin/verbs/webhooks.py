@@ -27,7 +27,7 @@ from jobledger.admin.verbs.kit import (
     verb,
 )
 from jobledger.ledger.model.hooks.webhook import Pause, Remove, Resume, WebhookCommand
-from jobledger.ledger.webhooks.acting import change_webhook
+from jobledger.ledger.webhooks.changes import change_webhook
 
 Name = Annotated[str, option("The webhook's name.", "NAME")]
 _WRITES: Final = ("LEDGER_FULL", "LEDGER_BUSY", "JOB_INVALID_INPUT", "NOT_FOUND")

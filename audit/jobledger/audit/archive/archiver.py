@@ -36,6 +36,7 @@ from jobledger.audit.export.payloads import check_payloads
 from jobledger.audit.trail_words import first_few
 from jobledger.audit.verify import CheckOptions, verify
 from jobledger.audit.verify.definitions import Definitions, fitting
+from jobledger.ledger.files import make_folder, sync_path
 from jobledger.ledger.model.chain import JobView, commit, fold, load, transact
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Carry
@@ -57,7 +58,6 @@ from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived, LimitInFo
 from jobledger.ledger.model.schedules.events import Removed
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.opening import make_folder, sync_path
 from jobledger.ledger.timers import wait_timer
 
 #: Chains that are carried at a time.

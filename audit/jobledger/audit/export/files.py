@@ -19,11 +19,11 @@ import msgspec
 
 from jobledger.audit.errors import ExportDamagedError
 from jobledger.audit.export.manifest import ExportedFile, FileFormat, file_name
+from jobledger.ledger.files import open_file, open_to_write, sync_file
 from jobledger.ledger.model.aggregates import read_message
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import CorruptLedgerError
 from jobledger.ledger.model.times import time_text
-from jobledger.ledger.opening import open_file, open_to_write, sync_file
 
 #: A file is full when it holds this many bytes.
 FILE_BYTES_MAX: Final = 64 << 20

@@ -15,9 +15,9 @@ from typing import Final, Literal
 import msgspec
 
 from jobledger.audit.errors import ExportDamagedError, NotAnExportError
+from jobledger.ledger.files import open_file
 from jobledger.ledger.model.errors import NotFoundError
 from jobledger.ledger.model.subjects import JobRef, Names, is_token
-from jobledger.ledger.opening import open_file
 
 #: The version of the format; a field more or less makes another one. The first one had no `payloads`.
 FORMAT: Final = 2

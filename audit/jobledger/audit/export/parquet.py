@@ -15,9 +15,9 @@ from typing import Any, Final
 from jobledger.audit.export.columns import Columns, columns_of
 from jobledger.audit.export.files import Damage, Row, altered, unreadable
 from jobledger.audit.export.manifest import ExportedFile, FileFormat, file_name
+from jobledger.ledger.files import open_file, open_to_write, sync_file
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import ConfigurationError
-from jobledger.ledger.opening import open_file, open_to_write, sync_file
 
 _ROW_GROUP_ROWS: Final = 4_096
 _ROW_GROUP_BYTES: Final = 8 << 20

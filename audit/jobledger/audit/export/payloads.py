@@ -21,11 +21,11 @@ from jobledger.audit.errors import ExportDamagedError
 from jobledger.audit.export.files import altered_size, unreadable
 from jobledger.audit.export.manifest import ExportedPayloads, Manifest
 from jobledger.audit.verify.references import Reference, References
+from jobledger.ledger.files import make_folder, open_file, open_to_write, sync_file, sync_path
 from jobledger.ledger.model.codec import is_digest
 from jobledger.ledger.model.errors import PayloadMissingError, PayloadState
 from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.lifecycle import StoreName
-from jobledger.ledger.opening import make_folder, open_file, open_to_write, sync_file, sync_path
 
 PAYLOADS: Final = "payloads"  #: the folder
 PAYLOAD_LIST: Final = "payloads.jsonl"

@@ -35,13 +35,13 @@ from jobledger.audit.export.manifest import (
 from jobledger.audit.export.payloads import PayloadSource, check_payloads, clear_payloads, write_payloads
 from jobledger.audit.export.reader import check_files
 from jobledger.audit.verify.references import References
+from jobledger.ledger.files import make_folder, open_to_write, sync_file, sync_path
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import InvalidInputError, LedgerError, NotFoundError, SequenceGapError
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.model.version import version
-from jobledger.ledger.opening import make_folder, open_to_write, sync_file, sync_path
 
 _EVERYTHING: Final = Selection()
 _LOCK_TRIES_MAX: Final = 10

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
+from jobledger.ledger.files import open_file, open_to_write, sync_file
 from jobledger.ledger.model.errors import ConfigurationError
-from jobledger.ledger.opening import open_file, open_to_write, sync_file
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

@@ -19,12 +19,12 @@ import msgspec
 
 from jobledger.audit.seals.keys import Signer, TrustedKeys
 from jobledger.audit.seals.merkle import MerkleTree
+from jobledger.ledger.files import open_file
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, MalformedEventError
 from jobledger.ledger.model.log import Log, end_of_chain, events_among
 from jobledger.ledger.model.reactor import REACTOR, SEALS, SealRecorded
 from jobledger.ledger.model.subjects import Names
-from jobledger.ledger.opening import open_file
 
 #: More events than this are sealed in several ranges, so that each can be checked alone.
 SEAL_EVENTS_MAX: Final = 100_000

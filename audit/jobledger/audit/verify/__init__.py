@@ -1,6 +1,6 @@
 """The checker: whether a ledger, or an export of one, is what its events say it is. Reads only.
 
-`checking` reads a whole ledger and feeds the `checker`, which holds each event to the `rules`. What it keeps of jobs
+`verification` reads a whole ledger and feeds the `checker`, which holds each event to the `rules`. What it keeps of jobs
 are `records` in a `store` of bounded memory; `tally` counts. `chains` and `seals` are the parts about what is no job,
 `links` about hash links, `earlier` about an earlier report, `payloads` about large values with their `references`,
 `times` the one about the server's times. `options` is what a caller says, `report` what it gets, `unproven`
@@ -9,19 +9,19 @@ what the report does not prove, `file` a report on the disk.
 
 from typing import TYPE_CHECKING
 
-from jobledger.ledger.loading.on_demand import on_demand
+from jobledger.ledger.loader.on_demand import on_demand
 
 if TYPE_CHECKING:
     from jobledger.audit.verify.checker import Checker
-    from jobledger.audit.verify.checking import Witness, leftovers, verify
     from jobledger.audit.verify.options import CheckOptions, Expected, Leftover
     from jobledger.audit.verify.report import Compared, Report, Violation
+    from jobledger.audit.verify.verification import Witness, leftovers, verify
 else:  # the same as a table
     __getattr__, __dir__ = on_demand(
         __name__,
         {
             "checker": ("Checker",),
-            "checking": ("Witness", "leftovers", "verify"),
+            "verification": ("Witness", "leftovers", "verify"),
             "options": ("CheckOptions", "Expected", "Leftover"),
             "report": ("Compared", "Report", "Violation"),
         },

@@ -14,8 +14,8 @@ import msgspec
 
 from jobledger.audit.seals.keys import Signer, TrustedKeys
 from jobledger.audit.verify.report import Report
+from jobledger.ledger.files import open_file, write_whole
 from jobledger.ledger.model.errors import InvalidInputError, NotFoundError
-from jobledger.ledger.opening import open_file, write_whole
 
 #: What the signed text begins with: no seal can be taken for a report.
 SIGNED: Final = b"jobledger report 1\n"

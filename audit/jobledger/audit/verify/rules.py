@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from typing import Final, cast
 
 from jobledger.audit.verify.options import Expected
-from jobledger.audit.verify.runs.deciding import broken_run
+from jobledger.audit.verify.runs.run_rules import broken_run
 from jobledger.ledger.model.aggregate import Broken
-from jobledger.ledger.model.deciding.carried import difference
+from jobledger.ledger.model.decision_parts.carried import difference
 from jobledger.ledger.model.events import (
     Carried,
     Completed,

@@ -22,8 +22,8 @@ from jobledger.cli.output import Output
 from jobledger.cli.session import operator, until_closed, watch_signals
 from jobledger.cli.times import seconds
 from jobledger.ledger import Ledger
+from jobledger.ledger.files import open_to_write
 from jobledger.ledger.model.chain import retry_raced
-from jobledger.ledger.opening import open_to_write
 from jobledger.workers.reactors.reactor import host
 from jobledger.workers.reactors.sealer import EVENTS_DEFAULT, INTERVAL_S_DEFAULT, Sealer, SealingConfig
 

@@ -19,7 +19,7 @@ from jobledger.audit.watch import record_verify
 from jobledger.cli import options
 from jobledger.cli.audit import options as audit
 from jobledger.cli.audit.offline import verify_offline
-from jobledger.cli.audit.reporting import ReportPlaces, made_from_export, made_from_ledger, tell
+from jobledger.cli.audit.report_output import ReportPlaces, made_from_export, made_from_ledger, tell
 from jobledger.cli.audit.seal_options import KeptSeals, SealsAsked, SinceSeal, TrustedKeyFiles, seals_asked
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import UsageError

@@ -15,7 +15,7 @@ import typer
 
 from jobledger.admin.amounts import duration
 from jobledger.cli.command import OFFLINE, Cli, command
-from jobledger.cli.demo import keeping, tasks
+from jobledger.cli.demo import kept_store, tasks
 from jobledger.cli.demo.fleet import APP, CONCURRENCY_OF_SHOP, SIGHTS, leave_fleet
 from jobledger.cli.demo.report import DemoFigures, examine, show
 from jobledger.cli.demo.tasks import index_file
@@ -59,7 +59,7 @@ async def demo(
 ) -> None:
     """Index the standard library, one job per file, on two workers; one is killed half-way."""
     if keep is not None:
-        keeping.refuse_unfit(keep)
+        kept_store.refuse_unfit(keep)
     root = Path(sysconfig.get_path("stdlib"))
     files = _sources(root)[:files_max]
     # Everything the demo starts and stores lives in this block, and is gone after it, whatever happens; but for `keep`.
@@ -81,9 +81,9 @@ async def demo(
                         await _leave(cli.output, ledger, folder)
                 group.cancel_scope.cancel()
             if keep is not None:
-                keeping.keep(folder / "server", keep)
+                kept_store.keep(folder / "server", keep)
                 _say(cli.output, "See all of it in a browser, at the address that this prints:")
-                _say(cli.output, f"    {keeping.command_for(keep, APP)}", style="bold")
+                _say(cli.output, f"    {kept_store.command_for(keep, APP)}", style="bold")
 
 
 def _sources(root: Path) -> list[Path]:

@@ -16,7 +16,7 @@ import msgspec
 
 from jobledger.cli.errors import DemoFailedError
 from jobledger.ledger import JobState, Ledger
-from jobledger.ledger.opening import open_file, open_to_write
+from jobledger.ledger.files import open_file, open_to_write
 from jobledger.projections import JobRow, Projector, Store
 
 CONCURRENCY: Final = 4

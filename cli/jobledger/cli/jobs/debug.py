@@ -15,8 +15,8 @@ import typer
 from jobledger.audit.archive.chain import export_folders
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
-from jobledger.cli.ending import exit_at_once
 from jobledger.cli.errors import INTERRUPTED, JobNotCompletedError, StoppedBySignalError, report
+from jobledger.cli.exit import exit_at_once
 from jobledger.cli.groups import JOBS
 from jobledger.cli.one_job import JobId, found_history, newest
 from jobledger.cli.output import Output

@@ -21,7 +21,7 @@ from jobledger.cli.text import colored, shortened
 from jobledger.cli.times import time_of
 from jobledger.ledger import TaskRegistry
 from jobledger.ledger.model.runs.orders import RerunOf
-from jobledger.ledger.reruns.beginning import RerunPlan, RerunRequest
+from jobledger.ledger.reruns.plans import RerunPlan, RerunRequest
 
 _PLANNED: Final = (("copied", "copied"), ("not copied", "again"))
 _From = Annotated[

@@ -121,7 +121,7 @@ async def gateway_beside(
 
 def _listen(port: int | None) -> socket.socket:
     """Return the socket of the gateway: bound once, here, so that nobody takes its port before it begins."""
-    from jobledger.gateway.process.listening import listen  # noqa: PLC0415 - who lacks the extra was told before
+    from jobledger.gateway.process.listener import listen  # noqa: PLC0415 - who lacks the extra was told before
 
     if port is not None:
         return listen(LOOPBACK, port, option="--gateway-port")

@@ -23,7 +23,7 @@ import msgspec
 from jobledger.cli.output import Output
 from jobledger.cli.session import data_folder
 from jobledger.ledger.access.account import read_account_key
-from jobledger.ledger.opening import write_whole
+from jobledger.ledger.files import write_whole
 
 #: Refreshes at once: no script, and no click.
 _PAGE: Final = """<!doctype html>

@@ -42,8 +42,8 @@ from jobledger.workers.supervision.supervisor import Supervisor, SupervisorConfi
 if TYPE_CHECKING:
     from jobledger.gateway.access.keys import AccessSettings
     from jobledger.gateway.process.children import Hosting
-    from jobledger.gateway.process.running import Process
-    from jobledger.gateway.process.serving import Settings
+    from jobledger.gateway.process.gateway_process import Process
+    from jobledger.gateway.process.server import Settings
     from jobledger.gateway.shares import Kind, Share
 
 DEFAULT_PORT: Final = 8080
@@ -168,7 +168,7 @@ def _settings(  # noqa: PLR0917 - what the options say
     https: tuple[Path | None, Path | None],
     shares: dict[Kind, Share],
 ) -> Settings:
-    from jobledger.gateway.process.serving import Settings  # noqa: PLC0415
+    from jobledger.gateway.process.server import Settings  # noqa: PLC0415
 
     certificate, key = https
     return Settings(
@@ -189,11 +189,11 @@ def _hosting(allow_target: list[str] | None, key_file: Path | None) -> Hosting:
 
 
 async def _gateway(cli: Cli, plan: _Plan) -> None:
+    from jobledger.gateway.access.exposure import may_listen  # noqa: PLC0415
     from jobledger.gateway.access.keys import opened_access  # noqa: PLC0415
-    from jobledger.gateway.access.listening import may_listen  # noqa: PLC0415
-    from jobledger.gateway.process.listening import inherited, is_loopback, listen  # noqa: PLC0415
+    from jobledger.gateway.process.gateway_process import Process  # noqa: PLC0415
+    from jobledger.gateway.process.listener import inherited, is_loopback, listen  # noqa: PLC0415
     from jobledger.gateway.process.requests import BULK_APPENDS_MAX, SILENT_S_MAX  # noqa: PLC0415
-    from jobledger.gateway.process.running import Process  # noqa: PLC0415
 
     tune_collector()
     settings = plan.settings
@@ -288,7 +288,7 @@ def _say_ready(output: Output, bound: socket.socket, path: Path, plan: _Plan, *,
 
 
 def _entrance(bound: socket.socket, plan: _Plan, *, takes_account: bool) -> Entrance:
-    from jobledger.gateway.process.listening import url_of  # noqa: PLC0415
+    from jobledger.gateway.process.listener import url_of  # noqa: PLC0415
 
     url = url_of(bound, https=plan.settings.https_cert is not None)
     return Entrance(gateway=url, key_file=str(plan.access.account_key) if takes_account else "")
@@ -296,7 +296,7 @@ def _entrance(bound: socket.socket, plan: _Plan, *, takes_account: bool) -> Entr
 
 async def _supervise(cli: Cli, plan: _Plan, processes: int) -> int:
     """Keep several processes on one port; the first of them follows the ledger for all."""
-    from jobledger.gateway.process.listening import is_loopback, listen  # noqa: PLC0415
+    from jobledger.gateway.process.listener import is_loopback, listen  # noqa: PLC0415
     from jobledger.ledger.access.keys import all_keys  # noqa: PLC0415
 
     settings = plan.settings

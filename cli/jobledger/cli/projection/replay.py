@@ -19,10 +19,10 @@ from jobledger.cli.command import Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import TOP
 from jobledger.cli.times import parse_time
+from jobledger.ledger.files import rename_over, sync_path
 from jobledger.ledger.model.log import Log, events_among
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived
 from jobledger.ledger.model.subjects import Names
-from jobledger.ledger.opening import rename_over, sync_path
 from jobledger.projections import Store, files, moment_of, rebuild, refuse_archived
 
 _DIGITS_MAX: Final = 19  # what SQLite and the server count to

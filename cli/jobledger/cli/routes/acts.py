@@ -17,10 +17,10 @@ from jobledger.cli.pairs import pairs
 from jobledger.cli.routes.change import Name
 from jobledger.cli.session import operator
 from jobledger.cli.text import shortened
+from jobledger.ledger.files import open_file
 from jobledger.ledger.model.hooks.delivery import made_words
 from jobledger.ledger.model.json_text import check_text
-from jobledger.ledger.opening import open_file
-from jobledger.ledger.webhooks.receiving import Arrival
+from jobledger.ledger.webhooks.receiver import Arrival
 
 _BODY_BYTES_MAX: Final = 16 << 20
 _INPUT_MAX: Final = 200

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from jobledger.admin.workflows.checking import RunCheck, RunsCheck, check_runs
+from jobledger.admin.workflows.checks import RunCheck, RunsCheck, check_runs
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import RunsDivergeError, UsageError

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import msgspec
 
-from jobledger.admin.workflows.listing import WorkflowVersion, age_of, list_workflows
+from jobledger.admin.workflows.versions import WorkflowVersion, age_of, list_workflows
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import WORKFLOWS

@@ -14,7 +14,7 @@ import anyio
 import msgspec
 from starlette.requests import HTTPConnection
 
-from jobledger.gateway.access.following import Following
+from jobledger.gateway.access.follower import Following
 from jobledger.gateway.access.gate import Gate
 from jobledger.gateway.access.identity import (
     ADMITTED,

@@ -18,9 +18,9 @@ import msgspec
 
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.access.account import THIS_MACHINE
+from jobledger.ledger.files import open_file
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.errors import ConfigurationError
-from jobledger.ledger.opening import open_file
 
 _TIMEOUT_S: Final = 10.0
 _ANSWER_BYTES_MAX: Final = 1 << 20

@@ -21,11 +21,11 @@ from typing import Final
 
 import msgspec
 
+from jobledger.ledger.files import open_file
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError
 from jobledger.ledger.model.rights.authority import Principal, principal_of
 from jobledger.ledger.model.rights.grants import Permission, Role, Scope, checked_patterns, permissions_of
-from jobledger.ledger.opening import open_file
 
 _FILE_BYTES_MAX: Final = 1 << 20
 _LOOK_EVERY_S: Final = 1.0

@@ -18,9 +18,9 @@ from typing import Any, Final
 import msgspec
 from itsdangerous import BadSignature, URLSafeSerializer
 
+from jobledger.ledger.files import make_folder, open_file, open_to_write, sync_file
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.errors import ConfigurationError
-from jobledger.ledger.opening import make_folder, open_file, open_to_write, sync_file
 
 #: How long a session lasts, unless the settings say otherwise.
 SESSION_S: Final = 12 * 3600.0

@@ -24,7 +24,7 @@ from jobledger.gateway.acts.asked import (
     asker_of,
 )
 from jobledger.ledger import Context, Fail, Ledger, Snooze, task
-from jobledger.ledger.access.acting import acting_for
+from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.access.holders import authority_of
 from jobledger.ledger.model.errors import AccessDeniedError
 from jobledger.ledger.model.rights.authority import Principal

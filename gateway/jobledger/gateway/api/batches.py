@@ -10,11 +10,11 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from jobledger.gateway.api.adding import naming_no_hidden_task
-from jobledger.gateway.api.asking import WithReason
+from jobledger.gateway.api.additions import naming_no_hidden_task
+from jobledger.gateway.api.parameters import WithReason
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
-from jobledger.ledger.access.acting import acting_for
+from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.model.errors import NotFoundError
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.job import JobState

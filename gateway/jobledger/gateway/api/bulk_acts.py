@@ -26,9 +26,9 @@ from jobledger.gateway.acts.asked import (
     job_id_of,
 )
 from jobledger.gateway.acts.bulk_act import begin_act
-from jobledger.gateway.api.asking import Look, Text, aware
-from jobledger.gateway.api.listing import Which
-from jobledger.gateway.api.looking import looking
+from jobledger.gateway.api.lists import Which
+from jobledger.gateway.api.pagination import looking
+from jobledger.gateway.api.parameters import Look, Text, aware
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError

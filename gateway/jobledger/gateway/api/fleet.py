@@ -14,9 +14,9 @@ from jobledger.admin.projection import ProjectionStatus, projection_status
 from jobledger.admin.rows import AnswerPosition
 from jobledger.admin.workers import list_workers
 from jobledger.audit.watch import AuditState, audited
-from jobledger.gateway.acts.verifying import begin_check
-from jobledger.gateway.api.adding import JobEnqueued, added, existing
-from jobledger.gateway.api.asking import Limit
+from jobledger.gateway.acts.verification import begin_check
+from jobledger.gateway.api.additions import JobEnqueued, added, existing
+from jobledger.gateway.api.parameters import Limit
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError, without_files

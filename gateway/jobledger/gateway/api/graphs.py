@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from jobledger.gateway.api.adding import (
+from jobledger.gateway.api.additions import (
     REFUSALS,
     JobEnqueued,
     added,
@@ -19,7 +19,7 @@ from jobledger.gateway.api.one_job import JobAtMoment
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
-from jobledger.ledger.access.acting import acting_for
+from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.graphs.graph_run import run_graph
 from jobledger.ledger.graphs.named import NamedGraph, graph_of
 from jobledger.ledger.model.errors import InputMismatchError

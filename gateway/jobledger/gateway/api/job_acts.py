@@ -8,13 +8,13 @@ import msgspec
 
 from jobledger.admin import acts
 from jobledger.admin.objects.jobs import JobNow, job_now
-from jobledger.gateway.api.asking import WithReason
 from jobledger.gateway.api.one_job import PROBLEMS
+from jobledger.gateway.api.parameters import WithReason
 from jobledger.gateway.api.place import GatewayPlace
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError
-from jobledger.ledger.access.acting import acting_for
+from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.subjects import JobRef

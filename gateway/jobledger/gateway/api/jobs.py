@@ -22,9 +22,9 @@ from jobledger.admin.views import AttemptView, attempt_views, event_fields
 from jobledger.audit.trail import trail_of
 from jobledger.audit.verify.links import check_history
 from jobledger.audit.verify.payloads import states_of
-from jobledger.gateway.api.asking import Past
 from jobledger.gateway.api.events import stream_job
 from jobledger.gateway.api.one_job import PROBLEMS, JobAtMoment, read_job, shown
+from jobledger.gateway.api.parameters import Past
 from jobledger.gateway.events import sse
 from jobledger.gateway.events.waits import wait_for_end
 from jobledger.gateway.http.asked import ApiRequest

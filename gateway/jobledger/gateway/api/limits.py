@@ -20,14 +20,14 @@ from jobledger.admin.objects.fleet import (
     limits_listed,
 )
 from jobledger.admin.rows import AnswerPosition
-from jobledger.gateway.api.asking import Limit, Look, aware
-from jobledger.gateway.api.looking import READ, looking
+from jobledger.gateway.api.pagination import READ, looking
+from jobledger.gateway.api.parameters import Limit, Look, aware
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.scoped import limits_for
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.unique.reading import find_key, find_keys
+from jobledger.ledger.unique.queries import find_key, find_keys
 
 #: A longer span would keep the gateway busy for too long.
 _SIMULATED_MAX: Final = timedelta(days=1)

@@ -8,7 +8,7 @@ from jobledger.admin.objects.jobs import JobShown, job_shown
 from jobledger.admin.past import events_until
 from jobledger.admin.views import job_details
 from jobledger.audit.verify.links import check_history
-from jobledger.gateway.api.asking import Past
+from jobledger.gateway.api.parameters import Past
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.scoped import names_cleared

@@ -17,8 +17,8 @@ from jobledger.admin.objects.fleet import (
 )
 from jobledger.admin.queues import by_priority, drained, listed, together
 from jobledger.admin.rows import AnswerPosition
-from jobledger.gateway.api.asking import Look, WithReason, aware
-from jobledger.gateway.api.looking import READ, looking
+from jobledger.gateway.api.pagination import READ, looking
+from jobledger.gateway.api.parameters import Look, WithReason, aware
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.problems import ProblemError

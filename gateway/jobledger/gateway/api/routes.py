@@ -20,8 +20,8 @@ from jobledger.admin.hooks.routes import (
     try_route,
 )
 from jobledger.admin.rows import AnswerPosition
-from jobledger.gateway.api.asking import Limit, Look, Text
-from jobledger.gateway.api.looking import READ, looking
+from jobledger.gateway.api.pagination import READ, looking
+from jobledger.gateway.api.parameters import Limit, Look, Text
 from jobledger.gateway.hooks.references import require_route
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
@@ -29,7 +29,7 @@ from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.refused import RefusedRequest
 from jobledger.ledger.model.hooks.errors import RouteNotFoundError
 from jobledger.ledger.model.hooks.route import RouteDefinition
-from jobledger.ledger.webhooks.receiving import Arrival
+from jobledger.ledger.webhooks.receiver import Arrival
 from jobledger.projections.tables.routes import DeliveryRow, RouteRow, read_deliveries, read_routes
 
 _BODY_CHARACTERS_MAX: Final = 24 << 20

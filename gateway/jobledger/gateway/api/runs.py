@@ -12,11 +12,11 @@ from jobledger.admin.objects.jobs import GraphShown, StepsShown, graph_shown, st
 from jobledger.admin.rows import AnswerPosition
 from jobledger.admin.runs import Tree, recorded, run_tree
 from jobledger.admin.tables.first_rows import FirstRows
-from jobledger.admin.workflows.listing import WorkflowVersion
+from jobledger.admin.workflows.versions import WorkflowVersion
 from jobledger.audit.verify.links import check_history
-from jobledger.gateway.api.asking import Limit, Look, Past, WithReason, aware
-from jobledger.gateway.api.looking import READ, looking
 from jobledger.gateway.api.one_job import PROBLEMS, read_job
+from jobledger.gateway.api.pagination import READ, looking
+from jobledger.gateway.api.parameters import Limit, Look, Past, WithReason, aware
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.gateway.scoped import terms_for, tree_for, workflows_for
@@ -26,7 +26,7 @@ from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.runs.orders import RerunOf
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.reruns.beginning import RerunRequest
+from jobledger.ledger.reruns.plans import RerunRequest
 from jobledger.projections.tables.run_tables import TableRow, list_tables
 
 ROWS_MAX: Final = 100

@@ -18,12 +18,12 @@ from jobledger.admin.objects.schedules import (
 )
 from jobledger.admin.rows import AnswerPosition
 from jobledger.admin.schedules import DueTick, like_unloaded, listed_in, shown_in, tick_due
-from jobledger.gateway.api.asking import Look, aware
-from jobledger.gateway.api.looking import READ, looking
+from jobledger.gateway.api.pagination import READ, looking
+from jobledger.gateway.api.parameters import Look, aware
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.gateway.problems import ProblemError
-from jobledger.ledger.access.acting import acting_for
+from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.graphs.verbs import GraphRun
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import ScheduleNotFoundError

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.admin.graphs import ChangedGraph, changed_graph, require_of_nodes
-from jobledger.gateway.api.adding import (
+from jobledger.gateway.api.additions import (
     JobEnqueued,
     added,
     existing,
@@ -17,10 +17,10 @@ from jobledger.gateway.api.adding import (
     require_own,
     reused,
 )
-from jobledger.gateway.api.asking import Text
+from jobledger.gateway.api.parameters import Text
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
-from jobledger.ledger.access.acting import acting_for
+from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.graphs.named import NamedGraph, graph_of
 from jobledger.ledger.model.errors import InputMismatchError, InvalidInputError
 from jobledger.ledger.model.graphs.errors import GraphNotFoundError

@@ -16,7 +16,7 @@ from jobledger.admin.verbs import webhooks as webhook_verbs
 from jobledger.gateway.api import (
     batches,
     bulk_acts,
-    enqueueing,
+    enqueue,
     events,
     fleet,
     graphs,
@@ -24,11 +24,11 @@ from jobledger.gateway.api import (
     jobs,
     keys,
     limits,
-    listing,
+    lists,
     process,
     queues,
     routes,
-    running,
+    run_now,
     runs,
     schedules,
     stored_graphs,
@@ -39,9 +39,9 @@ from jobledger.gateway.hooks import receive
 from jobledger.gateway.http.endpoint import Endpoint
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    *listing.ENDPOINTS,
+    *lists.ENDPOINTS,
     *bulk_acts.ENDPOINTS,
-    *enqueueing.ENDPOINTS,
+    *enqueue.ENDPOINTS,
     *jobs.ENDPOINTS,
     *endpoints_of(job_verbs),
     *job_acts.ENDPOINTS,
@@ -57,7 +57,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *limits.ENDPOINTS,
     *endpoints_of(limit_verbs),
     *fleet.ENDPOINTS,
-    *running.ENDPOINTS,
+    *run_now.ENDPOINTS,
     *events.ENDPOINTS,
     *process.ENDPOINTS,
     *keys.ENDPOINTS,

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from jobledger.admin.verbs.kit import Declaration, Field, answer_type, declared_in, fields_of, words_in
-from jobledger.gateway.api.asking import aware
+from jobledger.gateway.api.parameters import aware
 from jobledger.gateway.api.place import GatewayPlace
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint

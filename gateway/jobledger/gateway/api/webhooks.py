@@ -18,15 +18,15 @@ from jobledger.admin.hooks.webhooks import (
     try_webhook,
 )
 from jobledger.admin.lists.jobs import JobPage, list_jobs
-from jobledger.gateway.api.asking import Limit, Look, Text, WithReason, aware
-from jobledger.gateway.api.looking import READ, looking, next_page
+from jobledger.gateway.api.pagination import READ, looking, next_page
+from jobledger.gateway.api.parameters import Limit, Look, Text, WithReason, aware
 from jobledger.gateway.hooks.references import require_secrets, require_webhook
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.ledger.model.hooks.definition import Format, Part, WebhookDefinition, WebhookTarget
 from jobledger.ledger.model.hooks.references import is_reference
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
-from jobledger.ledger.webhooks.acting import find_webhook
+from jobledger.ledger.webhooks.changes import find_webhook
 from jobledger.ledger.webhooks.redelivery import Only
 from jobledger.projections import JobFilter, SaidFilter
 

@@ -17,6 +17,7 @@ import uuid_utils
 from jobledger.gateway.client.models import Event
 from jobledger.gateway.client.problems import error_of, read_problem
 from jobledger.ledger.access.account import ACCOUNT_FILE, THIS_MACHINE, read_account_key
+from jobledger.ledger.files import data_folder
 from jobledger.ledger.model.errors import (
     ConfigurationError,
     InvalidInputError,
@@ -24,7 +25,6 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
 )
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.opening import data_folder
 from jobledger.ledger.tasks import Task, TaskWithOptions
 
 WAIT_S: Final = 30.0  #: how long one request waits for the end of a job; then the next one does

@@ -11,8 +11,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
-from jobledger.gateway.hooks.posting import PostAnswer, Poster
-from jobledger.gateway.hooks.signing import body_of, signature
+from jobledger.gateway.hooks.poster import PostAnswer, Poster
+from jobledger.gateway.hooks.signatures import body_of, signature
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.context import Context
 from jobledger.ledger.decorator import task
@@ -22,8 +22,8 @@ from jobledger.ledger.model.hooks.webhook import Disable, Fail, Succeed, Webhook
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
 from jobledger.ledger.outcome import Cancel, Retry
 from jobledger.ledger.tasks import Task
-from jobledger.ledger.webhooks.acting import change_webhook, find_webhook
-from jobledger.ledger.webhooks.making import ATTEMPTS_MAX, DELIVER, job_id
+from jobledger.ledger.webhooks.changes import change_webhook, find_webhook
+from jobledger.ledger.webhooks.deliveries import ATTEMPTS_MAX, DELIVER, job_id
 from jobledger.ledger.webhooks.message import EventMessage, told_of
 from jobledger.ledger.webhooks.secrets import Secrets, key_of
 

@@ -22,7 +22,7 @@ from jobledger.ledger.model.hooks.schemes import (
     delivery_named,
     verify,
 )
-from jobledger.ledger.webhooks.receiving import Arrival
+from jobledger.ledger.webhooks.receiver import Arrival
 from jobledger.ledger.webhooks.secrets import Secrets
 
 _log: Final = logging.getLogger("jobledger.gateway")

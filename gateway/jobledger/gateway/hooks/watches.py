@@ -17,7 +17,7 @@ from jobledger.ledger import Ledger
 from jobledger.ledger.model.errors import LedgerError, UnreachableError
 from jobledger.ledger.model.hooks.errors import WatchNotFoundError
 from jobledger.ledger.model.hooks.watch import WATCH, Judge, Watch
-from jobledger.ledger.webhooks.acting import all_watches, change_watch
+from jobledger.ledger.webhooks.changes import all_watches, change_watch
 from jobledger.projections.errors import ProjectionError
 
 logger = logging.getLogger("jobledger.gateway.hooks.watches")

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jobledger.gateway.access.gate import ArrivedRequest, Gate, Pairs
 from jobledger.gateway.access.identity import ADMITTED, CALLER, AdmittedPerson
 from jobledger.gateway.http.head import headers_of, request_id_of
-from jobledger.gateway.http.routing import refusal
+from jobledger.gateway.http.router import refusal
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError, code_of
 from jobledger.gateway.shares import Asker, network_of

@@ -19,8 +19,8 @@ from starlette.routing import Route
 
 from jobledger.gateway.access.keys import KeyAccess
 from jobledger.gateway.http.head import request_id_of
-from jobledger.gateway.pages.rendering import rendered
-from jobledger.gateway.pages.serving import ASSETS, HEADERS
+from jobledger.gateway.pages.dashboard import ASSETS, HEADERS
+from jobledger.gateway.pages.html import rendered
 from jobledger.gateway.problems import ProblemError, problem_of
 from jobledger.ledger.model.errors import LedgerError
 

@@ -40,16 +40,16 @@ def _program(name: str) -> Program:
     """Import a program, and none of what the others need."""
     match name:
         case "projector":
-            from jobledger.gateway.process.projecting import project  # noqa: PLC0415
+            from jobledger.gateway.process.projector import project  # noqa: PLC0415
 
             return project
         case "past":
-            from jobledger.gateway.process.lending import lend  # noqa: PLC0415
+            from jobledger.gateway.process.past_rows import lend  # noqa: PLC0415
 
             return lend
         case _:
             assert name == "worker", name
-            from jobledger.gateway.process.working import work  # noqa: PLC0415
+            from jobledger.gateway.process.worker import work  # noqa: PLC0415
 
             return work
 

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.model.identity import new_identity
-from jobledger.workers.announcing import announce_tasks
+from jobledger.workers.announcement import announce_tasks
 from jobledger.workers.declared_routes import declare_routes
-from jobledger.workers.reactors.schedules.declaring import Declaring
-from jobledger.workers.reactors.schedules.hooking import with_hooks
+from jobledger.workers.reactors.schedules.declarations import Declaring
+from jobledger.workers.reactors.schedules.hooks import with_hooks
 from jobledger.workers.services import outlive
 
 

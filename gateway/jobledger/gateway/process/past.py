@@ -12,8 +12,8 @@ import msgspec
 
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.process.children import Child, child
-from jobledger.gateway.process.lending import folder_of, remove_those_of_the_dead
 from jobledger.gateway.process.line import GiveBack, Lent, NotLent, Setup, Want
+from jobledger.gateway.process.past_rows import folder_of, remove_those_of_the_dead
 from jobledger.gateway.shares import opened
 from jobledger.ledger.model.errors import ServerUnreachableError
 from jobledger.projections import ProjectionError, Store

@@ -11,12 +11,12 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jobledger.gateway.http.head import request_id_of
-from jobledger.gateway.http.routing import refusal
+from jobledger.gateway.http.router import refusal
 from jobledger.gateway.life import Life
 from jobledger.gateway.problems import ProblemError, code_of
 from jobledger.gateway.process.access_log import AccessLog
 from jobledger.gateway.process.bodies import Body, has_body
-from jobledger.gateway.process.counting import Counters
+from jobledger.gateway.process.counters import Counters
 
 #: Appends in flight at once: more than all uploads may have together, so that other requests find room.
 APPENDS_MAX: Final = 2_048

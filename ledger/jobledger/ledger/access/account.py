@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from jobledger.ledger.access.secret import new_key, read_key
+from jobledger.ledger.files import make_folder, open_file, write_once
 from jobledger.ledger.model.errors import ConfigurationError
-from jobledger.ledger.opening import make_folder, open_file, write_once
 
 #: The id of every such key. The ledger's keys have random ones.
 ACCOUNT: Final = "localaccount"

@@ -11,9 +11,9 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from jobledger.ledger.adding.bulk import BulkResult
-from jobledger.ledger.adding.kind import Kind
-from jobledger.ledger.enqueueing import Enqueuer, require_member
+from jobledger.ledger.additions.bulk import BulkResult
+from jobledger.ledger.additions.kind import Kind
+from jobledger.ledger.enqueuer import Enqueuer, require_member
 from jobledger.ledger.graphs.batch_end import count_of, end_jobs, spec_of
 from jobledger.ledger.graphs.batch_run import END_STEP, BatchSpec, run_batch
 from jobledger.ledger.model.chain import load

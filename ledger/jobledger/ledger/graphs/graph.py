@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NoReturn, ParamSpec, cast
 
 import msgspec
 
-from jobledger.ledger.adding.kind import Kind
+from jobledger.ledger.additions.kind import Kind
 from jobledger.ledger.graphs.graph_run import run_graph
 from jobledger.ledger.limits.keys import KeySource, with_limits
 from jobledger.ledger.model.chain import load

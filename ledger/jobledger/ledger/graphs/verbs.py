@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 import msgspec
 
-from jobledger.ledger.enqueueing import Enqueuer
+from jobledger.ledger.enqueuer import Enqueuer
 from jobledger.ledger.graphs.graph import Graph
 from jobledger.ledger.graphs.graph_run import run_stored_graph
 from jobledger.ledger.graphs.named import NamedGraph, check_run, graph_of, named_graph

@@ -26,9 +26,9 @@ import msgspec
 from prometheus_client.exposition import gzip_accepted
 from prometheus_client.registry import Collector
 
+from jobledger.ledger.files import open_file
 from jobledger.ledger.metrics.exposition import scrape
 from jobledger.ledger.model.errors import ConfigurationError, PortInUseError
-from jobledger.ledger.opening import open_file
 
 logger = logging.getLogger("jobledger.metrics")
 

@@ -47,9 +47,9 @@ from jobledger.ledger.model.commands import (
     StartStep,
     TakeOver,
 )
-from jobledger.ledger.model.deciding import facts
-from jobledger.ledger.model.deciding.carried import carried_job
-from jobledger.ledger.model.deciding.facts import (
+from jobledger.ledger.model.decision_parts import facts
+from jobledger.ledger.model.decision_parts.carried import carried_job
+from jobledger.ledger.model.decision_parts.facts import (
     Events,
     cancelled,
     dead_lettered,
@@ -59,9 +59,9 @@ from jobledger.ledger.model.deciding.facts import (
     ready,
     require,
 )
-from jobledger.ledger.model.deciding.pausing import cancel, request_pause, resume
-from jobledger.ledger.model.deciding.permitting import permit
-from jobledger.ledger.model.deciding.runs import (
+from jobledger.ledger.model.decision_parts.pauses import cancel, request_pause, resume
+from jobledger.ledger.model.decision_parts.permissions import permit
+from jobledger.ledger.model.decision_parts.runs import (
     copy_ends,
     give_signal,
     join,
@@ -100,7 +100,7 @@ from jobledger.ledger.model.events import (
 from jobledger.ledger.model.forms import CARRIED_FORM
 from jobledger.ledger.model.job import CLOSED_STATES, OPERATOR, WAITING_STATES, Job, JobState
 from jobledger.ledger.model.lifecycle import CAUSES
-from jobledger.ledger.model.runs.carrying import parts_of
+from jobledger.ledger.model.runs.carried_parts import parts_of
 
 #: Looked up once: enum member access goes through the metaclass, which is slow, and every event asks.
 _QUEUED = JobState.QUEUED

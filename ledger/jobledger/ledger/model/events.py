@@ -25,7 +25,7 @@ from jobledger.ledger.model.envelope import (
     Whole,
 )
 from jobledger.ledger.model.rights.marks import REASON
-from jobledger.ledger.model.runs.carrying import CarriedSignal, CarriedStep
+from jobledger.ledger.model.runs.carried_parts import CarriedSignal, CarriedStep
 from jobledger.ledger.model.runs.events import (
     Joined,
     Noted,

@@ -51,7 +51,7 @@ from jobledger.ledger.model.events import (
     order_of,
 )
 from jobledger.ledger.model.rights.marks import REASON
-from jobledger.ledger.model.runs.carrying import Part, fold_part
+from jobledger.ledger.model.runs.carried_parts import Part, fold_part
 from jobledger.ledger.model.runs.steps import (
     NO_STEPS,
     KeptSignal,

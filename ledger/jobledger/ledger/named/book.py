@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from jobledger.ledger.adding.announced import AnnouncedTask
+from jobledger.ledger.additions.announced import AnnouncedTask
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import InvalidError, TaskNotFoundError

@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple, TypedDict, Unpack
 
 import msgspec
 
-from jobledger.ledger.adding.announced import AnnouncedTask
-from jobledger.ledger.adding.bulk import BulkResult, OrderedJob
-from jobledger.ledger.enqueueing import Enqueuer, of_batch, refuse_in_bulk
+from jobledger.ledger.additions.announced import AnnouncedTask
+from jobledger.ledger.additions.bulk import BulkResult, OrderedJob
+from jobledger.ledger.enqueuer import Enqueuer, of_batch, refuse_in_bulk
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import InvalidInputError

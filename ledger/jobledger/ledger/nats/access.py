@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
 
+from jobledger.ledger.files import open_file
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.nats.addresses import shown
-from jobledger.ledger.opening import open_file
 
 _FILE_BYTES_MAX: Final = 1 << 20
 _JWT: Final = re.compile(rb"-----BEGIN NATS USER JWT-----\s+(\S+)\s")

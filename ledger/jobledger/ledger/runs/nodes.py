@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobledger.ledger.adding.kind import Kind
+from jobledger.ledger.additions.kind import Kind
 from jobledger.ledger.limits.keys import KeySource, with_limits
 from jobledger.ledger.model.errors import TaskDefinitionError
 from jobledger.ledger.model.events import Order

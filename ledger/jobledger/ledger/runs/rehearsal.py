@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn, cast
 import msgspec
 
 from jobledger.ledger.model.commands import Join, RefuseSignal, Stamp, StartStep, StepCommand
-from jobledger.ledger.model.deciding.facts import envelope
+from jobledger.ledger.model.decision_parts.facts import envelope
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef, Started
 from jobledger.ledger.model.graphs.errors import GraphNotFoundError

@@ -18,7 +18,7 @@ from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT, ExceptionTypes, Options, refuse_of_maker
 from jobledger.ledger.outcome import check_delay
 from jobledger.ledger.runs.determinism import warn_of_nondeterminism
-from jobledger.ledger.runs.ending import RunEnd
+from jobledger.ledger.runs.ends import RunEnd
 from jobledger.ledger.runs.run import Run
 from jobledger.ledger.runs.signals import Signal, signals_in
 from jobledger.ledger.schedules.in_code import Schedule

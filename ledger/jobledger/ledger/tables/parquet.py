@@ -13,8 +13,8 @@ from typing import IO, Any, Final, Protocol, Self, TypeVar, cast, runtime_checka
 
 import msgspec
 
+from jobledger.ledger.files import open_file
 from jobledger.ledger.model.errors import InvalidInputError
-from jobledger.ledger.opening import open_file
 from jobledger.ledger.tables.columns import columns_of
 from jobledger.ledger.tables.extra import load
 from jobledger.ledger.tables.record import ProducedFile

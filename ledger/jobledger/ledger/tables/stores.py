@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from jobledger.ledger.config import LedgerConfig
+from jobledger.ledger.files import make_folder, open_file
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.errors import ConfigurationError, LedgerFullError, ServerUnreachableError
 from jobledger.ledger.model.subjects import Names
@@ -21,7 +22,6 @@ from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.objects import ObjectBucket, ObjectDamagedError, ObjectGoneError
 from jobledger.ledger.nats.streams import ensure_stream, find_stream, tables_specification
-from jobledger.ledger.opening import make_folder, open_file
 from jobledger.ledger.tables.extra import load
 from jobledger.ledger.tables.record import TableRecord
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from jobledger.ledger.files import open_file, open_to_write, sync_file
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.model.hooks.errors import SecretUnavailableError
 from jobledger.ledger.model.hooks.references import check_reference
-from jobledger.ledger.opening import open_file, open_to_write, sync_file
 
 if TYPE_CHECKING:
     from cryptography.fernet import Fernet

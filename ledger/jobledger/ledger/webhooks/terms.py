@@ -17,7 +17,7 @@ from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats.durables import make_consumer, reactor_consumer
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.infos import ConsumerInfo
-from jobledger.ledger.webhooks.making import subjects
+from jobledger.ledger.webhooks.deliveries import subjects
 
 CONSUMER_PREFIX: Final = "webhooks_"
 ACK_WAIT_S: Final = 10.0

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from jobledger.ledger.access.acting import acting_for
-from jobledger.ledger.adding.announced import AnnouncedTask
-from jobledger.ledger.enqueueing import Enqueuer
+from jobledger.ledger.access.current_authority import acting_for
+from jobledger.ledger.additions.announced import AnnouncedTask
+from jobledger.ledger.enqueuer import Enqueuer
 from jobledger.ledger.graphs.graph_run import run_stored_graph
 from jobledger.ledger.graphs.stored import graph_named
 from jobledger.ledger.model.commands import Enqueue
@@ -31,7 +31,7 @@ from jobledger.ledger.model.named_chain import ChangedValue, change, look
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.named.book import AnnouncedTasks, find_announced
 from jobledger.ledger.options import Options
-from jobledger.ledger.webhooks.receiving import Arrival, BodyStore, Match, Outcome, Receiver, matches
+from jobledger.ledger.webhooks.receiver import Arrival, BodyStore, Match, Outcome, Receiver, matches
 from jobledger.ledger.webhooks.routes import route_named
 from jobledger.ledger.webhooks.signals import RunClient, RunSignal, signal_for
 

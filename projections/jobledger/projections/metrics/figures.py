@@ -16,9 +16,9 @@ import msgspec
 from jobledger.ledger.metrics.exposition import OTHER
 from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.projections.metrics.recent import RecentTimes, read_recent
-from jobledger.projections.metrics.running import Running, read_running
+from jobledger.projections.metrics.runs import Running, read_running
+from jobledger.projections.metrics.schedules import TickingRow, read_ticking
 from jobledger.projections.metrics.shown import Labels, minus, shown
-from jobledger.projections.metrics.ticking import TickingRow, read_ticking
 from jobledger.projections.position import Position
 from jobledger.projections.queries.store import Store
 from jobledger.projections.statistics.answers import (

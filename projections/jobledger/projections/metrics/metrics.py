@@ -21,9 +21,9 @@ from jobledger.projections.metrics import names
 from jobledger.projections.metrics.facts import LaneFacts, ServerFacts
 from jobledger.projections.metrics.figures import Figures
 from jobledger.projections.metrics.recent import recent_metrics
-from jobledger.projections.metrics.running import running_metrics
+from jobledger.projections.metrics.runs import running_metrics
+from jobledger.projections.metrics.schedules import seconds_since, ticking_metrics
 from jobledger.projections.metrics.shown import distribution
-from jobledger.projections.metrics.ticking import seconds_since, ticking_metrics
 from jobledger.projections.position import Position
 from jobledger.projections.statistics.answers import Histogram, QueueRow, TotalsRow
 from jobledger.projections.statistics.held import HeldRow

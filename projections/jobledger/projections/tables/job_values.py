@@ -16,7 +16,7 @@ from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import ErrorInfo, PayloadRef
 from jobledger.ledger.model.fingerprint import job_fingerprint, job_pattern
 from jobledger.ledger.model.job import Job, JobState
-from jobledger.ledger.model.runs.awaiting import all_awaited
+from jobledger.ledger.model.runs.wait_words import all_awaited
 from jobledger.ledger.model.times import as_utc, time_text
 from jobledger.ledger.model.trace import trace_id
 from jobledger.projections.table import Row

@@ -35,13 +35,13 @@ from jobledger.workers import logs
 from jobledger.workers.attempt import settlement as settlements
 from jobledger.workers.attempt.abandoned import AbandonedSlots, stack_of_task
 from jobledger.workers.attempt.claims import Claimer, read_dispatch
+from jobledger.workers.attempt.control import Attempt, Control
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.attempt.intake import Intake
 from jobledger.workers.attempt.kept import KeptChains
 from jobledger.workers.attempt.pause_watch import PauseWatch
-from jobledger.workers.attempt.recording import Recorder
-from jobledger.workers.attempt.running import Attempt, Control
+from jobledger.workers.attempt.recorder import Recorder
 from jobledger.workers.attempt.settlement import ACK, DROP, JOIN, Settlement, nak
 
 logger = logging.getLogger("jobledger.workers.attempt")

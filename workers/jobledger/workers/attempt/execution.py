@@ -31,9 +31,9 @@ from jobledger.ledger.outcome import SNOOZE_S_MIN, WISHES, Retry, Snooze, Wish
 from jobledger.ledger.outcome import Fail as FailForGood
 from jobledger.ledger.tasks import Task
 from jobledger.workers.attempt.channel import AttemptChannel
+from jobledger.workers.attempt.control import Attempt
 from jobledger.workers.attempt.processes import Processes
 from jobledger.workers.attempt.retry_store import retry_store
-from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.attempt.settlement import UNKNOWN_TASK_DELIVERIES_MAX
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.pool.child_process import ChildStartError, Raised, Result, Returned

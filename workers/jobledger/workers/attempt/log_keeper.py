@@ -18,8 +18,8 @@ from jobledger.ledger.model.errors import LedgerError, UnreachableError
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.trace import trace_id
 from jobledger.ledger.nats.attempt_logs import KeptLine, KeptLog, make_bucket, write_log
+from jobledger.workers.attempt.control import Attempt
 from jobledger.workers.attempt.log_lines import AttemptLog
-from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.config import WorkerConfig
 
 logger = logging.getLogger("jobledger.workers.attempt.logs")

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 
-from jobledger.workers.attempt.running import Attempt
+from jobledger.workers.attempt.control import Attempt
 from jobledger.workers.pool.child_process import ChildProcess, ChildStartError, Result
 from jobledger.workers.pool.messages import Call
 from jobledger.workers.pool.pool import PoolClosedError, ProcessPool

@@ -41,7 +41,7 @@ from jobledger.ledger.timers import (
     read_timers,
     timers_in,
 )
-from jobledger.workers.reactors.lagging import lagging
+from jobledger.workers.reactors.lag import lagging
 from jobledger.workers.reactors.reactor import ConsumerReactor, Later, Reactor
 from jobledger.workers.reactors.schedules.ticker import Ticker
 

@@ -11,8 +11,8 @@ from jobledger.ledger.logs import job_filter
 from jobledger.ledger.model.errors import TaskDefinitionError
 from jobledger.ledger.runs.calls import FailedElsewhereError
 from jobledger.ledger.runs.steps import StepFunction
+from jobledger.workers.attempt.control import Attempt
 from jobledger.workers.attempt.execution import Execution
-from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.pool.child_process import Raised, Returned
 from jobledger.workers.pool.messages import ENGINE, Call

@@ -20,12 +20,12 @@ from jobledger.ledger.model.runs.orders import bits, bits_of, items_of
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.options import Options
-from jobledger.ledger.runs.ending import RunEnd, callback_for
+from jobledger.ledger.runs.ends import RunEnd, callback_for
 from jobledger.ledger.runs.errors import RerunSourceError
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.tasks import Task
-from jobledger.workers.reactors.children.opening import Opening
-from jobledger.workers.reactors.children.reaching import Reaching
+from jobledger.workers.reactors.children.creation import Opening
+from jobledger.workers.reactors.children.reach import Reaching
 
 #: Up to this number children are read one by one; more are found by the id of their run.
 _ONE_BY_ONE_MAX: Final = 8

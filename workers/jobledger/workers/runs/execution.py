@@ -12,7 +12,7 @@ import msgspec
 
 from jobledger.ledger.derived_jobs import is_of_run, moved
 from jobledger.ledger.model.commands import Complete, ConfirmCancel, Enqueue, Fail, Interrupt, Outcome
-from jobledger.ledger.model.deciding.facts import MENDABLE
+from jobledger.ledger.model.decision_parts.facts import MENDABLE
 from jobledger.ledger.model.errors import (
     JobExistsError,
     LedgerFullError,
@@ -24,7 +24,7 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.runs.again import Again
 from jobledger.ledger.runs.calls import StepCall
-from jobledger.ledger.runs.ending import RunEnd, sentence_of
+from jobledger.ledger.runs.ends import RunEnd, sentence_of
 from jobledger.ledger.runs.errors import (
     ChildFailedError,
     DivergedError,
@@ -41,15 +41,15 @@ from jobledger.ledger.runs.waits import HaltSignal, ParkSignal
 from jobledger.ledger.runs.workflow import WorkflowFunction
 from jobledger.ledger.tables.errors import TableExpiredError
 from jobledger.ledger.tasks import Task
+from jobledger.workers.attempt.control import Attempt
 from jobledger.workers.attempt.execution import Execution, LimitReachedError, is_stop
 from jobledger.workers.attempt.kept import KeptChains
-from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.attempt.threads import Threads
-from jobledger.workers.reactors.children.opening import ChildIdTakenError
+from jobledger.workers.reactors.children.creation import ChildIdTakenError
 from jobledger.workers.retry_policy import RetryPolicy, error_info
 from jobledger.workers.runs.calls import InPlaceOf, StepCalls
 from jobledger.workers.runs.children import ChildJobs
-from jobledger.workers.runs.copying import copy_steps
+from jobledger.workers.runs.copies import copy_steps
 from jobledger.workers.runs.journal import AttemptJournal
 from jobledger.workers.runs.tables import WorkerTables
 from jobledger.workers.surroundings import Surroundings

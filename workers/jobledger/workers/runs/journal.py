@@ -37,8 +37,8 @@ from jobledger.ledger.runs.steps import StepFunction
 from jobledger.ledger.tables.table import TableWork
 from jobledger.ledger.tasks import Task
 from jobledger.workers.attempt.channel import AttemptChannel
+from jobledger.workers.attempt.control import Attempt
 from jobledger.workers.attempt.retry_store import retry_store
-from jobledger.workers.attempt.running import Attempt
 from jobledger.workers.retry_policy import describe
 from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.tables import AttemptTables, WorkerTables

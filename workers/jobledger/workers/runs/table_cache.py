@@ -14,7 +14,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
-from jobledger.ledger.opening import open_to_lock, rename_over
+from jobledger.ledger.files import open_to_lock, rename_over
 
 _PREFIX: Final = "jobledger-tables-"
 #: A folder without an owner that is younger may be about to get one (seconds).

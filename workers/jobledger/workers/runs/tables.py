@@ -14,15 +14,15 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.files import open_file, open_to_write
 from jobledger.ledger.model.errors import RefusedError
-from jobledger.ledger.opening import open_file, open_to_write
 from jobledger.ledger.runs.steps import StepFunction
 from jobledger.ledger.tables.errors import TableExpiredError
 from jobledger.ledger.tables.extra import need_tables
 from jobledger.ledger.tables.parquet import ROWS_AT_ONCE, RowLike, RowWriter, batches_of, describe
 from jobledger.ledger.tables.record import ProducedFile, TableRecord
 from jobledger.ledger.tables.stores import MissingFileError, open_store
-from jobledger.workers.attempt.running import Attempt
+from jobledger.workers.attempt.control import Attempt
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.runs.engine import EngineLimits, select
 from jobledger.workers.runs.table_cache import TableCache

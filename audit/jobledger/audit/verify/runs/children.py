@@ -13,8 +13,8 @@ from typing import Final
 from jobledger.audit.verify.records import Open, Record, task_of
 from jobledger.audit.verify.report import RUN_RULES
 from jobledger.audit.verify.runs.copies import Copies
-from jobledger.audit.verify.runs.deciding import fact_in, named
 from jobledger.audit.verify.runs.families import FAMILIES, Family, Group
+from jobledger.audit.verify.runs.run_rules import fact_in, named
 from jobledger.audit.verify.store import RecordStore
 from jobledger.ledger.children import child_ref
 from jobledger.ledger.model.aggregate import Broken, Rule

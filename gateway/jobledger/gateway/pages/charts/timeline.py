@@ -15,7 +15,7 @@ from typing import Final, Literal
 import msgspec
 from markupsafe import Markup, escape
 
-from jobledger.gateway.pages.charts.folding import FoldedTime, folded_time
+from jobledger.gateway.pages.charts.folded_time import FoldedTime, folded_time
 from jobledger.gateway.pages.charts.marks import number, title
 from jobledger.gateway.pages.words import took
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jobledger.gateway.acts.verifying import begin_check
+from jobledger.gateway.acts.verification import begin_check
+from jobledger.gateway.pages.html import address
 from jobledger.gateway.pages.page import SentForm
-from jobledger.gateway.pages.rendering import address
 
 
 async def check_ledger(sent: SentForm) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from jobledger.admin.graphs import require_of_nodes
+from jobledger.gateway.pages.html import address
 from jobledger.gateway.pages.page import SentForm
-from jobledger.gateway.pages.rendering import address
-from jobledger.ledger.access.acting import acting_for
+from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.json_text import check_text
 from jobledger.ledger.model.reserved_ids import check_unreserved

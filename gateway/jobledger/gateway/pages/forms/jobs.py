@@ -10,8 +10,8 @@ import msgspec
 from jobledger.admin import run_acts
 from jobledger.admin.verbs.jobs import RequeueJob
 from jobledger.gateway.api.place import GatewayPlace
+from jobledger.gateway.pages.html import address
 from jobledger.gateway.pages.page import SentForm
-from jobledger.gateway.pages.rendering import address
 from jobledger.gateway.pages.schema_fields import value_of
 from jobledger.gateway.pages.views.run import signal_fields
 from jobledger.gateway.problems import ProblemError

@@ -6,9 +6,9 @@ import msgspec
 
 from jobledger.gateway.acts.asked import PERMISSIONS, QUEUE, TASK, Job, ToDo, job_id_of
 from jobledger.gateway.acts.bulk_act import begin_act
+from jobledger.gateway.pages.html import address
 from jobledger.gateway.pages.page import SentForm
-from jobledger.gateway.pages.reading import read_query
-from jobledger.gateway.pages.rendering import address
+from jobledger.gateway.pages.parameters import read_query
 from jobledger.gateway.pages.views.plan import Query, chosen_of
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.chain import load

@@ -8,11 +8,11 @@ import msgspec
 
 from jobledger.admin import run_acts
 from jobledger.gateway.pages.forms.jobs import changed_input, job_of
+from jobledger.gateway.pages.html import address
 from jobledger.gateway.pages.page import SentForm
-from jobledger.gateway.pages.rendering import address
 from jobledger.gateway.pages.views.rerun import chosen
 from jobledger.gateway.problems import ProblemError
-from jobledger.ledger.reruns.beginning import RerunRequest
+from jobledger.ledger.reruns.plans import RerunRequest
 
 
 async def begin_again(sent: SentForm, queue: str, id: str) -> str:  # noqa: A002 - as in the address

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from jobledger.gateway.pages.html import address
 from jobledger.gateway.pages.page import SentForm
-from jobledger.gateway.pages.rendering import address
 from jobledger.gateway.pages.schema_fields import fields_of, input_of
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.events import PRIORITIES

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jobledger.admin.hooks.webhooks import try_webhook
+from jobledger.gateway.pages.html import address
 from jobledger.gateway.pages.page import SentForm
-from jobledger.gateway.pages.rendering import address
 
 
 async def test_webhook(sent: SentForm, name: str) -> str:

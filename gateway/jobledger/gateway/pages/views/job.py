@@ -25,8 +25,8 @@ from jobledger.audit.why import Why
 from jobledger.gateway.pages.blockers import Cure, cures_of, nouns_of
 from jobledger.gateway.pages.charts.timeline import TimelinePicture, timeline
 from jobledger.gateway.pages.frames import RaisedError, read_traceback
+from jobledger.gateway.pages.html import address
 from jobledger.gateway.pages.page import OwnPage, Viewer, When
-from jobledger.gateway.pages.rendering import address
 from jobledger.gateway.pages.runlines import TimelineChoice, attempt_lines, run_lines
 from jobledger.gateway.pages.shell import PastMoment, Shell, surround
 from jobledger.gateway.pages.spans import drawn
@@ -41,7 +41,7 @@ from jobledger.ledger.model.events import ErrorInfo, event_type
 from jobledger.ledger.model.fingerprint import job_fingerprint
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
 from jobledger.ledger.model.rights.marks import hidden_from
-from jobledger.ledger.model.runs.awaiting import all_awaited
+from jobledger.ledger.model.runs.wait_words import all_awaited
 from jobledger.ledger.model.subjects import JobRef, check_token, is_own_queue
 from jobledger.ledger.nats.attempt_logs import LogLine
 from jobledger.ledger.nats.task_book import find_task

@@ -12,8 +12,8 @@ from markupsafe import Markup
 
 from jobledger.admin.rows import View
 from jobledger.gateway.pages.charts.plot import share
+from jobledger.gateway.pages.html import address
 from jobledger.gateway.pages.page import Elsewhere, Viewer, When, moment_of
-from jobledger.gateway.pages.rendering import address
 from jobledger.gateway.pages.search import Chip, Item, SearchChoice, ask, exact, suggest
 from jobledger.gateway.pages.shell import Shell, surround
 from jobledger.gateway.pages.traits import Trait, traits

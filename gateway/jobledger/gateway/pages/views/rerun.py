@@ -19,8 +19,8 @@ from jobledger.ledger.model.events import RerunOf
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import JobRef, check_token, is_own_queue
-from jobledger.ledger.reruns.beginning import RerunRequest
 from jobledger.ledger.reruns.groups import CopiedGroup
+from jobledger.ledger.reruns.plans import RerunRequest
 
 
 class Query(When, frozen=True, kw_only=True):

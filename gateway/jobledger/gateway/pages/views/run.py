@@ -8,12 +8,12 @@ import msgspec
 
 from jobledger.admin.runs import StepShown, recorded, step_shown
 from jobledger.gateway.pages.schema_fields import Field, value_fields
-from jobledger.ledger.adding.announced import AnnouncedTask
+from jobledger.ledger.additions.announced import AnnouncedTask
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.rights.authority import Principal
-from jobledger.ledger.model.runs.awaiting import awaited_of
-from jobledger.ledger.reruns.mending import beginnings, may_mend
+from jobledger.ledger.model.runs.wait_words import awaited_of
+from jobledger.ledger.reruns.repairs import beginnings, may_mend
 from jobledger.ledger.sent_signals import takes_signals
 from jobledger.projections.tables.steps import SignalRow
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from jobledger.admin.rows import View
 from jobledger.admin.runs import DeadChildren, dead_children
-from jobledger.admin.workflows.listing import WorkflowVersion
+from jobledger.admin.workflows.versions import WorkflowVersion
 from jobledger.gateway.pages.charts.plot import share
 from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import Shell, surround

@@ -37,7 +37,7 @@ from jobledger.ledger.model.limits.lines import (
 )
 from jobledger.ledger.model.limits.modes import Cancel, Modes
 from jobledger.ledger.model.limits.names import split
-from jobledger.ledger.model.limits.picking import FREE, Definitions, Picker
+from jobledger.ledger.model.limits.picker import FREE, Definitions, Picker
 from jobledger.ledger.model.limits.rates import Rates, moment_of, nanoseconds
 
 #: The version of the rules by which `decide` chooses. `granted` names it; it is raised when they change.

@@ -14,7 +14,7 @@ import msgspec
 from jobledger.ledger.model.limits.definition import Terms
 from jobledger.ledger.model.limits.holders import Holders, JobKey
 from jobledger.ledger.model.limits.lines import Line, LineKey, Lines, Waiting
-from jobledger.ledger.model.limits.picking import Key, Picker
+from jobledger.ledger.model.limits.picker import Key, Picker
 
 _SUPERSEDES: Final = frozenset({"newest", "replace"})
 

@@ -14,7 +14,7 @@ from jobledger.ledger.model.runs.reruns import has_copied
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
-from jobledger.ledger.reruns.beginning import plan_rerun
+from jobledger.ledger.reruns.plans import plan_rerun
 
 
 async def rerun_of_child(client: Client, run: Job, step: Step, item: int) -> RerunOf | None:

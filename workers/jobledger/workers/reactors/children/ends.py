@@ -8,7 +8,7 @@ import msgspec
 
 from jobledger.ledger.model.events import Cancelled, Completed, DeadLettered, Discarded, JobEvent, Paused
 from jobledger.ledger.model.runs.orders import RUN_BATCH, WITH_ITS_RUN, Member
-from jobledger.ledger.runs.ending import RunEnd, end_of
+from jobledger.ledger.runs.ends import RunEnd, end_of
 
 _ENDS = (Completed, Cancelled, DeadLettered, Discarded)
 

@@ -19,11 +19,11 @@ from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.subjects import CHILDREN_CONSUMER, JobRef
 from jobledger.ledger.nats.consumer import Source
 from jobledger.ledger.nats.pull import Delivery
-from jobledger.ledger.runs.ending import RunEnd, callback_for
+from jobledger.ledger.runs.ends import RunEnd, callback_for
+from jobledger.workers.reactors.children.creation import Opening
 from jobledger.workers.reactors.children.ends import decode, encode, news_in
-from jobledger.workers.reactors.children.joining import End, Joining
-from jobledger.workers.reactors.children.opening import Opening
-from jobledger.workers.reactors.children.reaching import Reaching
+from jobledger.workers.reactors.children.joins import End, Joining
+from jobledger.workers.reactors.children.reach import Reaching
 from jobledger.workers.reactors.reactor import ConsumerReactor, Later
 
 _IN_FLIGHT_MAX = 1_024

@@ -22,14 +22,14 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.limits.flow import MAIN, Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import POLICY, Decision
 from jobledger.ledger.model.limits.holders import JobKey
-from jobledger.workers.reactors.flow.admitting import Admitting
-from jobledger.workers.reactors.flow.beginning import begin, snapshot, tidy
-from jobledger.workers.reactors.flow.cancelling import Cancelling
-from jobledger.workers.reactors.flow.folding import Folding
+from jobledger.workers.reactors.flow.admission import Admitting
+from jobledger.workers.reactors.flow.cancels import Cancelling
+from jobledger.workers.reactors.flow.fold import Folding
 from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.place import Chain
-from jobledger.workers.reactors.flow.reading import read
 from jobledger.workers.reactors.flow.seats import Seats
+from jobledger.workers.reactors.flow.source import read
+from jobledger.workers.reactors.flow.start import begin, snapshot, tidy
 from jobledger.workers.reactors.flow.unclaimed import Slot, UnclaimedSlots
 from jobledger.workers.services import end
 

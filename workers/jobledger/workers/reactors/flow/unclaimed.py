@@ -20,8 +20,8 @@ from jobledger.ledger.model.limits.flow import GrantedJob
 from jobledger.ledger.model.limits.holders import JobKey
 from jobledger.ledger.model.log import BATCH_MESSAGES_MAX
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.workers.reactors.flow.admitting import Admitting
-from jobledger.workers.reactors.flow.telling import ToldOnce
+from jobledger.workers.reactors.flow.admission import Admitting
+from jobledger.workers.reactors.flow.log_once import ToldOnce
 
 logger = logging.getLogger("jobledger.workers.reactors.flow.unclaimed")
 

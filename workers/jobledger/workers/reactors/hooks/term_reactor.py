@@ -15,8 +15,8 @@ from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
 from jobledger.ledger.nats.consumer import Source
 from jobledger.ledger.nats.durables import find_consumer
 from jobledger.ledger.nats.pull import Delivery
-from jobledger.ledger.webhooks.acting import histories
-from jobledger.ledger.webhooks.making import GENERATIONS_MAX, generation, make, matches, subjects
+from jobledger.ledger.webhooks.changes import histories
+from jobledger.ledger.webhooks.deliveries import GENERATIONS_MAX, generation, make, matches, subjects
 from jobledger.ledger.webhooks.terms import ACK_WAIT_S, End, Term, settings_of, term_of
 from jobledger.workers.reactors.reactor import ConsumerReactor, Later
 

@@ -12,11 +12,11 @@ from jobledger.ledger.model.errors import InvalidInputError, WrongSequenceError
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.nats.consumer import growing_s
 from jobledger.ledger.nats.pull import Delivery
-from jobledger.ledger.schedules.acting import KnownSchedule, known_from
+from jobledger.ledger.schedules.changes import KnownSchedule, known_from
 from jobledger.ledger.timers import ScheduleTimer, Timers
-from jobledger.workers.reactors.lagging import lagging
+from jobledger.workers.reactors.lag import lagging
 from jobledger.workers.reactors.reactor import Later
-from jobledger.workers.reactors.schedules.looking import Looks
+from jobledger.workers.reactors.schedules.looks import Looks
 
 logger = logging.getLogger("jobledger.workers.reactors.schedules")
 

@@ -1,0 +1,63 @@
+"""`verify_ledger`: the built-in task that checks the whole ledger, as `jobledger audit verify --record` does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any, Final
+
+from jobledger.audit.verify import Expected, Report, Witness, verify
+from jobledger.audit.verify.seals import seals_as_witness
+from jobledger.audit.watch import record_verify
+from jobledger.gateway.acts.asked import QUEUE, asker_of
+from jobledger.ledger import Context, JobHandle, Ledger, Task, Unique, task
+from jobledger.ledger.access.current_authority import acting_for
+from jobledger.projections import ProjectionError
+from jobledger.projections.witness import PositionWitness
+
+TASK: Final = "verify_ledger"
+#: How long one check may take; a ledger that needs longer is checked at the command line.
+_TIMEOUT_S: Final = 2 * 3600.0
+
+
+def verify_task(projection: Path | None = None) -> Task[..., Any]:
+    """Return the task; `projection`: the file whose position the ledger must reach, where it can be read."""
+
+    @task(name=TASK, queue=QUEUE, max_attempts=2, timeout_s=_TIMEOUT_S, unique=Unique(args=()))
+    async def verify_ledger(context: Context, by: str = "") -> Report:
+        """Read every event, within 64 MiB of memory, and record the verdict in the name of who asked for it.
+
+        Who that is stands in the job's first event; `by` is what older gateways said, and counts for nothing.
+        """
+        del by
+        ledger = context.ledger
+        report = await verify(
+            ledger.log,
+            expected=Expected(now=ledger.clock.now()),
+            witnesses=[each async for each in _witnesses(ledger, projection)],
+            on_progress=context.progress,
+        )
+        await record_verify(ledger.log, report, ledger.stamp(await asker_of(ledger, context.job_id)))
+        return report
+
+    return verify_ledger
+
+
+async def begin_check(ledger: Ledger, by: str) -> JobHandle[Any]:
+    """Enqueue a check; while one waits or runs, that one is given. Raises: as `Ledger.enqueue`."""
+    with acting_for(None):  # its door asks who may
+        return await ledger.enqueue(verify_task().options(by=by))
+
+
+async def _witnesses(ledger: Ledger, projection: Path | None) -> AsyncGenerator[Witness, None]:
+    """Yield what the ledger is compared with: the projection's position and the ledger's seals, read before its events."""
+    if projection is not None:
+        try:
+            position = PositionWitness.beside(projection, ledger.log)
+        except (ProjectionError, OSError):  # a file that cannot be read will be rebuilt, and proves nothing
+            position = None
+        if position is not None:
+            yield position
+    seals = await seals_as_witness(ledger.log)
+    if seals is not None:
+        yield seals

@@ -1,0 +1,77 @@
+"""`/v1/run`: a worker inside one request, for platforms that start work by a request or a clock; only with `--app`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from jobledger.gateway.api.job_acts import no_app
+from jobledger.gateway.http.asked import ApiRequest
+from jobledger.gateway.http.endpoint import Endpoint
+from jobledger.gateway.http.headers import WAIT_MAX_S
+from jobledger.gateway.problems import ProblemError
+from jobledger.ledger.access.current_authority import acting_for
+from jobledger.ledger.model.subjects import check_token
+from jobledger.workers.budget import BudgetResult, run_within
+
+_LIMIT_MAX: Final = 1_000
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much a request may do."""
+
+    queue: str | None = None  #: left out: the queues of the tasks that the gateway has
+    limit: Annotated[int, msgspec.Meta(ge=1, le=_LIMIT_MAX)] = 100  #: attempts
+    budget_s: Annotated[float, msgspec.Meta(gt=0, le=WAIT_MAX_S)] = (
+        30.0  #: then what runs gets a moment, and is given back
+    )
+
+
+async def run_by_clock(asked: ApiRequest, *, query: Budget) -> BudgetResult:
+    """Run jobs that are ready, as a cron service asks for it: GET, and all that is said is in the address."""
+    return await _run(asked, query)
+
+
+async def run_now(asked: ApiRequest, *, body: Budget) -> BudgetResult:
+    """Run jobs that are ready, until none is, or the budget is used up."""
+    return await _run(asked, body)
+
+
+async def _run(asked: ApiRequest, budget: Budget) -> BudgetResult:
+    tasks, principal = asked.gateway.tasks, asked.principal
+    if tasks is None:
+        raise no_app()
+    if budget.queue is not None:
+        principal.require("run", check_token("queue", budget.queue))
+    # A queue that is named may hold jobs of any task. What somebody may not see is not named in the refusal.
+    places = [(None if budget.queue is not None else task.defaults.queue, task.name) for task in tasks]
+    if not all(principal.may("run", *place) for place in places):
+        raise ProblemError(
+            "JOB_ACCESS_DENIED",
+            f"{principal.name} may not run every task that this gateway has: ask for a key that may",
+        )
+    with acting_for(None):  # the gateway is the worker
+        return await run_within(
+            asked.gateway.ledger, tasks, queue=budget.queue, limit=budget.limit, budget_s=budget.budget_s
+        )
+
+
+def _endpoint(method: Any, handler: Any, **more: Any) -> Endpoint:
+    return Endpoint(
+        method=method,
+        path="/v1/run",
+        permission="run",
+        handler=handler,
+        summary="Run jobs that are ready, within this request",
+        tag="run",
+        returns=BudgetResult,
+        problems=("NO_APP",),
+        **more,
+    )
+
+
+ENDPOINTS: Final = (
+    _endpoint("GET", run_by_clock, query=Budget, has_head=False),
+    _endpoint("POST", run_now, body=Budget),
+)

@@ -1,0 +1,196 @@
+"""One gateway process put together: its application, its server, the processes and services that work for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import anyio
+from prometheus_client import CollectorRegistry
+
+from jobledger.admin.diagnoses import counted
+from jobledger.gateway.app import app
+from jobledger.gateway.events.feed import Feed
+from jobledger.gateway.hooks.watches import Watching
+from jobledger.gateway.life import Life
+from jobledger.gateway.parts import Access, Gateway
+from jobledger.gateway.process.children import Following, Hosting, Working, setup_of
+from jobledger.gateway.process.counters import Counters, GatewayCollector
+from jobledger.gateway.process.health import LAG_S_MAX, ProcessHealth
+from jobledger.gateway.process.listener import raise_file_limit
+from jobledger.gateway.process.loaded_code import LoadedCode
+from jobledger.gateway.process.past import PastViews
+from jobledger.gateway.process.requests import Requests
+from jobledger.gateway.process.rows import FollowedProjection, FollowedRows
+from jobledger.gateway.process.server import Server, Settings
+from jobledger.gateway.shares import SHARES, Share, Shares
+from jobledger.ledger import Ledger, TaskRegistry
+from jobledger.ledger.nats.jetstream import JetStreamLog
+from jobledger.ledger.webhooks.secrets import Secrets
+from jobledger.projections.metrics.exporter import Exporter, ExporterConfig
+from jobledger.workers.metrics import LoopLag
+from jobledger.workers.services import outlive
+
+#: Room in a body beside a value that has the largest size.
+_BODY_BYTES_EXTRA: Final = 64 << 10
+#: How long the first request waits for the projection's file and for the announcement of tasks.
+_FIRST_S: Final = 10.0
+
+#: Files that are open beside connections: the projection's, those of past moments, of children and of the log.
+_OTHER_FILES: Final = 128
+_log: Final = logging.getLogger("jobledger.gateway")
+
+Service = tuple[str, Callable[[], Awaitable[None]]]
+
+
+class Process:
+    """One gateway process; `run` it once."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        projection: Path,
+        access: Access,
+        settings: Settings,
+        *,
+        tasks: TaskRegistry | None = None,
+        schedules: bool = True,
+        project: bool = True,
+        secrets: Secrets | None = None,
+        hosting: Hosting | None = None,
+    ) -> None:
+        """Without `project` somebody else follows the ledger into the file; `tasks`, `secrets`: see `Gateway`.
+
+        `schedules`: declare those of the tasks' modules. `hosting`: have a worker for the gateway's own tasks, make
+        deliveries of webhooks, and judge watches.
+
+        Raises: ConfigurationError.
+        """
+        self.life = Life()
+        self.counted = Counters()
+        self._ledger = ledger
+        self._following = Following(setup_of(ledger, projection, "projector")) if project else None
+        self._working = None if hosting is None else Working(setup_of(ledger, projection, "worker"), hosting)
+        self._code = None if tasks is None else LoadedCode(ledger, tasks, schedules=schedules)
+        self._past = PastViews(setup_of(ledger, projection, "past"))
+        rows = FollowedRows(ledger, projection, self._past)
+        self._projection = FollowedProjection(rows, projection)
+        self._lag = LoopLag()
+        registry = CollectorRegistry()
+        shares = Shares({**settings.shares, "connections": _connections(settings)})
+        health = ProcessHealth(
+            ledger, projection, self.life, self._why_not_followed, registry, overloaded=shares.overloaded
+        )
+        feed = Feed(ledger)
+        self.gateway = Gateway(
+            ledger,
+            rows,
+            self._projection,
+            access,
+            feed,
+            tasks=tasks,
+            life=self.life,
+            health=health,
+            secrets=secrets,
+            shares=shares,
+        )
+        self._answering = Requests(
+            app(self.gateway),
+            self.life,
+            self.counted,
+            body_bytes_max=ledger.config.payload_bytes_max + _BODY_BYTES_EXTRA,
+            appends=self._appends,
+        )
+        self._server = Server(self._answering, settings, self._connected)
+        config, why = ExporterConfig(lag_s_max=LAG_S_MAX), self._why_not_followed
+        registry.register(Exporter(ledger, projection, config, followed=why, diagnose=counted))
+        registry.register(self._collector())
+
+    def _collector(self) -> GatewayCollector:
+        return GatewayCollector(
+            self.counted,
+            self._lag.late_s,
+            shares=self.gateway.shares,
+            appends=self._appends,
+        )
+
+    def _connected(self, address: str) -> Callable[[], None]:
+        gate = self.gateway.access.gate
+        return self.gateway.shares.connected(address, is_bound=gate is None or not gate.is_proxy(address))
+
+    def stop(self) -> None:
+        """Stop in order: what waits or streams ends now, what runs in time; all of it at once when called again."""
+        self.life.stop()
+        self.gateway.feed.close()
+        self._server.stop()
+
+    async def run(self, bound: socket.socket, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Answer on a socket until stopped; `on_ready` is called once requests are answered."""
+        try:
+            async with self.gateway.feed, anyio.create_task_group() as group:
+                group.start_soon(self._lag.run)
+                for name, service in self._services():
+                    group.start_soon(self._keep, name, service)
+                if self._code is not None:
+                    group.start_soon(self._code.keep)
+                await self._begun()
+                await self._server.run(bound, on_ready)
+                self._projection.close()
+                group.cancel_scope.cancel()
+        finally:
+            self._answering.log.close()
+
+    async def _begun(self) -> None:
+        """Wait for what the first request may need, but not for long: it is answered all the same."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_S):
+                if self._code is not None:
+                    await self._code.announced.wait()
+                if self._following is not None:
+                    await self._following.begun.wait()
+
+    def _services(self) -> list[Service]:
+        """Return what runs beside the requests, and begins again whenever it ends."""
+        found: list[Service] = [("past", self._past.run)]
+        if self._following is not None:
+            found.append(("projector", self._following.run))
+        if self._working is not None:
+            found += [
+                ("worker", self._working.run),
+                ("watches", Watching(self._ledger, self._projection).run),
+            ]
+        return found
+
+    async def _keep(self, name: str, service: Callable[[], Awaitable[None]]) -> None:
+        async def counted() -> None:
+            try:
+                await service()
+            except Exception:  # whatever ends it is counted; `outlive` logs it and starts the service again
+                self.counted.child_ended(name)
+                raise
+
+        await outlive(self._ledger.connection, f"the process {name} of the gateway", counted)
+
+    def _why_not_followed(self) -> str:
+        return "" if self._following is None else self._following.problem
+
+    def _appends(self) -> int:
+        log = self._ledger.log
+        return log.writer.in_flight if isinstance(log, JetStreamLog) else 0
+
+
+def _connections(settings: Settings) -> Share:
+    """Return the share of connections; where this process may not open as many files, a smaller one."""
+    share = settings.shares.get("connections", SHARES["connections"])
+    most = max(raise_file_limit() - _OTHER_FILES, 2)
+    if share.total <= most:
+        return share
+    _log.warning(
+        "this process may open few files (ulimit -n): it takes %d connections, not %d", most, share.total
+    )
+    return Share(each=min(share.each, most // 2), total=most)

@@ -1,0 +1,489 @@
+"""Adding jobs, one or a stream of them: input checked and put away, first event decided, appended.
+
+`Ledger.enqueue` and `Ledger.enqueue_many` are the verbs; what they do is here. What becomes of the job then is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final, ParamSpec, TypeVar, cast
+
+import msgspec
+import uuid_utils
+
+from jobledger.ledger.additions.bulk import Bulk, BulkResult, OrderedJob, numbered
+from jobledger.ledger.additions.comparison import Compare, require_same, require_same_task
+from jobledger.ledger.additions.kind import Kind
+from jobledger.ledger.children import Children
+from jobledger.ledger.config import LedgerConfig
+from jobledger.ledger.handle import JobHandle
+from jobledger.ledger.limits.keys import KeySource, with_limits
+from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, LinkedEvents, link, retry_raced
+from jobledger.ledger.model.clock import Clock
+from jobledger.ledger.model.commands import Enqueue
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import (
+    InvalidError,
+    InvalidInputError,
+    NotFoundError,
+    UnreachableError,
+    WrongSequenceError,
+)
+from jobledger.ledger.model.events import JobEvent, Member, Order, order_at_first
+from jobledger.ledger.model.log import ChainEvents
+from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, ITEMS_MAX, Callback, child_id
+from jobledger.ledger.model.subjects import JobRef, check_token
+from jobledger.ledger.options import Options
+from jobledger.ledger.outcome import moment_of
+from jobledger.ledger.parts import AnyJob, Client, job_name
+from jobledger.ledger.schedules.in_code import AnyTask
+from jobledger.ledger.tasks import Task, TaskWithInput, TaskWithOptions
+from jobledger.ledger.templates import filled
+from jobledger.ledger.tracing import UNTRACED, Tracing
+from jobledger.ledger.unique.jobs import UniqueJobs
+from jobledger.ledger.unique.keys import Wish, wish_for
+from jobledger.ledger.unique.rule import Unique
+
+P = ParamSpec("P")
+T = TypeVar("T")
+#: Pauses before a chain is read again that a lagging replica does not show yet.
+_LAGS_S: Final = (0.02, 0.05, 0.1, 0.3, 1.0)
+
+
+class Enqueuer:
+    """Adds jobs for one client."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        config: LedgerConfig,
+        clock: Clock,
+        tracing: Tracing | None,
+        children: Children | None = None,
+    ) -> None:
+        """`children`: what is added here is made by a job; None for any other client."""
+        self._client = client
+        self._children = children
+        self._log = client.log
+        self._config = config
+        self._clock = clock
+        self._tracing = tracing
+        self._unique = UniqueJobs(self._log, client.stamp, self._begin_unique)
+
+    async def one(
+        self, task: Task[P, Any] | TaskWithOptions[P, Any], /, *args: P.args, **kwargs: P.kwargs
+    ) -> JobHandle[Any]:
+        """Add one job; see `Ledger.enqueue`."""
+        plain, options = unpack(task)
+        return await self.one_of(plain, options, plain.signature.encode(args, kwargs))
+
+    async def one_of(self, plain: Kind, options: Options, text: bytes) -> JobHandle[Any]:
+        """Add one job with an input that was checked; see `Ledger.enqueue`."""
+        client, patience = self._client, self._client.patience
+        options = self._identified(plain, options, text)
+        notify = client.hints.inbox
+        job_id = self._job_id(plain, options)  # before anything is awaited: ids follow the order of the calls
+        order = functools.partial(self._order, plain, options, job_id, text, notify=notify)
+        is_small = client.inputs.fits_inline(text, what=plain.signature.what)
+        # A large input is stored first, and so is the definition of a limit that the code declares; whoever names another
+        # limit asks whether the job may.
+        needs_server = (
+            not is_small
+            or options.limits
+            or options.declared
+            or options.declared_queue is not None
+            or plain.callbacks
+        )
+        command = await (patience.read(order) if needs_server else order())
+        if options.unique is not None:
+            wish = self._wish(plain, options, options.unique, command, text)
+            return await self._one_of_its_kind(plain, options, wish)
+        compare = self.comparing(plain, options, is_named=options.id is not None)
+        with self._enqueuing(plain, options.queue, job_id):
+            sequence, created = await patience.append(
+                lambda: self.begin(command, options.by, compare), job_id=job_id, doing="was enqueued"
+            )
+        return JobHandle(client, command.ref, created=created, sequence=sequence, reader=plain.signature)
+
+    def beginning(
+        self, start: TaskWithInput, job: AnyJob, queue: str | None, by: str = ""
+    ) -> tuple[JobRef, Callable[[], Awaitable[JobHandle[Any]]]]:
+        """Return the name of the job that is to be made where it is missing, and what makes it.
+
+        Raises: InvalidInputError for a name that is not that job's, for a job that is unique, and for a task alone.
+        """
+        if not isinstance(cast("object", start), TaskWithInput):
+            raise InvalidInputError(
+                f"start={start!r} has no input: give what with_input(...) of the task returns"
+            )
+        job_id, queue = job_name(job, queue)
+        if queue not in (None, start.queue):
+            raise InvalidInputError(f"job {job_id} would be in queue {start.queue}, not in {queue}")
+        task = start.named(job_id, by)
+        ref = JobRef(queue=start.queue, job_id=job_id)
+        return ref, lambda: self.one(task, *start.args, **start.kwargs)
+
+    async def like(self, task: AnyTask, values: Mapping[str, Any] | None) -> Enqueue:
+        """Return what would enqueue a job of this input now, for whoever declares jobs to come; stores a large input.
+
+        None: each job's input is known later, and with it the tenant and the limits' keys that are arguments.
+
+        Raises: InvalidInputError, PayloadTooLargeError, LedgerFullError, UnreachableError.
+        """
+        plain, options = unpack(cast("Task[..., Any]", task))
+        if values is None:
+            options = msgspec.structs.replace(options, tenant_template="", declared=(), declared_queue=None)
+            text = b"{}"
+        else:
+            text = plain.signature.encode((), values)
+        return await self._client.patience.read(lambda: self._order(plain, options, "like", text, notify=""))
+
+    def _wish(self, task: Kind, options: Options, unique: Unique, command: Enqueue, text: bytes) -> Wish:
+        debounce_s, max_wait_s = options.debounce_s, options.max_wait_s
+        return wish_for(
+            task.signature,
+            unique,
+            command,
+            text,
+            now=self._clock.now(),
+            debounce_s=debounce_s,
+            max_wait_s=max_wait_s,
+            by=options.by,
+        )
+
+    async def _one_of_its_kind(self, task: Kind, options: Options, wish: Wish) -> JobHandle[Any]:
+        job_id = wish.command.ref.job_id
+        with self._enqueuing(task, wish.command.ref.queue, job_id):
+            ref, sequence, created = await self._client.patience.append(
+                lambda: self._unique.enqueue(wish), job_id=job_id, doing="was enqueued"
+            )
+        # A key may stand for jobs of several inputs, and a debounced job takes over the input of each call; an id does not.
+        if not created and options.id is not None and ref == wish.command.ref and options.debounce_s is None:
+            compare = self.comparing(task, options, is_named=True)
+            await self._client.patience.read(lambda: self._existing(wish.command, compare))
+        return JobHandle(self._client, ref, created=created, sequence=sequence, reader=task.signature)
+
+    async def many(
+        self,
+        task: Task[..., Any] | TaskWithOptions[..., Any],
+        inputs: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+        *,
+        ids: Callable[[Mapping[str, Any]], str] | None,
+        on_progress: Callable[[int], None] | None,
+        batch: str = "",
+        batch_max: int | None = None,
+    ) -> BulkResult:
+        """Add a job for each input; see `Ledger.enqueue_many`. `batch_max`: how many a batch has that is closed."""
+        plain, options = unpack(task)
+        if options.id is not None:
+            message = "enqueue_many cannot give one id to many jobs: pass ids=, a function of the input"
+            raise InvalidInputError(message)
+        if options.unique is not None:
+            refuse_in_bulk(plain, options.unique, ids)
+
+        is_named = ids is not None or bool(batch or options.id_template)
+        compare = self.comparing(plain, options, is_named=is_named)
+
+        async def order(values: Mapping[str, Any], number: int) -> OrderedJob:
+            text = plain.signature.encode((), values)
+            job_id = None if ids is None else check_token("job id", ids(values))
+            command = await self.bulk_order(plain, options, job_id, text)
+            return OrderedJob(of_batch(command, batch, number, batch_max) if batch else command, compare)
+
+        with self._enqueuing(plain, options.queue):
+            return await self.stream(inputs, order, self.begin_again(options.by), options.by, on_progress)
+
+    async def stream(
+        self,
+        inputs: Iterable[T] | AsyncIterable[T],
+        order: Callable[[T, int], Awaitable[OrderedJob]],
+        begin_again: Callable[[OrderedJob], Awaitable[tuple[int, bool]]],
+        by: str,
+        on_progress: Callable[[int], None] | None,
+    ) -> BulkResult:
+        """Begin the job that `order` makes of each input and its number, as many at a time as may be on their way.
+
+        `begin_again` is asked where the id of one is taken. Raises: what these raise, after those before it are in the
+        ledger; an InvalidError and a NotFoundError then name the input. An InputMismatchError comes last, after every
+        other input was added: it is of the first such input, and has the others.
+        """
+        config = self._config
+        bulk = Bulk(config.enqueue_in_flight_max, config.append_timeout_s, begin_again, on_progress)
+        try:
+            async with contextlib.aclosing(numbered(inputs)) as counted:
+                async for number, values in counted:
+                    try:
+                        ordered = await order(values, number)
+                    except (InvalidError, NotFoundError) as error:
+                        error.args = (f"input {number}: {error} (enqueued before it: {number:,})",)
+                        raise
+                    if bulk.is_full:
+                        await bulk.make_room()
+                    first = self._seal_first(ordered.command, by=by)
+                    bulk.add(ordered, self._log.submit(first.entries))
+        except (InvalidError, NotFoundError):  # those before it are said to be enqueued, if all of them were
+            await bulk.drain()
+            raise
+        except (
+            BaseException
+        ) as error:  # cancelled, too: wait for what was sent, then raise the error that came first
+            await bulk.abandon(error)
+            raise
+        await bulk.drain()
+        bulk.require_matching()
+        return bulk.result()
+
+    def _enqueuing(
+        self, task: Kind, queue: str, job_id: str = ""
+    ) -> contextlib.AbstractContextManager[object]:
+        return UNTRACED if self._tracing is None else self._tracing.enqueuing(task.name, queue, job_id)
+
+    def _identified(self, task: Kind, options: Options, text: bytes) -> Options:
+        """Return the options with the id that the task declares for this input, where they name none.
+
+        Raises: InvalidInputError.
+        """
+        template = options.id_template
+        if not template or options.id is not None:
+            return options
+        options = with_tenant(task, options, text)
+        inherited = "" if self._children is None else self._children.parent.tenant
+        made = filled("id", template, _keyed(task, options, text, options.tenant or inherited))
+        return msgspec.structs.replace(options, id=made)
+
+    def _job_id(self, task: Kind, options: Options) -> str:
+        if options.name:
+            raise InvalidInputError(
+                f"a job of task {task.name} has no name={options.name!r} but in a run or a graph: give it an id"
+            )
+        if options.id is not None:
+            return options.id
+        return self.new_id(task.name)
+
+    def new_id(self, task: str) -> str:
+        """Return an id for a job of a task; in the code of a job it is the same in every attempt."""
+        return new_job_id() if self._children is None else self._children.next_id(task)
+
+    async def _order(self, task: Kind, options: Options, job_id: str, text: bytes, *, notify: str) -> Enqueue:
+        if options.tenant_template:
+            options = with_tenant(task, options, text)
+        value, reference = await self._client.inputs.put(text, what=task.signature.what)
+        order = Order(
+            input=value,
+            input_ref=reference,
+            priority=options.priority,
+            max_attempts=options.max_attempts,
+            timeout_s=options.timeout_s,
+            trace=options.trace,
+            notify=notify,
+            tenant=options.tenant,
+            limits=options.limits,
+            correlation=options.correlation,
+            metadata=options.metadata,
+            version=task.version,
+            on_end=await self._callbacks(task, options) if task.callbacks else (),
+            deadline_s=task.deadline_s,
+        )
+        if self._children is not None:
+            order = self._children.inherit(order)
+        if options.limits or options.declared or options.declared_queue is not None:
+            order = await self._limited(task, options, order, text)
+        return Enqueue(
+            ref=JobRef(queue=options.queue, job_id=job_id),
+            task=task.name,
+            run_at=self._due(options),
+            order=order,
+        )
+
+    async def _callbacks(self, task: Kind, options: Options) -> tuple[Callback, ...]:
+        """Return what a run's end is told to, after the limits that the code of those tasks defines are in the ledger."""
+        from jobledger.ledger.runs.nodes import callbacks_of  # noqa: PLC0415 - others need nothing of it
+
+        for _, callback in task.callbacks:
+            plain, chosen = callback.unpacked
+            await self._client.code_limits.ensure(chosen, plain.name, chosen.limits)
+        return callbacks_of(task, options.tenant)
+
+    async def _limited(self, task: Kind, options: Options, order: Order, text: bytes) -> Order:
+        """Return the order with its limits and their keys, after the code's definitions of them are in the ledger.
+
+        Raises: AccessDeniedError for a limit that the job may not name.
+        """
+        if options.declared or options.declared_queue is not None:
+            arguments = functools.cache(lambda: task.signature.decode(text))
+            job = KeySource(task.name, options.queue, order, arguments)
+            order = with_limits(job, options.declared, options.declared_queue)
+        await self._client.code_limits.ensure(options, task.name, task.defaults.limits)
+        return order
+
+    def comparing(self, task: Kind, options: Options, *, is_named: bool) -> Compare | None:
+        """Return what compares a job with the one that has its id already; None where nothing is to be compared.
+
+        `is_named`: the id was not made here; one that was can be taken only in another attempt of the same job.
+        """
+        if options.unique is not None and options.unique.is_by_id:
+            return require_same_task
+        parent_id = "" if is_named or self._children is None else self._children.parent.job_id
+        if options.on_other_input == "keep" or not (is_named or parent_id):
+            return None
+        return functools.partial(require_same, self._client.inputs, task.signature, parent_id)
+
+    def _due(self, options: Options) -> datetime | None:
+        """Return when the job may run first; None: at once."""
+        delay_s = options.delay_s if options.debounce_s is None else options.debounce_s
+        return options.run_at if delay_s is None else moment_of(None, delay_s, self._clock.now())
+
+    async def begin(self, command: Enqueue, by: str = "", compare: Compare | None = None) -> tuple[int, bool]:
+        """Append the first event of a job; one that exists stays as it is. Return its sequence, and whether it is new.
+
+        Raises: LedgerFullError, UnreachableError; what `compare` raises for the job that exists.
+        """
+        try:
+            sequence = await self._log.append(self._seal_first(command, by=by).entries)
+        except WrongSequenceError:
+            return await self._begin_again(command, by, compare)
+        return sequence, True
+
+    async def _begin_unique(self, command: Enqueue, by: str) -> tuple[int, bool]:
+        """Append the first event of a unique job, which names a key; one that names none has its id by its period.
+
+        Raises: as `begin`; InputMismatchError where a job of another task has that id.
+        """
+        return await self.begin(command, by, None if command.order.unique else require_same_task)
+
+    def begin_again(self, by: str) -> Callable[[OrderedJob], Awaitable[tuple[int, bool]]]:
+        """Return what finds the job that has an id, or begins it; for `stream`."""
+        return lambda ordered: self._begin_again(ordered.command, by, ordered.compare)
+
+    async def _begin_again(self, command: Enqueue, by: str, compare: Compare | None) -> tuple[int, bool]:
+        """Find the job that has the id; or begin it behind what somebody stored under its subjects and is no event."""
+
+        async def attempt() -> tuple[int, bool]:
+            existing = await self._existing(command, compare)
+            # A replica that lags may answer that it has nothing yet.
+            if existing or not existing.last_sequence:
+                return (existing[0].stream_sequence if existing else 0), False
+            linked = self._seal_first(command, JobView(last_sequence=existing.last_sequence), by)
+            return await self._log.append(linked.entries), True
+
+        return await retry_raced(attempt)
+
+    async def _existing(self, command: Enqueue, compare: Compare | None) -> ChainEvents:
+        """Return the chain of the job that has the id, if that job may be in the place of the one that is enqueued.
+
+        Raises: InvalidInputError as `require_member`; what `compare` raises; UnreachableError where there is something to
+            compare and it cannot be read yet.
+        """
+        chain, member = self._log.names.chain(command.ref), command.order.member
+        events = await self._log.read_chain(chain)
+        for lag_s in () if compare is None else _LAGS_S:
+            if events.last_sequence:
+                break
+            await asyncio.sleep(lag_s)
+            events = await self._log.read_chain(chain)
+        if events and member is not None:
+            require_member(command.ref, member, events[0].event)
+        if compare is not None:
+            if not events.last_sequence:
+                raise UnreachableError(f"job {command.ref.job_id} exists and cannot be read yet: try again")
+            if events:
+                await compare(command, events[0].event)
+        return events
+
+    def _seal_first(self, command: Enqueue, chain: JobView = EMPTY_CHAIN, by: str = "") -> LinkedEvents:
+        return link(chain, decide(None, command, self._client.stamp(by)), self._log.names)
+
+    def bulk_order(self, task: Kind, options: Options, job_id: str | None, text: bytes) -> Awaitable[Enqueue]:
+        """Return what begins one of many jobs; without an id it has the one that its task declares, or a new one.
+
+        Raises: as `enqueue`.
+        """
+        if job_id is None:
+            if options.id_template:
+                options = self._identified(task, options, text)
+            job_id = self._job_id(task, options)
+        ordered = self._order(task, options, job_id, text, notify="")  # one call less for each of many jobs
+        return ordered if options.unique is None else self._unique_order(task, options, ordered, text)
+
+    async def _unique_order(
+        self, task: Kind, options: Options, ordered: Awaitable[Enqueue], text: bytes
+    ) -> Enqueue:
+        assert options.unique is not None
+        return self._wish(task, options, options.unique, await ordered, text).command
+
+
+def with_tenant(task: Kind, options: Options, text: bytes) -> Options:
+    """Return the options with the tenant that the task declares for this input, where they name none.
+
+    Raises: InvalidInputError.
+    """
+    template = options.tenant_template
+    if not template or options.tenant:
+        return options
+    tenant = filled("tenant", template, _keyed(task, options, text, ""))
+    return msgspec.structs.replace(options, tenant=tenant)
+
+
+def _keyed(task: Kind, options: Options, text: bytes, tenant: str) -> KeySource:
+    order = Order(tenant=tenant, metadata=options.metadata)
+    return KeySource(task.name, options.queue, order, functools.cache(lambda: task.signature.decode(text)))
+
+
+def of_batch(command: Enqueue, batch: str, number: int, batch_max: int | None) -> Enqueue:
+    """Return the order of a job as the one of its batch with that number. Raises: InvalidInputError."""
+    if batch_max is not None and number >= batch_max:
+        raise InvalidInputError(
+            f"batch {batch} is closed and has {batch_max:,} jobs: add more to another one"
+        )
+    if number >= ITEMS_MAX:
+        raise InvalidInputError(f"a batch has at most {ITEMS_MAX:,} jobs: make several batches")
+    ref = JobRef(queue=command.ref.queue, job_id=child_id(batch, 1, number))
+    member = Member(queue=BUILT_IN_QUEUE, job=batch, step=BATCH_STEP, item=number)
+    order = msgspec.structs.replace(command.order, batch=batch, member=member)
+    return msgspec.structs.replace(command, ref=ref, order=order)
+
+
+def require_member(ref: JobRef, member: Member, first: JobEvent) -> None:
+    """Refuse a job of somebody else in a place that a batch needs: it would wait for that job's end, or tell nobody of its own.
+
+    Raises: InvalidInputError.
+    """
+    known = order_at_first(first).member
+    if known is None or (known.job, known.item) != (member.job, member.item):
+        raise InvalidInputError(
+            f"job {ref.job_id} of queue {ref.queue} is there and none of batch {member.job}: give the batch another name"
+        )
+
+
+def refuse_in_bulk(task: Kind, unique: Unique, ids: object) -> None:
+    """Raise InvalidInputError for unique jobs that cannot be added many at a time."""
+    if not unique.is_by_id or unique.on_conflict != "return":
+        raise InvalidInputError(
+            f"enqueue_many adds unique jobs only with Unique(for_s=...), whose period gives them their ids, and "
+            f"on_conflict='return': enqueue those of task {task.name} one by one"
+        )
+    if ids is not None:
+        raise InvalidInputError(
+            "give ids or Unique(for_s=...), not both: the period gives the jobs their ids"
+        )
+
+
+def unpack(task: Task[Any, Any] | TaskWithOptions[Any, Any]) -> tuple[Task[Any, Any], Options]:
+    """Return the task itself, and the options that a job of it has.
+
+    Raises: InvalidInputError for what is no task.
+    """
+    try:
+        return task.unpacked
+    except AttributeError as error:
+        raise InvalidInputError(f"{task!r} is not a task: decorate the function with @task") from error
+
+
+def new_job_id() -> str:
+    """Return a UUIDv7: sortable by time of creation."""
+    return str(uuid_utils.uuid7())

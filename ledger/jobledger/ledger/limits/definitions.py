@@ -1,0 +1,278 @@
+"""Who writes definitions of limits to the ledger: a person through `set_limit`, the application's code through `CodeLimits`.
+
+Every append is conditional on the newest event of the limit's chain, and what was decided on an older one is decided
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Container, Iterable
+from typing import Final, NamedTuple, Protocol
+
+from jobledger.ledger.access.current_authority import ACTING_FOR, acting_for
+from jobledger.ledger.limits.declared import Limit
+from jobledger.ledger.limits.in_code import difference
+from jobledger.ledger.limits.keys import own_key
+from jobledger.ledger.model.aggregate import View
+from jobledger.ledger.model.chain import retry_raced
+from jobledger.ledger.model.commands import Stamp
+from jobledger.ledger.model.decision_parts.permissions import permit_limit
+from jobledger.ledger.model.errors import (
+    ConfigurationError,
+    CorruptLedgerError,
+    RefusedError,
+    UnreachableError,
+)
+from jobledger.ledger.model.limits.definition import (
+    LIMIT,
+    Definition,
+    LimitCommand,
+    SetKey,
+    SetLimit,
+    Terms,
+    decide,
+    evolve,
+    override_of,
+    terms_words,
+)
+from jobledger.ledger.model.limits.names import UNNAMED, joined, split
+from jobledger.ledger.model.log import Log, end_of_chain
+
+logger = logging.getLogger(__name__)
+
+#: What an enqueue waits at the most for the definition of its limits; it goes on without, and says so.
+_WAIT_S: Final = 2.0
+#: After a failure, how long enqueues go on without another try.
+_PAUSE_S: Final = 10.0
+#: How long a limit is taken for what it was, by whoever enqueues a job that names it.
+_GOOD_FOR_S: Final = 2.0
+_KNOWN_MAX: Final = 1_000
+
+
+async def look(log: Log, limit: str) -> View[Definition]:
+    """Return a limit as it is now; without a state where it was never set.
+
+    Raises: UnreachableError, UnknownEventError.
+    """
+    return LIMIT.view(*await end_of_chain(log, LIMIT.chain(log.names, limit)))
+
+
+class LimitChange(NamedTuple):
+    """A limit before and after a change; None: nothing was ever said of it."""
+
+    before: Definition | None
+    after: Definition | None
+
+
+async def change(
+    log: Log,
+    limit: str,
+    wish: Callable[[Definition | None], LimitCommand | None],
+    stamp: Callable[[], Stamp],
+    *,
+    plan: bool = False,
+) -> LimitChange:
+    """Append what follows from `wish`, which is asked what it wants of the limit as it is now; None: nothing.
+
+    `plan`: append nothing, and say what would come of it.
+
+    Raises: what `wish` and `definition.decide` raise, WrongSequenceError after too many lost races, and what `Log`
+        raises.
+    """
+
+    async def attempt() -> LimitChange:
+        view = await look(log, limit)
+        command = wish(view.state)
+        if command is None:
+            return LimitChange(view.state, view.state)
+        event = decide(limit, view.state, command, stamp())
+        if plan:
+            return LimitChange(view.state, evolve(view.state, event, 0))
+        entry = LIMIT.link(log.names, [event], view)[0]
+        return LimitChange(view.state, LIMIT.advance(entry, event, await log.append([entry])).state)
+
+    return await retry_raced(attempt)
+
+
+async def define_key(log: Log, limit: str, key: str, terms: Terms, stamp: Callable[[], Stamp]) -> None:
+    """Define one key of a limit as code does: what a person set for that key stays.
+
+    Raises: WrongSequenceError after too many lost races, and what `Log` raises.
+    """
+    await change(log, limit, lambda before: _wish(before, key, terms), stamp)
+
+
+class Naming(Protocol):
+    """The options of a job, as far as its limits go; see `Options`."""
+
+    @property
+    def queue(self) -> str:
+        """Where it waits."""
+        ...
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """Limits by their names."""
+        ...
+
+    @property
+    def limits_in_code(self) -> tuple[Limit | str, ...]:
+        """Limits that code declares."""
+        ...
+
+
+class _KnownLimit(NamedTuple):
+    """A limit as it was read a moment ago."""
+
+    definition: Definition | None
+    until: float  #: by the loop's clock
+
+
+class CodeLimits:
+    """The limits that jobs of one client name: what its code defines is in the ledger before, and each may be named.
+
+    A definition that was read counts for a moment, so that few enqueues ask the server for it.
+    """
+
+    def __init__(self, log: Log, stamp: Callable[[], Stamp]) -> None:
+        self._log = log
+        self._stamp = stamp
+        self._looks = asyncio.Lock()  #: many enqueues begin at once, and one of them reads
+        self._known: dict[str, _KnownLimit] = {}  #: by name, what says who may name a limit
+        self._turn = asyncio.Lock()  #: many enqueues begin at once, and one of them writes
+        self._said: dict[
+            str, Terms
+        ] = {}  #: by limit or limit:key, what was written, or is as a person set it
+        self._failed: dict[str, float] = {}  #: when it could not be written or read, by the loop's clock
+
+    async def ensure(self, options: Naming, task: str, own: Container[str], *, plan: bool = False) -> None:
+        """See to it that what a job's task and queue define is in the ledger, as far as that can be done at once.
+
+        `own`: the limits of the task's code that it only names. `plan`: only ask whether the job may name its limits.
+
+        Raises: ConfigurationError where this process defined a limit otherwise before; as `require`.
+        """
+        in_code = options.limits_in_code
+        for limit in () if plan else in_code:
+            if isinstance(limit, Limit) and not self._is_said(limit, task, options.queue):
+                await self._say(limit, task, options.queue)
+        job = (options.queue, task)
+        await self.require(options.limits, job, own)
+        declared = tuple(each if isinstance(each, str) else each.name for each in in_code)
+        await self.require(declared, job, declared)
+
+    async def require(self, limits: Iterable[str], job: tuple[str, str], own: Container[str]) -> None:
+        """Refuse limits that a job names and may not. `job`: its queue and task; `own`: the limits of the task's code.
+
+        Raises: AccessDeniedError, UnreachableError, UnknownEventError.
+        """
+        for limit in limits:
+            name = split(limit)[0]
+            if name not in UNNAMED:
+                known = self._known.get(name)
+                if known is None or known.until < asyncio.get_running_loop().time():
+                    known = await self._read(name)
+                permit_limit(ACTING_FOR.get(), limit, known.definition, job, is_own=limit in own)
+
+    async def _read(self, name: str) -> _KnownLimit:
+        """Return a limit as it is; for an operator's own program one that cannot be read is as it was.
+
+        Raises: UnreachableError, RefusedError, UnknownEventError.
+        """
+        is_operator, now = ACTING_FOR.get() is None, asyncio.get_running_loop().time()
+        known = self._known.get(name)
+        if is_operator and self._has_failed(name):
+            return known or _KnownLimit(None, now)
+        try:
+            async with asyncio.timeout(_WAIT_S), self._looks:
+                known = self._known.get(name)
+                if known is None or known.until < now:
+                    known = self._keep(name, (await look(self._log, name)).state)
+                return known
+        except (UnreachableError, RefusedError, CorruptLedgerError, TimeoutError) as error:
+            if not is_operator:
+                if isinstance(error, TimeoutError):
+                    raise UnreachableError(f"limit {name} could not be read within {_WAIT_S:g} s") from error
+                raise
+            self._fail(name, error, "could not be read, and its jobs are enqueued as far as it is known")
+            return known or _KnownLimit(None, now)
+
+    def _keep(self, name: str, definition: Definition | None) -> _KnownLimit:
+        if len(self._known) >= _KNOWN_MAX:  # callers choose the names
+            self._known.clear()
+        known = _KnownLimit(definition, asyncio.get_running_loop().time() + _GOOD_FOR_S)
+        self._known[name] = known
+        return known
+
+    def _has_failed(self, name: str) -> bool:
+        """Return whether enqueues go on without another try for now."""
+        failed = self._failed.get(name)
+        return failed is not None and asyncio.get_running_loop().time() < failed + _PAUSE_S
+
+    def _fail(self, name: str, error: Exception, what: str) -> None:
+        self._failed[name] = asyncio.get_running_loop().time()
+        why = str(error) or f"the server gave no answer within {_WAIT_S:g} s"
+        logger.warning("limit %s %s; an enqueue in %g s or later tries again: %s", name, what, _PAUSE_S, why)
+
+    def forget(self, name: str) -> None:
+        """Read a limit again before the next job that names it."""
+        self._known.pop(name, None)
+
+    def _is_said(self, limit: Limit, task: str, queue: str) -> bool:
+        """Return whether nothing is to be written for a limit now.
+
+        Raises: ConfigurationError where this process defined it otherwise before.
+        """
+        if not limit.is_defined:
+            return True
+        name = joined(limit.name, own_key(limit, task, queue))
+        said = self._said.get(name)
+        if said is None:
+            return self._has_failed(name)
+        if said != limit.terms:
+            raise ConfigurationError(
+                f"limit {name} is defined twice in this process, and not with the same numbers "
+                f"({terms_words(said)}; {terms_words(limit.terms)}): define it once, and use that object everywhere"
+            )
+        return True
+
+    async def _say(self, limit: Limit, task: str, queue: str) -> None:
+        """Write a definition unless the ledger has the same, or a person's; a failure is told in the log.
+
+        Jobs of a limit that could not be written stay held until a later enqueue, or a person, sets it.
+        """
+        key, wanted = own_key(limit, task, queue), limit.terms
+        name = joined(limit.name, key)
+        try:
+            async with asyncio.timeout(_WAIT_S), self._turn:
+                if self._is_said(limit, task, queue):
+                    return
+                with acting_for(None):  # the code says it, whoever asks for the job
+                    found = await change(
+                        self._log, limit.name, lambda before: _wish(before, key, wanted), self._stamp
+                    )
+                self._said[name] = wanted
+                self._keep(limit.name, found.after)
+                differs = difference(found.after, name, wanted)
+                if differs:
+                    logger.warning("%s", differs)
+        except (UnreachableError, RefusedError, CorruptLedgerError, TimeoutError) as error:
+            what = "could not be set as the code has it, and its jobs stay held while nothing defines it"
+            self._fail(name, error, what)
+
+
+def _wish(before: Definition | None, key: str, wanted: Terms) -> LimitCommand | None:
+    """Return what the code has to say of a limit, None where nothing is to be changed, or nothing may be."""
+    if not key:
+        by_person = before is not None and before.is_set and before.source == "operator"
+        is_said = before is not None and before.common == wanted
+        return None if by_person or is_said else SetLimit(terms=wanted, source="code")
+    # The name is shared by every queue or task, and each has its numbers under its own key.
+    own = override_of(wanted)
+    if before is not None and key in before.overrides:
+        stays = before.author(key).source == "operator" or before.overrides[key] == own
+        if stays:
+            return None
+    return SetKey(key=key, override=own, source="code")

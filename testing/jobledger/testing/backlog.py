@@ -1,0 +1,185 @@
+"""Running what a ledger in memory has queued: the attempts of a worker, fed from the log instead of a consumer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.graphs.batch_run import run_batch
+from jobledger.ledger.graphs.graph_run import run_graph, run_stored_graph
+from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.commands import CancelJob, Dispatch
+from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.model.events import PRIORITIES
+from jobledger.ledger.model.job import WAITING_STATES, Job, JobState, evolve
+from jobledger.ledger.model.log import events_among
+from jobledger.ledger.model.schedules.schedule import SCHEDULE
+from jobledger.ledger.model.subjects import JobRef, aggregate_of
+from jobledger.ledger.nats.pauses import queue_state
+from jobledger.ledger.schedules.changes import KnownSchedule, known_from
+from jobledger.ledger.tasks import Task, TaskRegistry
+from jobledger.ledger.timers import wait_timer
+from jobledger.testing.children import Following
+from jobledger.testing.mortal_log import MortalLog
+from jobledger.testing.slots import Slots
+from jobledger.testing.stand_ins import StandIns
+from jobledger.workers.bench import Bench
+from jobledger.workers.reactors.timers import DEADLINE
+
+_BUILT_IN: Final = {each.name: each for each in (run_graph, run_stored_graph, run_batch)}
+
+
+class Pending:
+    """What waits in a ledger in memory, followed event by event."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        log: MortalLog,
+        tasks: Mapping[str, Task[Any, Any]],
+        stand_ins: StandIns | None = None,
+    ) -> None:
+        """`tasks` by name; others may be added while it runs."""
+        self._ledger = ledger
+        self._tasks = tasks
+        self._log = log
+        self._jobs: dict[JobRef, Job] = {}
+        self._dispatches: dict[JobRef, StoredEvent] = {}
+        self._slots = Slots(ledger)
+        self._following = Following(ledger)
+        self._stand_ins = stand_ins or StandIns()
+        self._schedules: dict[str, KnownSchedule] = {}
+        self._seen = 0
+
+    async def run(self, jobs_max: int, *, before: int = 0) -> list[Job]:
+        """Run what is queued or due until nothing is; see `MemoryLedger.run_pending`. `before`: how many were run."""
+        ran: list[Job] = []
+        registry, known = TaskRegistry(), set[str]()
+        for built_in in _BUILT_IN.values():
+            registry.add_built_in(built_in)
+        cut_off: StoredEvent | None = None  # by a crash: the next bench gets it, as the next worker would
+        while True:
+            async with Bench(self._ledger, registry, in_place_of=self._stand_ins.of_step) as bench:
+                while (stored := cut_off or await self._next()) is not None:
+                    if before + len(ran) >= jobs_max:
+                        raise ConfigurationError(
+                            f"{jobs_max:,} jobs were run and more are queued: do tasks enqueue each other for ever?"
+                        )
+                    for name in (
+                        self._tasks.keys() - known - _BUILT_IN.keys()
+                    ):  # also those that jobs enqueued meanwhile
+                        known.add(name)
+                        registry.add(self._stand_ins.of_task(self._tasks[name]))
+                    registry.get(stored.event.task)
+                    cut_off = None if await self._survives(bench, stored) else stored
+                    if cut_off is not None:
+                        break
+                    ran.append(await self._after(stored))
+            if cut_off is None:
+                return ran
+            self._log.revive()
+
+    async def _survives(self, bench: Bench, stored: StoredEvent) -> bool:
+        """Make an attempt; return False where the log let the process die meanwhile."""
+        log = self._log
+        attempt = asyncio.create_task(bench.run(stored))
+        log.kill = attempt.cancel
+        try:
+            await attempt
+        except asyncio.CancelledError:
+            if not log.is_down:
+                raise
+        return not log.is_down
+
+    async def look(self) -> datetime | None:
+        """Return when something happens by itself; see `wake_at`. Nothing is run."""
+        await self._settle()
+        return self.wake_at
+
+    async def _next(self) -> StoredEvent | None:
+        """Return the dispatch of the job that a worker would take first; None where nothing is queued or due."""
+        await self._settle()
+        queued = [job for job in self._jobs.values() if job.state is JobState.QUEUED]
+        now, log = self._ledger.clock.now(), self._ledger.log
+        paused = {
+            queue for queue in {job.queue for job in queued} if (await queue_state(log, queue)).is_paused(now)
+        }
+        queued = [job for job in queued if job.queue not in paused]
+        if not queued:
+            return None
+        first = min(queued, key=lambda job: (PRIORITIES.index(job.order.priority), job.dispatch_sequence))
+        return self._dispatches[JobRef(queue=first.queue, job_id=first.id)]
+
+    async def _settle(self) -> None:
+        """Queue whatever is due or is given its slots, and let schedules tick."""
+        await self._read()
+        for ref, job in list(self._jobs.items()):
+            if (due := _due_at(job)) is not None and due <= self._ledger.clock.now():
+                timer = wait_timer(job)
+                await self._ledger.execute(ref, Dispatch(cause=timer.cause, asked_by=timer.asked_by))
+            elif (deadline := _deadline(job)) is not None and deadline <= self._ledger.clock.now():
+                await self._ledger.execute(ref, CancelJob(reason=DEADLINE))
+        await self._tick()
+        await self._read()
+        while await self._following.act() or await self._slots.give(self._jobs):
+            await self._read()
+
+    async def _read(self) -> None:
+        """Take in what was stored since the last look."""
+        log = self._ledger.log
+        if (await log.head()).last_sequence <= self._seen:
+            return
+        async for batch in log.read_messages(from_sequence=self._seen + 1):
+            for message in events_among(batch):
+                if isinstance(message, StoredEvent):
+                    self._take_in(message)
+                elif aggregate_of(message.subject) == SCHEDULE.name:
+                    self._schedules[SCHEDULE.key_in(message.subject)[0]] = known_from(message)
+                self._slots.take_in(message)
+        self._seen = (await log.head()).last_sequence
+
+    def _take_in(self, stored: StoredEvent) -> None:
+        event = stored.event
+        ref = JobRef(queue=event.queue, job_id=event.job)
+        job = self._jobs[ref] = evolve(self._jobs.get(ref), event, stored.stream_sequence)
+        self._following.take_in(stored)
+        if job.dispatch_sequence == stored.stream_sequence:
+            self._dispatches[ref] = stored
+
+    async def _tick(self) -> None:
+        """Make the jobs of the schedules that are due at the time at which the clock stands."""
+        now, schedules = self._ledger.clock.now(), self._ledger.schedules
+        for name, known in list(self._schedules.items()):
+            if known.schedule is not None and known.schedule.next_at and known.schedule.next_at <= now:
+                self._schedules[name] = await schedules.tick(name, known)
+
+    @property
+    def wake_at(self) -> datetime | None:
+        """When the next job is due, schedule ticks, or rate allows the next start of a job that waits for it; None: never."""
+        ticks = (known.schedule.next_at for known in self._schedules.values() if known.schedule is not None)
+        dues = (each(job) for job in self._jobs.values() for each in (_due_at, _deadline))
+        return min((each for each in (*ticks, *dues, self._slots.wake_at) if each is not None), default=None)
+
+    @property
+    def jobs(self) -> Mapping[JobRef, Job]:
+        """Every job as it was at the last look."""
+        return self._jobs
+
+    async def _after(self, stored: StoredEvent) -> Job:
+        await self._read()
+        return self._jobs[JobRef(queue=stored.event.queue, job_id=stored.event.job)]
+
+
+def _due_at(job: Job) -> datetime | None:
+    """Return when a job moves on by itself; None where only somebody else moves it on."""
+    return job.due_at if job.state in WAITING_STATES and not job.paused_by_operator else None
+
+
+def _deadline(job: Job) -> datetime | None:
+    """Return when a run is cancelled, None where it has no deadline or is to end already."""
+    if job.order.deadline_s is None or job.is_final or job.cancel_requested:
+        return None
+    return job.created_at + timedelta(seconds=job.order.deadline_s)

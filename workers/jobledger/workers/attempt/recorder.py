@@ -1,0 +1,157 @@
+"""From the outcome of an attempt to an accepted event, or to the receipt of a claim that was lost."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.chain import JobView, commit, load, transact
+from jobledger.ledger.model.commands import Fail, Fence, Outcome, ReportProgress, Stamp
+from jobledger.ledger.model.decisions import decide, outcome_type
+from jobledger.ledger.model.errors import (
+    IllegalTransitionError,
+    JobNotFoundError,
+    LedgerFullError,
+    StaleClaimError,
+    UnreachableError,
+    WrongSequenceError,
+)
+from jobledger.ledger.model.events import JobEvent
+from jobledger.ledger.model.job import Job, JobState, evolve
+from jobledger.ledger.model.lifecycle import ENDED_BY_HOLDER
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.workers import logs
+from jobledger.workers.attempt.control import Attempt
+from jobledger.workers.attempt.hooks import HookRunner
+from jobledger.workers.attempt.retry_store import retry_store
+
+logger = logging.getLogger("jobledger.workers.attempt")
+
+
+class Recorder:
+    """Records the outcomes of one worker."""
+
+    def __init__(self, ledger: Ledger, hooks: HookRunner) -> None:
+        self._ledger = ledger
+        self._hooks = hooks
+        self.is_wordy = logs.is_wordy()
+        self.fenced = 0  #: outcomes that were refused because their claim was lost
+
+    async def record(self, attempt: Attempt, outcome: Outcome) -> bool:
+        """Append the outcome on condition of the claim and return True; False when the claim was lost.
+
+        Raises: LedgerFullError, UnreachableError, WrongSequenceError after trying for minutes.
+        """
+        control, log, identity = attempt.control, self._ledger.log, attempt.identity
+        control.recording = True
+        if control.recorded is not None:
+            return self._tell_recorded(attempt, control.recorded)
+        report: ReportProgress | None = None
+        if control.channel is not None:
+            await control.channel.close()
+            report = control.channel.unstored
+        chain = attempt.newest_chain
+        try:
+            stamp = self._ledger.stamp(identity)
+            try:
+                after = await commit(
+                    log,
+                    chain,
+                    decide(chain.job, outcome, stamp)
+                    if report is None
+                    else _with_report(chain, report, outcome, stamp),
+                )
+            except (LedgerFullError, UnreachableError, WrongSequenceError):
+                after = await self._retry(attempt, chain, outcome)
+        except (StaleClaimError, IllegalTransitionError, JobNotFoundError):  # not found: ended, and archived
+            if await self._is_recorded(attempt):
+                return True
+            await self._fence(attempt, outcome)
+            return False
+        if self.is_wordy or isinstance(outcome, Fail):
+            self._tell(attempt, outcome, after)
+        # The result is folded only where somebody asked for it.
+        if attempt.job.order.notify or attempt.job.task in self._hooks.hooked:
+            assert after.job is not None, "an outcome leaves the job in the chain"
+            self.announce(after.job, identity)
+        return True
+
+    def _tell_recorded(self, attempt: Attempt, outcome: Outcome) -> bool:
+        """Tell of what was recorded already: the pause of a run, or its end together with the beginning of the next."""
+        if self.is_wordy:
+            self._tell(attempt, outcome, attempt.newest_chain)
+        job = attempt.newest_chain.job
+        if job is not None and job.is_final:
+            self.announce(job, attempt.identity)
+        return True
+
+    def _tell(self, attempt: Attempt, outcome: Outcome, after: JobView) -> None:
+        if isinstance(outcome, Fail):
+            assert after.job is not None, "an outcome leaves the job in the chain"
+            logs.tell_failure(outcome, after.job)
+        else:
+            logs.tell_end(outcome, attempt.job, self._ledger.clock.now())
+
+    async def _retry(self, attempt: Attempt, chain: JobView, outcome: Outcome) -> JobView:
+        """Append what follows from the outcome, whatever trouble the first try met."""
+        return await retry_store(
+            f"the outcome of job {attempt.job.id}",
+            # `known`, so that a lagging replica's view, older than our claim, does not make it look lost.
+            lambda: transact(
+                self._ledger.log,
+                attempt.ref,
+                outcome,
+                lambda: self._ledger.stamp(attempt.identity),
+                known=chain,
+            ),
+            outage=self._ledger.connection.outage,
+        )
+
+    async def _is_recorded(self, attempt: Attempt) -> bool:
+        """Return whether the claim has an outcome: ours, whose answer was lost for too long."""
+        stored = (await load(self._ledger.log, attempt.ref)).job
+        epoch = attempt.job.claim_epoch
+        return stored is not None and any(
+            each.epoch == epoch and each.state in ENDED_BY_HOLDER for each in stored.attempts
+        )
+
+    async def _fence(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Leave the receipt of an outcome that was refused."""
+        job, refused = attempt.job, outcome_type(outcome)
+        number = job.attempts_count
+        self.fenced += 1
+        logger.warning("job %s was taken over: our %s for attempt %d is refused", job.id, refused, number)
+        command = Fence(epoch=job.claim_epoch, attempt=number, worker=attempt.identity, outcome=refused)
+        with contextlib.suppress(IllegalTransitionError, JobNotFoundError):
+            await transact(
+                self._ledger.log, attempt.ref, command, lambda: self._ledger.stamp(attempt.identity)
+            )
+
+    def on_ended_by_claim(self, job: Job, identity: str) -> None:
+        """Tell of a job that nobody could run any more when it was claimed."""
+        if job.state is JobState.DEAD_LETTERED:
+            logs.tell_dead_letter(job, identity)
+        if job.attempts and job.attempts[-1].state == "lost":
+            self._hooks.tell_lost(job, job.attempts[-1], goes_on=False)
+        self.announce(job, identity)
+
+    def announce(self, job: Job, identity: str) -> None:
+        """Tell whoever asked what became of the job: its enqueuer, and the hooks."""
+        if job.is_final and job.order.notify:
+            self._ledger.hints.tell(job.order.notify, JobRef(queue=job.queue, job_id=job.id))
+        if job.state is JobState.COMPLETED:
+            self._hooks.tell("success", job, worker=identity)
+        elif job.attempts and job.attempts[-1].state == "failed":
+            self._hooks.tell("failure", job, worker=identity, error=job.error, will_retry=not job.is_final)
+        if job.state is JobState.DEAD_LETTERED:
+            self._hooks.tell_dead_letter(job, worker=identity)
+
+
+def _with_report(
+    chain: JobView, report: ReportProgress, outcome: Outcome, stamp: Stamp
+) -> tuple[JobEvent, ...]:
+    """Return what follows from a last report of progress and the outcome behind it, to be appended as one."""
+    (progressed,) = decide(chain.job, report, stamp)
+    job = evolve(chain.job, progressed, chain.last_sequence + 1)
+    return (progressed, *decide(job, outcome, stamp))

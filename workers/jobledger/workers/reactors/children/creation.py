@@ -1,0 +1,305 @@
+"""Making the children that a run's step has opened: shared by the reactor and by whoever holds the run's claim.
+
+Several at once do no harm: each child's first event is a conditional append, and one that exists is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger.children import child_ref
+from jobledger.ledger.limits.inherited import limits_of_children
+from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, catch_up, link, load, transact
+from jobledger.ledger.model.commands import Enqueue, Join, Stamp
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import CorruptLedgerError, IllegalTransitionError, WrongSequenceError
+from jobledger.ledger.model.events import Order
+from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.runs.orders import Member, Take, bits, items_of
+from jobledger.ledger.model.runs.steps import Step, admissible
+from jobledger.ledger.model.subjects import JobRef, first_leaf
+from jobledger.ledger.parts import Client
+from jobledger.workers.reactors.children.begun_again import rerun_of_child
+from jobledger.workers.reactors.children.reach import Reaching
+
+#: How many first events of children are on their way at a time.
+_IN_FLIGHT_MAX: Final = 500
+#: How many subjects one request looks up.
+_LOOKED_UP_MAX: Final = 1_000
+#: Decoded inputs of groups that are kept: the items of a large one are needed many times.
+_KEPT_BYTES_MAX: Final = 16 << 20
+
+Items = list[msgspec.Raw]
+#: Runs of which it is kept what their children inherit, and steps of which it is kept which children are theirs.
+_INHERITED_MAX: Final = 1_000
+_STEPS_MAX: Final = 1_000
+#: How many children's chains are read at a time.
+_READ_AT_ONCE: Final = 32
+_NOTHING: Final = msgspec.Raw(b"null")
+_decode_items = msgspec.json.Decoder(Items).decode
+
+
+class ChildIdTakenError(CorruptLedgerError):
+    """The id of a child belongs to another job, to which somebody gave it: the run cannot go on."""
+
+    def __init__(self, child: JobRef, parent: JobRef) -> None:
+        self.child = child
+        super().__init__(
+            f"job {child.queue}/{child.job_id} is not the child of run {parent.job_id} whose id it has: "
+            f"cancel the run if it waits, begin it again under another id, and give no job an id that begins with "
+            f"`{parent.job_id}-`"
+        )
+
+
+class Opening:
+    """Enqueues children; one per process, since it keeps what it read of large groups."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._reaching = Reaching(client)
+        self._kept: OrderedDict[str, Items] = OrderedDict()  # by the digest of the array
+        self._kept_bytes: dict[str, int] = {}
+        #: By run and its newest grant, the limits of which its children need no slot of their own.
+        self._inherited: OrderedDict[tuple[JobRef, int], tuple[str, ...]] = OrderedDict()
+        #: By run and the sequence of a step, the items whose jobs were seen to be its children.
+        self._own: OrderedDict[tuple[JobRef, int], int] = OrderedDict()
+
+    async def open(self, ref: JobRef, view: JobView, key: str, items: int, *, again: bool) -> JobView:
+        """Enqueue children of the step `key`, then look whether the run has ended or paused meanwhile.
+
+        `view`: the run after the event that opened them. `items`: a number in which bit i stands for item i; each must
+        be among `step.opened`. `again`: some of them may exist, because somebody may have done this before and died.
+        Whoever ends or pauses the run cancels or pauses the children that exist by then; those that are made later are
+        cancelled or paused here. So with the look no child is forgotten. Returns the run as it was at that look.
+
+        Safe to repeat, and to be called by several. When it returns, every child is in the ledger.
+
+        Raises: ChildIdTakenError, PayloadMissingError for items that are gone, LedgerFullError, UnreachableError;
+            WrongSequenceError where a replica lags: call it again later.
+        """
+        if again:
+            view, items = await self._admit(ref, view, key, items)
+        job = view.job
+        assert job is not None, "only a run has children"
+        step = job.steps[key]
+        if step.order is None or step.order.is_open:
+            return view  # no group, or one whose children a client makes
+        if again:
+            items = await self._missing(ref, job, step, items)
+        if not items:
+            return view
+        await self._enqueue(ref, job, step, items)
+        self._keep_own(ref, step, items)
+        return await self._reaching.follow(ref, view, {key: items})
+
+    async def _admit(self, ref: JobRef, view: JobView, key: str, items: int) -> tuple[JobView, int]:
+        """Open what may be opened though no child ends: while a run was paused or a dead letter, nothing was opened."""
+        assert view.job is not None, "only a run has children"
+        if not admissible(view.job.steps[key]):
+            return view, items
+        try:
+            view = await transact(self._client.log, ref, Join(step=key), self._client.stamp, known=view)
+        except IllegalTransitionError:  # somebody else did, or it is to end
+            view = await catch_up(self._client.log, ref, view)
+        assert view.job is not None, "a chain only grows"
+        return view, items | view.job.steps[key].open
+
+    async def _inherits(self, ref: JobRef, job: Job, step: Step) -> tuple[str, ...]:
+        """Return the limits whose slots children have from the runs above; those that may outlive these have none.
+
+        Raises: UnreachableError.
+        """
+        assert step.order is not None, "only a group has children"
+        if not (job.order.limits or job.order.inherits) or step.order.on_parent_end == "abandon":
+            return ()
+        granted = (ref, job.grant)
+        found = self._inherited.get(granted)
+        if found is None:
+            found = self._inherited[granted] = await limits_of_children(self._client.log, job)
+            if len(self._inherited) > _INHERITED_MAX:
+                self._inherited.popitem(last=False)
+        return found
+
+    async def _missing(self, ref: JobRef, job: Job, step: Step, items: int) -> int:
+        """Return those of the items that seem to have no job; a replica that lags may hide one, which does no harm.
+
+        Those whose id a job of somebody else has are among them: it is found when they are made.
+        """
+        assert step.order is not None, "only a group has children"
+        inherits = await self._inherits(ref, job, step)
+        derived = [item for item in items_of(items) if not step.order.node(item).id]
+        subjects = {item: first_subject(self._client, ref, step, item, inherits) for item in derived}
+        found = items
+        for some in _portions(list(subjects), _LOOKED_UP_MAX):
+            present = await self._client.log.present([subjects[item] for item in some])
+            there = [item for item in some if subjects[item] in present]
+            found &= ~await self._own_among(ref, step, there)
+        return found
+
+    async def _own_among(self, ref: JobRef, step: Step, there: list[int]) -> int:
+        """Return those of the items whose jobs are children of the step, not of somebody who gave away their ids.
+
+        Each is read once: of a large group many ends may come again.
+        """
+        known = self._own.get((ref, step.sequence), 0)
+        own = known & bits(there)
+        for some in _portions([item for item in there if not known >> item & 1], _READ_AT_ONCE):
+            seen = await asyncio.gather(*(self._is_ours(*_child(ref, step, item)) for item in some))
+            own |= bits(item for item, is_ours in zip(some, seen, strict=True) if is_ours is not False)
+        self._keep_own(ref, step, own)
+        return own
+
+    def _keep_own(self, ref: JobRef, step: Step, items: int) -> None:
+        self._own[ref, step.sequence] = self._own.pop((ref, step.sequence), 0) | items
+        if len(self._own) > _STEPS_MAX:
+            self._own.popitem(last=False)
+
+    async def _enqueue(self, ref: JobRef, job: Job, step: Step, items: int) -> None:
+        inputs, inherits = await self._items(step), await self._inherits(ref, job, step)
+        taken: list[JobRef] = []
+        for some in _portions(items_of(items), _IN_FLIGHT_MAX):
+            asked = [await self._command(ref, job, step, item, inputs) for item in some]
+            commands = [_on_slots_above(each, inherits) for each in asked]
+            appended = [self._submit(command) for command in commands]
+            outcomes = await asyncio.gather(*appended, return_exceptions=True)
+            for command, outcome in zip(commands, outcomes, strict=True):
+                if isinstance(outcome, WrongSequenceError):
+                    member = command.order.member
+                    assert member is not None, "a child says whose it is"
+                    is_ours = await self._is_ours(command.ref, command.task, member)
+                    if is_ours is None:
+                        raise WrongSequenceError(self._client.log.names.chain(command.ref), 0)
+                    if not is_ours:
+                        taken.append(command.ref)
+                elif isinstance(outcome, BaseException):
+                    raise outcome
+        if taken:
+            raise ChildIdTakenError(taken[0], ref)
+
+    async def _command(self, ref: JobRef, job: Job, step: Step, item: int, inputs: Items) -> Enqueue:
+        order = step.order
+        assert order is not None, "only a group has children"
+        node = order.node(item)
+        text = bytes(inputs[item])
+        if node.takes:
+            text = await self._with_results(ref, step, node.takes, text)
+        value, reference = await self._client.inputs.put(text, what="input of a child")
+        rerun_of = None
+        if job.order.rerun_of is not None:
+            rerun_of = await rerun_of_child(self._client, job, step, item)
+        return Enqueue(
+            ref=child_ref(ref, step, item),
+            task=node.task,
+            order=Order(
+                member=_child(ref, step, item)[2],
+                input=value,
+                input_ref=reference,
+                priority=node.priority,
+                max_attempts=node.max_attempts,
+                timeout_s=node.timeout_s,
+                tenant=order.tenant or job.order.tenant,
+                limits=node.limits,
+                correlation=job.order.correlation or ref.job_id,
+                trace=job.trace,
+                version=node.version,
+                on_end=node.on_end,
+                deadline_s=node.deadline_s,
+                rerun_of=rerun_of,
+            ),
+        )
+
+    async def _with_results(self, ref: JobRef, step: Step, takes: Sequence[Take], text: bytes) -> bytes:
+        """Return an input with the results of other nodes in their places, null for one that has none."""
+        whole: Any = msgspec.json.decode(text)
+        results = {of: await self._result(ref, step, of) for of in {take.of for take in takes}}
+        for take in takes:
+            inside = whole
+            for part in take.at[:-1]:
+                inside = inside[part]
+            inside[take.at[-1]] = results[take.of]
+        return msgspec.json.encode(whole)
+
+    async def _result(self, ref: JobRef, step: Step, item: int) -> msgspec.Raw:
+        """Return what a child returned, as JSON; null for one that did not complete.
+
+        Raises: WrongSequenceError where a replica does not show its end yet.
+        """
+        if not step.ended >> item & 1 or step.failed >> item & 1:
+            return _NOTHING
+        child = child_ref(ref, step, item)
+        job = (await load(self._client.log, child)).job
+        if job is None or job.state is not JobState.COMPLETED:
+            raise WrongSequenceError(self._client.log.names.chain(child), 0)
+        # Results of runs' children lie where inputs do: other results live shorter than a run may.
+        return msgspec.Raw(await self._client.inputs.get(job.result, job.result_ref))
+
+    def _submit(self, command: Enqueue) -> asyncio.Future[int]:
+        log, member = self._client.log, command.order.member
+        assert member is not None, "a child says whose it is"
+        stamp: Stamp = msgspec.structs.replace(self._client.stamp(), causation=member.job)
+        return log.submit(link(EMPTY_CHAIN, decide(None, command, stamp), log.names).entries)
+
+    async def _is_ours(self, child: JobRef, task: str, member: Member) -> bool | None:
+        """Return whether the job that has the id is this child; None where a replica does not show it yet."""
+        job = (await load(self._client.log, child)).job
+        if job is None:
+            return None
+        own = job.member
+        if own is not None and not own.asked:  # an older release made it
+            member = msgspec.structs.replace(member, asked=0)
+        return (job.task, own) == (task, member)
+
+    async def _items(self, step: Step) -> Items:
+        """Return the inputs of a group's children; those of large groups are kept."""
+        reference = step.items_ref
+        if reference is None:
+            return _decode_items(bytes(step.items))
+        found = self._kept.get(reference.sha256)
+        if found is None:
+            found = _decode_items(await self._client.inputs.get(step.items, reference))
+            self._kept[reference.sha256] = found
+            self._kept_bytes[reference.sha256] = reference.size_bytes
+            while sum(self._kept_bytes.values()) > _KEPT_BYTES_MAX and len(self._kept) > 1:
+                oldest, _ = self._kept.popitem(last=False)
+                del self._kept_bytes[oldest]
+        self._kept.move_to_end(reference.sha256)
+        return found
+
+
+def _child(run: JobRef, step: Step, item: int) -> tuple[JobRef, str, Member]:
+    """Return the name of a child, its task, and how it says whose it is."""
+    assert step.order is not None, "only a group has children"
+    member = Member(queue=run.queue, job=run.job_id, step=step.key, item=item, asked=step.sequence)
+    return child_ref(run, step, item), step.order.node(item).task, member
+
+
+def first_subject(client: Client, parent: JobRef, step: Step, item: int, inherits: tuple[str, ...]) -> str:
+    """Return the subject under which a child's first event is stored; `inherits`: as its order says."""
+    assert step.order is not None, "only a group has children"
+    node = step.order.node(item)
+    leaf = first_leaf(node.priority, _own(node.limits, inherits), node.deadline_s)
+    return client.log.names.of_type(child_ref(parent, step, item), leaf)
+
+
+def _on_slots_above(command: Enqueue, inherits: tuple[str, ...]) -> Enqueue:
+    """Return what enqueues a child that takes no slot of what it inherits."""
+    if not inherits:
+        return command
+    order = command.order
+    own = msgspec.structs.replace(order, limits=_own(order.limits, inherits), inherits=inherits)
+    return msgspec.structs.replace(command, order=own)
+
+
+def _own(limits: tuple[str, ...], inherits: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of a child's limits of which it takes slots itself."""
+    return tuple(limit for limit in limits if limit not in inherits) if inherits else limits
+
+
+def _portions(items: list[int], size: int) -> Iterator[list[int]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,0 +1,253 @@
+"""Counting ends of children in their run's chain: all that wait for one run go into one append.
+
+While an append is under way further ends arrive, and go with the next one: there is no timer. Two processes that count
+for one run race for its chain; the loser reads what is new, and counts what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final, get_args
+
+import msgspec
+
+from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, catch_up, commit, retry_raced, transact
+from jobledger.ledger.model.commands import Dispatch, Join
+from jobledger.ledger.model.decisions import decide
+from jobledger.ledger.model.errors import IllegalTransitionError, JobNotFoundError, WrongSequenceError
+from jobledger.ledger.model.events import Held, JobEvent, JoinFact, Queued
+from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState
+from jobledger.ledger.model.runs.events import Joined
+from jobledger.ledger.model.runs.orders import RUN_BATCH, bits, bits_of, ranges_of
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.parts import Client
+from jobledger.workers.reactors.children.creation import ChildIdTakenError, Opening
+from jobledger.workers.reactors.children.ends import EndState
+from jobledger.workers.reactors.children.reach import Reaching
+
+logger = logging.getLogger("jobledger.workers.reactors.children")
+
+#: How many runs' chains are kept though no end waits for them, and how large the results and items of one may be.
+_KEPT_MAX: Final = 64
+_KEPT_BYTES_MAX: Final = 1 << 20
+_END_STATES: Final[tuple[EndState, ...]] = get_args(EndState)
+#: Pause before a chain is read again that lacks what is known to be in it.
+_LAG_S: Final = 0.02
+
+
+class End(msgspec.Struct, eq=False):
+    """The end of one child that is to be counted."""
+
+    step: str
+    item: int
+    end_as: EndState
+    asked: int = 0  #: as in `Member`
+    is_settled: bool = False
+    error: Exception | None = None  #: why it could not be
+
+
+class _Run:
+    """What this process knows of one run, and the ends of its children that wait to be counted."""
+
+    def __init__(self, ref: JobRef) -> None:
+        self.ref = ref
+        self.view: JobView = EMPTY_CHAIN
+        self.waiting: list[End] = []
+        self.turn = asyncio.Lock()
+        self.users = 0
+
+    def is_worth_keeping(self) -> bool:
+        job = self.view.job
+        if job is None or job.is_final:
+            return False
+        sizes = (len(bytes(step.result)) + len(bytes(step.items)) for step in job.steps.values())
+        return sum(sizes) <= _KEPT_BYTES_MAX
+
+
+class Joining:
+    """Counts ends for every run, one append at a time for each; one per process."""
+
+    def __init__(self, client: Client, opening: Opening) -> None:
+        self._client = client
+        self._opening = opening
+        self._reaching = Reaching(client)
+        self._runs: OrderedDict[JobRef, _Run] = OrderedDict()
+        self.joins = 0  #: appends that counted ends here
+
+    async def count(self, parent: JobRef, end: End) -> None:
+        """Return when the end is counted, and every child that may exist for it does.
+
+        Raises: WrongSequenceError where another process was faster too often or a replica lags, NotBegunError,
+            ChildIdTakenError, and what `Log` and the store of payloads raise.
+        """
+        run = self._runs.setdefault(parent, _Run(parent))
+        self._runs.move_to_end(parent)
+        run.waiting.append(end)
+        run.users += 1
+        try:
+            async with run.turn:
+                if not end.is_settled:
+                    await asyncio.sleep(0)  # what came in the same read goes along
+                    await self._settle(run)
+        finally:
+            run.users -= 1
+            self._forget()
+        if end.error is not None:
+            raise end.error
+
+    def _forget(self) -> None:
+        """Forget the runs that were used least recently and for which no end waits."""
+        for ref, run in list(self._runs.items())[: len(self._runs) - _KEPT_MAX]:
+            if not run.users:
+                del self._runs[ref]
+
+    async def _settle(self, run: _Run) -> None:
+        """Count all ends that wait; a call that is cancelled leaves them to the next one."""
+        some, run.waiting = run.waiting, []
+        try:
+            for key in dict.fromkeys(end.step for end in some):
+                await self._count(run, key, [end for end in some if end.step == key])
+        except Exception as error:  # noqa: BLE001 - `count` raises it for each of these ends
+            run.view = EMPTY_CHAIN
+            for end in some:
+                end.error = error
+        except BaseException:  # this call was cancelled: the next one counts them
+            run.waiting = some + run.waiting
+            raise
+        for end in some:
+            end.is_settled = True
+        if not run.is_worth_keeping():
+            run.view = EMPTY_CHAIN
+
+    async def _count(self, run: _Run, key: str, ends: Sequence[End]) -> None:
+        if not run.view.last_sequence:
+            run.view = await catch_up(self._client.log, run.ref, EMPTY_CHAIN)
+        ends = [end for end in ends if _is_awaited(run.view.job, end)]
+        said = {state: bits(end.item for end in ends if end.end_as == state) for state in _END_STATES}
+        command = Join(
+            step=key,
+            completed=ranges_of(said["completed"]),
+            failed=ranges_of(said["failed"]),
+            dead=ranges_of(said["dead"]),
+        )
+        before, events = await retry_raced(lambda: self._join(run, command))
+        job = run.view.job
+        known = 0 if before is None or key not in before.steps else before.steps[key].ended
+        # Whoever counted them may have died before it opened others, or before it looked back.
+        told = any(known & items for items in said.values())
+        if job is None or job.state in CLOSED_STATES:
+            if told:
+                run.view = await self._reaching.follow(run.ref, run.view, again=True)
+            return
+        step = job.steps.get(key)
+        if step is None:
+            self._missed(run, key, job)
+            return
+        if job.state is JobState.RUNNING and step.is_joined:
+            self._client.hints.tell_resume(run.ref)  # its worker may wait for this with the run in memory
+        items = step.open if told else _opened(events)
+        if told or events:
+            await self._open(run, key, items, again=told)
+
+    async def _open(self, run: _Run, key: str, items: int, *, again: bool) -> None:
+        """Make children; a run that waits for one whose id is taken is woken, for that child would never end.
+
+        Its code then asks for the child itself, and the run becomes a dead letter that says why; so does one that is
+        claimed later.
+
+        Raises: WrongSequenceError where it runs and may wait in memory: try again once it has paused; as `Opening.open`.
+        """
+        try:
+            run.view = await self._opening.open(run.ref, run.view, key, items, again=again)
+        except ChildIdTakenError as error:
+            log, job = self._client.log, run.view.job
+            assert job is not None, "only a run has children"
+            if job.state is JobState.RUNNING:
+                raise WrongSequenceError(log.names.chain(run.ref), run.view.last_sequence) from error
+            logger.error("run %s: %s", run.ref.job_id, error)  # noqa: TRY400 - a sentence
+            if job.state is not JobState.PAUSED or job.paused_by_operator:
+                return
+            wake = Dispatch(
+                cause="resumed",
+                asked_by=job.wait_sequence,
+                reason=f"another job has the id {error.child.job_id}",
+            )
+            with contextlib.suppress(IllegalTransitionError):  # somebody woke it, or it has ended
+                run.view = await transact(log, run.ref, wake, self._client.stamp, known=run.view)
+
+    async def _join(self, run: _Run, command: Join) -> tuple[Job | None, tuple[JobEvent, ...]]:
+        """Append what the ends come to; return the run as it was before, and the events, none where they are counted.
+
+        Raises: WrongSequenceError when another process was faster: what it appended is known then.
+        """
+        log = self._client.log
+        before = run.view
+        try:
+            events = decide(before.job, command, self._client.stamp())
+        except (IllegalTransitionError, JobNotFoundError):
+            await self._require_newest(run)
+            return before.job, ()
+        try:
+            run.view = await commit(log, before, events)
+        except WrongSequenceError:
+            await self._catch_up(run)
+            raise
+        self.joins += 1
+        return before.job, events
+
+    async def _require_newest(self, run: _Run) -> None:
+        """Make sure that a refusal rests on the run as it is now: no replica that lags is believed.
+
+        Raises: WrongSequenceError when it did not.
+        """
+        chain = self._client.log.names.chain(run.ref)
+        known = run.view.last_sequence
+        if await self._client.log.newest_sequence(chain) > known:
+            await self._catch_up(run)
+            raise WrongSequenceError(chain, known)
+
+    async def _catch_up(self, run: _Run) -> None:
+        known = run.view.last_sequence
+        run.view = await catch_up(self._client.log, run.ref, run.view)
+        if run.view.last_sequence == known:
+            await asyncio.sleep(_LAG_S)
+
+    def _missed(self, run: _Run, key: str, job: Job) -> None:
+        """A job says that it is a child for which no step asked.
+
+        Raises: NotBegunError for a job of a batch whose run has not begun.
+        """
+        if job.task == RUN_BATCH:
+            raise NotBegunError(f"batch {job.id} has not begun: ends of its jobs wait to be counted")
+        logger.warning(
+            "jobs say that they are children of run %s by its step %r, which asked for none: not counted",
+            run.ref.job_id,
+            key,
+        )
+
+
+def _is_awaited(job: Job | None, end: End) -> bool:
+    """Whether the run as it is known may have asked for this child, and no earlier run of its id did."""
+    step = None if job is None else job.steps.get(end.step)
+    return step is None or step.has_ended or end.asked in (0, step.sequence)
+
+
+class NotBegunError(WrongSequenceError):
+    """A batch has jobs that ended before its run began, which counts them."""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)
+
+
+def _opened(events: Sequence[JobEvent]) -> int:
+    """Return the items that may exist by these events."""
+    found = 0
+    for event in events:
+        fact = event.joined if isinstance(event, Queued | Held) else event
+        if isinstance(fact, Joined | JoinFact):
+            found |= bits_of(fact.opened)
+    return found

@@ -1,0 +1,36 @@
+"""The limits as they are at this moment, for whoever asks: folded as the reactor folds them, and written nowhere."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.limits.grants import Granter
+from jobledger.workers.reactors.flow.fold import Folding
+from jobledger.workers.reactors.flow.place import Chain
+from jobledger.workers.reactors.flow.seats import fleet_of
+from jobledger.workers.reactors.flow.start import begin
+
+
+@contextlib.asynccontextmanager
+async def present(ledger: Ledger) -> AsyncGenerator[Granter, None]:
+    """Give who waits for limits and who holds them, up to the ledger's end as it is now, for the length of the block.
+
+    It reads the newest snapshot and what follows: a second or two for each 20,000 jobs that wait.
+
+    Raises: CorruptLedgerError, PayloadMissingError, ScratchSpaceError, UnreachableError.
+    """
+    chain = Chain(ledger)
+    folding = Folding(
+        chain,
+        on_held=lambda _held: None,
+        on_left=lambda _queue, _job: None,
+        on_granted=lambda _event, _at: None,
+    )
+    try:
+        await begin(ledger, chain, folding)
+        folding.see(fleet_of(await ledger.leases.all()), ledger.clock.now())
+        yield folding.granter
+    finally:
+        folding.close()
