@@ -217,6 +217,7 @@ async def test_a_host_whose_clock_is_apart_is_named(
     nats_server: EmbeddedServer, ledger: Ledger, http: httpx.AsyncClient
 ) -> None:
     environment = ledger.names.environment
+    before = ledger.clock.now()
     async with (
         connect(nats_server.url, environment=environment, clock=FleetClock(Ahead())) as other,
         working(other, send) as worker,
@@ -226,3 +227,6 @@ async def test_a_host_whose_clock_is_apart_is_named(
     assert [(each["kind"], each["level"], each["object"], each["found"]) for each in found] == [
         ("clock_apart", "warn", f"host {socket.gethostname()}", "its clock is 1 h ahead of the server's")
     ]
+    # By the server's time, which this test's clock knows to a second.
+    second = timedelta(seconds=1)
+    assert before - second <= datetime.fromisoformat(found[0]["since"]) <= ledger.clock.now() + second

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from jobledger.ledger.nats.fleet_clock import FleetClock, apart_s
+from jobledger.ledger.nats.fleet_clock import FleetClock, apart_s, apart_since
 from jobledger.testing import MovableClock
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -63,5 +63,23 @@ def test_an_answer_that_took_for_ever_corrects_nothing_that_is_known() -> None:
     assert clock.now() == NOON
 
 
+def test_a_clock_is_apart_since_it_was_seen_so_until_it_is_set_right() -> None:
+    machine = Machine()
+    clock = FleetClock(machine)
+    clock.compared(NOON, sent=50.0, received=50.0)
+    assert apart_since(clock) is None
+    for ahead_s, at_s, since_s in (
+        (4.0, 51, None),
+        (300.0, 52, 52),
+        (-300.0, 60, 52),
+        (2.0, 70, None),
+        (9.0, 75, 75),
+    ):
+        machine.ahead_s, machine.seconds = ahead_s, at_s
+        expected = None if since_s is None else NOON + timedelta(seconds=since_s - 50)
+        assert apart_since(clock) == expected, (ahead_s, at_s)
+
+
 def test_a_clock_that_a_test_owns_is_never_apart() -> None:
     assert apart_s(MovableClock(NOON)) == 0.0
+    assert apart_since(MovableClock(NOON)) is None

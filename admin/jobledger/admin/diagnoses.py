@@ -8,7 +8,7 @@ What is slow, or what only concerns the machine of the server, is a check of `do
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, get_args
@@ -19,6 +19,7 @@ import msgspec
 from jobledger.admin.amounts import duration, size
 from jobledger.admin.hooks.watches import WatchInfo, list_watches
 from jobledger.admin.hooks.webhooks import WebhookInfo, list_webhooks
+from jobledger.admin.ledger_room import Room, room_of
 from jobledger.admin.objects.fleet import LimitListed, limits_listed
 from jobledger.admin.queues import paused_now
 from jobledger.admin.rows import View, lag_of
@@ -38,14 +39,13 @@ from jobledger.ledger.model.subjects import INNER_QUEUES, SUBSCRIPTION_CONSUMER_
 from jobledger.ledger.model.times import as_utc
 from jobledger.ledger.nats.durables import first_undelivered, list_consumers
 from jobledger.ledger.nats.fleet_clock import APART_S_MAX
-from jobledger.ledger.nats.infos import StreamInfo
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.nats.pauses import queue_states
 from jobledger.ledger.nats.streams import find_stream
-from jobledger.projections import DeadLetterFilter, DeadLetterGroup, QueueRow, Store, moment_of
+from jobledger.projections import DeadLetterFilter, DeadLetterGroup, QueueRow, Store
 from jobledger.projections.filters import of_fleet, visible
 from jobledger.projections.statistics.held import HeldRow, read_held
-from jobledger.projections.statistics.rates import rates
+from jobledger.projections.statistics.rates import Minute, minutes_of, rates
 from jobledger.projections.tables.schedules import ScheduleRow, late_schedules, read_schedules
 from jobledger.projections.tables.slots import slots_taken
 
@@ -84,13 +84,7 @@ Verb = Literal["resume_queue", "set_limit", "look", "type"]
 SHOWN_MAX: Final = 12
 #: A reactor that has not been handed an event for so long is late.
 REACTOR_LATE: Final = timedelta(seconds=10)
-_FULL_WARN: Final = 0.8
 _FULL_FAIL: Final = 0.95
-#: Below this part of its room no ledger is asked when it will be full.
-_FORECAST_FROM: Final = 0.1
-_FORECAST_WARN: Final = timedelta(days=7)
-_FORECAST_OVER: Final = timedelta(hours=24)
-_FORECAST_OVER_MIN: Final = timedelta(minutes=10)
 _WORK: Final = "work_"
 #: How long a job is named whose derived id was taken.
 _MOVED_SHOWN: Final = timedelta(days=1)
@@ -153,6 +147,25 @@ class Rate(NamedTuple):
     attempts: int
     share: float
     usual: float
+    since: datetime | None = None  #: since when it fails unusually often, to the minute
+
+    @property
+    def bound(self) -> float:
+        """From which share on it fails unusually often."""
+        return max(_FAILS_SHARE, _FAILS_TIMES * self.usual)
+
+    @property
+    def is_often(self) -> bool:
+        """Whether it fails unusually often."""
+        return self.attempts >= _FAILS_MIN and self.share >= self.bound
+
+
+class Apart(NamedTuple):
+    """A host whose clock is apart from the server's."""
+
+    host: str
+    seconds: float  #: how far it is ahead; below 0: behind
+    since: datetime | None  #: when the first process of it that lives saw that; None: none of them says
 
 
 class Facts(NamedTuple):
@@ -160,14 +173,11 @@ class Facts(NamedTuple):
 
     now: datetime
     workers: list[WorkerInfo]  #: those that live
-    apart: list[WorkerInfo]  #: processes of any kind whose machine's clock is apart, one of each host
+    apart: list[Apart]
     paused: dict[str, QueueState]  #: queues that are paused now
     webhooks: list[WebhookInfo]
     firing: list[WatchInfo]  #: watches whose figure is beyond its bound
-    ledger: StreamInfo | None
-    fills_in: (
-        timedelta | None
-    )  #: how long until the ledger is full, as it grew in the last day; None: not known
+    room: Room | None  #: None: the ledger may take all that there is, or nobody asked
     late: list[
         tuple[str, datetime, int]
     ]  #: reactors that are late, since when, and how many events wait for them
@@ -213,8 +223,7 @@ def diagnose_past(view: View, queues: tuple[str, ...] = ()) -> list[Diagnosis]:
         paused=dict(sorted(paused_now(view.store, view.now).items())),
         webhooks=[],
         firing=[],
-        ledger=None,
-        fills_in=None,
+        room=None,
         late=[],
         rows=_rows(view, [], queues),
     )
@@ -242,18 +251,16 @@ async def _facts(ledger: Ledger, view: View, queues: tuple[str, ...]) -> Facts:
     now = ledger.clock.now()
     live = [each for each in await ledger.leases.all() if not each.stopped]
     workers = [each for each in live if each.kind == "worker"]
-    apart = {each.host: each for each in live if abs(each.clock_apart_s) > APART_S_MAX}
     states = await queue_states(ledger.log)
     stream = await find_stream(ledger.inbox, ledger.names.ledger_stream)
     return Facts(
         now=now,
         workers=workers,
-        apart=[apart[host] for host in sorted(apart)],
+        apart=_apart(live),
         paused={queue: state for queue, state in sorted(states.items()) if state.is_paused(now)},
         webhooks=await list_webhooks(ledger),
         firing=[each for each in await list_watches(ledger) if each.firing],
-        ledger=stream,
-        fills_in=None if stream is None else await fills_in(ledger, stream, now),
+        room=None if stream is None else await room_of(ledger, stream, now),
         late=await _late_reactors(ledger, now),
         rows=await anyio.to_thread.run_sync(_rows, view, workers, queues),
     )
@@ -287,28 +294,41 @@ def _rates(view: View, queues: tuple[str, ...]) -> list[Rate]:
     lately = rates(view.store.select, "task", now - _LATELY, now + timedelta(minutes=1), terms)
     day = rates(view.store.select, "task", now - _USUALLY, now - _LATELY, terms)
     usual = {each.name: 1 - each.success_rate for each in day if each.success_rate is not None}
-    return [
+    found = [
         Rate(each.name, each.completed + each.failed, 1 - each.success_rate, usual.get(each.name, 0.0))
         for each in lately
         if each.success_rate is not None
     ]
+    often = {each.task: each for each in found if each.is_often}
+    minutes = minutes_of(view.store.select, tuple(often), now - _USUALLY, now + timedelta(minutes=1), terms)
+    since = {task: failing_since(minutes[task], each.bound) for task, each in often.items()}
+    return [each._replace(since=since.get(each.task)) for each in found]
 
 
-async def fills_in(ledger: Ledger, stream: StreamInfo, now: datetime) -> timedelta | None:
-    """Return how long the ledger's room lasts if it goes on growing as in the last day; None where that is not known.
+def failing_since(minutes: Sequence[Minute], bound: float) -> datetime | None:
+    """Return when the minute began from which on a task fails so often, with no five minutes in between without it.
 
-    Raises: UnreachableError.
+    `minutes`: those in which attempts ended, the newest first. One counts in which a share from `bound` on failed.
     """
-    room, state = int(stream.config.get("max_bytes", -1)), stream.state
-    if room <= 0 or state.bytes < _FORECAST_FROM * room or not state.messages:
-        return None
-    first = await ledger.log.get(state.first_sequence)
-    begin = now - _FORECAST_OVER if first is None else max(now - _FORECAST_OVER, as_utc(first.stored_at))
-    if now - begin < _FORECAST_OVER_MIN:
-        return None
-    then = (await moment_of(ledger.log, at=begin, clock=ledger.clock)).stream_sequence
-    grown = (state.last_sequence - then) * state.bytes / state.messages
-    return (now - begin) * ((room - state.bytes) / grown) if grown > 0 else None
+    since: datetime | None = None
+    for each in minutes:
+        if each.share >= bound:
+            if since is not None and since - each.at > _LATELY:
+                break
+            since = each.at
+    return since
+
+
+def _apart(live: Iterable[WorkerInfo]) -> list[Apart]:
+    """Return the hosts whose clocks are apart, as their processes say."""
+    found: dict[str, Apart] = {}
+    for each in live:
+        if abs(each.clock_apart_s) > APART_S_MAX:
+            before = found.get(each.host)
+            seen = (None if before is None else before.since, each.clock_apart_since)
+            since = min((moment for moment in seen if moment is not None), default=None)
+            found[each.host] = Apart(each.host, each.clock_apart_s, since)
+    return [found[host] for host in sorted(found)]
 
 
 async def _late_reactors(ledger: Ledger, now: datetime) -> list[tuple[str, datetime, int]]:
@@ -555,21 +575,18 @@ def _differing_schedules(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def _store(facts: Facts) -> Iterator[Diagnosis]:
-    stream, left = facts.ledger, facts.fills_in
-    room = -1 if stream is None else int(stream.config.get("max_bytes", -1))
-    if stream is None or room <= 0:
+    room = facts.room
+    if room is None or not room.is_short:
         return
-    part = stream.state.bytes / room
-    is_soon = left is not None and left < _FORECAST_WARN
-    if part <= _FULL_WARN and not is_soon:
-        return
-    lasts = "" if left is None else f"; as it grew lately, it is full in {duration(left.total_seconds())}"
+    lasts = ""
+    if room.lasts is not None:
+        lasts = f"; as it grew lately, it is full in {duration(room.lasts.total_seconds())}"
     yield Diagnosis(
         kind="store_fills",
-        level="fail" if part > _FULL_FAIL else "warn",
+        level="fail" if room.used > _FULL_FAIL * room.size else "warn",
         object="the ledger",
-        found=f"{size(stream.state.bytes)} of {size(room)} are used{lasts}: a full ledger refuses events",
-        since=None,
+        found=f"{size(room.used)} of {size(room.size)} are used{lasts}: a full ledger refuses events",
+        since=room.short_since,
         advice="`jobledger audit archive` moves old events away; or raise max_bytes of the stream",
         nouns=(Noun("ledger", "", "the ledger"),),
         act=Act("type", "Archive", Noun("ledger", "")),
@@ -628,8 +645,7 @@ def _failing(facts: Facts) -> Iterator[Diagnosis]:
         if facts.now - as_utc(datetime.fromisoformat(group.newest)) < _LATELY
     }
     for rate in facts.rows.rates:
-        often = rate.share >= _FAILS_SHARE and rate.share >= _FAILS_TIMES * rate.usual
-        if rate.attempts >= _FAILS_MIN and often and rate.task not in told:
+        if rate.is_often and rate.task not in told:
             usual = f"usually {100 * rate.usual:.0f} % do" if rate.usual else "usually none does"
             failing = f"task:{rate.task} state:failing"
             yield Diagnosis(
@@ -637,7 +653,7 @@ def _failing(facts: Facts) -> Iterator[Diagnosis]:
                 level="warn",
                 object=f"task {rate.task}",
                 found=f"{100 * rate.share:.0f} % of its {rate.attempts:,} attempts of the last 5 minutes failed; {usual}",
-                since=None,
+                since=rate.since,
                 advice=f"`jobledger jobs list --task {rate.task} --state retry_wait` shows those that are tried again",
                 nouns=(Noun("task", rate.task),),
                 act=Act("look", "Show them", Noun("jobs", failing)),
@@ -676,13 +692,13 @@ def _webhooks(facts: Facts) -> Iterator[Diagnosis]:
 
 def _clocks(facts: Facts) -> Iterator[Diagnosis]:
     for each in facts.apart:
-        side = "ahead of" if each.clock_apart_s > 0 else "behind"
+        side = "ahead of" if each.seconds > 0 else "behind"
         yield Diagnosis(
             kind="clock_apart",
             level="warn",
             object=f"host {each.host}",
-            found=f"its clock is {duration(abs(each.clock_apart_s))} {side} the server's",
-            since=None,
+            found=f"its clock is {duration(abs(each.seconds))} {side} the server's",
+            since=each.since,
             advice="its processes go by the server's time; synchronise its clock, with NTP for instance",
         )
 

@@ -20,7 +20,7 @@ from jobledger.ledger.model.errors import JetStreamDisabledError, LedgerError, U
 from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.limits.definition import Terms
 from jobledger.ledger.model.version import version
-from jobledger.ledger.nats.fleet_clock import apart_s
+from jobledger.ledger.nats.fleet_clock import apart_s, apart_since
 from jobledger.ledger.nats.leases import (
     JOBS_MAX,
     LIMITS_MAX,
@@ -200,6 +200,7 @@ class LeaseKeeper:
             kind=self._kind,
             waits=dict(islice(self._waits().items(), JOBS_MAX)),
             clock_apart_s=round(apart_s(self._clock), 1),
+            clock_apart_since=apart_since(self._clock),
         )
 
     async def close(self) -> None:

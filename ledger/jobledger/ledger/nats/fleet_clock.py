@@ -40,7 +40,7 @@ class FleetClock:
         self.monotonic = machine.monotonic  #: the machine's monotonic seconds
         self._offset_s = machine.now().timestamp() - machine.monotonic()
         self._is_known = False
-        self._was_apart = False
+        self._apart_since: datetime | None = None
 
     def now(self) -> datetime:
         """Return the server's time, aware, UTC, with microseconds."""
@@ -74,7 +74,7 @@ class FleetClock:
         answer = await find_stream(inbox, stream)
         if answer is not None and answer.ts:
             self.compared(server_time(answer.ts), sent, self.monotonic())
-            self._tell()
+            self.look()
 
     async def keep(self, inbox: Inbox, stream: str) -> None:
         """Compare now and then, until cancelled; what the server does not answer is asked the next time."""
@@ -83,18 +83,27 @@ class FleetClock:
             with contextlib.suppress(LedgerError, ConnectionLostError):
                 await self.compare(inbox, stream)
 
-    def _tell(self) -> None:
-        is_apart = abs(self.apart_s) > APART_S_MAX
-        if is_apart and not self._was_apart:
+    def look(self) -> datetime | None:
+        """Return since when this machine's clock is apart, as far as anybody looked, and say so when that begins."""
+        apart_s = self.apart_s
+        if abs(apart_s) <= APART_S_MAX:
+            self._apart_since = None
+        elif self._apart_since is None:
+            self._apart_since = self.now()
             logger.warning(
                 "this machine's clock is %.1f s %s the server's: this process goes by the server's time; synchronise the "
                 "machine's clock, with NTP for instance",
-                abs(self.apart_s),
-                "ahead of" if self.apart_s > 0 else "behind",
+                abs(apart_s),
+                "ahead of" if apart_s > 0 else "behind",
             )
-        self._was_apart = is_apart
+        return self._apart_since
 
 
 def apart_s(clock: Clock) -> float:
     """Return how far the machine's own clock is ahead of the server's, in seconds; 0 for a clock that a test owns."""
     return clock.apart_s if isinstance(clock, FleetClock) else 0.0
+
+
+def apart_since(clock: Clock) -> datetime | None:
+    """Return since when that is too far, by the server's time; None: it is not, or a test owns the clock."""
+    return clock.look() if isinstance(clock, FleetClock) else None

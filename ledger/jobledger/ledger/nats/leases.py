@@ -79,6 +79,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     #: Jobs that wait for a lock, `queue/job`, and which one, `scope/id`; `JOBS_MAX` at the most.
     waits: dict[str, str] = {}
     clock_apart_s: float = 0.0  #: how far its machine's clock is ahead of the server's; below 0: behind it
+    clock_apart_since: datetime | None = None  #: since when that is too far; None: it is not, or nobody says
 
 
 def task_word(task: str, version: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
-from typing import Any, Final, Literal
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -45,6 +45,13 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     run: Quantiles  #: from the start of an attempt to its outcome
 
 
+class Minute(NamedTuple):
+    """How the attempts of a task ended within a minute in which some did."""
+
+    at: datetime
+    share: float  #: of them that failed
+
+
 def rates(
     select: Select,
     by: Literal["queue", "task"],
@@ -61,6 +68,27 @@ def rates(
     where, values = joined([between, *terms])
     sql = f"SELECT {by}, {_SUMS} FROM buckets WHERE {where} GROUP BY {by} ORDER BY {by}"  # noqa: S608 - columns
     return [_rates(row) for row in select(sql, values)]
+
+
+def minutes_of(
+    select: Select, tasks: Sequence[str], since: datetime, until: datetime, terms: Sequence[Term] = ()
+) -> dict[str, list[Minute]]:
+    """Return the minutes in which attempts of some tasks ended, the newest first; otherwise as `rates`."""
+    found: dict[str, list[Minute]] = {task: [] for task in tasks}
+    if not tasks:
+        return found
+    minutes = bucket_values(since, until, 60)
+    between = Term("", "minute >= ? AND minute < ?", (minutes["since"], minutes["until"]))
+    chosen = Term("", f"task IN ({', '.join('?' * len(tasks))})", tuple(tasks))
+    where, values = joined([between, chosen, *terms])
+    sql = (
+        f"SELECT task, minute, sum(completed), sum(failed) FROM buckets WHERE {where} "  # noqa: S608 - marks
+        "GROUP BY task, minute HAVING sum(completed) + sum(failed) > 0 ORDER BY minute DESC"
+    )
+    for task, minute, completed, failed in select(sql, values):
+        share = 1 - (success_rate(completed, failed) or 0.0)
+        found[task].append(Minute(datetime.fromtimestamp(60 * minute, UTC), share))
+    return found
 
 
 def quantiles(of: Histogram) -> Quantiles:

@@ -7,7 +7,7 @@ from datetime import timedelta
 import msgspec
 from markupsafe import Markup
 
-from jobledger.admin.diagnoses import fills_in
+from jobledger.admin.ledger_room import room_of
 from jobledger.admin.projection import ProjectionStatus, projection_status
 from jobledger.audit.watch import AuditState, audited
 from jobledger.gateway.pages.charts.plot import share
@@ -53,10 +53,9 @@ async def ledger(looked: Viewer, *, query: When) -> LedgerPage:
     async with gateway.projection.opened() as view:
         shell = await surround(looked, view, None)
     storage = None
-    room = -1 if stored is None else int(stored.config.get("max_bytes", -1))
-    if stored is not None and room > 0:
-        lasts = await fills_in(gateway.ledger, stored, gateway.ledger.clock.now())
-        storage = Storage(used=stored.state.bytes, room=room, fills_in=lasts)
+    room = None if stored is None else await room_of(gateway.ledger, stored, gateway.ledger.clock.now())
+    if room is not None:
+        storage = Storage(used=room.used, room=room.size, fills_in=room.lasts)
     return LedgerPage(
         shell=shell,
         environment=gateway.ledger.names.environment,
