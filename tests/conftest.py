@@ -25,7 +25,7 @@ import pytest
 from tests.support.forks import run_in_forks
 from tests.support.limits import limited
 from tests.support.ports import kept_port
-from tests.support.soundness import Soundness
+from tests.support.soundness import RowEnd, Soundness
 from tests.support.warm import spent_s
 
 from jobledger.ledger.server import EmbeddedServer
@@ -128,12 +128,15 @@ async def server_factory(
     anyio_backend: object,
     nats_server_binary: str,
     tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> AsyncIterator[ServerFactory]:
     """Make servers that the test starts, kills and restarts; all are stopped at its end, even frozen ones.
 
+    At the end of a row of `make faults` those that it left dead are started again, for `RowEnd` to look at their ledgers.
     Takes the options of `EmbeddedServer`; by default: a new directory, free port, durability "process".
     """
     made: list[EmbeddedServer] = []
+    end = RowEnd(request.node, tmp_path)
 
     def make(directory: Path | None = None, **options: Any) -> EmbeddedServer:
         chosen: dict[str, Any] = {
@@ -144,12 +147,19 @@ async def server_factory(
             **options,
         }
         made.append(EmbeddedServer(directory or tmp_path / f"nats-{len(made)}", **chosen))
+        end.begins(made[-1].url)
         return made[-1]
 
     yield make
-    async with anyio.create_task_group() as group:
-        for server in made:
-            group.start_soon(_stop_soon, server)
+    try:
+        for server in made if end.is_asked_for else ():
+            if not server.alive:
+                await server.start()
+        await end.holds()
+    finally:
+        async with anyio.create_task_group() as group:
+            for server in made:
+                group.start_soon(_stop_soon, server)
 
 
 async def _stop_soon(server: EmbeddedServer) -> None:

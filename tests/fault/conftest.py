@@ -11,13 +11,12 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import anyio
-import anyio.to_thread
 import pytest
 from tests.conftest import ServerFactory
+from tests.support.cluster import Cluster, cluster
 from tests.support.figures import Recorder
 from tests.support.fleet import Fleet
-from tests.support.soundness import Soundness
+from tests.support.soundness import RowEnd
 from tests.support.watch import make_consumers
 
 from jobledger.ledger import Ledger, connect
@@ -51,23 +50,23 @@ def durability() -> str:
 
 
 @pytest.fixture
-async def server(
-    server_factory: ServerFactory, durability: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> AsyncIterator[EmbeddedServer]:
-    """A nats-server of the test's own. At the end each of its ledgers is verified, archived, and verified again.
-
-    A row that leaves one that is not sound says why: `@pytest.mark.unsound_ledger("what it damages")`.
-    """
+async def server(server_factory: ServerFactory, durability: str) -> EmbeddedServer:
+    """A nats-server of the test's own; as `server_factory` says, its ledgers are looked at in the end."""
     made = server_factory(durability=durability)
     await made.start()
-    soundness = Soundness(made.url, archives_all=True)
-    soundness.begins(request.node)
-    yield made
-    if made.alive:
-        folder = tmp_path / "archives-at-the-end"
-        folder.mkdir()
-        problems = await anyio.to_thread.run_sync(soundness.problems, folder)
-        assert not problems, "\n".join(problems)
+    return made
+
+
+@pytest.fixture
+async def replicas(
+    anyio_backend: object, nats_server_binary: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[Cluster]:
+    """Three nats-servers of the test's own as one cluster; their ledgers are looked at in the end, too."""
+    async with cluster(nats_server_binary, tmp_path) as made:
+        end = RowEnd(request.node, tmp_path)
+        end.begins(made.url)
+        yield made
+        await end.holds()
 
 
 @pytest.fixture

@@ -7,12 +7,11 @@ import functools
 import random
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from tests.support.cluster import Cluster, cluster
+from tests.support.cluster import Cluster
 from tests.support.figures import Recorder
 from tests.support.limits import LIMIT_S
 from tests.support.working import until, working
@@ -51,19 +50,19 @@ async def freeze(made: Cluster, ledger: Ledger) -> float:
 
 
 async def test_a_frozen_server_is_left_within_ten_seconds_and_nothing_is_lost(
-    nats_server_binary: str, tmp_path: Path, chance: random.Random, record: Recorder
+    replicas: Cluster, chance: random.Random, record: Recorder
 ) -> None:
     """Row 17f."""
     settings: dict[str, Any] = {"replicas": 3, "ledger_bytes_max": 64 << 20}
     ids: list[str] = []
     noticed: list[float] = []
-    async with cluster(nats_server_binary, tmp_path) as made, connect(made.url, **settings) as ledger:
-        async with connect(made.url, **settings) as far, working(far, add) as worker:
+    async with connect(replicas.url, **settings) as ledger:
+        async with connect(replicas.url, **settings) as far, working(far, add) as worker:
             await worker.taking.wait()
             enqueueing = asyncio.create_task(_enqueue(ledger, ids))
             for _ in range(FREEZES):
                 await anyio.sleep(chance.random())
-                noticed.append(await freeze(made, ledger))
+                noticed.append(await freeze(replicas, ledger))
                 await until(functools.partial(_has_grown, ids, len(ids) + 20))
             enqueueing.cancel()
             for job_id in ids:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from tests.fault.apps import groups as app
-from tests.support.cluster import SIZE, cluster
+from tests.support.cluster import SIZE, Cluster
 from tests.support.figures import Recorder
 from tests.support.fleet import Fleet, WorkerProcess
 from tests.support.groups import Groups
@@ -279,7 +279,7 @@ async def _until_settled(ledger: Ledger) -> None:
 
 
 async def test_runs_go_on_while_leaders_of_three_replicas_are_killed(
-    nats_server_binary: str, tmp_path: Path, chance: random.Random, record: Recorder
+    replicas: Cluster, tmp_path: Path, chance: random.Random, record: Recorder
 ) -> None:
     settings: dict[str, Any] = {
         "replicas": SIZE,
@@ -288,9 +288,9 @@ async def test_runs_go_on_while_leaders_of_three_replicas_are_killed(
         "request_timeout_s": 30.0,
         "append_timeout_s": 60.0,
     }
-    async with cluster(nats_server_binary, tmp_path) as made, connect(made.url, **settings) as ledger:
+    async with connect(replicas.url, **settings) as ledger:
         await consumers(ledger)
-        fleet = Fleet(tmp_path, made.url, "", lease_s=3.0)
+        fleet = Fleet(tmp_path, replicas.url, "", lease_s=3.0)
         fleet.app = APP
         try:
             workers = [await fleet.start("--concurrency", "30") for _ in range(2)]
@@ -298,12 +298,12 @@ async def test_runs_go_on_while_leaders_of_three_replicas_are_killed(
             telling = asyncio.create_task(tell(ledger, runs.asking, chance, 10.0))
             for _ in range(LEADERS):
                 await asyncio.sleep(chance.uniform(0.5, 1.5))
-                dead = await made.kill_leader(ledger)
+                dead = await replicas.kill_leader(ledger)
                 fleet.kill(chance.choice(workers).pid)
                 await asyncio.sleep(chance.uniform(0.5, 1.5))
                 await keep(fleet, workers)
-                made.restart(dead)
-                await made.whole(ledger)
+                replicas.restart(dead)
+                await replicas.whole(ledger)
             await telling
             await calm(fleet, workers)  # one that began while there was no leader may have given up
             found, proof = await runs.hold(ledger, fleet)

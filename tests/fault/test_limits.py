@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.support.cluster import SIZE, cluster
+from tests.support.cluster import SIZE, Cluster
 from tests.support.figures import Recorder
 from tests.support.fleet import Fleet, WorkerProcess
 from tests.support.limited import archive_beyond, define, grants, peaks, take_snapshot, times_granted
@@ -278,7 +278,7 @@ async def test_a_third_worker_grants_after_both_hosts_of_the_reactor_were_killed
 
 
 async def test_limits_hold_while_the_leader_of_three_replicas_is_killed(
-    nats_server_binary: str,
+    replicas: Cluster,
     tmp_path: Path,
     limited: Task[..., Any],
     chance: random.Random,
@@ -291,9 +291,9 @@ async def test_limits_hold_while_the_leader_of_three_replicas_is_killed(
         "request_timeout_s": 30.0,
         "append_timeout_s": 60.0,
     }
-    async with cluster(nats_server_binary, tmp_path) as made, connect(made.url, **settings) as ledger:
+    async with connect(replicas.url, **settings) as ledger:
         await make_consumers(ledger, "work", ack_wait_s=2.0)
-        fleet = Fleet(tmp_path, made.url, "", lease_s=3.0)
+        fleet = Fleet(tmp_path, replicas.url, "", lease_s=3.0)
         fleet.app = APP
         try:
             async with Watch.following(ledger) as watch:
@@ -301,7 +301,7 @@ async def test_limits_hold_while_the_leader_of_three_replicas_is_killed(
                     await fleet.start("--concurrency", "60")
                 ids = await fill(ledger, limited, chance, 6_000)
                 await watch.until(lambda: len(watch.ended) > 500)
-                await made.kill_leader(ledger)
+                await replicas.kill_leader(ledger)
                 began = time.monotonic()
                 seen = len(watch.ended)
                 await watch.until(lambda: len(watch.ended) > seen + 200)

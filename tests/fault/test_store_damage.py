@@ -168,6 +168,7 @@ def _flip(path: Path) -> None:
 # In every run of the tests: a few of each.
 
 
+@pytest.mark.unsound_ledger("stores are damaged")
 async def test_a_damaged_store_is_found_out(
     server_factory: ServerFactory, tmp_path: Path, stores: dict[End, Made]
 ) -> None:
@@ -187,6 +188,7 @@ async def test_a_damaged_store_is_found_out(
 # With `make faults`: many.
 
 
+@pytest.mark.unsound_ledger("stores are damaged")
 @pytest.mark.fault
 async def test_a_hundred_flipped_bits_are_found_wherever_they_are(
     server_factory: ServerFactory,
@@ -209,6 +211,7 @@ async def test_a_hundred_flipped_bits_are_found_wherever_they_are(
     )
 
 
+@pytest.mark.unsound_ledger("stores are damaged")
 @pytest.mark.fault
 async def test_lost_and_shortened_files_are_found_or_made_good(
     server_factory: ServerFactory,
@@ -288,6 +291,7 @@ async def test_lost_states_of_consumers_make_no_job_run_again(
     )
 
 
+@pytest.mark.unsound_ledger("the ledger is put back to another past")
 @pytest.mark.fault
 @pytest.mark.parametrize("put_back", ["an older copy", "an empty stream"])
 async def test_a_ledger_that_was_put_back_stops_a_projector_that_follows(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import anyio
+import anyio.to_thread
 import msgspec
 import pytest
 from tests.support.limits import LIMIT_S
@@ -39,6 +40,8 @@ _ARCHIVED_EVENTS_MAX: Final = 300
 _ARCHIVED_ONE_OF: Final = 4
 #: A test may leave a job that is due, and nobody to run it.
 _LEFT_ALONE: Final = CheckOptions(overdue_grace_s=100 * 366 * 24 * 3600.0)
+#: What a test says of the ledgers that it leaves, and that it is a row of `make faults`, of which all are archived.
+_MARKS: Final = ("unsound_ledger", "shared_ledger", "fault")
 _STREAM: Final = "LEDGER"
 _STREAMS_MAX: Final = 10_000
 
@@ -52,20 +55,19 @@ class _Test(NamedTuple):
     name: str
     leaves_unsound: bool
     shares: bool  #: it goes on with a ledger of others, or others with its own
+    is_row: bool  #: of `make faults`
 
 
 class Soundness:
     """The ledgers of one server, looked at when its last test has ended: one connection serves all."""
 
-    def __init__(self, url: str, *, archives_all: bool = False) -> None:
-        """`archives_all`: every sound ledger is archived, and not one of a few small ones."""
+    def __init__(self, url: str) -> None:
         self._url = url
-        self._archives_all = archives_all
         self._tests: list[_Test] = []
 
     def begins(self, test: pytest.Item) -> None:
         """Take note of a test: which ledgers it made is told by the time of their first event."""
-        marks = [test.get_closest_marker(name) is not None for name in ("unsound_ledger", "shared_ledger")]
+        marks = [test.get_closest_marker(name) is not None for name in _MARKS]
         self._tests.append(_Test(datetime.now(UTC), test.nodeid, *marks))
 
     def problems(self, folder: Path) -> list[str]:
@@ -94,13 +96,44 @@ class Soundness:
         count = head.last_sequence - head.first_sequence + 1
         found = await _unsound("as the test left it", ledger.log)
         is_one = count <= _ARCHIVED_EVENTS_MAX and zlib.crc32(test.name.encode()) % _ARCHIVED_ONE_OF == 0
-        if (is_one or self._archives_all) and not found and not test.shares:
+        if (is_one or test.is_row) and not found and not test.shares:
             found = await _problems_behind_archive(ledger, folder)
         return [f"{test.name}: {each}" for each in found]
 
     def _maker(self, moment: datetime) -> _Test | None:
         """Return the test that ran at a moment."""
         return next((test for test in reversed(self._tests) if test.began_at <= moment), None)
+
+
+class RowEnd:
+    """How a row of `make faults` ends: each ledger of its own servers is verified, archived, and verified again.
+
+    Other tests, and a row that is marked `unsound_ledger`, which says what it damages, end as they are.
+    """
+
+    def __init__(self, test: pytest.Item, folder: Path) -> None:
+        """`folder` of the test is for archives."""
+        self._test = test
+        self._folder = folder
+        self._servers: list[Soundness] = []
+        is_fault, is_unsound = (test.get_closest_marker(name) for name in ("fault", "unsound_ledger"))
+        self.is_asked_for = is_fault is not None and is_unsound is None
+
+    def begins(self, url: str) -> None:
+        """Take note of a server before the row makes a ledger on it; `url` has one address or several."""
+        self._servers.append(Soundness(url))
+        self._servers[-1].begins(self._test)
+
+    async def holds(self) -> None:
+        """Raise AssertionError where a ledger is not sound; the servers are running."""
+        if not self.is_asked_for:
+            return
+        problems: list[str] = []
+        for number, server in enumerate(self._servers):
+            folder = self._folder / f"archives-at-the-end-{number}"
+            folder.mkdir()
+            problems += await anyio.to_thread.run_sync(server.problems, folder)
+        assert not problems, "\n".join(problems)
 
 
 async def _problems_behind_archive(ledger: Ledger, folder: Path) -> list[str]:
