@@ -14,7 +14,7 @@ import pytest
 from tests.support.cluster import SIZE, Cluster
 from tests.support.figures import Recorder
 from tests.support.fleet import Fleet, WorkerProcess
-from tests.support.limited import archive_beyond, define, grants, peaks, take_snapshot, times_granted
+from tests.support.limited import archive_beyond, begun, define, grants, peaks, take_snapshot, times_granted
 from tests.support.proof import Proof, prove
 from tests.support.watch import Watch, make_consumers
 from tests.support.working import LIMIT_S
@@ -251,7 +251,13 @@ async def test_a_third_worker_grants_after_both_hosts_of_the_reactor_were_killed
     chance: random.Random,
     record: Recorder,
 ) -> None:
-    """Nobody stands by any more: the next one hosts it once their leases are over."""
+    """Nobody stands by any more: the next one hosts it once their leases are over, and reads what is stored first.
+
+    It looks at the leases each second, and the server may see late that one is over: two seconds for both. How long it
+    reads depends on the machine and on what is stored since the newest snapshot (a second for 20,000 events where
+    nothing else runs), so the test reads the same at the same time.
+    """
+    read_s = 0.0
 
     async def kill_hosts(workers: list[WorkerProcess]) -> float:
         names = sorted(info.worker for info in await ledger.leases.all())
@@ -260,12 +266,19 @@ async def test_a_third_worker_grants_after_both_hosts_of_the_reactor_were_killed
         for host in hosts:
             fleet.kill(host.pid)
         killed_at = datetime.now(UTC)
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(2 * LIMIT_S):
+            while {*names[:2]} & {info.worker for info in await ledger.leases.all()}:
+                await asyncio.sleep(0.02)
+            nonlocal read_s
+            since = time.monotonic()
+            _, folding = await begun(ledger)
+            folding.close()
+            read_s = time.monotonic() - since
             return await granted_after(ledger, killed_at, lambda by: by == names[2])
 
     found = await harmed(ledger, fleet, limited, chance, kill_hosts, workers=3, jobs=20_000, seconds=0.05)
     assert lines(refused) == 0
-    assert found.taken_over_s <= fleet.lease_s + 2.0
+    assert found.taken_over_s <= fleet.lease_s + 2.0 + read_s
     record(
         "36d",
         "SIGKILL of both workers that host the reactor of the limits",
@@ -273,7 +286,8 @@ async def test_a_third_worker_grants_after_both_hosts_of_the_reactor_were_killed
         jobs=found.jobs,
         events=found.proof.report.events,
         now=time.monotonic(),
-        worst_recovery=f"{found.taken_over_s:.1f} s until a third one granted, under leases of {fleet.lease_s:g} s",
+        worst_recovery=f"{found.taken_over_s:.1f} s until a third one granted, under leases of {fleet.lease_s:g} s, "
+        f"where to read what is stored took {read_s:.1f} s",
     )
 
 
