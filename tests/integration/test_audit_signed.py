@@ -16,7 +16,7 @@ from tests.support.command_line import Answer, CommandLine
 from tests.support.history import write_history
 
 from jobledger.ledger import Ledger
-from jobledger.ledger.model.version import version
+from jobledger.ledger.model.version import VERSION
 from jobledger.ledger.nats.streams import find_stream
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def test_a_report_says_when_by_what_and_of_which_ledger_it_was_made(cli: Cli) ->
     (body,) = cli("--against", cli.file("report.json"), *published, "--json").lines
     made = body["made"]
     assert abs(datetime.fromisoformat(made["at"]) - datetime.now(UTC)) < timedelta(minutes=1)
-    assert (made["jobledger"], made["url"], made["environment"]) == (version(), cli.url, cli.environment)
+    assert (made["jobledger"], made["url"], made["environment"]) == (VERSION, cli.url, cli.environment)
     assert made["stream_created_at"] == cli.with_ledger(created)
     (key,) = made["keys"]
     assert re.fullmatch("[0-9a-f]{64}", key)

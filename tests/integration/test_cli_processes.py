@@ -21,7 +21,7 @@ from tests.support.limits import LIMIT_S
 from tests.support.terminal import terminal, unstyled
 
 from jobledger.cli.errors import INTERRUPTED
-from jobledger.ledger.model.version import version
+from jobledger.ledger.model.version import VERSION
 from jobledger.ledger.server import EmbeddedServer
 
 ROOT = Path(__file__).parents[2]
@@ -230,7 +230,7 @@ def test_a_worker_is_listed_and_stops_when_asked(start: Start, nats_server: Embe
     ]
     (found,) = (each for each in listed if each["worker"] == ready["worker"])
     assert (found["pid"], found["stopped"], found["supervisor"]) == (worker.child.pid, False, "")
-    assert (found["queues"], found["version"]) == (["math", "other"], version())
+    assert (found["queues"], found["version"]) == (["math", "other"], VERSION)
     if how == "eof":
         assert worker.child.stdin is not None
         worker.child.stdin.close()

@@ -109,9 +109,12 @@ def test_a_command_loads_nothing_of_metrics_parquet_or_signatures() -> None:
 
 def test_the_version_is_said_without_anything_that_works() -> None:
     modules = _loaded(VERSION)
-    assert WORK & modules.keys() == set()
-    ours = {name.split(".")[1] for name in modules if name.startswith("jobledger.")}
-    assert ours == {"admin", "cli", "ledger", "projections"}
+    assert _libraries(modules) == {"jobledger"}
+    assert {"importlib.metadata", "inspect", "logging", *WORK} & modules.keys() == set()
+    assert {name for name in modules if name.startswith("jobledger.cli.")} <= {
+        "jobledger.cli.__main__",
+        "jobledger.cli.streams",
+    }
 
 
 def test_a_name_is_completed_in_bash_without_any_command() -> None:

@@ -1,4 +1,8 @@
-"""Where the command `jobledger` begins, and `python -m jobledger.cli`: an interrupt ends it quietly, also while it loads."""
+"""Where the command `jobledger` begins, and `python -m jobledger.cli`: an interrupt ends it quietly, also while it loads.
+
+It imports next to nothing, so that it can say the version before it loads the command line, which takes longer than
+Python itself.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import sys
 from typing import Final
 
 from jobledger.cli.streams import prepare
+from jobledger.ledger.model.version import VERSION
 
 _INTERRUPTED: Final = 130  # as jobledger.cli.errors has it, which may not have been imported yet
 
@@ -13,11 +18,23 @@ _INTERRUPTED: Final = 130  # as jobledger.cli.errors has it, which may not have 
 def main() -> None:
     """Run the command line; see `jobledger.cli.main`."""
     prepare()
+    if sys.argv[1:] == ["--version"] and _has_said_version():
+        return
     try:
         from jobledger.cli.main import main as run  # noqa: PLC0415 - what takes time is what may be interrupted
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     run()
+
+
+def _has_said_version() -> bool:
+    """Write the version. Where stdout takes nothing, the whole command line tells why."""
+    try:
+        sys.stdout.write(f"jobledger {VERSION}\n")
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from jobledger.cli.exit import exit_at_once
 from jobledger.cli.help import Group
 from jobledger.cli.logs import LogFormat, set_up_logs
 from jobledger.cli.streams import is_broken, let_go
-from jobledger.ledger.model.version import version
+from jobledger.ledger.model.version import VERSION
 
 #: These may stand anywhere on the line.
 _SWITCHES: Final = ("--verbose", "--debug")
@@ -31,7 +31,7 @@ _IDLE_THREADS_END_S: Final = 0.1
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - the shape of typer's callbacks
     if wanted:
-        sys.stdout.write(f"jobledger {version()}\n")
+        sys.stdout.write(f"jobledger {VERSION}\n")
         raise typer.Exit
 
 

@@ -19,7 +19,7 @@ from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.errors import JetStreamDisabledError, LedgerError, UnreachableError
 from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.limits.definition import Terms
-from jobledger.ledger.model.version import version
+from jobledger.ledger.model.version import VERSION
 from jobledger.ledger.nats.fleet_clock import apart_s, apart_since
 from jobledger.ledger.nats.leases import (
     JOBS_MAX,
@@ -194,7 +194,7 @@ class LeaseKeeper:
             supervisor=self._supervisor,
             concurrency=self._concurrency,
             reactors=self._reactors,
-            version=version(),
+            version=VERSION,
             release=os.environ.get("JOBLEDGER_RELEASE", "")[:_RELEASE_MAX],
             stopped=stopped,
             kind=self._kind,

@@ -17,7 +17,7 @@ from jobledger.ledger.model.decisions import outcome_type
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.trace import is_own, trace_id
-from jobledger.ledger.model.version import version
+from jobledger.ledger.model.version import VERSION
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -71,7 +71,7 @@ class Tracing:
             ) from error
         self._trace = trace
         self._propagator = TraceContextTextMapPropagator()
-        self._tracer: Tracer = trace.get_tracer("jobledger", version())
+        self._tracer: Tracer = trace.get_tracer("jobledger", VERSION)
 
     def current(self) -> str:
         """Return the traceparent of the span that is current, "" where none is recorded or passed on."""

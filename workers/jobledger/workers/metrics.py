@@ -15,7 +15,7 @@ from prometheus_client.core import Metric
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.metrics.exposition import Distribution, Measure, histograms, info, value
-from jobledger.ledger.model.version import version
+from jobledger.ledger.model.version import VERSION
 from jobledger.ledger.nats.append_stats import AppendMeter, Histogram
 from jobledger.ledger.nats.jetstream import JetStreamLog
 from jobledger.workers.services import end
@@ -187,7 +187,7 @@ class WorkerCollector:
         """Return the families as they are now."""
         counts, meter, lag = self._worker.counts(), self._meter, self._lag
         grouping = self._log is not None and self._log.writer.grouping
-        yield info(_BUILD, {"version": version(), "worker": self._worker.identity})
+        yield info(_BUILD, {"version": VERSION, "worker": self._worker.identity})
         for measure, number in (
             (_RUNNING, counts.running),
             (_CONCURRENCY, counts.concurrency),

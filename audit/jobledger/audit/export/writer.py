@@ -41,7 +41,7 @@ from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import InvalidInputError, LedgerError, NotFoundError, SequenceGapError
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.model.version import version
+from jobledger.ledger.model.version import VERSION
 
 _EVERYTHING: Final = Selection()
 _LOCK_TRIES_MAX: Final = 10
@@ -186,7 +186,7 @@ def _manifest(
     return sealed(
         Manifest(
             format=FORMAT,
-            jobledger=version(),
+            jobledger=VERSION,
             environment=plan.environment,
             created_at=clock.now(),
             selection=plan.selection,

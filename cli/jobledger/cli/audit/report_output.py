@@ -16,7 +16,7 @@ from jobledger.cli.output import Output
 from jobledger.ledger import Ledger
 from jobledger.ledger.files import open_file
 from jobledger.ledger.model.clock import SYSTEM_CLOCK
-from jobledger.ledger.model.version import version
+from jobledger.ledger.model.version import VERSION
 from jobledger.ledger.nats.addresses import shown
 from jobledger.ledger.nats.streams import find_stream
 
@@ -58,7 +58,7 @@ async def made_from_ledger(ledger: Ledger, seals: SealsAsked, kept: ReportPlaces
     stream = await find_stream(ledger.inbox, ledger.names.ledger_stream)
     return Origin(
         at=ledger.clock.now(),
-        jobledger=version(),
+        jobledger=VERSION,
         url=shown(ledger.config.url),
         environment=ledger.names.environment,
         stream_created_at="" if stream is None else stream.created,
@@ -71,7 +71,7 @@ def made_from_export(folder: Path, environment: str, seals: SealsAsked, kept: Re
     """Say of what export a report is, when it is made, and with what."""
     return Origin(
         at=SYSTEM_CLOCK.now(),
-        jobledger=version(),
+        jobledger=VERSION,
         export=str(folder),
         environment=environment,
         keys=seals.key_ids,

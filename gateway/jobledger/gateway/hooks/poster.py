@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from jobledger.gateway.hooks.addresses import CheckedTransport, TargetRefusedError, Targets
-from jobledger.ledger.model.version import version
+from jobledger.ledger.model.version import VERSION
 
 TIMEOUT_S: Final = 15.0  #: for all of one post: the name, the connection, the answer
 ANSWER_BYTES_MAX: Final = 64 << 10  #: read; what comes behind is not
@@ -69,7 +69,7 @@ class Poster:
             timeout=self._timeout_s,
         )
         sent = {
-            "user-agent": f"jobledger/{version()}",
+            "user-agent": f"jobledger/{VERSION}",
             "accept": "*/*",
             "accept-encoding": "identity",
             **headers,

@@ -12,7 +12,7 @@ import msgspec
 from jobledger.gateway.http.endpoint import JSON, Endpoint
 from jobledger.gateway.http.headers import HEADERS
 from jobledger.gateway.problems import KINDS, MEDIA, Problem
-from jobledger.ledger.model.version import version
+from jobledger.ledger.model.version import VERSION
 from jobledger.ledger.schema.events import field_notes
 
 Schema = dict[str, Any]
@@ -53,7 +53,7 @@ def openapi(endpoints: Iterable[Endpoint]) -> Schema:
         "openapi": "3.1.0",
         "info": {
             "title": "jobledger",
-            "version": version(),
+            "version": VERSION,
             "description": "Jobs, their whole past and everything that waits, over HTTP.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },

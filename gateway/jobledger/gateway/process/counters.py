@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 
 from jobledger.gateway.shares import KINDS, Shares
 from jobledger.ledger.metrics.exposition import Distribution, Measure, histograms, info, value, values
-from jobledger.ledger.model.version import version
+from jobledger.ledger.model.version import VERSION
 from jobledger.ledger.nats.append_stats import LATENCY_BOUNDS_S, Histogram
 
 #: Of a request for an address that there is not, or by a method that nobody knows: labels have few values.
@@ -128,7 +128,7 @@ class GatewayCollector:
     def collect(self) -> Iterable[Metric]:
         """Return the families as they are now."""
         counted = self._counted
-        yield info(_BUILD, {"version": version()})
+        yield info(_BUILD, {"version": VERSION})
         yield values(_REQUESTS, [(key, float(number)) for key, number in list(counted.requests.items())])
         yield histograms(
             _SECONDS, [((route,), Distribution.of(found)) for route, found in list(counted.seconds.items())]

@@ -21,7 +21,7 @@ from prometheus_client.core import Metric
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.metrics.exposition import info, value, values
 from jobledger.ledger.model.errors import ConfigurationError, LedgerError, NotFoundError
-from jobledger.ledger.model.version import version
+from jobledger.ledger.model.version import VERSION
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.projections.errors import (
     EventGapError,
@@ -214,7 +214,7 @@ class Exporter:
             place
         )  # after the rows were read, so that the head it tells is no older than they are
         self._look_how_far(asked, place)
-        yield info(names.BUILD, {"version": version(), "ledger_environment": self._ledger.names.environment})
+        yield info(names.BUILD, {"version": VERSION, "ledger_environment": self._ledger.names.environment})
         yield value(names.UP, float(not self._judge(asked, place)))
         yield value(names.FOLLOWING, float(not self._stopped))
         yield value(names.SILENCE, 0.0 if asked.facts is not None else time.monotonic() - self._answered_at)
