@@ -40,6 +40,8 @@ PACKAGES = {
 }
 #: Of the standard library: slow to load, and nothing that an enqueue needs.
 HEAVY = {"sqlite3", "http.server", "multiprocessing", "zoneinfo"}
+#: Modules of the ledger that errors and names of files need: nobody adds to these by accident.
+OF_EVERY_HELP = 12
 #: What speaks to a server, reads a projection or draws.
 WORK = {"asyncio", "nats", "pydantic", "rich", "sqlite3"}
 VERSION = """
@@ -120,7 +122,28 @@ def test_the_version_is_said_without_anything_that_works() -> None:
 def test_a_name_is_completed_in_bash_without_any_command() -> None:
     modules = _loaded(COMPLETION)
     unwanted = {"jobledger.cli.command", "jobledger.cli.jobs.list", *WORK}
-    assert unwanted & modules.keys() <= {"pydantic"}  # typer's
+    assert unwanted & modules.keys() == set()
+
+
+def test_the_help_of_all_commands_loads_what_draws_and_nothing_that_works() -> None:
+    modules = _loaded("from jobledger.cli.main import run; run(['--help'])")
+    assert {"msgspec", "secrets", *(WORK - {"rich"})} & modules.keys() == set()
+    ours = {name for name in modules if name.startswith("jobledger.ledger.")}
+    assert len(ours) <= OF_EVERY_HELP, ours
+
+
+def test_the_help_of_a_command_loads_nothing_that_connects_or_reads_values() -> None:
+    modules = _loaded("from jobledger.cli.main import run; run(['jobs', 'list', '--help'])")
+    assert "jobledger.cli.jobs.list" in modules
+    unwanted = {"nats", "pydantic", "jobledger.ledger.client", "jobledger.ledger.tasks"}
+    assert unwanted & modules.keys() == set()
+
+
+def test_a_command_reads_its_options_without_pydantic() -> None:
+    words = ["jobs", "list", "--url", "nats://127.0.0.1:1", "--queue", "email", "--limit", "7"]
+    modules = _loaded(f"from jobledger.cli.main import run; run({words})")
+    assert "nats" in modules
+    assert "pydantic" not in modules
 
 
 def test_help_and_completion_load_no_command_of_a_group_that_was_not_named() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.times import shown_time
+if TYPE_CHECKING:  # every command has these words, and `--help` no job
+    from jobledger.ledger.model.job import Job
 
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
@@ -27,6 +27,8 @@ def duration(seconds: float) -> str:
 
 def moment(at: datetime, now: datetime) -> str:
     """Return a time for a person: `2025-01-31 08:00:00.000Z (3 min ago)`."""
+    from jobledger.ledger.model.times import shown_time  # noqa: PLC0415 - loads msgspec, which `--help` does without
+
     return f"{shown_time(at)} ({age(at, now)})"
 
 

@@ -9,14 +9,17 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
-from jobledger.ledger.client import Ledger
-from jobledger.ledger.nats.streams import find_stream
-from jobledger.projections import Moment, Position, Projector, Snapshots, Store, as_of
+from jobledger import projections
+
+# What connects, or reads a projection, is loaded where that is done: the help of a command does neither.
+if TYPE_CHECKING:
+    from jobledger.ledger.client import Ledger
+    from jobledger.projections import Moment, Position, Store
 
 #: Given a few words on the work, returns a context whose value is called with (done, total).
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
@@ -104,7 +107,7 @@ class Rows:
         if not path.exists():
             self._on_first(path)
         with (
-            Projector(self.ledger.log, path, snapshots=Snapshots(path)) as projector,
+            projections.Projector(self.ledger.log, path, snapshots=projections.Snapshots(path)) as projector,
             self.progress("reading the ledger") as progress,
         ):
             return await projector.catch_up(progress=progress)
@@ -118,12 +121,12 @@ class Rows:
         path, clock = await self.path(), self.ledger.clock
         if then is None:
             await self.catch_up()
-            with Store.open(path) as store:
+            with projections.Store.open(path) as store:
                 yield View(store, clock.now(), store.position().begins_at)
             return
         with contextlib.ExitStack() as watched:
             progress = watched.enter_context(self.progress("reading the ledger"))
-            async with as_of(
+            async with projections.as_of(
                 self.ledger.log, path, then.stream_sequence, progress=progress, clock=clock
             ) as store:
                 watched.close()
@@ -137,7 +140,7 @@ class Rows:
 
         Raises: ProjectionBehindError where they do not have it in time; ProjectionError, UnreachableError.
         """
-        with Store.open(await self.path()) as store:
+        with projections.Store.open(await self.path()) as store:
             if min_sequence:
                 await store.wait_for(min_sequence, timeout_s=timeout_s)
             position = store.position()
@@ -162,6 +165,8 @@ async def file_name(ledger: Ledger) -> str:
 
     A ledger that was created again at the same address is another ledger, so it gets another file.
     """
+    from jobledger.ledger.nats.streams import find_stream  # noqa: PLC0415
+
     stream = await find_stream(ledger.inbox, ledger.names.ledger_stream)
     born = hashlib.sha256(("" if stream is None else stream.created).encode()).hexdigest()[:12]
     return f"{place_name(ledger.config.url, ledger.names.environment)}-{born}.db"

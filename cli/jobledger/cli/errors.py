@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from typing import Final, cast
 
-import msgspec
 from typer.exceptions import TyperException
 
 from jobledger.cli.text import json_safe, plain
@@ -164,8 +162,12 @@ def sentence(error: BaseException) -> str:
 def _near(text: str) -> str:
     """Return a question for the choice that was meant, where the text is about a word that is none."""
     found = _CHOICES.search(text)
-    words = re.findall(r"'([^']*)'", found[2]) if found is not None else []
-    near = difflib.get_close_matches(found[1].lower().replace("-", "_"), words, n=1) if found else []
+    if found is None:
+        return ""
+    import difflib  # noqa: PLC0415 - only for a word that is none of the choices
+
+    words = re.findall(r"'([^']*)'", found[2])
+    near = difflib.get_close_matches(found[1].lower().replace("-", "_"), words, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
@@ -176,6 +178,8 @@ def report(error: BaseException, *, as_json: bool) -> int:
         return code  # the help of a group was shown, and says it all
     text = " ".join(sentence(error).split())
     if as_json:
+        import msgspec  # noqa: PLC0415 - `--help` writes no JSON
+
         body = {"error": {"code": code, "type": type(error).__name__, "message": text}}
         line = json_safe(msgspec.json.encode(body).decode())
     else:

@@ -6,6 +6,8 @@ from typing import Any
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
+from jobledger.cli.values import read_quickly
+
 
 class Command(TyperCommand):
     """A command; its own `--help` is a switch and takes no value."""
@@ -18,6 +20,7 @@ class Command(TyperCommand):
         """Return options and arguments; an argument shows its name alone, without the type of a Python program."""
         found = super().get_params(ctx)
         for each in found:
+            read_quickly(each)
             if isinstance(each, TyperArgument):
                 each.display_type_rich = lambda ctx: None  # type: ignore[method-assign] # noqa: ARG005
         return found
@@ -34,6 +37,7 @@ class Group(TyperGroup):
         """Return the options; those of tab completion are typer's own, which would show a type beside them."""
         found = super().get_params(ctx)
         for option in found:
+            read_quickly(option)
             if option.name in {"install_completion", "show_completion"}:
                 _without_type(option)
         return found

@@ -8,15 +8,12 @@ import select
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-import msgspec
-
+from jobledger.cli.streams import LogFormat
 from jobledger.cli.text import json_safe, plain, plain_lines
 from jobledger.ledger.logs.job_filter import FACTS, JobFilter
 from jobledger.ledger.logs.lines import Line, lines_of
-
-LogFormat = Literal["text", "json"]
 
 _TASKS: Final = "jobledger.task"  #: behind `Context.logger`
 _JOBS: Final = "jobledger.workers.jobs"  #: what becomes of each job
@@ -88,6 +85,8 @@ class _Json(logging.Formatter):
 
 
 def _object(line: dict[str, Any]) -> str:
+    import msgspec  # noqa: PLC0415 - most commands log nothing
+
     return json_safe(msgspec.json.encode(_encodable(line)).decode())
 
 

@@ -19,8 +19,7 @@ from jobledger.cli.completion import completed_words, is_completing
 from jobledger.cli.errors import DONE, INTERRUPTED, StoppedBySignalError, first_of, report
 from jobledger.cli.exit import exit_at_once
 from jobledger.cli.help import Group
-from jobledger.cli.logs import LogFormat, set_up_logs
-from jobledger.cli.streams import is_broken, let_go
+from jobledger.cli.streams import LogFormat, is_broken, let_go
 from jobledger.ledger.model.version import VERSION
 
 #: These may stand anywhere on the line.
@@ -62,6 +61,8 @@ def _root(
         ),
     ] = False,
 ) -> None:
+    from jobledger.cli.logs import set_up_logs  # noqa: PLC0415 - the help of all commands logs nothing
+
     set_up_logs(verbose=verbose, debug=debug, log_format=log_format)
 
 

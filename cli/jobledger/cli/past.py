@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
 
 from jobledger.admin.past import AsOf, moment_words
 from jobledger.admin.past import viewed as rows_viewed
@@ -11,8 +12,10 @@ from jobledger.admin.rows import View
 from jobledger.cli.command import Cli
 from jobledger.cli.errors import UsageError
 from jobledger.cli.times import time_of
-from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.times import time_text
+
+if TYPE_CHECKING:
+    from jobledger.ledger.client import Ledger
 
 
 def asked(at: str | None, sequence: int | None) -> AsOf | None:

@@ -30,11 +30,11 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
 )
 from jobledger.ledger.nats.access import NO_ACCESS, Access
-from jobledger.ledger.tasks import TaskRegistry
 
 # What connects, or reads a projection, is loaded by the commands that do: others begin in half the time.
 if TYPE_CHECKING:
     from jobledger.ledger.client import Ledger
+    from jobledger.ledger.tasks import TaskRegistry
 
 T = TypeVar("T")
 _LAST_TASKS_END_S: Final = 1.0
@@ -152,6 +152,8 @@ def load_tasks(app: list[str] | None) -> TaskRegistry:
 
     Raises: UsageError without any, or with the place where a module failed; ConfigurationError.
     """
+    from jobledger.ledger.tasks import TaskRegistry  # noqa: PLC0415
+
     modules = named_modules(app)
     try:
         return TaskRegistry.load(modules)

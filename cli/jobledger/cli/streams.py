@@ -9,7 +9,10 @@ import contextlib
 import io
 import os
 import sys
-from typing import Any, Final, TextIO
+from typing import Any, Final, Literal, TextIO
+
+#: What a line of the log is, on stderr.
+LogFormat = Literal["text", "json"]
 
 _STREAMS: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 

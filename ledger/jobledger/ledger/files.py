@@ -12,7 +12,6 @@ import contextlib
 import errno
 import functools
 import os
-import secrets
 import shlex
 import stat
 from collections.abc import Generator, Mapping
@@ -180,6 +179,8 @@ def write_once(path: Path, data: bytes) -> None:
 @contextlib.contextmanager
 def _draft(path: Path, data: bytes) -> Generator[Path, None, None]:
     """Give a file beside `path` that holds `data` and is on the disk; after the block it has no name of its own."""
+    import secrets  # noqa: PLC0415 - slow to load, and most processes write no file
+
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open_to_write(draft, "xb") as file:

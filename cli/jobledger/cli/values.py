@@ -1,0 +1,69 @@
+"""The values of options, without typer's reader where there is nothing to read.
+
+That imports pydantic and builds an adapter for every option of a command, given or not: longer than typer itself takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, get_args, get_origin
+
+_TYPERS: Final = object()  #: in the place of a value that typer is to read
+_DIGITS_MAX: Final = 18  #: of a number that needs no further thought
+
+
+class _Reader:
+    """What typer asks for the value of one option or argument."""
+
+    def __init__(self, parameter: Any) -> None:
+        self._typers = parameter.get_runtime_param
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the value as the command gets it. Raises: what typer's reader raises, for a value that cannot be read."""
+        found = _read(value, param)
+        return self._typers().coerce(value, param=param, ctx=ctx) if found is _TYPERS else found
+
+
+def read_quickly(parameter: Any) -> None:
+    """Let typer ask for this parameter's values here first."""
+    if "get_runtime_param" not in vars(parameter):
+        reader = _Reader(parameter)
+        parameter.get_runtime_param = lambda: reader
+
+
+def _read(value: Any, parameter: Any) -> Any:
+    """Return what typer's reader would, or `_TYPERS` where only that knows."""
+    descriptor = parameter.type_descriptor
+    if value is None:
+        return () if parameter.multiple or parameter.nargs == -1 else None
+    if descriptor.parameter_info.parser is not None or descriptor.is_path or descriptor.is_file:
+        return _TYPERS
+    kind = descriptor.annotation
+    if get_origin(kind) is list:
+        if not isinstance(value, list | tuple):
+            return _TYPERS
+        each = [_read_one(item, *get_args(kind), parameter) for item in value]
+        return _TYPERS if _TYPERS in each else each
+    return _read_one(value, kind, parameter)
+
+
+def _read_one(value: Any, kind: Any, parameter: Any) -> Any:
+    is_given = (kind is str and isinstance(value, str) and _is_text(value)) or (
+        get_origin(kind) is Literal and value in get_args(kind)
+    )
+    if is_given:
+        return value
+    return _whole_number(value, parameter) if kind is int else _TYPERS
+
+
+def _whole_number(value: Any, parameter: Any) -> Any:
+    is_typed = isinstance(value, str) and len(value) <= _DIGITS_MAX and value.isascii() and value.isdigit()
+    if not is_typed and type(value) is not int:
+        return _TYPERS
+    number, told = int(value), parameter.type_descriptor.parameter_info
+    fits = (told.min is None or number >= told.min) and (told.max is None or number <= told.max)
+    return number if fits else _TYPERS
+
+
+def _is_text(value: str) -> bool:
+    """Return whether the value has no byte that is no UTF-8: typer refuses one."""
+    return value.isascii() or value == value.encode(errors="replace").decode()
