@@ -36,7 +36,7 @@ def _command(
     return dict(locals())
 
 
-LINES = (
+LINES: tuple[list[str], ...] = (
     [],
     ["one", "two", "--text", "", "--text", "three"],
     ["--text", "caf\u00e9 \N{SNOWMAN}"],

@@ -15,14 +15,14 @@ from jobledger.cli import options
 from jobledger.cli.help import Command
 from jobledger.cli.output import Output
 from jobledger.cli.pairs import pairs
-from jobledger.cli.session import Target, data_folder, opened, run
 from jobledger.ledger.config import DEFAULT_URL, LedgerConfig
 from jobledger.ledger.model.errors import LedgerNotFoundError, NoDataFolderError
 from jobledger.ledger.nats.access import Access
 from jobledger.ledger.nats.addresses import holds_secret
 from jobledger.projections.filters import SaidFilter
 
-# What reads a projection or connects is loaded by the commands that do: others begin in half the time.
+# What reads a projection, connects or runs a loop is loaded where that is done: the help of a command begins in a third
+# of the time.
 if TYPE_CHECKING:
     from jobledger.admin.rows import Rows
     from jobledger.ledger.client import Ledger
@@ -81,6 +81,8 @@ class Cli:
 
         Raises: UsageError, ConfigurationError.
         """
+        from jobledger.cli.session import Target  # noqa: PLC0415
+
         of_ledger = settings.keys() & {*LedgerConfig.__struct_fields__}
         self.target = Target(
             url=url,
@@ -122,6 +124,8 @@ class Cli:
         Raises: as `opened`; a LedgerNotFoundError says what is `known` of a ledger that was there, else what a
             projection on this machine knows.
         """
+        from jobledger.cli.session import opened  # noqa: PLC0415
+
         async with contextlib.AsyncExitStack() as stack:
             try:
                 ledger = await stack.enter_async_context(opened(self.target))
@@ -136,6 +140,7 @@ class Cli:
         `now`: the projection of the ledger that is there now, if there is one.
         """
         from jobledger.admin.projection_files import PROJECTIONS, files_of, former_ledger  # noqa: PLC0415
+        from jobledger.cli.session import data_folder  # noqa: PLC0415
 
         url, environment = self.target.url, self.target.environment
         if self.projection is not None:
@@ -150,6 +155,7 @@ class Cli:
         """Return the ledger's projection, whose reading a person can watch."""
         from jobledger.admin.projection_files import projection_path  # noqa: PLC0415
         from jobledger.admin.rows import Rows  # noqa: PLC0415
+        from jobledger.cli.session import data_folder  # noqa: PLC0415
 
         def on_first(path: Path) -> None:
             if (former := self.former_ledger(path)) is not None:
@@ -194,6 +200,8 @@ def command(
         ]
 
         def told(**given: Any) -> Any:
+            from jobledger.cli.session import run  # noqa: PLC0415
+
             typed = {key: value for key in settings if (value := given.pop(key)) is not None}
             fields = {key: settings[key].value(value) for key, value in typed.items()}
             cli = Cli(

@@ -41,7 +41,8 @@ def _read(value: Any, parameter: Any) -> Any:
     if get_origin(kind) is list:
         if not isinstance(value, list | tuple):
             return _TYPERS
-        each = [_read_one(item, *get_args(kind), parameter) for item in value]
+        (kind_of_each,) = get_args(kind)
+        each = [_read_one(item, kind_of_each, parameter) for item in value]
         return _TYPERS if _TYPERS in each else each
     return _read_one(value, kind, parameter)
 
