@@ -113,7 +113,9 @@ BROUGHT = {"pydantic"}
 
 def _version() -> str:
     text = (ROOT / "ledger/jobledger/ledger/model/version.py").read_text(encoding="utf-8")
-    return re.findall(r'^VERSION: Final = "(.+)"$', text, flags=re.MULTILINE)[0]
+    found = re.search(r'^VERSION: Final = "(.+)"$', text, flags=re.MULTILINE)
+    assert found is not None
+    return found[1]
 
 
 def extras(here: Machine) -> None:

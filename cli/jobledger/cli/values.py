@@ -5,7 +5,7 @@ That imports pydantic and builds an adapter for every option of a command, given
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any, Final, Literal, cast, get_args, get_origin
 
 _TYPERS: Final = object()  #: in the place of a value that typer is to read
 _DIGITS_MAX: Final = 18  #: of a number that needs no further thought
@@ -42,7 +42,7 @@ def _read(value: Any, parameter: Any) -> Any:
         if not isinstance(value, list | tuple):
             return _TYPERS
         (kind_of_each,) = get_args(kind)
-        each = [_read_one(item, kind_of_each, parameter) for item in value]
+        each = [_read_one(item, kind_of_each, parameter) for item in cast("list[Any]", value)]
         return _TYPERS if _TYPERS in each else each
     return _read_one(value, kind, parameter)
 
