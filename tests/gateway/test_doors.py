@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final
 
 import anyio.to_thread
@@ -43,8 +44,8 @@ class Nobody(LocalAccess):
 Door = Callable[[Verb[Any]], Awaitable[Any]]
 
 
-def words_of(wish: Verb[Any]) -> list[str]:
-    """Return the words of the command that says the same."""
+def words_of(wish: Verb[Any], folder: Path) -> list[str]:
+    """Return the words of the command that says the same. `folder`: for the files that it reads."""
     declaration = wish.declaration
     found, last = declaration.command.split(), []
     for field in fields_of(type(wish)):
@@ -55,6 +56,11 @@ def words_of(wish: Verb[Any]) -> list[str]:
             continue
         elif field.kind is bool:
             found.append(field.flag)
+        elif field.is_pairs:
+            found += (word for pair in value.items() for word in (field.flag, "=".join(pair)))
+        elif field.file:
+            (folder / field.name).write_bytes(value if field.kind is bytes else msgspec.json.encode(value))
+            found += (field.file, str(folder / field.name))
         else:
             many = value if field.is_many else [value]
             found += (word for each in many for word in (field.flag, "none" if each is None else str(each)))
@@ -88,12 +94,13 @@ async def test_every_door_does_and_answers_the_same(
     ledger: Ledger,
     gateway: Gateway,
     capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     async with listening(gateway) as url, connect(url) as remote, httpx.AsyncClient(base_url=url):
 
         async def by_command(wish: Verb[Any]) -> Any:
             where = ("--url", ledger.config.url, "--environment", ledger.names.environment, "--json")
-            code = await anyio.to_thread.run_sync(run, [*words_of(wish), *where])
+            code = await anyio.to_thread.run_sync(run, [*words_of(wish, tmp_path), *where])
             shown = capsys.readouterr()
             assert code == 0, shown.err
             lines = [msgspec.json.decode(line) for line in shown.out.splitlines()]
@@ -114,7 +121,7 @@ async def test_every_door_does_and_answers_the_same(
             "http": remote.do,
             "http-blocking": lambda wish: anyio.to_thread.run_sync(blocked_remote, wish),
         }
-        if declaration.takes_many:  # its command has a choice of its own
+        if declaration.has_own_command:  # its command has a choice of its own
             del doors["command"]
         answers: dict[str, Any] = {}
         for name, door in doors.items():

@@ -21,6 +21,7 @@ from jobledger.admin.verbs.kit import (
     Facts,
     Heading,
     Note,
+    ReasonBeside,
     Table,
     Verb,
     answer_type,
@@ -37,6 +38,7 @@ from jobledger.cli.main import program
 from jobledger.cli.output import Output
 from jobledger.cli.verbs import option_names, tell
 from jobledger.gateway.api.table import ENDPOINTS
+from jobledger.gateway.api.verbs import endpoint_of
 from jobledger.gateway.pages.html import TEMPLATES
 from jobledger.gateway.pages.table import FORMS
 from jobledger.ledger.model.errors import InvalidInputError
@@ -67,7 +69,7 @@ def test_each_verb_is_a_command_with_its_fields_as_options() -> None:
     for module, each in declared():
         group = COMMANDS.members[each.group]
         assert isinstance(group, Group), each.command
-        if each.takes_many:
+        if each.has_own_command:
             assert each.name in group.members, each.command
             continue
         assert group.members[each.name] == f"{VERBS}{module}", each.command
@@ -85,7 +87,7 @@ def test_each_verb_is_a_command_with_its_fields_as_options() -> None:
 
 
 def test_no_command_of_a_verb_is_without_one() -> None:
-    names = {each.command for _, each in declared() if not each.takes_many}
+    names = {each.command for _, each in declared() if not each.has_own_command}
     listed = {
         f"{group} {name}"
         for group, members in COMMANDS.members.items()
@@ -108,6 +110,10 @@ def test_each_verb_is_an_endpoint_with_its_permission_and_answer() -> None:
             if part is not None
             for field in msgspec.structs.fields(part)
         }
+        whole = {field.wire: field.kind for field in fields_of(each.verb) if field.is_body}
+        if whole:
+            assert [found.body] == list(whole.values()), each.command
+            taken = fields - set(words_in(each.path))
         assert taken | set(words_in(each.path)) == fields, each.command
 
 
@@ -213,3 +219,65 @@ def test_a_span_lies_ahead_or_behind_as_its_field_says() -> None:
             (read_words(each, [text], each.flag, now) - now) / timedelta(hours=1) for each in (since, until)
         ]
         assert hours == [before, after], text
+
+
+class Letter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What stands in a body."""
+
+    to: str
+
+
+@verb("a send", "PUT /v1/a/{name}", permission="manage", summary="Send it")
+class Send(Verb[None], frozen=True, kw_only=True):
+    """A wish whose body is one thing."""
+
+    name: str
+    letter: Annotated[Letter, option("The letter.", file="--file", is_body=True)]
+    reason: ReasonBeside = ""
+
+
+@verb("a carry", "POST /v1/a", permission="manage", summary="Carry it")
+class Carry(Verb[None], frozen=True, kw_only=True):
+    """A wish with values of all kinds that files and JSON give."""
+
+    data: Annotated[Any, option("Any JSON.", file="--body")] = None
+    picture: Annotated[bytes | None, option("A picture.", file="--picture")] = None
+    marks: Annotated[dict[str, str], option("A mark.", flag="--mark")] = msgspec.field(default_factory=dict)
+
+
+def test_a_body_may_be_one_field_as_a_whole() -> None:
+    asked = request_of(Send(name="a", letter=Letter(to="ann"), reason="why"))
+    assert (asked.params, asked.body) == ({"reason": "why"}, {"to": "ann"})
+    made = endpoint_of(Send.declaration)
+    assert made.body is Letter
+    assert made.query is not None
+    assert made.query.__struct_fields__ == ("reason",)
+
+
+def test_an_option_stands_once_in_a_command() -> None:
+    whole: Any = typer.main.get_command(program())
+    for _, each in declared():
+        command = whole
+        for word in each.command.split():
+            command = command.commands[word]
+        names = [name for parameter in command.params for name in parameter.opts]
+        assert len(names) == len(set(names)), each.command
+
+
+def test_structures_and_bytes_are_given_as_files_and_json_as_text_too() -> None:
+    data, picture, marks = fields_of(Carry)
+    assert [each.flags for each in (data, picture, marks, fields_of(Send)[1])] == [
+        ("--data", "--body"),
+        ("--picture",),
+        ("--mark",),
+        ("--file",),
+    ]
+    assert marks.is_pairs
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    assert read_words(data, ['{"to": ["ann"]}'], "--data", now) == {"to": ["ann"]}
+    with pytest.raises(InvalidInputError, match="JSON of --data is not valid JSON"):
+        read_words(data, ["{"], "--data", now)
+    assert request_of(Carry(picture=b"abc", marks={"a": "b"})).body == {
+        "picture": "YWJj",
+        "marks": {"a": "b"},
+    }

@@ -27,8 +27,10 @@ from jobledger.admin.verbs.kit import (
     read_words,
 )
 from jobledger.cli.command import CREATES, LEDGER, ROWS, Cli, command
+from jobledger.cli.definitions import read_bytes, read_definition
 from jobledger.cli.errors import UsageError
 from jobledger.cli.output import Output
+from jobledger.cli.pairs import pairs
 from jobledger.cli.session import operator
 from jobledger.cli.text import age, moment
 from jobledger.ledger.model.errors import InvalidInputError
@@ -37,7 +39,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 def add_verbs(module: ModuleType, groups: Mapping[str, typer.Typer]) -> None:
     """Register the commands of the verbs that a module declares. `groups`: by the first word of a command."""
     for declaration in declared_in(module):
-        if not declaration.takes_many:
+        if not declaration.has_own_command:
             _add(declaration, groups[declaration.group])
 
 
@@ -49,13 +51,13 @@ def _add(declaration: Declaration, group: typer.Typer) -> None:
         values = {
             each.name: value
             for each in fields
-            if (value := _value(each, given[each.name], is_argument=each.name in arguments))
-            is not msgspec.NODEFAULT
+            if (value := _value(each, given, is_argument=each.name in arguments)) is not msgspec.NODEFAULT
         }
         await perform(cli, _wish(declaration, values))
 
     parameters = [inspect.Parameter("cli", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Cli)]
-    parameters += (_parameter(each, is_argument=each.name in arguments) for each in fields)
+    for each in fields:
+        parameters += _parameters(each, is_argument=each.name in arguments)
     run.__doc__ = declaration.verb.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -111,41 +113,70 @@ def tell(output: Output, told: Told, now: datetime) -> None:
 
 def _missing(declaration: Declaration, values: Mapping[str, Any]) -> str:
     fields = fields_of(declaration.verb)
-    missing = [each.flag for each in fields if each.default is msgspec.NODEFAULT and each.name not in values]
+    missing = [
+        " or ".join(each.flags)
+        for each in fields
+        if each.default is msgspec.NODEFAULT and each.name not in values
+    ]
     return f"`jobledger {declaration.command}` needs {' and '.join(missing)}: see its --help"
 
 
-def _parameter(field: Field, *, is_argument: bool) -> inspect.Parameter:
+def _parameters(field: Field, *, is_argument: bool) -> Iterator[inspect.Parameter]:
     told: dict[str, Any] = {"metavar": field.metavar, "help": field.help}
-    default: Any = None
-    annotation: Any
     if is_argument:
-        annotation, default = Annotated[str, typer.Argument(**told)], inspect.Parameter.empty
+        yield _parameter(field.name, str, typer.Argument(**told), default=inspect.Parameter.empty)
     elif field.kind is bool:
-        annotation, default = Annotated[bool, typer.Option(field.flag, **told)], False
-    elif field.is_many:
-        annotation = Annotated[list[str] | None, typer.Option(field.flag, **told)]
-    else:
-        annotation = Annotated[str | None, typer.Option(field.flag, **told)]
+        yield _parameter(field.name, bool, typer.Option(field.flag, **told), default=False)
+    elif field.has_words:
+        kind = list[str] if field.is_many or field.is_pairs else str
+        yield _parameter(field.name, kind | None, typer.Option(field.flag, **told))
+    if field.file:
+        what = "Or a file with it" if field.has_words else field.help.removesuffix(".")
+        file = typer.Option(field.file, metavar="FILE", help=f"{what}; - reads it from stdin.")
+        yield _parameter(_file_name(field), str | None, file)
+
+
+def _parameter(name: str, kind: Any, told: Any, *, default: Any = None) -> inspect.Parameter:
     return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, told]
     )
 
 
-def _value(field: Field, given: Any, *, is_argument: bool) -> Any:
-    """Return what was typed, `NODEFAULT` where nothing was. Raises: UsageError."""
+def _file_name(field: Field) -> str:
+    return f"{field.name}_file"
+
+
+def _value(field: Field, typed: Mapping[str, Any], *, is_argument: bool) -> Any:
+    """Return what was typed, `NODEFAULT` where nothing was. Raises: UsageError, InvalidInputError, OSError."""
+    given, file = typed.get(field.name), typed.get(_file_name(field))
     if field.kind is bool:
         return given
     words: Sequence[str] = [given] if isinstance(given, str) else given or []
+    if words and file is not None:
+        raise UsageError(f"give {' or '.join(field.flags)}, not both")
+    if file is not None:
+        return _read(field, file)
     if not words:
         return msgspec.NODEFAULT
+    if field.is_pairs:
+        return pairs(words, field.flag)
     try:
         return read_words(field, words, field.metavar if is_argument else field.flag, datetime.now(UTC))
     except InvalidInputError as error:
         raise UsageError(str(error)) from error
 
 
+def _read(field: Field, file: str) -> Any:
+    """Return the value that a file holds. Raises: InvalidInputError, UsageError, OSError."""
+    if field.kind is bytes:
+        return read_bytes(file)
+    try:
+        return msgspec.convert(read_definition(file), field.declared)
+    except msgspec.ValidationError as error:
+        raise InvalidInputError(f"what {field.file} {file} holds is not as it must be: {error}") from error
+
+
 def option_names(declaration: Declaration) -> Iterator[str]:
     """Yield the options and arguments of a verb's command, for whoever describes or compares it."""
     for each in fields_of(declaration.verb):
-        yield each.metavar if each.is_argument_of(declaration) else each.flag
+        yield from (each.metavar,) if each.is_argument_of(declaration) else each.flags

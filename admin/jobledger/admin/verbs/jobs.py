@@ -72,7 +72,7 @@ class JobVerb(Verb[JobNow], frozen=True, kw_only=True):
     summary="End a waiting job at once, ask a running one to end",
     form=_form("cancel"),
     also=(_ASKED,),
-    takes_many=True,
+    has_own_command=True,
     **_ACT,
 )
 class CancelJob(JobVerb, frozen=True, kw_only=True):
@@ -102,7 +102,7 @@ class CancelJob(JobVerb, frozen=True, kw_only=True):
     permission="cancel",
     summary="Queue a waiting job at once, or a dead letter for one more attempt",
     form=_form("retry"),
-    takes_many=True,
+    has_own_command=True,
     **_ACT | {"problems": (*_CHANGES, "UNIQUE_KEY_TAKEN")},
 )
 class RetryJob(JobVerb, frozen=True, kw_only=True):
@@ -126,7 +126,7 @@ class RetryJob(JobVerb, frozen=True, kw_only=True):
     permission="cancel",
     summary="Give a waiting job another time",
     form=_form("reschedule"),
-    takes_many=True,
+    has_own_command=True,
     **_ACT,
 )
 class RescheduleJob(JobVerb, frozen=True, kw_only=True):
@@ -225,7 +225,7 @@ class ResumeJob(JobVerb, frozen=True, kw_only=True):
     _on("requeue"),
     permission="review",
     summary="Give a dead letter new attempts, perhaps with another input",
-    takes_many=True,
+    has_own_command=True,
     **_ACT
     | {
         "problems": (
@@ -281,7 +281,7 @@ class RequeueJob(JobVerb, frozen=True, kw_only=True):
     permission="review",
     summary="Close a dead letter for good",
     form=_form("discard"),
-    takes_many=True,
+    has_own_command=True,
     **_ACT,
 )
 class DiscardJob(JobVerb, frozen=True, kw_only=True):

@@ -40,6 +40,7 @@ from jobledger.admin.rows import Rows
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.json_text import check_text
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import PERMISSIONS, Permission
 from jobledger.ledger.model.subjects import JobRef
@@ -61,29 +62,38 @@ def option(
     metavar: str = "",
     *,
     flag: str = "",
+    file: str = "",
     is_argument: bool = False,
     in_query: bool = False,
+    is_body: bool = False,
     past: bool = False,
     **bounds: Any,
 ) -> msgspec.Meta:
     """Describe a field of a verb.
 
     `text`: one sentence, for `--help`, the API's document and the reference. `metavar`: the word for its value on the
-    command line. `flag`: the option, where it is not the field's name. `is_argument`: it has no option, as the words of
-    the address. `in_query`: a parameter of the address also where the request has a body. `past`: a time that was, so
+    command line. `flag`: the option, where it is not the field's name. `file`: an option that names a file with the
+    value, `-` for stdin: the only one of what is a structure or bytes. `is_argument`: it has no option, as the words of
+    the address. `in_query`: a parameter of the address also where the request has a body. `is_body`: all of the body of
+    the request, not a member of it. `past`: a time that was, so
     that `2h` means two hours ago. `bounds`: of `msgspec.Meta`, such as `ge` and `max_length`.
     """
     own = {
         "metavar": metavar,
         "flag": flag,
+        "file": file,
         "is_argument": is_argument,
         "in_query": in_query,
+        "is_body": is_body,
         "past": past,
     }
     return msgspec.Meta(description=text, extra=own, **bounds)
 
 
-Reason = Annotated[str, option("Why; kept in the ledger with who acted.", "TEXT", max_length=_REASON_MAX)]
+_REASON: Final = "Why; kept in the ledger with who acted."
+Reason = Annotated[str, option(_REASON, "TEXT", max_length=_REASON_MAX)]
+#: Of a verb whose body is something whole.
+ReasonBeside = Annotated[str, option(_REASON, "TEXT", max_length=_REASON_MAX, in_query=True)]
 Plan = Annotated[bool, option("Show what would happen, and change nothing.", in_query=True)]
 
 
@@ -154,7 +164,9 @@ class Declaration(NamedTuple):
     asks_why: bool = True  #: a person who sends the form has to say why
     heeds: tuple[Literal["If-Match"], ...] = ()  #: headers of the request that `Place` heeds
     also: tuple[int, ...] = ()  #: other statuses of success; `Verb.status_of` says when
-    takes_many: bool = False  #: its command takes any number of things, so it is not made of the declaration
+    has_own_command: bool = (
+        False  #: written by hand, as of what takes any number of things or waits for an answer
+    )
     location: str = ""  #: header of the answer: address of what was made, written as `then`
     reads_rows: bool = False  #: needs the projection, whose file a command can be told
     is_list: bool = False  #: the answer has `items`, which `--json` writes a line each
@@ -217,6 +229,11 @@ class Facts(NamedTuple):
 
 #: What a terminal is told: a sentence, or something that it lays out.
 Told = str | Table | Facts
+
+
+def shortened(text: str, length_max: int) -> str:
+    """Return a text that a terminal's line has place for, with an ellipsis where it was cut."""
+    return text if len(text) <= length_max else text[: length_max - 1] + "…"
 
 
 def told_changes(history: Sequence[Change]) -> Iterator[str]:
@@ -312,7 +329,7 @@ class Request(NamedTuple):
     method: Method
     path: str
     params: dict[str, str]
-    body: dict[str, Any] | None
+    body: Any
 
 
 def request_of(wish: Verb[Any]) -> Request:
@@ -320,13 +337,15 @@ def request_of(wish: Verb[Any]) -> Request:
     declaration, words = wish.declaration, words_in(wish.declaration.path)
     path = declaration.path.format_map({each: quote(str(getattr(wish, each)), safe="") for each in words})
     params: dict[str, str] = {}
-    body: dict[str, Any] = {}
+    body: Any = {}
     for field in fields_of(type(wish)):
         value = getattr(wish, field.name)
         if field.name in words or value is msgspec.UNSET or value == field.default:
             continue
         if field.is_parameter(declaration):
             params[field.wire] = msgspec.json.encode(value).decode().strip('"')
+        elif field.is_body:
+            body = msgspec.to_builtins(value)
         else:
             body[field.wire] = msgspec.to_builtins(value)
     has_body = declaration.method in {"POST", "PUT"}
@@ -366,6 +385,27 @@ class Field(NamedTuple):
         return cast("str", given) or "--" + self.wire.removesuffix("_s").replace("_", "-")
 
     @property
+    def file(self) -> str:
+        """The option that names a file with its value, "" where there is none."""
+        return cast("str", (self.meta.extra or {}).get("file", ""))
+
+    @property
+    def has_words(self) -> bool:
+        """Whether a person may write it on a command line, and not only into a file."""
+        is_structure = isinstance(self.kind, type) and issubclass(self.kind, msgspec.Struct)
+        return self.kind is not bytes and not is_structure
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The options that give it."""
+        return (*((self.flag,) if self.has_words else ()), *((self.file,) if self.file else ()))
+
+    @property
+    def is_body(self) -> bool:
+        """Whether it is all of the body of the request."""
+        return bool((self.meta.extra or {}).get("is_body"))
+
+    @property
     def is_past(self) -> bool:
         """Whether it is a time that was."""
         return bool((self.meta.extra or {}).get("past"))
@@ -390,6 +430,16 @@ class Field(NamedTuple):
         """Whether it has any number of values."""
         return get_origin(self.kind) is tuple
 
+    @property
+    def is_pairs(self) -> bool:
+        """Whether it has any number of names with a text each."""
+        return bool(self.kind == dict[str, str])
+
+    @property
+    def is_json(self) -> bool:
+        """Whether a person writes it as JSON."""
+        return self.kind is Any or (get_origin(self.kind) is dict and not self.is_pairs)
+
 
 @functools.cache
 def fields_of(kind: type[Verb[Any]]) -> tuple[Field, ...]:
@@ -413,7 +463,8 @@ def _field(info: msgspec.structs.FieldInfo, declared: Any) -> Field:
     meta = next(
         (each for each in metas if isinstance(each, msgspec.Meta) and each.description), msgspec.Meta()
     )
-    return Field(info.name, info.encode_name, own, declared, is_nullable, info.default, meta)
+    default = info.default if info.default_factory is msgspec.NODEFAULT else info.default_factory()
+    return Field(info.name, info.encode_name, own, declared, is_nullable, default, meta)
 
 
 def read_words(field: Field, words: Sequence[str], shown: str, now: datetime) -> Any:
@@ -457,6 +508,10 @@ def _read_one(field: Field, text: str, shown: str, now: datetime) -> Any:
             what = f"neither {_SPANS}" if field.is_span else f"not {kinds[field.kind]}"
             also = " and not none" if field.is_nullable else ""
             raise InvalidInputError(f"{shown} {text[:60]!r} is {what}{also}") from error
+    if field.is_json:
+        return msgspec.json.decode(
+            check_text(text.encode("utf-8", "surrogateescape"), what=f"JSON of {shown}")
+        )
     if get_origin(field.kind) is Literal and text not in get_args(field.kind):
         *most, last = get_args(field.kind)
         raise InvalidInputError(f"{shown} must be {', '.join(most)} or {last}, got {text[:60]!r}")

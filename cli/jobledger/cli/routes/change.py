@@ -145,7 +145,7 @@ async def set_(
             "say what the route does: by --file FILE, or by options such as --scheme github --secret env:NAME "
             "--task TASK"
         )
-    given = definition_of(read_definition(file)) if file is not None else None
+    given = definition_of(read_definition(str(file))) if file is not None else None
     async with cli.ledger() as ledger:
         if given is None:
             known = await ledger.routes.find(name)

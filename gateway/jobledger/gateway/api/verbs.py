@@ -30,10 +30,14 @@ def endpoint_of(declaration: Declaration) -> Endpoint:
     words = words_in(declaration.path)
     rest = [each for each in fields if each.name not in words]
     in_query = [each for each in rest if each.is_parameter(declaration)]
+    in_body = [each for each in rest if each not in in_query]
+    whole = next((each for each in in_body if each.is_body), None)
     moments = [each for each in fields if each.kind is datetime]
 
     async def handle(asked: ApiRequest, *, query: Any = None, body: Any = None, **given: Any) -> Any:
-        for part in (query, body):
+        if whole is not None:
+            given[whole.name] = body
+        for part in (query, None if whole is not None else body):
             given |= {} if part is None else msgspec.structs.asdict(part)
         for each in moments:
             given[each.name] = aware(each.wire, given[each.name])
@@ -64,7 +68,7 @@ def endpoint_of(declaration: Declaration) -> Endpoint:
         returns=answer_type(kind),
         status=declaration.status,
         query=_struct(kind.__name__ + "Query", kind, in_query),
-        body=_struct(kind.__name__, kind, [each for each in rest if each not in in_query]),
+        body=_struct(kind.__name__, kind, in_body) if whole is None else whole.kind,
         problems=declaration.problems,
         heeds=declaration.heeds,
         also=declaration.also,
