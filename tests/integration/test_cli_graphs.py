@@ -89,7 +89,7 @@ def test_a_person_stores_a_graph_runs_it_and_takes_it_away(cli: CommandLine) -> 
     [
         (["put", "x", "--file", "wrong.json"], 2, "unknown field `limits`"),
         (["put", "x", "--file", "lost.json"], 3, "node 'a' of graph x: "),
-        (["put", "x", "--file", "graph.toml"], 2, "the file has the name 'toml', not x"),
+        (["put", "x", "--file", "graph.toml"], 2, "the graph has the name 'toml', not x"),
         (["put", "x.y", "--file", "letter.json"], 2, "graph 'x.y' is not valid"),
         (["put", "x", "--file", "no.json"], 1, "no.json: No such file"),
         (["show", "x"], 3, "there is no stored graph 'x'; `jobledger graphs list` shows"),

@@ -144,7 +144,7 @@ def test_a_person_changes_a_route_by_options_and_removes_it(cli: CommandLine) ->
         ),
         (["show", "x"], 3, "there is no route 'x'; `jobledger routes list` shows"),
         (["remove", "x"], 3, "there is no route 'x'"),
-        (["test", "x"], 2, "say what to try: --id DELIVERY, or --body FILE"),
+        (["test", "x"], 2, "say what to try: a delivery that was kept, or a body"),
         (["test", "x", "--body", "push.json"], 3, "there is no route 'x'"),
         (["test", "x", "--id", "d1"], 3, "route x has no delivery 'd1'"),
         (["retry", "x", "d1"], 3, "there is no route 'x'"),

@@ -155,8 +155,9 @@ def test_a_person_emits_from_the_command_line(cli: CommandLine, tmp_path: Path) 
     ).lines
     assert (said["repeated"], len(said["jobs"])) == (False, 1)
     for words, code, sentence in (
-        (("emit", "orders"), 2, "say what to emit"),
+        (("emit", "orders"), 2, "needs --data or --body"),
         (("emit", "orders", "--data", "{"), 2, "JSON"),
+        (("emit", "orders", "--data", "{}", "--body", "x"), 2, "give --data or --body, not both"),
         (("emit", "other", "--data", "{}"), 3, "there is no route 'other'"),
         (("set", "x", "--scheme", "internal", "--graph", "nothing"), 3, "there is no stored graph 'nothing'"),
         (("set", "x", "--scheme", "internal", "--task", "run_graph"), 2, "is one of the ledger's own"),

@@ -99,7 +99,7 @@ BODIES: Final[Mapping[str, Any]] = {
     },
     "SetWatch": {"figure": "depth", "above": 1},
     "RouteDefinition": {"scheme": "github", "secrets": ["env:NEW"]},
-    "RouteTrial": {"delivery": "d1"},
+    "TestRoute": {"delivery": "d1"},
     "RequeueJob": {"reason": "why", "edit": {"to": "bea"}},
     "NewRerun": {"failed": True, "reason": "why"},
     "NamedNode": {"name": "a", "task": "send", "queue": "mail", "input": {"to": "ann"}},

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from jobledger.admin.hooks.routes import definition_of, set_route
 from jobledger.admin.hooks.webhooks import put_webhook
-from jobledger.admin.verbs.graphs import ListGraphs, RemoveGraph, ShowGraph
+from jobledger.admin.verbs.graphs import GivenGraph, ListGraphs, PutGraph, RemoveGraph, ShowGraph
 from jobledger.admin.verbs.jobs import (
     CancelJob,
     DiscardJob,
@@ -24,7 +24,7 @@ from jobledger.admin.verbs.keys import CreateKey, ListKeys, RevokeKey, RotateKey
 from jobledger.admin.verbs.kit import Verb
 from jobledger.admin.verbs.limits import RemoveLimit, SetLimit
 from jobledger.admin.verbs.queues import PauseQueue, ResumeQueue
-from jobledger.admin.verbs.routes import RemoveRoute, RetryDelivery, ShowRoute
+from jobledger.admin.verbs.routes import EmitToRoute, RemoveRoute, RetryDelivery, ShowRoute, TestRoute
 from jobledger.admin.verbs.schedules import (
     BackfillSchedule,
     ListNextTicks,
@@ -44,10 +44,13 @@ from jobledger.admin.verbs.webhooks import (
 )
 from jobledger.ledger import Graph, JobRef, Ledger, task
 from jobledger.ledger.access.keys import change_key
+from jobledger.ledger.additions.announced import entry_of
+from jobledger.ledger.graphs.named import NamedNode
 from jobledger.ledger.model import key as keys
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import RefusedError
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
+from jobledger.ledger.nats.task_book import write_tasks
 
 _LATER: Final = datetime(2100, 1, 1, tzinfo=UTC)
 #: Of these an example needs a job of its name that is a dead letter; of the others on jobs, one that is scheduled.
@@ -92,6 +95,13 @@ async def greet(name: str, text: str = "") -> str:
     return name
 
 
+async def announced(ledger: Ledger, name: str) -> None:
+    """Have a worker's word of what the task `greet` takes."""
+    del name
+    entry = entry_of(greet, worker="web-1-0a", at=ledger.clock.now())
+    await write_tasks(ledger.inbox, ledger.names, [entry], replicas=1)
+
+
 async def graph(ledger: Ledger, name: str) -> None:
     """Store a graph of two nodes."""
     letters = Graph(name)
@@ -131,6 +141,8 @@ EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
     ShowRoute: lambda name: ShowRoute(route=name),
     RemoveRoute: lambda name: RemoveRoute(route=name, reason="no use"),
     RetryDelivery: lambda name: RetryDelivery(route=name, delivery="d1"),
+    TestRoute: lambda name: TestRoute(route=name, body=b'{"to": "ann"}', headers={"x-kind": "a letter"}),
+    EmitToRoute: lambda name: EmitToRoute(route=name, data={"to": "ann"}, id="d1"),
     ListWebhooks: lambda _: ListWebhooks(),
     ShowWebhook: lambda name: ShowWebhook(name=name),
     RemoveWebhook: lambda name: RemoveWebhook(name=name, reason="no use"),
@@ -143,6 +155,9 @@ EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
     ShowKey: lambda name: ShowKey(id=name),
     RotateKey: lambda name: RotateKey(id=name, grace_s=60.0, reason="yearly"),
     RevokeKey: lambda name: RevokeKey(id=name, reason="gone"),
+    PutGraph: lambda name: PutGraph(
+        name=name, graph=GivenGraph(nodes=(NamedNode(name="first", task="greet", input={"name": "ann"}),))
+    ),
     ListGraphs: lambda _: ListGraphs(),
     ShowGraph: lambda name: ShowGraph(name=name, version=1),
     RemoveGraph: lambda name: RemoveGraph(name=name, reason="no use"),
@@ -165,6 +180,8 @@ BEFORE: Final[Mapping[type[Verb[Any]], tuple[Step, ...]]] = {
     ShowRoute: (route,),
     RemoveRoute: (route,),
     RetryDelivery: (route, lambda ledger, name: ledger.emit(name, {"to": "ann"}, id="d1", by="ann")),
+    TestRoute: (route,),
+    EmitToRoute: (route,),
     ListWebhooks: (lambda ledger, _: webhook(ledger, "one"),),
     ShowWebhook: (webhook,),
     RemoveWebhook: (webhook,),
@@ -174,6 +191,7 @@ BEFORE: Final[Mapping[type[Verb[Any]], tuple[Step, ...]]] = {
     ShowKey: (key,),
     RotateKey: (key,),
     RevokeKey: (key,),
+    PutGraph: (announced,),
     ListGraphs: (lambda ledger, _: graph(ledger, "one"),),
     ShowGraph: (graph,),
     RemoveGraph: (graph,),

@@ -75,6 +75,15 @@ def require_of_nodes(
     return graph.spec
 
 
+async def require_replaceable(ledger: Ledger, principal: Principal, name: str) -> None:
+    """Refuse to replace a graph that somebody may not manage. Raises: GraphNotFoundError, AccessDeniedError."""
+    try:
+        known = await ledger.graphs.get(name)
+    except GraphNotFoundError:
+        return
+    require_of_nodes(principal, "manage", name, known)
+
+
 async def show_graph(ledger: Ledger, name: str, *, version: int = 0, history_max: int = 20) -> ShownGraph:
     """Return a stored graph, in its newest version (0) or in an older one, and its newest events.
 

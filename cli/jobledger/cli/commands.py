@@ -155,7 +155,7 @@ COMMANDS: Final = Group(
         "graphs": Group(
             groups.GRAPHS,
             {
-                "put": "graphs.put",
+                "put": "verbs:graphs",
                 "list": "verbs:graphs",
                 "show": "verbs:graphs",
                 "remove": "verbs:graphs",
@@ -170,9 +170,9 @@ COMMANDS: Final = Group(
                 "show": "verbs:routes",
                 "remove": "verbs:routes",
                 "deliveries": "routes.show",
-                "test": "routes.acts",
+                "test": "verbs:routes",
                 "retry": "verbs:routes",
-                "emit": "routes.acts",
+                "emit": "verbs:routes",
             },
         ),
         "keys": Group(

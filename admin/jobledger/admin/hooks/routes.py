@@ -88,6 +88,12 @@ class RuleTried(msgspec.Struct, frozen=True, kw_only=True):
     value: Annotated[Any, PAYLOAD] = None  #: what that says; none also where the delivery lacks it
 
 
+class RouteTried(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs would be made; none was."""
+
+    items: list[RuleTried]
+
+
 class EmittedDelivery(msgspec.Struct, frozen=True, kw_only=True):
     """What became of data that was emitted to a route."""
 
@@ -240,12 +246,12 @@ async def show_delivery(ledger: Ledger, route: str, delivery: str) -> ShownDeliv
     )
 
 
-async def try_route(ledger: Ledger, route: str, arrival: Arrival) -> list[RuleTried]:
+async def try_route(ledger: Ledger, route: str, arrival: Arrival) -> RouteTried:
     """Return what a route would make of a delivery; nothing is changed.
 
     Raises: RouteNotFoundError, InvalidTokenError, UnreachableError.
     """
-    return [
+    found = [
         RuleTried(
             rule=match.rule.name,
             task=match.rule.task,
@@ -258,6 +264,7 @@ async def try_route(ledger: Ledger, route: str, arrival: Arrival) -> list[RuleTr
         )
         for match in await ledger.routes.test(route, arrival)
     ]
+    return RouteTried(items=found)
 
 
 async def emit_delivery(

@@ -1,4 +1,4 @@
-"""Graph verbs: list and show the graphs that are stored under names, and take one away."""
+"""Graph verbs: store a graph under a name, list and show those that are stored, and take one away."""
 
 from __future__ import annotations
 
@@ -15,25 +15,88 @@ from jobledger.admin.graphs import (
     info_of,
     may_view,
     require_of_nodes,
+    require_replaceable,
     show_graph,
 )
+from jobledger.admin.hidden_tasks import naming_no_hidden_task
 from jobledger.admin.verbs.kit import (
     Facts,
     Heading,
     Place,
     Plan,
     Reason,
+    ReasonBeside,
     Table,
     Told,
     Verb,
     option,
+    shortened,
     told_changes,
     verb,
 )
-from jobledger.ledger.graphs.named import NamedGraph
+from jobledger.ledger.graphs.named import NamedGraph, graph_of
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.subjects import check_token
 
 Name = Annotated[str, option("The stored graph's name.", "NAME")]
 _SHOWN_MAX: Final = 40  #: characters of an input or of a list, which may have thousands
+
+
+class GivenGraph(NamedGraph, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A graph to store, as in `POST /v1/graphs`; inputs may have `{"$input": "/customer"}` in place of values."""
+
+    name: str = ""  #: may be left out, since the address has it
+
+
+@verb(
+    "graphs put",
+    "PUT /v1/graphs/{name}",
+    permission="manage",
+    about="own",
+    summary="Store a graph under a name",
+    problems=("JOB_INVALID_INPUT", "TASK_NOT_FOUND", "NOT_FOUND", "LEDGER_BUSY", "LEDGER_FULL"),
+    creates=True,
+)
+class PutGraph(Verb[ChangedGraph], frozen=True, kw_only=True):
+    """Store a graph under a name, as its next version; one that says the same stays as it is. Runs go on with theirs."""
+
+    name: Name
+    graph: Annotated[
+        GivenGraph, option("The graph with its nodes, as JSON or TOML.", file="--file", is_body=True)
+    ]
+    reason: ReasonBeside = ""
+    plan: Plan = False
+
+    async def do(self, place: Place) -> ChangedGraph:
+        """Store it, for whoever may manage each of its nodes. Raises: as `Ledger.graphs.put`."""
+        ledger, principal = place.ledger, place.principal
+        given = self._named()
+        for named in given.nodes:
+            principal.require("manage", None, check_token("task name", named.task))
+        with naming_no_hidden_task(principal):
+            graph = await graph_of(ledger.patience, ledger.announced, given)
+        for node in graph.spec().nodes:
+            principal.require("manage", node.node.queue, node.node.task)
+        await require_replaceable(ledger, principal, self.name)
+        done = await ledger.graphs.put(graph, reason=self.reason, by=place.by, plan=self.plan)
+        return changed_graph(done)
+
+    def _named(self) -> NamedGraph:
+        said = self.graph.name
+        if said not in {"", self.name}:
+            raise InvalidInputError(
+                f"the graph has the name {ascii(said)[:80]}, not {self.name}: leave it out, or give the same"
+            )
+        return msgspec.structs.replace(self.graph, name=check_token("graph", self.name))
+
+    def say(self, found: ChangedGraph) -> Iterator[Told]:
+        """Say which version it is."""
+        info = found.info
+        state = "stored as" if found.changed else "as it was,"
+        nodes = f"{info.nodes:,} node{'' if info.nodes == 1 else 's'}"
+        yield f"graph {info.graph} {'would be' if self.plan else 'is'} {state} version {info.version}: {nodes}"
+        if self.plan:
+            yield "nothing was changed"
 
 
 @verb(
@@ -65,8 +128,8 @@ class ListGraphs(Verb[StoredGraphs], frozen=True, kw_only=True):
                     each.graph,
                     each.version,
                     each.nodes,
-                    _short(", ".join(each.takes)),
-                    _short(each.changed_by),
+                    shortened(", ".join(each.takes), _SHOWN_MAX),
+                    shortened(each.changed_by, _SHOWN_MAX),
                     each.changed_at,
                 )
                 for each in found.items
@@ -154,13 +217,9 @@ def _nodes(definition: NamedGraph) -> Table:
                 node.name,
                 node.task,
                 node.queue,
-                _short(", ".join(dict.fromkeys((*node.takes.values(), *node.after)))),
-                _short(msgspec.json.encode(node.input).decode()),
+                shortened(", ".join(dict.fromkeys((*node.takes.values(), *node.after))), _SHOWN_MAX),
+                shortened(msgspec.json.encode(node.input).decode(), _SHOWN_MAX),
             )
             for node in definition.nodes
         ],
     )
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 1] + "…"

@@ -1,19 +1,24 @@
-"""Route verbs: show and remove a route, and process once more what was delivered to it."""
+"""Route verbs: show, try and remove a route, hand it data, and process once more what was delivered to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Final
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from jobledger.admin.hooks.routes import (
     ChangedRoute,
+    EmittedDelivery,
     ProcessedDelivery,
+    RouteTried,
+    RuleTried,
     ShownRoute,
+    emit_delivery,
     remove_route,
     retry_delivery,
     show_route,
+    try_route,
 )
 from jobledger.admin.verbs.kit import (
     Facts,
@@ -25,15 +30,21 @@ from jobledger.admin.verbs.kit import (
     Told,
     Verb,
     option,
+    shortened,
     told_changes,
     verb,
 )
-from jobledger.ledger.model.hooks.delivery import made_words
+from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.hooks.delivery import MatchedJob, made_words
 from jobledger.ledger.model.hooks.references import reference_words
 from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
+from jobledger.ledger.webhooks.receiver import Arrival
 
 Name = Annotated[str, option("The route's name, the last word of its address /in/NAME.", "NAME")]
 _WRITES: Final = ("LEDGER_BUSY", "LEDGER_FULL")
+_BODY_BYTES_MAX: Final = 16 << 20
+_HEADERS_MAX: Final = 100
+_INPUT_SHOWN_MAX: Final = 200
 
 
 @verb(
@@ -132,8 +143,7 @@ class RetryDelivery(Verb[ProcessedDelivery], frozen=True, kw_only=True):
 
     def say(self, found: ProcessedDelivery) -> Iterator[Told]:
         """Say which jobs it made."""
-        if found.jobs:
-            yield Table(("rule", "job"), [(job.rule, job.words) for job in found.jobs])
+        yield from _jobs(found.jobs)
         made = made_words(found.jobs) if found.jobs else "no rule holds"
         yield f"delivery {found.delivery} was processed once more: {made}"
 
@@ -142,3 +152,103 @@ class RetryDelivery(Verb[ProcessedDelivery], frozen=True, kw_only=True):
         if len(found.jobs) == 1:
             return self.declaration.filled("/jobs/{queue}/{job}", self, found.jobs[0])
         return super().page_after(found)
+
+
+@verb(
+    "routes test",
+    "POST /v1/routes/{route}/test",
+    permission="manage",
+    summary="Tell what a route would make of a delivery",
+    problems=("NOT_FOUND", "PAYLOAD_GONE"),
+    is_list=True,
+)
+class TestRoute(Verb[RouteTried], frozen=True, kw_only=True):
+    """Show which jobs a route would make of a delivery or of a body, without a signature and without making any."""
+
+    route: Name
+    delivery: Annotated[
+        str | None, option("A delivery that came in, as it was kept.", "DELIVERY", flag="--id")
+    ] = None
+    body: Annotated[
+        Annotated[bytes, msgspec.Meta(max_length=_BODY_BYTES_MAX)] | None,
+        option("A body, which HTTP has in base64.", file="--body"),
+    ] = None
+    headers: Annotated[
+        dict[str, str],
+        option(
+            "A header beside the body; may be given again.",
+            "NAME=VALUE",
+            flag="--header",
+            max_length=_HEADERS_MAX,
+        ),
+    ] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what names no delivery, or two. Raises: InvalidInputError."""
+        if (self.delivery is None) == (self.body is None) or (self.headers and self.body is None):
+            raise InvalidInputError("say what to try: a delivery that was kept, or a body with its headers")
+
+    async def do(self, place: Place) -> RouteTried:
+        """Try it. Raises: as `try_route`; DeliveryNotFoundError, PayloadMissingError."""
+        if self.body is None:
+            arrival = await place.ledger.routes.stored(self.route, self.delivery or "")
+        else:
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            arrival = Arrival(body=self.body, headers=headers)
+        return await try_route(place.ledger, self.route, arrival)
+
+    def say(self, found: RouteTried) -> Iterator[Told]:
+        """Yield a line for each rule that holds."""
+        if not found.items:
+            yield "no rule holds: it would be recorded, and make no job"
+            return
+        yield Table(("rule", "task", "queue", "input"), list(map(_tried, found.items)))
+        jobs = sum(not each.signal for each in found.items)
+        left = len(found.items) - jobs
+        signals = f" and send {left:,} signal(s)" if left else ""
+        yield f"it would make {jobs:,} job{'' if jobs == 1 else 's'}{signals}; nothing was made"
+
+
+def _tried(each: RuleTried) -> tuple[str, str, str, str]:
+    text = msgspec.json.encode(each.value if each.signal else each.input).decode()
+    what = each.task or f"graph {each.graph}"
+    if each.signal:
+        what = f"signal {each.signal} to {each.order.get('id', 'no run')}"
+    return each.rule, what, each.queue or "its own", shortened(text, _INPUT_SHOWN_MAX)
+
+
+@verb(
+    "routes emit",
+    "POST /v1/routes/{route}/emit",
+    permission="queue",
+    summary="Hand data to a route",
+    problems=("NOT_FOUND", "JOB_INVALID_INPUT", *_WRITES),
+)
+class EmitToRoute(Verb[EmittedDelivery], frozen=True, kw_only=True):
+    """Hand data to a route as a delivery: it is recorded with the jobs that the rules make, or nothing is.
+
+    Who asks must be allowed to add jobs anywhere: the rules say which ones are made.
+    """
+
+    route: Name
+    data: Annotated[Any, option("The data, any JSON.", "JSON", file="--body")]
+    id: Annotated[
+        str | None, option("Its id: emitted again, it makes nothing. (default: a new one)", "ID")
+    ] = None
+
+    async def do(self, place: Place) -> EmittedDelivery:
+        """Hand it over. Raises: as `emit_delivery`."""
+        return await emit_delivery(place.ledger, self.route, self.data, delivery_id=self.id, by=place.by)
+
+    def say(self, found: EmittedDelivery) -> Iterator[Told]:
+        """Say which jobs it made."""
+        yield from _jobs(found.jobs)
+        yield (
+            f"delivery {found.delivery} {'was there already, with' if found.repeated else 'made'} "
+            f"{made_words(found.jobs)}"
+        )
+
+
+def _jobs(made: Sequence[MatchedJob]) -> Iterator[Table]:
+    if made:
+        yield Table(("rule", "job"), [(job.rule, job.words) for job in made])

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from jobledger.cli.command import Cli, command
-from jobledger.cli.graphs.put import Name
 from jobledger.cli.groups import GRAPHS
 from jobledger.cli.jobs import enqueue
 from jobledger.cli.jobs import options as of_job
@@ -15,6 +14,7 @@ from jobledger.cli.jobs.input_text import read_object
 from jobledger.cli.pairs import pairs
 from jobledger.cli.session import operator
 
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="The stored graph's name.")]
 _Input = Annotated[
     str,
     typer.Option("--input", metavar="JSON", help="Input of the run as a JSON object; - reads it from stdin."),
@@ -31,7 +31,7 @@ _Id = Annotated[
 async def run(
     cli: Cli,
     *,
-    name: Name,
+    name: _Name,
     input_text: _Input = "{}",
     job_id: _Id = None,
     tenant: of_job.Tenant = None,

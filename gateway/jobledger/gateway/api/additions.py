@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
 from typing import Any, Final
 
 import msgspec
@@ -16,10 +15,9 @@ from jobledger.gateway.http.endpoint import Answer
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.chain import fold
-from jobledger.ledger.model.errors import JobNotFoundError, TaskNotFoundError
+from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.reserved_ids import check_unreserved
-from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.trace import own_trace, trace_id
 
 #: What each endpoint that adds jobs may refuse them for.
@@ -85,17 +83,6 @@ def require_own(asked: ApiRequest, job: Job) -> None:
             f"the id {job.id}, which follows from this Idempotency-Key, was given to a job that this key did not make: "
             "send the request with another key",
         )
-
-
-@contextlib.contextmanager
-def naming_no_hidden_task(principal: Principal) -> Generator[None]:
-    """Leave out of a refusal which other tasks have a name like that, for whom some tasks do not exist."""
-    try:
-        yield
-    except TaskNotFoundError as error:
-        if error.near and not principal.is_everywhere:
-            error.args = (str(error).replace(f": did you mean {' or '.join(error.near)}?", ":"),)
-        raise
 
 
 async def existing(asked: ApiRequest, handle: JobHandle[Any]) -> JobAtMoment | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from jobledger.gateway.api.additions import naming_no_hidden_task
+from jobledger.admin.hidden_tasks import naming_no_hidden_task
 from jobledger.gateway.api.parameters import WithReason
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint

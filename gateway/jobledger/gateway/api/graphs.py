@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from jobledger.admin.hidden_tasks import naming_no_hidden_task
 from jobledger.gateway.api.additions import (
     REFUSALS,
     JobEnqueued,
     added,
     existing,
     id_of,
-    naming_no_hidden_task,
     require_free,
     require_own,
     reused,

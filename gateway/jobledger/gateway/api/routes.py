@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import Annotated, Any, Final
 
 import msgspec
 
 from jobledger.admin.hooks.routes import (
     ChangedRoute,
-    EmittedDelivery,
-    RuleTried,
     ShownDelivery,
     definition_of,
-    emit_delivery,
     set_route,
     show_delivery,
-    try_route,
 )
 from jobledger.admin.rows import AnswerPosition
 from jobledger.gateway.api.pagination import READ, looking
@@ -25,15 +19,10 @@ from jobledger.gateway.api.parameters import Limit, Look, Text
 from jobledger.gateway.hooks.references import require_route
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
-from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.refused import RefusedRequest
 from jobledger.ledger.model.hooks.errors import RouteNotFoundError
 from jobledger.ledger.model.hooks.route import RouteDefinition
-from jobledger.ledger.webhooks.receiver import Arrival
 from jobledger.projections.tables.routes import DeliveryRow, RouteRow, read_deliveries, read_routes
-
-_BODY_CHARACTERS_MAX: Final = 24 << 20
-_HEADERS_MAX: Final = 100
 
 
 class Routes(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,20 +55,6 @@ class ChangingRoute(msgspec.Struct, frozen=True, kw_only=True):
 
     plan: bool = False  #: tell what would be, and change nothing
     reason: Text = ""  #: kept in the ledger with who said so
-
-
-class RouteTrial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of what a route is tested: a delivery that was kept, or a body with headers; one of the two is given."""
-
-    delivery: str | None = None
-    body: Annotated[str, msgspec.Meta(max_length=_BODY_CHARACTERS_MAX)] | None = None  #: base64
-    headers: Annotated[dict[str, str], msgspec.Meta(max_length=_HEADERS_MAX)] = {}  #: beside `body`
-
-
-class RouteTried(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs would be made; none was."""
-
-    items: list[RuleTried]
 
 
 class RefusedRequests(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,29 +95,6 @@ async def _definition(asked: ApiRequest, route: str) -> RouteDefinition | None:
         return None
 
 
-async def test_one_route(asked: ApiRequest, route: str, *, body: RouteTrial) -> RouteTried:
-    """Tell which jobs a route would make of a delivery; nothing is made, and no signature is asked for."""
-    asked.principal.require_everywhere("manage")
-    ledger = asked.gateway.ledger
-    if (body.delivery is None) == (body.body is None):
-        raise ProblemError("BAD_REQUEST", "say what to try: give either delivery, or body as base64")
-    if body.delivery is not None:
-        arrival = await ledger.routes.stored(route, body.delivery)
-    else:
-        arrival = Arrival(
-            body=_decoded(body.body or ""),
-            headers={name.lower(): value for name, value in body.headers.items()},
-        )
-    return RouteTried(items=await try_route(ledger, route, arrival))
-
-
-def _decoded(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (ValueError, binascii.Error) as error:
-        raise ProblemError("BAD_REQUEST", "body is not base64") from error
-
-
 async def list_deliveries(asked: ApiRequest, route: str, *, query: ReceivedQuery) -> ReceivedDeliveries:
     """List what came in to a route."""
     asked.principal.require_everywhere("view")
@@ -164,23 +116,6 @@ async def show_one_delivery(asked: ApiRequest, route: str, delivery: str) -> Ans
     asked.principal.require_everywhere("view")
     found: ShownDelivery = await show_delivery(asked.gateway.ledger, route, delivery)
     return Answer(value=found, etag=str(found.history[-1].stream_sequence))
-
-
-class EmittedData(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is handed to a route."""
-
-    data: Any  #: any JSON; rules see it as the body of a request without headers
-    id: str | None = None  #: of the delivery: the same again makes nothing, and is answered as the first time
-
-
-async def emit_to_route(asked: ApiRequest, route: str, *, body: EmittedData) -> EmittedDelivery:
-    """Hand data to a route as a delivery: it is recorded with every job that the rules make, or nothing is.
-
-    Who asks must be allowed to add jobs anywhere: the rules say which ones are made.
-    """
-    asked.principal.require_everywhere("queue")
-    by = asked.principal.name
-    return await emit_delivery(asked.gateway.ledger, route, body.data, delivery_id=body.id, by=by)
 
 
 async def list_refused(asked: ApiRequest, route: str) -> RefusedRequests:
@@ -213,25 +148,6 @@ ENDPOINTS: Final = (
         query=ChangingRoute,
         body=RouteDefinition,
         problems=("JOB_INVALID_INPUT", "NOT_FOUND", *_WRITES),
-    ),
-    _endpoint(
-        "POST",
-        f"{_ROUTE}/test",
-        test_one_route,
-        "Tell what a route would make of a delivery",
-        RouteTried,
-        body=RouteTrial,
-        problems=("NOT_FOUND", "PAYLOAD_GONE"),
-    ),
-    _endpoint(
-        "POST",
-        f"{_ROUTE}/emit",
-        emit_to_route,
-        "Hand data to a route",
-        EmittedDelivery,
-        permission="queue",
-        body=EmittedData,
-        problems=("NOT_FOUND", "JOB_INVALID_INPUT", *_WRITES),
     ),
     _endpoint(
         "GET",

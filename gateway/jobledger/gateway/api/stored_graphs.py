@@ -1,4 +1,4 @@
-"""Storing a graph under its name, and beginning runs of it. What else is done to them, `jobledger.admin.verbs.graphs` has."""
+"""Beginning runs of a graph that is stored under a name. What else is done to them, `jobledger.admin.verbs.graphs` has."""
 
 from __future__ import annotations
 
@@ -6,40 +6,22 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.admin.graphs import ChangedGraph, changed_graph, require_of_nodes
+from jobledger.admin.graphs import require_of_nodes
 from jobledger.gateway.api.additions import (
     JobEnqueued,
     added,
     existing,
     id_of,
-    naming_no_hidden_task,
     require_free,
     require_own,
     reused,
 )
-from jobledger.gateway.api.parameters import Text
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.ledger.access.current_authority import acting_for
-from jobledger.ledger.graphs.named import NamedGraph, graph_of
-from jobledger.ledger.model.errors import InputMismatchError, InvalidInputError
-from jobledger.ledger.model.graphs.errors import GraphNotFoundError
+from jobledger.ledger.model.errors import InputMismatchError
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
-from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import OnOtherInput
-
-
-class ChangingGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether to do it, and why."""
-
-    plan: bool = False  #: tell what would be, and change nothing
-    reason: Text = ""  #: kept in the ledger with who said so
-
-
-class GivenGraph(NamedGraph, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A graph to store, as in `POST /v1/graphs`; inputs may have `{"$input": "/customer"}` in place of values."""
-
-    name: str = ""  #: may be left out, since the address has it
 
 
 class NewRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,38 +33,6 @@ class NewRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     correlation: str | None = None
     metadata: dict[str, str] | None = None
     on_other_input: OnOtherInput = "error"  #: what is done where the id belongs to a run with another input
-
-
-async def put_graph(asked: ApiRequest, name: str, *, query: ChangingGraph, body: GivenGraph) -> ChangedGraph:
-    """Store a graph under a name, as its next version; what says the same changes nothing. Runs go on with theirs."""
-    ledger, principal = asked.gateway.ledger, asked.principal
-    given = _named(check_token("graph", name), body)
-    for named in given.nodes:
-        principal.require("manage", None, check_token("task name", named.task))
-    with naming_no_hidden_task(principal):
-        graph = await graph_of(ledger.patience, ledger.announced, given)
-    for node in graph.spec().nodes:
-        principal.require("manage", node.node.queue, node.node.task)
-    await _require_replaceable(asked, name)
-    done = await ledger.graphs.put(graph, reason=query.reason, by=principal.name, plan=query.plan)
-    return changed_graph(done)
-
-
-async def _require_replaceable(asked: ApiRequest, name: str) -> None:
-    """Refuse to replace a graph that its asker may not manage. Raises: ProblemError, GraphNotFoundError."""
-    try:
-        known = await asked.gateway.ledger.graphs.get(name)
-    except GraphNotFoundError:
-        return
-    require_of_nodes(asked.principal, "manage", name, known)
-
-
-def _named(name: str, body: GivenGraph) -> NamedGraph:
-    if body.name not in {"", name}:
-        raise InvalidInputError(
-            f"the graph is called {ascii(body.name)[:80]}, and its address says {name}: leave the name out"
-        )
-    return msgspec.structs.replace(body, name=name)
 
 
 async def run_graph(asked: ApiRequest, name: str, *, body: NewRun) -> Answer:
@@ -136,17 +86,6 @@ _RUN: Final = (
 )
 
 ENDPOINTS: Final = (
-    _endpoint(
-        "PUT",
-        "/{name}",
-        put_graph,
-        "Store a graph under a name",
-        returns=ChangedGraph,
-        permission="manage",
-        query=ChangingGraph,
-        body=GivenGraph,
-        problems=("JOB_INVALID_INPUT", "TASK_NOT_FOUND", "NOT_FOUND", *_WRITES),
-    ),
     _endpoint(
         "POST",
         "/{name}/run",
