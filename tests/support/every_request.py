@@ -92,7 +92,7 @@ BODIES: Final[Mapping[str, Any]] = {
     "SetLimit": {"slots": 2, "reason": "why"},
     "NewSchedule": {"task": "send", "queue": "mail", "input": {"to": "ann"}, "every_s": 60, "replace": True},
     "CreateKey": {"name": "ci", "role": "viewer"},
-    "GivenWebhook": {
+    "SetWebhook": {
         "target": {"url": "https://shop.example/in"},
         "events": ["completed"],
         "secrets": ["env:NEW"],

@@ -36,11 +36,15 @@ from jobledger.admin.verbs.schedules import (
 )
 from jobledger.admin.verbs.watches import ListWatches, RemoveWatch, SetWatch, ShowWatch
 from jobledger.admin.verbs.webhooks import (
+    GivenTarget,
     ListWebhooks,
     PauseWebhook,
     RemoveWebhook,
     ResumeWebhook,
+    RotateWebhook,
+    SetWebhook,
     ShowWebhook,
+    TestWebhook,
 )
 from jobledger.ledger import Graph, JobRef, Ledger, task
 from jobledger.ledger.access.keys import change_key
@@ -52,6 +56,7 @@ from jobledger.ledger.model.errors import RefusedError
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
 from jobledger.ledger.nats.task_book import write_tasks
 
+_RECEIVER: Final = "https://shop.example/in"
 _LATER: Final = datetime(2100, 1, 1, tzinfo=UTC)
 #: Of these an example needs a job of its name that is a dead letter; of the others on jobs, one that is scheduled.
 OF_DEAD_LETTERS: Final = (RequeueJob, DiscardJob)
@@ -66,7 +71,7 @@ def wished(wish: Wish) -> Step:
 
 
 def webhook(ledger: Ledger, name: str) -> Awaitable[object]:
-    """Have a webhook that makes jobs, as no verb sets one."""
+    """Have a webhook that makes jobs."""
     terms = WebhookDefinition(
         target=WebhookTarget(task="bill", queue="billing"), events=("completed",), task="pack"
     )
@@ -143,6 +148,14 @@ EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
     RetryDelivery: lambda name: RetryDelivery(route=name, delivery="d1"),
     TestRoute: lambda name: TestRoute(route=name, body=b'{"to": "ann"}', headers={"x-kind": "a letter"}),
     EmitToRoute: lambda name: EmitToRoute(route=name, data={"to": "ann"}, id="d1"),
+    SetWebhook: lambda name: SetWebhook(
+        name=name,
+        target=GivenTarget(url=_RECEIVER),
+        events=("completed",),
+        secrets=("env:JOBLEDGER_SECRET_OLD",),
+    ),
+    RotateWebhook: lambda name: RotateWebhook(name=name, secret="env:JOBLEDGER_SECRET_NEW", reason="yearly"),
+    TestWebhook: lambda name: TestWebhook(name=name),
     ListWebhooks: lambda _: ListWebhooks(),
     ShowWebhook: lambda name: ShowWebhook(name=name),
     RemoveWebhook: lambda name: RemoveWebhook(name=name, reason="no use"),
@@ -182,6 +195,8 @@ BEFORE: Final[Mapping[type[Verb[Any]], tuple[Step, ...]]] = {
     RetryDelivery: (route, lambda ledger, name: ledger.emit(name, {"to": "ann"}, id="d1", by="ann")),
     TestRoute: (route,),
     EmitToRoute: (route,),
+    RotateWebhook: (wished(EXAMPLES[SetWebhook]),),
+    TestWebhook: (wished(EXAMPLES[SetWebhook]),),
     ListWebhooks: (lambda ledger, _: webhook(ledger, "one"),),
     ShowWebhook: (webhook,),
     RemoveWebhook: (webhook,),

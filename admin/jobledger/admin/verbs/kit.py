@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType, UnionType
@@ -115,6 +115,9 @@ class Place:
                 "this reads a projection: name its file, as in do(..., projection=Path('jobs.db'))"
             )
         return self._rows
+
+    def require_secrets(self, references: Iterable[str]) -> None:
+        """Refuse references to secrets that whoever asks may not name: none to who speaks to the ledger itself."""
 
     @property
     def by(self) -> str:

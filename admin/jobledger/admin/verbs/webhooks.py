@@ -1,17 +1,23 @@
-"""Webhook verbs: list and show webhooks that go out, pause, resume and remove one."""
+"""Webhook verbs: set, list and show webhooks that go out, pause, resume, rotate, test and remove one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Annotated, Final
 
+import msgspec
+
 from jobledger.admin.hooks.webhooks import (
+    KEEP_OLD_S,
     ShownWebhook,
     WebhookInfo,
     Webhooks,
     info_of,
     list_webhooks,
+    put_webhook,
+    rotate_webhook,
     show_webhook,
+    try_webhook,
 )
 from jobledger.admin.verbs.kit import (
     Facts,
@@ -26,11 +32,35 @@ from jobledger.admin.verbs.kit import (
     told_changes,
     verb,
 )
+from jobledger.ledger.model.hooks.definition import (
+    FORMATS,
+    PARTS,
+    Format,
+    Part,
+    WebhookDefinition,
+    WebhookTarget,
+)
+from jobledger.ledger.model.hooks.references import is_reference
 from jobledger.ledger.model.hooks.webhook import Pause, Remove, Resume, WebhookCommand
 from jobledger.ledger.webhooks.changes import change_webhook
 
 Name = Annotated[str, option("The webhook's name.", "NAME")]
 _WRITES: Final = ("LEDGER_FULL", "LEDGER_BUSY", "JOB_INVALID_INPUT", "NOT_FOUND")
+
+
+class GivenTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where events go: a URL, or a task and its queue."""
+
+    url: str = ""
+    task: str = ""
+    queue: str = ""  #: of the task's jobs; "": default
+
+
+class TestMade(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that was made."""
+
+    queue: str
+    id: str
 
 
 async def _change(place: Place, name: str, command: WebhookCommand) -> WebhookInfo:
@@ -104,6 +134,109 @@ class ShowWebhook(Verb[ShownWebhook], frozen=True, kw_only=True):
             ]
         )
         yield from told_changes(found.history)
+
+
+@verb(
+    "webhooks set",
+    "PUT /v1/webhooks/{name}",
+    permission="manage",
+    summary="Have a webhook do something",
+    problems=("LEDGER_FULL", "LEDGER_BUSY", "JOB_INVALID_INPUT"),
+    has_own_command=True,  # it changes what is named, and may make a secret
+)
+class SetWebhook(Verb[WebhookInfo], frozen=True, kw_only=True):
+    """Have a webhook do this, whatever it did before; from here on events match."""
+
+    name: Name
+    target: Annotated[GivenTarget, option("Where events go.")]
+    events: Annotated[
+        tuple[str, ...], option("Types of events of jobs, and `watch.firing`, `watch.resolved`.", "TYPE")
+    ]
+    queue: Annotated[str, option("Only events of jobs of this queue.", "QUEUE")] = ""
+    task: Annotated[str, option("Only events of jobs of this task.", "TASK")] = ""
+    job: Annotated[str, option("Only events of jobs of this id.", "ID")] = ""
+    secrets: Annotated[
+        tuple[str, ...], option("References to what signs, the newest first; none: those that it has.", "REF")
+    ] = ()
+    include: Annotated[tuple[Part, ...], option(f"Send this, too: {', '.join(PARTS)}.", "PART")] = ()
+    format: Annotated[Format, option(f"The form of a message: {', '.join(FORMATS)}.", "FORM")] = "standard"
+    headers: Annotated[
+        dict[str, str], option("Headers to send; a value may be a reference.", "NAME=VALUE")
+    ] = msgspec.field(default_factory=dict)
+    allow_http: Annotated[bool, option("Let the URL be without encryption.")] = False
+    allow_private: Annotated[
+        bool, option("Let the URL name an address that is not of the public internet.")
+    ] = False
+    reason: Reason = ""
+
+    async def do(self, place: Place) -> WebhookInfo:
+        """Set it. Raises: as `put_webhook`, and what refuses a reference."""
+        if any(map(is_reference, self.headers.values())):
+            # What it refers to is sent to the target, so whoever names both could read the gateway's files.
+            place.principal.require_everywhere("admin")
+        given = msgspec.structs.asdict(self)
+        name, reason = given.pop("name"), given.pop("reason")
+        target = WebhookTarget(**msgspec.structs.asdict(given.pop("target")))
+        wanted = WebhookDefinition(target=target, **given)
+
+        def require(before: WebhookDefinition | None, after: WebhookDefinition) -> None:
+            # What it signs with already, for the same target, may stay.
+            known = before.secrets if before is not None and before.target == after.target else ()
+            place.require_secrets(set(after.secrets) - set(known))
+
+        return await put_webhook(place.ledger, name, wanted, reason=reason, by=place.by, require=require)
+
+
+@verb(
+    "webhooks rotate",
+    "POST /v1/webhooks/{name}/rotate",
+    permission="manage",
+    summary="Sign with another secret",
+    problems=(*_WRITES, "REFUSED"),
+    has_own_command=True,  # it may make the secret
+)
+class RotateWebhook(Verb[WebhookInfo], frozen=True, kw_only=True):
+    """Sign with another secret; the one before signs, too, for a time."""
+
+    name: Name
+    secret: Annotated[str, option("A reference to the new secret: env:NAME or file:/PATH.", "REF")]
+    keep_old_s: Annotated[float, option("How long the old one signs, too.", "SPAN")] = KEEP_OLD_S
+    reason: Reason = ""
+
+    async def do(self, place: Place) -> WebhookInfo:
+        """Rotate it. Raises: as `rotate_webhook`, and what refuses a reference."""
+        place.require_secrets([self.secret])
+        return await rotate_webhook(
+            place.ledger,
+            self.name,
+            self.secret,
+            keep_old_s=self.keep_old_s,
+            reason=self.reason,
+            by=place.by,
+        )
+
+
+@verb(
+    "webhooks test",
+    "POST /v1/webhooks/{name}/test",
+    permission="manage",
+    summary="Post a message to the receiver, to see what it answers",
+    problems=(*_WRITES, "REFUSED"),
+    status=202,
+    location="/v1/jobs/{queue}/{id}",
+    form="/webhooks/{name}/test",
+    then="/jobs/{queue}/{id}",
+    has_own_command=True,  # it waits for what the receiver answers
+)
+class TestWebhook(Verb[TestMade], frozen=True, kw_only=True):
+    """Make a job that posts a message of type `webhook.test`; its result says what the receiver answered."""
+
+    name: Name
+
+    async def do(self, place: Place) -> TestMade:
+        """Make it. Raises: as `try_webhook`."""
+        ref = (await try_webhook(place.ledger, self.name, by=place.by)).ref
+        return TestMade(queue=ref.queue, id=ref.job_id)
 
 
 @verb(

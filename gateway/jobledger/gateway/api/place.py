@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from jobledger.admin.errors import JobNotHeldError
 from jobledger.admin.verbs.kit import Place
 from jobledger.gateway.api.one_job import Asker, missing_job, read_job
 from jobledger.gateway.conditions import acting_on, require_at
+from jobledger.gateway.hooks.references import require_secrets
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import InvalidInputError, JobNotFoundError
 from jobledger.ledger.model.job import Job
@@ -23,6 +24,10 @@ class GatewayPlace(Place):
         super().__init__(asker.gateway.ledger, asker.gateway.rows, asker.principal, trace)
         self._asker = asker
         self._if_match = if_match
+
+    def require_secrets(self, references: Iterable[str]) -> None:
+        """Refuse what does not lie where the gateway was told, to whoever may not `admin`. Raises: ProblemError."""
+        require_secrets(self.principal, self._asker.gateway.secrets, references)
 
     async def act_on_job(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jobledger.gateway.problems import ProblemError
-from jobledger.ledger.model.hooks.definition import WebhookDefinition
 from jobledger.ledger.model.hooks.route import RouteDefinition
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.webhooks.secrets import OPEN_VARIABLES, Secrets
@@ -20,18 +19,6 @@ def require_secrets(principal: Principal, secrets: Secrets, references: Iterable
         f"{principal.name} lacks the permission 'admin', which a secret outside of the gateway's folder --secrets and of "
         f"its variables {OPEN_VARIABLES}* needs: have it put there, or ask who manages the keys",
     )
-
-
-def require_webhook(
-    principal: Principal, secrets: Secrets, before: WebhookDefinition | None, wanted: WebhookDefinition
-) -> None:
-    """Refuse a webhook that signs with such secrets, unless it did before, for the same target.
-
-    Raises: ProblemError (JOB_ACCESS_DENIED).
-    """
-    is_same = before is not None and before.target == wanted.target
-    known = before.secrets if before is not None and is_same else ()
-    require_secrets(principal, secrets, set(wanted.secrets) - set(known))
 
 
 def require_route(

@@ -18,7 +18,6 @@ from jobledger.gateway.pages.forms.jobs import requeue, signal
 from jobledger.gateway.pages.forms.plan import do_plan
 from jobledger.gateway.pages.forms.runs import begin_again
 from jobledger.gateway.pages.forms.tasks import add_job
-from jobledger.gateway.pages.forms.webhooks import test_webhook
 from jobledger.gateway.pages.page import Form, Page, When
 from jobledger.gateway.pages.verbs import forms_of
 from jobledger.gateway.pages.views import (
@@ -111,7 +110,6 @@ FORMS: Final = (
     Form(path="/graphs/{name}/run", permission="queue", act=run_graph),
     *forms_of(graph_verbs),
     *forms_of(route_verbs),
-    Form(path="/webhooks/{name}/test", permission="manage", act=test_webhook),
     *forms_of(webhook_verbs),
     *forms_of(key_verbs, told={key_verbs.CreateKey: keys.told, key_verbs.RotateKey: keys.told}),
 )
