@@ -143,9 +143,9 @@ def test_with_the_tasks_code_its_options_hold_and_the_input_is_checked(
         (("--every", "1.5"), "whole seconds"),
         (
             ("--every", "10", "--cron", "* * * * *"),
-            "give one of --cron, --every, --at, --on-demand, not --cron and --every",
+            "give one of cron, every_s, at, on_demand, not cron and every_s",
         ),
-        ((), "give one of --cron, --every, --at, --on-demand"),
+        ((), "give one of cron, every_s, at, on_demand"),
         (("--at", "2020-01-01"), "would never tick"),
         (("--every", "1h", "--ends-at", "2020-01-01"), "would never tick"),
         (("--every", "10", "--timezone", "Europe/Berlin"), "belongs to a cron expression"),

@@ -90,7 +90,13 @@ BODIES: Final[Mapping[str, Any]] = {
     "ManyActs": {"act": "cancel", "filter": {"id": "own-waits"}, "reason": "why"},
     "RescheduleJob": {"delay_s": 60, "reason": "why"},
     "SetLimit": {"slots": 2, "reason": "why"},
-    "NewSchedule": {"task": "send", "queue": "mail", "input": {"to": "ann"}, "every_s": 60, "replace": True},
+    "DeclareSchedule": {
+        "task": "send",
+        "queue": "mail",
+        "input": {"to": "ann"},
+        "every_s": 60,
+        "replace": True,
+    },
     "CreateKey": {"name": "ci", "role": "viewer"},
     "SetWebhook": {
         "target": {"url": "https://shop.example/in"},

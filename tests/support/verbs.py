@@ -27,6 +27,7 @@ from jobledger.admin.verbs.queues import PauseQueue, ResumeQueue
 from jobledger.admin.verbs.routes import EmitToRoute, RemoveRoute, RetryDelivery, ShowRoute, TestRoute
 from jobledger.admin.verbs.schedules import (
     BackfillSchedule,
+    DeclareSchedule,
     ListNextTicks,
     PauseSchedule,
     RemoveSchedule,
@@ -174,6 +175,9 @@ EXAMPLES: Final[Mapping[type[Verb[Any]], Wish]] = {
     ListGraphs: lambda _: ListGraphs(),
     ShowGraph: lambda name: ShowGraph(name=name, version=1),
     RemoveGraph: lambda name: RemoveGraph(name=name, reason="no use"),
+    DeclareSchedule: lambda name: DeclareSchedule(
+        name=name, task="report", input={"day": 1}, every_s=3600, metadata={"team": "mail"}
+    ),
     PauseSchedule: lambda name: PauseSchedule(name=name, reason="a holiday"),
     ResumeSchedule: lambda name: ResumeSchedule(name=name),
     ResetSchedule: lambda name: ResetSchedule(name=name),

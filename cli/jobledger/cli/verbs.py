@@ -81,12 +81,17 @@ async def perform(cli: Cli, wish: Verb[Any]) -> None:
         notes, now = await wish.notes(place), ledger.clock.now()
     for each in notes:
         cli.output.note(each)
-    if cli.output.as_json:
+    tell_answer(cli.output, wish, found, now)
+
+
+def tell_answer(output: Output, wish: Verb[Any], found: Any, now: datetime) -> None:
+    """Tell what a verb answered: a person in words, a program as HTTP does. `now`: as of `tell`."""
+    if output.as_json:
         for item in found.items if wish.declaration.is_list else (found,):
             # As HTTP has it, without what a Struct leaves out of its JSON.
-            cli.output.object(msgspec.to_builtins(item, builtin_types=(datetime,)))
-    for told in () if cli.output.as_json else wish.say(found):
-        tell(cli.output, told, now)
+            output.object(msgspec.to_builtins(item, builtin_types=(datetime,)))
+    for told in () if output.as_json else wish.say(found):
+        tell(output, told, now)
 
 
 def tell(output: Output, told: Told, now: datetime) -> None:

@@ -43,6 +43,14 @@ class ScheduleNow(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime  #: when this was answered, by the clock of the server
 
 
+class ScheduleMade(ScheduleNow, frozen=True, kw_only=True):
+    """A schedule that was declared."""
+
+    task: str
+    queue: str  #: of its jobs
+    task_known: bool  #: whether a worker ever had the task
+
+
 class JobMade(msgspec.Struct, frozen=True, kw_only=True):
     """A job that a schedule has made."""
 
@@ -88,6 +96,12 @@ def schedule_now(name: str, schedule: Schedule, at: datetime) -> ScheduleNow:
         next_run_at=schedule.next_at,
         at=at,
     )
+
+
+def schedule_made(name: str, schedule: Schedule, at: datetime, *, is_known: bool) -> ScheduleMade:
+    """Return a schedule that was declared."""
+    now, of = msgspec.structs.asdict(schedule_now(name, schedule, at)), schedule.definition
+    return ScheduleMade(**now, task=of.task, queue=of.queue, task_known=is_known)
 
 
 def job_made(ref: JobRef, trace: str) -> JobMade:

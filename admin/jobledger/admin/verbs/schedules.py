@@ -1,35 +1,160 @@
-"""Schedule verbs: pause, resume, reset and remove a schedule, make jobs of it, and tell its next ticks."""
+"""Schedule verbs: declare, pause, resume, reset and remove a schedule, make jobs of it, and tell its next ticks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 
 from jobledger.admin.amounts import age
+from jobledger.admin.graphs import require_of_nodes
 from jobledger.admin.objects.schedules import (
     JobMade,
     JobsNamed,
     NextTicks,
+    ScheduleMade,
     ScheduleNow,
     job_made,
     next_ticks,
+    schedule_made,
     schedule_now,
 )
-from jobledger.admin.schedule_words import next_words
-from jobledger.admin.verbs.kit import Declaration, Place, Reason, Verb, option, verb
-from jobledger.ledger.model.errors import ScheduleNotFoundError
+from jobledger.admin.schedule_words import next_words, when_words
+from jobledger.admin.schedules import like_unloaded
+from jobledger.admin.verbs.kit import Declaration, Note, Place, Reason, Verb, option, verb
+from jobledger.ledger.graphs.verbs import GraphRun
+from jobledger.ledger.model.commands import Enqueue
+from jobledger.ledger.model.errors import InvalidInputError, ScheduleNotFoundError
+from jobledger.ledger.model.events import Priority
+from jobledger.ledger.model.schedules.definition import WINDOW_S_DEFAULT, Catchup, Overlap
 from jobledger.ledger.model.schedules.events import Schedule
 from jobledger.ledger.model.schedules.ticks import zone_of
+from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.model.times import shown_time
-from jobledger.ledger.schedules.verbs import ScheduleVerbs
+from jobledger.ledger.schedules.verbs import ScheduleVerbs, When
 
 Name = Annotated[str, option("Name of the schedule.", "NAME")]
 _CHANGES: Final = ("NOT_FOUND", "LEDGER_FULL", "LEDGER_BUSY")
+#: What a job of a task is told beside its input; the nodes of a graph say that themselves.
+_ORDER: Final = (
+    "queue",
+    "priority",
+    "max_attempts",
+    "timeout_s",
+    "tenant",
+    "correlation",
+    "metadata",
+    "limits",
+)
+_TICKS: Final = ("cron", "every_s", "at", "on_demand")
 _NONE: Final = {"paused": "is paused", "on_demand": "makes jobs on demand only", "ended": "has ended"}
 _ACT: Final[dict[str, Any]] = {"permission": "manage", "about": "own"}
+
+
+@verb(
+    "schedules add",
+    "PUT /v1/schedules/{name}",
+    summary="Declare a schedule",
+    problems=("DUPLICATE", "JOB_INVALID_INPUT", "PAYLOAD_TOO_LARGE", "LEDGER_FULL", "LEDGER_BUSY"),
+    has_own_command=True,  # it may check the input by the code of the task
+    **_ACT,
+)
+class DeclareSchedule(Verb[ScheduleMade], frozen=True, kw_only=True):
+    """Declare a schedule; one that does the same already stays as it is.
+
+    Exactly one of `cron`, `every_s`, `at` and `on_demand` says when.
+    """
+
+    name: Name
+    task: Annotated[str, option("Task of its jobs.", "TASK")] = ""
+    graph: Annotated[
+        str,
+        option(
+            "Instead of a task: a stored graph, whose newest version is run with `input` each time.", "NAME"
+        ),
+    ] = ""
+    input: Annotated[dict[str, Any], option("Input of each job.", "JSON")] = msgspec.field(
+        default_factory=dict
+    )
+    cron: Annotated[
+        str, option("Five fields: minute, hour, day of the month, month, day of the week.", "EXPRESSION")
+    ] = ""
+    every_s: Annotated[
+        int, option("Tick at each whole multiple of this time, counted from 1970.", "SPAN")
+    ] = 0
+    at: Annotated[datetime | None, option("Tick once, at this time.", "TIME")] = None
+    on_demand: Annotated[bool, option("No ticks: `trigger` makes its jobs.")] = False
+    timezone: Annotated[str, option("Whose clocks `cron` means.", "ZONE")] = "UTC"
+    overlap: Annotated[
+        Overlap, option("What happens while the job of the tick before has not ended.", "WHAT")
+    ] = "skip"
+    catchup: Annotated[Catchup, option("Which missed ticks get a job.", "WHICH")] = "latest"
+    window_s: Annotated[int, option("With `catchup: all`: how far back.", "SPAN")] = WINDOW_S_DEFAULT
+    jitter_s: Annotated[int, option("Each tick is due up to this much later.", "SPAN")] = 0
+    ends_at: Annotated[datetime | None, option("No tick after this time.", "TIME")] = None
+    queue: Annotated[str | None, option("Queue of its jobs.", "QUEUE")] = None
+    priority: Annotated[Priority | None, option("Priority of its jobs.", "PRIORITY")] = None
+    max_attempts: Annotated[int | None, option("How often a job is tried.", "N")] = None
+    timeout_s: Annotated[float | None, option("How long one attempt may take.", "SPAN")] = None
+    tenant: Annotated[str | None, option("Whom its jobs belong to.", "TENANT")] = None
+    correlation: Annotated[str | None, option("What its jobs belong to.", "ID")] = None
+    metadata: Annotated[dict[str, str] | None, option("What else is said of its jobs.", "KEY=VALUE")] = None
+    limits: Annotated[tuple[str, ...], option("Limits of its jobs.", "LIMIT")] = ()
+    replace: Annotated[bool, option("Change a schedule of this name that does something else.")] = False
+
+    def __post_init__(self) -> None:
+        """Refuse what says two things, or nothing. Raises: InvalidInputError."""
+        if bool(self.task) == bool(self.graph):
+            raise InvalidInputError("say what it runs: give either task, or graph")
+        given = [each for each in _TICKS if getattr(self, each)]
+        if len(given) != 1:
+            said = f", not {' and '.join(given)}" if given else ""
+            raise InvalidInputError(f"say when it ticks: give one of {', '.join(_TICKS)}{said}")
+        if self.graph and any(value not in (None, ()) for value in self.chosen.values()):
+            raise InvalidInputError("the nodes of a graph say how their jobs are tried: leave that out")
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """What somebody chose for its jobs; None where nothing was."""
+        return {each: getattr(self, each) for each in _ORDER}
+
+    @property
+    def when(self) -> When:
+        """When it ticks, and what it does about the ticks."""
+        return cast("When", {each: getattr(self, each) for each in When.__annotations__})
+
+    async def do(self, place: Place) -> ScheduleMade:
+        """Declare it. Raises: as `ScheduleVerbs.declare`; ScheduleNotFoundError for one that the asker may not see."""
+        schedules = place.ledger.schedules
+        like, is_known = await self._like(place)
+        there = (await schedules.read(check_token("schedule name", self.name))).schedule
+        if there is not None:
+            of, missing = there.definition, ScheduleNotFoundError(self.name)
+            place.principal.require_about("manage", of.queue, of.task, missing)
+        made = await schedules.declare(self.name, like, replace=self.replace, by=place.by, **self.when)
+        return schedule_made(self.name, made, place.ledger.clock.now(), is_known=is_known)
+
+    async def _like(self, place: Place) -> tuple[Enqueue, bool]:
+        """Return what would enqueue one of its jobs, and whether a worker has had its task."""
+        ledger, principal = place.ledger, place.principal
+        if self.graph:
+            require_of_nodes(principal, "manage", self.graph, await ledger.graphs.get(self.graph))
+            return await ledger.schedules.like(GraphRun(self.graph, self.input)), True
+        principal.require("manage", self.queue, self.task)
+        like, is_known = await like_unloaded(ledger, self.task, self.chosen, self.input)
+        principal.require("manage", like.ref.queue)
+        return like, is_known
+
+    def say(self, found: ScheduleMade) -> Iterator[str]:
+        """Say when it is due next, and whether its task is known."""
+        when = when_words(self.cron, self.every_s, self.at, self.timezone)
+        yield f"schedule {found.name}: {found.task} {when}; {next_words(found.next_run_at, found.at)}"
+        if not found.task_known:
+            yield Note(
+                f"no worker has ever had a task {found.task}: its jobs go to queue {found.queue} and wait there for one"
+            )
 
 
 class ScheduleVerb(Verb[ScheduleNow], frozen=True, kw_only=True):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from datetime import datetime
 from typing import Any
 
-from jobledger.admin.schedule_words import next_words, when_words
-from jobledger.admin.schedules import like_unloaded
+from jobledger.admin.objects.schedules import schedule_made
+from jobledger.admin.verbs.schedules import DeclareSchedule
 from jobledger.cli import options as shared
 from jobledger.cli.command import CREATES, Cli, command
 from jobledger.cli.errors import UsageError
@@ -18,16 +17,15 @@ from jobledger.cli.pairs import pairs
 from jobledger.cli.schedules import options
 from jobledger.cli.session import load_tasks, operator
 from jobledger.cli.times import time_of
-from jobledger.ledger import GraphRun, Task
+from jobledger.cli.verbs import perform, tell_answer
+from jobledger.ledger import Task
 from jobledger.ledger.graphs.graph_run import run_stored_graph
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.schedules.decisions import Declare
 from jobledger.ledger.model.schedules.definition import WINDOW_S_DEFAULT, Definition
-from jobledger.ledger.model.schedules.events import Schedule
 from jobledger.ledger.model.schedules.ticks import Spec
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import Options
-from jobledger.ledger.schedules.verbs import When
 
 
 @command(SCHEDULES, "add", takes=("url", "environment", CREATES, "as_json"))
@@ -61,104 +59,55 @@ def add(
 ) -> Awaitable[None]:
     """Declare a schedule; one that does the same already stays as it is. With --app the input is checked."""
     check_token("schedule name", name)
-    when: When = {
-        "cron": cron,
-        "every_s": _whole("--every", every or 0),
-        "at": time_of("--at", at, ahead=True),
-        "timezone": timezone,
-        "on_demand": on_demand,
-        "overlap": overlap,
-        "catchup": catchup,
-        "window_s": _whole("--window", window),
-        "jitter_s": _whole("--jitter", jitter),
-        "ends_at": time_of("--ends-at", ends_at, ahead=True),
-    }
-    _check(task, graph, when)
-    values = read_object(input_text, what=f"input of {f'task {task}' if task else f'graph {graph}'}")
-    chosen: dict[str, Any] = {
-        "queue": queue,
-        "priority": priority,
-        "max_attempts": max_attempts,
-        "timeout_s": timeout,
-        "tenant": tenant,
-        "correlation": correlation,
-        "metadata": pairs(metadata, "--metadata") if metadata else None,
-        "limits": tuple(limits or ()),
-    }
-    Options(**{option: value for option, value in chosen.items() if value is not None})
+    wish = DeclareSchedule(
+        name=name,
+        task=task,
+        graph=graph,
+        input=read_object(input_text, what=f"input of {f'task {task}' if task else f'graph {graph}'}"),
+        cron=cron,
+        every_s=_whole("--every", every or 0),
+        at=time_of("--at", at, ahead=True),
+        timezone=timezone,
+        on_demand=on_demand,
+        overlap=overlap,
+        catchup=catchup,
+        window_s=_whole("--window", window),
+        jitter_s=_whole("--jitter", jitter),
+        ends_at=time_of("--ends-at", ends_at, ahead=True),
+        queue=queue,
+        priority=priority,
+        max_attempts=max_attempts,
+        timeout_s=timeout,
+        tenant=tenant,
+        correlation=correlation,
+        metadata=pairs(metadata, "--metadata") if metadata else None,
+        limits=tuple(limits or ()),
+        replace=replace,
+    )
     # All that can be refused without a server is refused here, so a bad request never depends on one.
-    if graph:
-        _refuse_of_task(app, chosen)
-        return _add_graph(cli, name, GraphRun(graph, values), when, replace=replace)
-    return _add(cli, name, _checked(app, task, values), chosen, values, when, replace=replace)
+    _check(wish)
+    if graph and app:
+        raise UsageError("--app has the code of a task: leave it out beside --graph")
+    code = load_tasks(app).get(task) if app else None
+    if code is None:
+        return perform(cli, wish)
+    code.signature.encode((), wish.input)
+    return _add(cli, wish, code)
 
 
-def _checked(app: list[str] | None, task: str, values: dict[str, Any]) -> Task[..., Any] | str:
-    """Return the task with its code where that is at hand, the input checked by it. Raises: InvalidInputError."""
-    found = load_tasks(app).get(task) if app else None
-    if found is None:
-        return task
-    found.signature.encode((), values)
-    return found
-
-
-async def _add(  # noqa: PLR0917 - all that was asked
-    cli: Cli,
-    name: str,
-    task: Task[..., Any] | str,
-    chosen: dict[str, Any],
-    values: dict[str, Any],
-    when: When,
-    *,
-    replace: bool,
-) -> None:
+async def _add(cli: Cli, wish: DeclareSchedule, code: Task[..., Any]) -> None:
+    """Declare a schedule of a task whose code is here, as the code says of its jobs."""
     async with cli.ledger() as ledger:
-        if isinstance(task, str):
-            like, is_known = await like_unloaded(ledger, task, chosen, values)
-            schedule = await ledger.schedules.declare(name, like, replace=replace, by=operator(), **when)
-            if not is_known:
-                cli.output.note(
-                    f"no worker has ever had a task {task}: its jobs go to queue {like.ref.queue} and wait there for one"
-                )
-        else:
-            schedule = await ledger.schedules.add(
-                name, task.options(**chosen), input=values, replace=replace, by=operator(), **when
-            )
-        now = ledger.clock.now()
-    _tell(cli, name, schedule, now)
-
-
-def _refuse_of_task(app: list[str] | None, chosen: dict[str, Any]) -> None:
-    """Refuse what is said of a task's jobs where a graph is run. Raises: UsageError."""
-    if app or any(value is not None and value != () for value in chosen.values()):
-        raise UsageError(
-            "--graph takes only --input and what says when: its nodes say how their jobs are tried"
+        schedule = await ledger.schedules.add(
+            wish.name,
+            code.options(**wish.chosen),
+            input=wish.input,
+            replace=wish.replace,
+            by=operator(),
+            **wish.when,
         )
-
-
-async def _add_graph(cli: Cli, name: str, run: GraphRun, when: When, *, replace: bool) -> None:
-    async with cli.ledger() as ledger:
-        schedule = await ledger.schedules.add(name, run, replace=replace, by=operator(), **when)
         now = ledger.clock.now()
-    _tell(cli, name, schedule, now)
-
-
-def _tell(cli: Cli, name: str, schedule: Schedule, now: datetime) -> None:
-    if cli.output.as_json:
-        definition = schedule.definition
-        body = {
-            "name": name,
-            "task": definition.task,
-            "queue": definition.queue,
-            "next_run_at": schedule.next_at,
-        }
-        cli.output.object(body)
-    else:
-        spec = schedule.definition.spec
-        when_it_is = when_words(spec.cron, spec.every_s, spec.at, spec.timezone)
-        cli.output.say(
-            f"schedule {name}: {schedule.definition.task} {when_it_is}; {next_words(schedule.next_at, now)}"
-        )
+    tell_answer(cli.output, wish, schedule_made(wish.name, schedule, now, is_known=True), now)
 
 
 def _whole(option: str, given_s: float) -> int:
@@ -168,19 +117,10 @@ def _whole(option: str, given_s: float) -> int:
     return int(given_s)
 
 
-def _check(task: str, graph: str, when: When) -> None:
-    """Refuse what could never tick. Raises: UsageError, InvalidInputError, InvalidTokenError."""
-    if bool(task) == bool(graph):
-        raise UsageError("say what it runs: give --task TASK, or --graph NAME")
-    given = [option for option, has in _SPECS.items() if when.get(has)]
-    if len(given) != 1:
-        raise UsageError(
-            f"give one of {', '.join(_SPECS)}" + (f", not {' and '.join(given)}" if given else "")
-        )
-    fields: dict[str, Any] = dict(when)
+def _check(wish: DeclareSchedule) -> None:
+    """Refuse what could never tick, and jobs that could never be. Raises: InvalidInputError, InvalidTokenError."""
+    Options(**{name: value for name, value in wish.chosen.items() if value is not None})
+    fields: dict[str, Any] = dict(wish.when)
     spec = Spec(**{field: fields.pop(field) for field in Spec.__struct_fields__})
-    queue = "default" if task else BUILT_IN_QUEUE
-    Declare(definition=Definition(spec=spec, task=task or run_stored_graph.name, queue=queue, **fields))
-
-
-_SPECS = {"--cron": "cron", "--every": "every_s", "--at": "at", "--on-demand": "on_demand"}
+    task, queue = (wish.task, "default") if wish.task else (run_stored_graph.name, BUILT_IN_QUEUE)
+    Declare(definition=Definition(spec=spec, task=task, queue=queue, **fields))
