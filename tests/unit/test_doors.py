@@ -242,7 +242,9 @@ class Carry(Verb[None], frozen=True, kw_only=True):
 
     data: Annotated[Any, option("Any JSON.", file="--body")] = None
     picture: Annotated[bytes | None, option("A picture.", file="--picture")] = None
-    marks: Annotated[dict[str, str], option("A mark.", flag="--mark")] = msgspec.field(default_factory=dict)
+    marks: Annotated[dict[str, str], option("A mark.", flag="--mark")] = msgspec.field(
+        default_factory=dict[str, str]
+    )
 
 
 def test_a_body_may_be_one_field_as_a_whole() -> None:

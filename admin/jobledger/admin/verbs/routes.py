@@ -181,7 +181,7 @@ class TestRoute(Verb[RouteTried], frozen=True, kw_only=True):
             flag="--header",
             max_length=_HEADERS_MAX,
         ),
-    ] = msgspec.field(default_factory=dict)
+    ] = msgspec.field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
         """Refuse what names no delivery, or two. Raises: InvalidInputError."""

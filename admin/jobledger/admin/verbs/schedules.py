@@ -76,7 +76,7 @@ class DeclareSchedule(Verb[ScheduleMade], frozen=True, kw_only=True):
         ),
     ] = ""
     input: Annotated[dict[str, Any], option("Input of each job.", "JSON")] = msgspec.field(
-        default_factory=dict
+        default_factory=dict[str, Any]
     )
     cron: Annotated[
         str, option("Five fields: minute, hour, day of the month, month, day of the week.", "EXPRESSION")

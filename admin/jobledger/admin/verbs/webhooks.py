@@ -162,7 +162,7 @@ class SetWebhook(Verb[WebhookInfo], frozen=True, kw_only=True):
     format: Annotated[Format, option(f"The form of a message: {', '.join(FORMATS)}.", "FORM")] = "standard"
     headers: Annotated[
         dict[str, str], option("Headers to send; a value may be a reference.", "NAME=VALUE")
-    ] = msgspec.field(default_factory=dict)
+    ] = msgspec.field(default_factory=dict[str, str])
     allow_http: Annotated[bool, option("Let the URL be without encryption.")] = False
     allow_private: Annotated[
         bool, option("Let the URL name an address that is not of the public internet.")

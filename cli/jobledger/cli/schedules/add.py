@@ -84,18 +84,22 @@ def add(
         limits=tuple(limits or ()),
         replace=replace,
     )
-    # All that can be refused without a server is refused here, so a bad request never depends on one.
     _check(wish)
-    if graph and app:
+    return _add(cli, wish, app)
+
+
+def _add(cli: Cli, wish: DeclareSchedule, app: list[str] | None) -> Awaitable[None]:
+    """Declare a schedule, whose task's code may be here. Raises: UsageError, and what the code says of the input."""
+    if wish.graph and app:
         raise UsageError("--app has the code of a task: leave it out beside --graph")
-    code = load_tasks(app).get(task) if app else None
+    code = load_tasks(app).get(wish.task) if app else None
     if code is None:
         return perform(cli, wish)
     code.signature.encode((), wish.input)
-    return _add(cli, wish, code)
+    return _add_by_code(cli, wish, code)
 
 
-async def _add(cli: Cli, wish: DeclareSchedule, code: Task[..., Any]) -> None:
+async def _add_by_code(cli: Cli, wish: DeclareSchedule, code: Task[..., Any]) -> None:
     """Declare a schedule of a task whose code is here, as the code says of its jobs."""
     async with cli.ledger() as ledger:
         schedule = await ledger.schedules.add(
@@ -118,7 +122,7 @@ def _whole(option: str, given_s: float) -> int:
 
 
 def _check(wish: DeclareSchedule) -> None:
-    """Refuse what could never tick, and jobs that could never be. Raises: InvalidInputError, InvalidTokenError."""
+    """Refuse, without a server, what could never tick, and jobs that could never be. Raises: InvalidInputError, InvalidTokenError."""
     Options(**{name: value for name, value in wish.chosen.items() if value is not None})
     fields: dict[str, Any] = dict(wish.when)
     spec = Spec(**{field: fields.pop(field) for field in Spec.__struct_fields__})
