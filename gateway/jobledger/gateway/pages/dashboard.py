@@ -8,8 +8,9 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import Any, Final
-from urllib.parse import parse_qs, quote, unquote
+from functools import partial
+from typing import Final
+from urllib.parse import quote, unquote
 
 import msgspec
 from markupsafe import Markup, escape
@@ -24,7 +25,7 @@ from jobledger.gateway.pages.html import STATIC, address, carrying, rendered
 from jobledger.gateway.pages.kept import Memo
 from jobledger.gateway.pages.live import Pulse
 from jobledger.gateway.pages.page import Elsewhere, Fields, Form, OwnPage, Page, SentForm, Viewer, When
-from jobledger.gateway.pages.parameters import read_query
+from jobledger.gateway.pages.parameters import read_form, read_query
 from jobledger.gateway.pages.shared import Shared
 from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.gateway.pages.views.levels import levels
@@ -72,6 +73,21 @@ def _assets() -> dict[str, str]:
 
 
 ASSETS: Final = _assets()
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def answered(handler: Handler, refusal: Callable[[Request, Exception], Response]) -> Handler:
+    """Return a handler whose refusals are pages, and whose answers have the headers of one."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            response = await handler(request)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the page says what happened and the server goes on
+            response = refusal(request, error)
+        response.headers.update(HEADERS)
+        return response
+
+    return answer
 
 
 class Dashboard:
@@ -88,24 +104,13 @@ class Dashboard:
 
     def routes(self) -> list[BaseRoute]:
         """Return a route for each page and form."""
-        pages = [Route(page.path, self._answered(self._page, page), methods=["GET"]) for page in PAGES]
-        forms = [Route(form.path, self._answered(self._form, form), methods=["POST"]) for form in FORMS]
-        live = Route("/live", self._answered(self._live, None), methods=["GET"])
-        moved = Route("/levels", self._answered(self._levels, None), methods=["GET"])
-        return [*pages, *forms, live, moved, Mount("/static", StaticFiles(directory=STATIC))]
+        pages = [self._route(each.path, partial(self._page, page=each)) for each in PAGES]
+        forms = [self._route(each.path, partial(self._form, form=each), "POST") for each in FORMS]
+        more = [self._route("/live", self._live), self._route("/levels", self._levels)]
+        return [*pages, *forms, *more, Mount("/static", StaticFiles(directory=STATIC))]
 
-    def _answered(
-        self, answer: Callable[[Request, Any], Awaitable[Response]], about: Page | Form | None
-    ) -> Callable[[Request], Awaitable[Response]]:
-        async def answered(request: Request) -> Response:
-            try:
-                response = await answer(request, about)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the page says what happened and the server goes on
-                response = self._refusal(request, error)
-            response.headers.update(HEADERS)
-            return response
-
-        return answered
+    def _route(self, path: str, handler: Handler, method: str = "GET") -> Route:
+        return Route(path, answered(handler, self._refusal), methods=[method])
 
     async def _page(self, request: Request, page: Page) -> Response:
         principal = self._gateway.access.principal(request)
@@ -154,7 +159,7 @@ class Dashboard:
 
     async def _form(self, request: Request, form: Form) -> Response:
         principal = self._gateway.access.principal(request)
-        fields = Fields(await _fields(request))
+        fields = Fields(await read_form(request, bytes_max=FORM_BYTES_MAX, fields_max=_FIELDS_MAX))
         if not hmac.compare_digest(
             fields.one("token").encode(), self._gateway.access.form_token(request).encode()
         ):
@@ -175,13 +180,13 @@ class Dashboard:
         made = self._rendered(answer, principal)
         return Response(self._personal(made, principal, request), media_type=_HTML)
 
-    async def _live(self, request: Request, _about: None) -> Response:
+    async def _live(self, request: Request) -> Response:
         self._gateway.access.principal(request).require("view")
         if request.method == "HEAD":  # nobody would read a stream
             return Response(media_type=_EVENTS, headers=_STREAM)
         return StreamingResponse(await primed(self._pulse.beats()), media_type=_EVENTS, headers=_STREAM)
 
-    async def _levels(self, request: Request, _about: None) -> Response:
+    async def _levels(self, request: Request) -> Response:
         principal = self._gateway.access.principal(request)
         principal.require("view")
         looked = Viewer(self._gateway, principal, request.url.path, self._kept)
@@ -209,22 +214,6 @@ def problem_page(request: Request, problem: Problem, headers: Mapping[str, str] 
     meant = request.url.path.rpartition("/")[2] if problem.status == NOT_FOUND else ""
     facts = {"problem": problem, "back": _back(request), "guess": unquote(meant)[:100], "assets": ASSETS}
     return Response(rendered("problem.html", facts), problem.status, headers, _HTML)
-
-
-async def _fields(request: Request) -> Mapping[str, list[str]]:
-    """Return the fields of a form. Raises: ProblemError."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip()
-    if kind != "application/x-www-form-urlencoded":
-        raise ProblemError("BAD_REQUEST", "send the form as application/x-www-form-urlencoded")
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > FORM_BYTES_MAX:
-            raise ProblemError("PAYLOAD_TOO_LARGE", f"the form is larger than {FORM_BYTES_MAX:,} bytes")
-    try:
-        return parse_qs(data.decode(), keep_blank_values=True, max_num_fields=_FIELDS_MAX)
-    except ValueError as error:
-        raise ProblemError("BAD_REQUEST", f"the form cannot be read: {error}") from error
 
 
 def _absolute(text: str, now: datetime) -> datetime | None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Final
-from urllib.parse import parse_qs, quote, urlencode
+from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -19,8 +18,9 @@ from starlette.routing import Route
 
 from jobledger.gateway.access.keys import KeyAccess
 from jobledger.gateway.http.head import request_id_of
-from jobledger.gateway.pages.dashboard import ASSETS, HEADERS
+from jobledger.gateway.pages.dashboard import ASSETS, Handler, answered
 from jobledger.gateway.pages.html import rendered
+from jobledger.gateway.pages.parameters import read_form
 from jobledger.gateway.problems import ProblemError, problem_of
 from jobledger.ledger.model.errors import LedgerError
 
@@ -34,8 +34,6 @@ _FORM_BYTES_MAX: Final = 16 << 10
 _LINK_MAX: Final = 200
 _log = logging.getLogger("jobledger.gateway")
 
-Handler = Callable[[Request], Awaitable[Response]]
-
 
 class Login:
     """The pages of logging in and out."""
@@ -46,32 +44,14 @@ class Login:
 
     def routes(self) -> list[Route]:
         """Return their routes."""
-        return [
-            Route(LOGIN, self._told(self._show), methods=["GET"]),
-            Route(LOGIN, self._told(self._log_in), methods=["POST"]),
-            Route(LOGOUT, self._told(self._log_out), methods=["POST"]),
-            *(
-                []
-                if self._access.provider is None
-                else [
-                    Route(_BY_PROVIDER, self._told(self._go), methods=["GET"]),
-                    Route(_BACK, self._told(self._come_back), methods=["GET"]),
-                ]
-            ),
+        there: list[tuple[str, Handler, str]] = [
+            (LOGIN, self._show, "GET"),
+            (LOGIN, self._log_in, "POST"),
+            (LOGOUT, self._log_out, "POST"),
         ]
-
-    def _told(self, handler: Handler) -> Handler:
-        """Return a handler whose refusals are told on the page."""
-
-        async def answer(request: Request) -> Response:
-            try:
-                response = await handler(request)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the page says what happened and the server goes on
-                response = self._refusal(request, error)
-            response.headers.update(HEADERS)
-            return response
-
-        return answer
+        if self._access.provider is not None:
+            there += [(_BY_PROVIDER, self._go, "GET"), (_BACK, self._come_back, "GET")]
+        return [Route(path, answered(do, self._refusal), methods=[method]) for path, do, method in there]
 
     def _refusal(self, request: Request, error: Exception) -> Response:
         problem, headers = problem_of(error, request_id_of(request.scope))
@@ -82,10 +62,8 @@ class Login:
         return self._page(request, problem.detail, problem.status, headers)
 
     async def _show(self, request: Request) -> Response:
-        if (
-            self._access.provider is not None
-            and self._access.unsure(self._access.caller(request)) is not None
-        ):
+        access = self._access
+        if access.provider is not None and access.unsure(access.caller(request)) is not None:
             after = inside(request.query_params.get("after", ""))
             return RedirectResponse(f"{_BY_PROVIDER}?{urlencode({'after': after})}", 303)
         if token := request.query_params.get("token", ""):
@@ -205,15 +183,7 @@ def _code(request: Request) -> str:
 
 async def _fields(request: Request) -> dict[str, str]:
     """Return the fields of a form, each once. Raises: ProblemError."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > _FORM_BYTES_MAX:
-            raise ProblemError("PAYLOAD_TOO_LARGE", f"the form has more than {_FORM_BYTES_MAX:,} bytes")
-    try:
-        found = parse_qs(body.decode("ascii"), max_num_fields=20)
-    except ValueError as error:
-        raise ProblemError("BAD_REQUEST", f"the form cannot be read: {error}") from error
+    found = await read_form(request, bytes_max=_FORM_BYTES_MAX, fields_max=20)
     return {name: values[-1] for name, values in found.items()}
 
 

@@ -1,11 +1,16 @@
-"""Parameters of an address or of a form as a Struct: empty ones count as absent, unknown ones are ignored."""
+"""What a request says: the fields of a form, and those or the parameters of an address as a Struct.
+
+Of a Struct, empty ones count as absent, and unknown ones are ignored.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, TypeVar, get_origin
+from urllib.parse import parse_qs
 
 import msgspec
+from starlette.requests import Request
 
 from jobledger.gateway.problems import ProblemError
 
@@ -23,6 +28,22 @@ def read_query(kind: type[T], pairs: Iterable[tuple[str, str]]) -> T:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         raise ProblemError("BAD_REQUEST", f"the address is not as it must be: {error}") from error
+
+
+async def read_form(request: Request, *, bytes_max: int, fields_max: int) -> dict[str, list[str]]:
+    """Return the fields of a form, each with its values. Raises: ProblemError."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip()
+    if kind != "application/x-www-form-urlencoded":
+        raise ProblemError("BAD_REQUEST", "send the form as application/x-www-form-urlencoded")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > bytes_max:
+            raise ProblemError("PAYLOAD_TOO_LARGE", f"the form has more than {bytes_max:,} bytes")
+    try:
+        return parse_qs(body.decode(), keep_blank_values=True, max_num_fields=fields_max)
+    except ValueError as error:
+        raise ProblemError("BAD_REQUEST", f"the form cannot be read: {error}") from error
 
 
 def _is_many(kind: Any) -> bool:
