@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ from jobledger.gateway.api.place import GatewayPlace
 from jobledger.gateway.pages.html import address
 from jobledger.gateway.pages.page import SentForm
 from jobledger.gateway.pages.schema_fields import value_of
+from jobledger.gateway.pages.views.job import digest_of
 from jobledger.gateway.pages.views.run import signal_fields
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.chain import load
@@ -70,7 +70,7 @@ def changed_input(sent: SentForm, job: Job) -> dict[str, Any] | None:
     """Return the new input of a form, None where it was left as it was. Raises: ProblemError."""
     fields = sent.fields
     text = fields.text("input")
-    if not text.strip() or hashlib.sha256(text.encode()).hexdigest() == fields.one("input_before"):
+    if not text.strip() or digest_of(text) == fields.one("input_before"):
         return None
     sent.principal.require("payloads", job.queue, job.task)
     sent.principal.require("queue", job.queue, job.task)

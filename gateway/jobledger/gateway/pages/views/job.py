@@ -128,9 +128,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     nouns: list[Noun]  #: what the answer names
     cures: list[Cure]  #: what ends the wait for something else
     hidden: bool  #: whether values are not shown to who looks
-    editable: (
-        str | None
-    )  #: its input as text that a form can hold; None: hidden, gone, too long, or the ledger's own
+    editable: str | None  #: its input as a form holds it; None: hidden, gone, too long, or the ledger's own
     editable_hash: str  #: sha256 of that text: tells whether somebody changed it
     traceback: list[RaisedError]
     culprit: Culprit | None  #: of a run that failed because a job below it did
@@ -139,7 +137,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     run: RunPart | None  #: None: it recorded no step
     step: StepPart | None
     chain: ChainCheck
-    missing: str  #: where its first events are, "" where all are there
+    missing: str = ""  #: where its first events are, "" where all are there
     hash: str  #: of the newest event
     again: bool  #: whether a form to add another one like it is offered
     timeline: TimelinePicture
@@ -149,7 +147,6 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     stops: list[int]  #: stream sequences of all events
     kinds: list[str]  #: of the events, where there are few enough to see
     shown: int  #: how many events the moment has
-    moment: datetime  #: of the newest of them
     acts: list[Act]
     logs: list[LogLine] = []  #: the newest of what its attempts logged; none of the past
 
@@ -165,7 +162,9 @@ async def job_page(looked: Viewer, queue: str, id: str, *, query: Query) -> JobP
     first = stored[0].event
     looked.principal.require_about("view", first.queue, first.task, JobNotFoundError(id))
     history = names_cleared(looked.principal, stored)
-    seen = history if past is None else await _until(looked, history, past)
+    ledger, seen = gateway.ledger, history
+    if past is not None:
+        seen = events_until(history, await past.moment(ledger.log, ledger.clock))
     is_past = past is not None and len(seen) < len(history)
     job = fold(seen).job
     assert job is not None, "a history is not empty"
@@ -173,29 +172,29 @@ async def job_page(looked: Viewer, queue: str, id: str, *, query: Query) -> JobP
     narrowed = facts_for(looked.principal)
     explained = await why_of(gateway.rows, job.id, job.queue, past=asked, narrowed=narrowed)
     of_run = bool(job.steps or job.signals)
-    workflow = await announced_workflow(gateway.ledger, job.task, job.order.version) if of_run else None
+    workflow = await announced_workflow(ledger, job.task, job.order.version) if of_run else None
     hidden = not looked.principal.may("payloads")
-    details = await job_details(gateway.ledger, job, history, hidden=hidden_from(looked.principal))
-    run = run_part(job, seen, looked.principal, workflow)
-    known = (
-        None
-        if hidden
-        else await find_task(looked.gateway.ledger.inbox, looked.gateway.ledger.names, job.task)
-    )
-    nouns = list(nouns_of(job, explained.facts))
+    details = await job_details(ledger, job, history, hidden=hidden_from(looked.principal))
     read = _JobReading(
-        job, explained.why, nouns, history, seen, found.chain, details, run, hidden, known is not None
+        job=job,
+        why=explained.why,
+        nouns=list(nouns_of(job, explained.facts)),
+        history=history,
+        seen=seen,
+        chain=found.chain,
+        details=details,
+        run=run_part(job, seen, looked.principal, workflow),
+        hidden=hidden,
+        announced=not hidden and await find_task(ledger.inbox, ledger.names, job.task) is not None,
     )
     async with gateway.projection.opened(None) as view:
         shell = await surround(looked, view, asked)
         with view.store.one_moment():
             shown = _page(looked, view, shell, query, read)
-    if not (hidden or is_past):
-        shown = msgspec.structs.replace(shown, logs=await _logs(looked, job))
-    return (
-        shown
-        if found.missing is None
-        else msgspec.structs.replace(shown, missing=where_is(found.missing, job.id))
+    return msgspec.structs.replace(
+        shown,
+        logs=[] if hidden or is_past else await _logs(looked, job),
+        missing="" if found.missing is None else where_is(found.missing, job.id),
     )
 
 
@@ -216,19 +215,17 @@ async def _logs(looked: Viewer, job: Job) -> list[LogLine]:
     return []
 
 
-async def _until(looked: Viewer, history: list[StoredEvent], past: AsOf) -> list[StoredEvent]:
-    ledger = looked.gateway.ledger
-    return events_until(history, await past.moment(ledger.log, ledger.clock))
-
-
 def _page(looked: Viewer, view: View, shell: Shell, query: Query, read: _JobReading) -> JobPage:
     job, history, seen = read.job, read.history, read.seen
     trail = trail_of(history, now=shell.today)
     at = trail.clocks.times[len(seen) - 1]
     text = None if read.hidden or is_own_queue(job.queue) else editable(read.details)
     last = seen[-1].stream_sequence
-    told = zip(history, trail.lines, read.details.events, strict=True)
-    events = [_line(stored, line, fields, last) for stored, line, fields in told]
+    events = [
+        EventLine(line=line, hash=_digest(stored.data), fields=fields, after=stored.stream_sequence > last)
+        for stored, line, fields in zip(history, trail.lines, read.details.events, strict=True)
+    ]
+    folded = _folded(events)
     if read.is_past:  # the moment is that of the event, by the clock of the trail
         shell = msgspec.structs.replace(shell, now=at, past=PastMoment(at=at, stream_sequence=last))
     acts = [] if read.is_past else acts_of(job, shell)
@@ -243,7 +240,7 @@ def _page(looked: Viewer, view: View, shell: Shell, query: Query, read: _JobRead
         cures=[] if read.is_past else list(cures_of(job, read.why, looked.principal, acts)),
         hidden=read.hidden,
         editable=text,
-        editable_hash="" if text is None else hashlib.sha256(text.encode()).hexdigest(),
+        editable_hash=digest_of(text),
         traceback=read_traceback(job.error.traceback or "") if job.error is not None else [],
         culprit=_culprit(looked, view, job) if job.steps and job.error is not None else None,
         cause=cause,
@@ -251,17 +248,15 @@ def _page(looked: Viewer, view: View, shell: Shell, query: Query, read: _JobRead
         run=read.run,
         step=_step(job, read.run, query.step, events),
         chain=read.chain,
-        missing="",
-        hash=hashlib.sha256(history[-1].data).hexdigest(),
+        hash=events[-1].hash,
         again=text is not None and not read.is_past and read.announced and _may_add(looked, job),
         timeline=_timeline(looked, view, shell, query, read, trail.clocks.times),
         summary=(trail_of(seen, now=at) if read.is_past else trail).summary.text(),
-        events=_newest(_folded(events), last),
-        events_hidden=max(0, len(_folded(events)) - EVENTS_SHOWN_MAX),
+        events=_newest(folded, last),
+        events_hidden=max(0, len(folded) - EVENTS_SHOWN_MAX),
         stops=[stored.stream_sequence for stored in history],
         kinds=[event_type(stored.event) for stored in history] if len(history) <= _KINDS_MAX else [],
         shown=len(seen),
-        moment=at,
         acts=acts,
     )
 
@@ -359,6 +354,15 @@ def _step(job: Job, run: RunPart | None, key: str, events: Sequence[EventLine]) 
     )
 
 
+def digest_of(text: str | None) -> str:
+    """Return the hash of an input that a form holds, which tells whether somebody changed it; "" without one."""
+    return "" if text is None else _digest(text.encode())
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 def editable(details: JobDetails) -> str | None:
     """Return the input of a job as a form holds it; None where it is gone, or too long for one."""
     if isinstance(details.input, Absent):
@@ -376,26 +380,12 @@ def _newest(lines: list[EventLine], last: int) -> list[EventLine]:
 
 def _folded(lines: list[EventLine]) -> list[EventLine]:
     """Return the newest of each row of events that only repeat themselves."""
-    found: list[EventLine] = []
-    for kind, group in itertools.groupby(
-        lines,
-        key=lambda each: (
-            (each.line.event, each.after) if each.line.event in _FOLDED else (each.hash, each.after)
-        ),
-    ):
-        several = list(group)
-        del kind
-        found.append(msgspec.structs.replace(several[-1], folded=len(several) - 1))
-    return found
 
+    def kind(each: EventLine) -> tuple[str, bool]:
+        return each.line.event if each.line.event in _FOLDED else each.hash, each.after
 
-def _line(stored: StoredEvent, line: Line, fields: dict[str, Any], last: int) -> EventLine:
-    return EventLine(
-        line=line,
-        hash=hashlib.sha256(stored.data).hexdigest(),
-        fields=fields,
-        after=stored.stream_sequence > last,
-    )
+    rows = [list(group) for _, group in itertools.groupby(lines, key=kind)]
+    return [msgspec.structs.replace(several[-1], folded=len(several) - 1) for several in rows]
 
 
 def acts_of(job: Job, shell: Shell) -> list[Act]:
@@ -418,43 +408,19 @@ def acts_of(job: Job, shell: Shell) -> list[Act]:
 
 # --- A job in a row of a list.
 
-
-class Peek(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a page: the gist of one job."""
-
-    shell: Shell
-    job: Job
-    awaiting: str
-    details: JobDetails
-    why: Why
-    nouns: list[Noun]
-    hidden: bool
-    traceback: list[RaisedError]
-    events: list[EventLine]
-    events_more: int
-    acts: list[Act]
-
-
 _PEEK_EVENTS: Final = 6
 
 
-async def peek(looked: Viewer, queue: str, id: str, *, query: When) -> Peek:  # noqa: A002 - as in the address
-    """Return the gist of a job: why it is as it is, its error, its input, its newest events. Raises: as `job_page`."""
+async def peek(looked: Viewer, queue: str, id: str, *, query: When) -> JobPage:  # noqa: A002 - as in the address
+    """Return the gist of a job: its page with its newest events, and no input to edit. Raises: as `job_page`."""
     found = await job_page(
         looked, queue, id, query=Query(at=query.at, sequence=query.sequence, range=query.range)
     )
     if isinstance(found, OwnPage):
         raise JobNotFoundError(id)
-    return Peek(
-        shell=found.shell,
-        job=found.job,
-        awaiting=found.awaiting,
-        details=found.details,
-        why=found.why,
-        nouns=found.nouns,
-        hidden=found.hidden,
-        traceback=found.traceback,
+    return msgspec.structs.replace(
+        found,
+        editable=None,
         events=found.events[-_PEEK_EVENTS:],
-        events_more=max(0, len(found.events) - _PEEK_EVENTS),
-        acts=found.acts,
+        events_hidden=max(0, len(found.events) - _PEEK_EVENTS),
     )

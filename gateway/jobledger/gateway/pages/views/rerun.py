@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Annotated
 
 import msgspec
@@ -11,7 +10,7 @@ from jobledger.admin import run_acts
 from jobledger.admin.views import job_details
 from jobledger.gateway.pages.page import Viewer, When, moment_of
 from jobledger.gateway.pages.shell import Shell, surround
-from jobledger.gateway.pages.views.job import editable
+from jobledger.gateway.pages.views.job import digest_of, editable
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import STEP_KEY_MAX
 from jobledger.ledger.model.errors import JobNotFoundError
@@ -78,7 +77,7 @@ async def rerun(looked: Viewer, queue: str, id: str, *, query: Query) -> RerunPa
         groups=plan.groups,
         again=plan.again,
         editable=text,
-        editable_hash="" if text is None else hashlib.sha256(text.encode()).hexdigest(),
+        editable_hash=digest_of(text),
         hidden=hidden,
         planned=shell.today.isoformat(),
     )
