@@ -51,7 +51,6 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     lately: int  #: how many died in the range
     tenants: list[tuple[str, int]]  #: whose they are, most first
     tenants_more: int
-    queues: list[str]
     is_new: bool  #: nobody saw this cause before the newest part of the range
     frame: str  #: the newest call of one's own code
 
@@ -108,55 +107,29 @@ def _causes(view: View, shell: Shell, groups: list[DeadLetterGroup], chosen: Dea
     for name, dead_at in view.store.select(sql, (f"{since:%Y-%m-%dT%H:%M:%S}", *values)):
         place = int((datetime.fromisoformat(dead_at) - since).total_seconds() * _BARS / whole_s)
         trends[name][min(_BARS - 1, max(0, place))] += 1
-    whose: dict[str, dict[str, int]] = {}
-    queues: dict[str, dict[str, int]] = {}
-    for column, found in (("tenant", whose), ("queue", queues)):
-        sql = f"SELECT fingerprint, {column}, count(*) FROM dead_letters WHERE {where} GROUP BY 1, 2 ORDER BY 3 DESC"  # noqa: S608
-        for name, value, count in view.store.select(sql, tuple(values)):
-            if value:
-                found.setdefault(name, {})[value] = count
+    whose: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    sql = f"SELECT fingerprint, tenant, count(*) FROM dead_letters WHERE {where} AND tenant <> '' GROUP BY 1, 2 ORDER BY 3 DESC"  # noqa: S608
+    for name, tenant, jobs in view.store.select(sql, tuple(values)):
+        whose[name].append((tenant, jobs))
+    new_since = max(since, view.now - timedelta(seconds=whole_s * _NEW))
     return [
-        _cause(
-            view,
-            group,
-            trends.get(group.fingerprint, []),
-            whose.get(group.fingerprint, {}),
-            queues.get(group.fingerprint, {}),
-            since,
-            whole_s,
+        Cause(
+            group=group,
+            trend=spark(trends[group.fingerprint], style="t-dead", bars=True),
+            lately=int(sum(trends[group.fingerprint])),
+            tenants=whose[group.fingerprint][:_NAMED],
+            tenants_more=max(0, len(whose[group.fingerprint]) - _NAMED),
+            is_new=datetime.fromisoformat(group.oldest) > new_since,
+            frame=_frame(view, group),
         )
         for group in groups
     ]
 
 
-def _cause(  # noqa: PLR0917 - what was read of one cause
-    view: View,
-    group: DeadLetterGroup,
-    trend: list[float],
-    whose: dict[str, int],
-    queues: dict[str, int],
-    since: datetime,
-    whole_s: int,
-) -> Cause:
-    most = sorted(whose.items(), key=lambda each: -each[1])
-    oldest = datetime.fromisoformat(group.oldest)
-    found = view.store.select(
-        "SELECT traceback FROM dead_letters WHERE job_id = ? AND queue = ?", (group.job_id, group.queue)
-    )
-    return Cause(
-        group=group,
-        trend=spark(trend or [0.0] * _BARS, style="t-dead", bars=True),
-        lately=int(sum(trend)),
-        tenants=most[:_NAMED],
-        tenants_more=max(0, len(most) - _NAMED),
-        queues=list(queues),
-        is_new=oldest > view.now - timedelta(seconds=whole_s * _NEW) and oldest > since,
-        frame=_frame(found[0][0] if found else None),
-    )
-
-
-def _frame(traceback: str | None) -> str:
-    for raised in read_traceback(traceback or "")[:1]:
+def _frame(view: View, group: DeadLetterGroup) -> str:
+    """Return the newest call of one's own code in the traceback of the newest of them."""
+    sql = "SELECT traceback FROM dead_letters WHERE job_id = ? AND queue = ?"
+    for raised in read_traceback(view.store.select(sql, (group.job_id, group.queue))[0][0] or "")[:1]:
         own = [frame for group in raised.groups if group.own for frame in group.frames]
         if own:
             return f"{own[-1].file}:{own[-1].line} in {own[-1].function}"
