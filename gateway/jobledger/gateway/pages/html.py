@@ -18,28 +18,6 @@ from jobledger.projections.search import state_token
 
 _FOLDER: Final = Path(__file__).parent
 
-#: Entries of the navigation whose pages there are.
-HERE: Final = frozenset(
-    {
-        "overview",
-        "jobs",
-        "runs",
-        "dead-letters",
-        "queues",
-        "schedules",
-        "limits",
-        "workers",
-        "ledger",
-        "acts",
-        "keys",
-        "tasks",
-        "plan",
-        "webhooks",
-        "graphs",
-        "changes",
-        "tenants",
-    }
-)
 STATIC: Final = _FOLDER / "static"
 TEMPLATES: Final = _FOLDER / "templates"
 
@@ -71,7 +49,6 @@ def _filters() -> dict[str, Any]:
         "since": words.since,
         "without_error": words.without_error,
         "earlier": words.earlier,
-        "json_text": words.json_text,
         "json_line": words.json_line,
         "json_colours": words.json_colours,
     }
@@ -90,7 +67,6 @@ def _environment() -> Environment:
     known: dict[str, Any] = {
         "address": _address_then,
         "now_address": address,
-        "here": HERE,
         "here_with": _here_with,
     }
     made.globals.update(known)
@@ -110,9 +86,7 @@ def carrying(there: str, named: Iterable[tuple[str, str]]) -> str:
 
 
 @pass_context
-def _address_then(
-    context: Context, path: str, given: Iterable[tuple[str, str]] = (), _shell: Any = None
-) -> str:
+def _address_then(context: Context, path: str, given: Iterable[tuple[str, str]] = ()) -> str:
     """Return an address as templates write it: of the moment and the range that the page shows. So no link loses them."""
     shell: Shell | None = context.get("shell")
     pairs = list(given)

@@ -19,7 +19,6 @@ from jobledger.ledger.model.rights.grants import Permission
 _DIGITS_MAX: Final = 15
 _REASON_MAX: Final = 2_000  #: characters, as over HTTP
 
-
 #: How much of the time before the moment shown charts and rates are of.
 Range = Literal["15m", "1h", "6h", "24h", "7d"]
 RANGE: Final[Range] = "1h"
@@ -28,9 +27,8 @@ RANGE: Final[Range] = "1h"
 class When(msgspec.Struct, frozen=True, kw_only=True):
     """The time that a page shows: a moment, the present where none is given, and how much before it."""
 
-    at: str = (
-        ""  #: by the clock of the server, ISO-8601; UTC where it names no zone, as a browser's field sends it
-    )
+    #: By the clock of the server, ISO-8601; UTC where it names no zone, as a browser's field sends it.
+    at: str = ""
     sequence: int | None = None  #: after this event of the ledger
     range: Range = RANGE
 

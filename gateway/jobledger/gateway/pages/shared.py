@@ -18,7 +18,6 @@ KEPT_MAX: Final = 64
 class _Rendering(msgspec.Struct, kw_only=True):
     task: asyncio.Task[bytes]
     at: float  #: by the monotonic clock, when it was begun
-    for_good: bool  #: a page of the past stays as it is
 
 
 class Shared:
@@ -29,18 +28,14 @@ class Shared:
         self._fresh_s = fresh_s
         self._made: OrderedDict[Hashable, _Rendering] = OrderedDict()
 
-    async def get(
-        self, key: Hashable, make: Callable[[], Awaitable[bytes]], *, for_good: bool = False
-    ) -> bytes:
+    async def get(self, key: Hashable, make: Callable[[], Awaitable[bytes]]) -> bytes:
         """Return the rendering for a key: one that is fresh or under way, else a new one.
 
         Who gives up waiting does not end it for the others. Raises: what `make` raises.
         """
         known = self._made.get(key)
         if known is None or self._is_over(known):
-            known = _Rendering(
-                task=asyncio.create_task(_begun(make)), at=self._clock.monotonic(), for_good=for_good
-            )
+            known = _Rendering(task=asyncio.create_task(_begun(make)), at=self._clock.monotonic())
             self._made[key] = known
             while len(self._made) > KEPT_MAX:
                 self._made.popitem(last=False)
@@ -55,7 +50,7 @@ class Shared:
         if not made.task.done():
             return False
         failed = made.task.cancelled() or made.task.exception() is not None
-        return failed or (not made.for_good and self._clock.monotonic() - made.at >= self._fresh_s)
+        return failed or self._clock.monotonic() - made.at >= self._fresh_s
 
 
 async def _begun(make: Callable[[], Awaitable[bytes]]) -> bytes:

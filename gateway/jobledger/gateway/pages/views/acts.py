@@ -46,7 +46,6 @@ class Acts(msgspec.Struct, frozen=True, kw_only=True):
     acts: list[ActGroup]
     shown: int  #: acts in these
     total: int
-    acts_max: int
 
 
 async def acts(looked: Viewer, *, query: Query) -> Acts:
@@ -61,5 +60,4 @@ async def acts(looked: Viewer, *, query: Query) -> Acts:
             acts=found.items,
             shown=found.acts,
             total=view.store.act_count(chosen),
-            acts_max=ACTS_MAX,
         )

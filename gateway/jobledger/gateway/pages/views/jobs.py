@@ -93,7 +93,7 @@ class Query(When, frozen=True, kw_only=True):
     share: bool = False  #: tell what they have in common
     cursor: Annotated[str, msgspec.Meta(max_length=500)] | None = None
     top: Text | None = (
-        None  #: creation of the first row of a list that holds still: newer jobs are counted only
+        None  #: creation of the first row of a list that holds still: newer jobs are only counted
     )
     # See `_NAMED`.
     state: tuple[JobState, ...] = ()

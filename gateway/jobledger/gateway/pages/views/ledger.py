@@ -23,9 +23,8 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
 
     used: int  #: bytes
     room: int
-    fills_in: (
-        timedelta | None
-    )  #: as it grew in the last day; None: that cannot be told yet, or it does not grow
+    #: As it grew in the last day; None: that cannot be told yet, or it does not grow.
+    fills_in: timedelta | None
 
 
 class LedgerPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +36,6 @@ class LedgerPage(msgspec.Struct, frozen=True, kw_only=True):
     head_hash: str  #: hex sha256 of the newest event; "" without one
     audited: AuditState
     projection: ProjectionStatus
-    connected: bool
     storage: Storage | None
     fuel: Markup
 
@@ -65,7 +63,6 @@ async def ledger(looked: Viewer, *, query: When) -> LedgerPage:
         projection=msgspec.structs.replace(
             status, projection="", problem="" if problem is None else without_files(problem)
         ),
-        connected=gateway.ledger.connection.is_connected,
         storage=storage,
         fuel=Markup("") if storage is None else _gauge(storage),
     )

@@ -63,7 +63,6 @@ class LimitLine(msgspec.Struct, frozen=True, kw_only=True):
     keys_more: int
     taken: int | None  #: None, as `held`, for whoever may not see all jobs
     held: int | None
-    overrides: list[LimitListed]
 
 
 class TenantLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +145,6 @@ def _limits(
                 keys_more=max(0, len(keys) - _KEYS_SHOWN),
                 taken=sum(each.taken or 0 for each in keys) if everything else None,
                 held=sum(each.held or 0 for each in keys) if everything else None,
-                overrides=list(overrides.values()),
             )
         )
     return sorted(lines, key=lambda each: (-(each.held or 0), each.limit)), missing

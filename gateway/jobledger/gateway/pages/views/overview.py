@@ -84,9 +84,7 @@ def _page(  # noqa: PLR0917 - everything that was read, once
         lately = by_queue(store.select, since, until, terms_for(principal))
         done = trends(view, axis_of(shell), terms_for(principal), "completed", "queue")
         paused = paused_now(store, now)
-        lines = [
-            queue_line(row, lately, now, "k0", done[row.queue], paused=row.queue in paused) for row in rows
-        ]
+        lines = [queue_line(row, lately, now, done[row.queue], paused=row.queue in paused) for row in rows]
         counts: dict[str, int | None] = dict(_counts(rows))
         if not principal.is_of_all_tasks:
             lines = list(map(uncounted, lines))

@@ -12,10 +12,9 @@ from msgspec.structs import replace
 
 from jobledger.gateway.pages.charts.plot import spark
 from jobledger.projections import QueueRow
-from jobledger.projections.statistics.history import QueueHappened, QueueHistory
+from jobledger.projections.statistics.history import QueueHappened
 
 LATELY_S: Final = 300  #: what rates are of
-COLOURS: Final = 8
 LATER: Final = ("scheduled", "retry_wait", "held", "paused")
 
 
@@ -23,7 +22,6 @@ class QueueLine(msgspec.Struct, frozen=True, kw_only=True):
     """One queue."""
 
     queue: str
-    style: str
     counts: dict[str, int | None]  #: None, here and below, for whoever is bound to tasks
     later: int | None  #: jobs that wait for their time, their limits, a step or a person
     waits_s: float | None  #: how long the oldest one has waited for a worker
@@ -35,24 +33,8 @@ class QueueLine(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool
 
 
-def styles_of(done: Sequence[QueueHistory], rows: Sequence[QueueRow]) -> dict[str, str]:
-    """Return the classes of the busiest queues, in the order of their names; the others share the last colour."""
-    busy: dict[str, int] = {row.queue: 0 for row in rows}
-    for each in done:
-        busy[each.queue] = busy.get(each.queue, 0) + each.completed + each.failed
-    most = sorted(busy, key=lambda queue: (-busy[queue], queue))
-    own = most if len(most) <= COLOURS else most[: COLOURS - 1]
-    return {queue: f"k{index}" for index, queue in enumerate(sorted(own))}
-
-
 def queue_line(
-    row: QueueRow,
-    lately: Sequence[QueueHappened],
-    now: datetime,
-    style: str,
-    trend: Sequence[float],
-    *,
-    paused: bool,
+    row: QueueRow, lately: Sequence[QueueHappened], now: datetime, trend: Sequence[float], *, paused: bool
 ) -> QueueLine:
     """Return the line of one queue; `trend`: jobs completed, span by span."""
     found = next((each for each in lately if each.queue == row.queue), None)
@@ -60,7 +42,6 @@ def queue_line(
     ended = 0 if found is None else found.completed + found.failed
     return QueueLine(
         queue=row.queue,
-        style=style,
         counts=dict(row.counts),
         later=sum(row.counts[state] for state in LATER),
         waits_s=None if oldest is None else max(0.0, (now - oldest).total_seconds()),
@@ -68,7 +49,7 @@ def queue_line(
         wait95_s=None if found is None else found.wait.quantile_s(0.95),
         run50_s=None if found is None else found.run.quantile_s(0.5),
         failing=None if found is None or not ended else found.failed / ended,
-        trend=spark(trend, style=style),
+        trend=spark(trend, style="k0"),
         paused=paused,
     )
 

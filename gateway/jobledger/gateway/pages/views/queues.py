@@ -56,7 +56,7 @@ def _queues(looked: Viewer, view: View) -> list[QueueNow]:
     found = [
         _queue(
             row,
-            queue_line(row, lately, now, "k0", trends.get(row.queue, []), paused=row.queue in paused),
+            queue_line(row, lately, now, trends.get(row.queue, []), paused=row.queue in paused),
             paused.get(row.queue),
         )
         for row in together(rows)

@@ -35,9 +35,7 @@ class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
     webhooks: list[WebhookInfo]
     routes: list[RouteRow]
     deliveries: list[DeliveryRow]
-    repeatable: frozenset[
-        int
-    ]  #: of the deliveries whose route and body are still there: their `last_sequence`
+    repeatable: frozenset[int]  #: `last_sequence` of the deliveries whose route and body are still there
 
 
 async def webhooks(looked: Viewer, *, query: Query) -> Webhooks:
