@@ -92,34 +92,20 @@ def attempt_lines(job: Job, bars: Sequence[Bar], now: datetime) -> list[Line]:
 def _span(bar: Bar) -> Span:
     # A turn that gave control back did its part: it has no colour of waiting.
     style = "t-running" if bar.runs and bar.style == "t-waiting" else bar.style
-    return Span(
-        begin=bar.begin,
-        end=bar.end,
-        kind="run" if bar.runs else "wait",
-        style=style,
-        words=bar.words,
-        after=bar.after,
-    )
+    kind: Kind = "run" if bar.runs else "wait"
+    return Span(begin=bar.begin, end=bar.end, kind=kind, style=style, words=bar.words, after=bar.after)
 
 
 def run_lines(
     job: Job, seen: Sequence[StoredEvent], bars: Sequence[Bar], asked: TimelineChoice
 ) -> list[Line]:
     """Return the run itself, then its steps in their order, each with the jobs below it."""
-    failed = [
-        Tick(
-            at=stored.stored_at,
-            style="t-dead",
-            words=f"try {stored.event.tries} failed: {stored.event.error.type}: {cut(stored.event.error.message, 120)}",
-        )
-        for stored in seen
-        if isinstance(stored.event, StepFailed)
-    ]
     tries: dict[str, list[Tick]] = {}
-    for stored, tick in zip(
-        (each for each in seen if isinstance(each.event, StepFailed)), failed, strict=True
-    ):
-        tries.setdefault(stored.event.step, []).append(tick)  # type: ignore[union-attr]
+    for stored in seen:
+        if isinstance(event := stored.event, StepFailed):
+            words = f"try {event.tries} failed: {event.error.type}: {cut(event.error.message, 120)}"
+            tick = Tick(at=stored.stored_at, style="t-dead", words=words)
+            tries.setdefault(event.step, []).append(tick)
     begin, end = min(bar.begin for bar in bars) if bars else job.created_at, job.finished_at or asked.now
     whole = Line(
         name="the run",
@@ -129,9 +115,8 @@ def run_lines(
         spans=tuple(_span(bar) for bar in bars if bar.runs or bar.style != "t-dead"),
     )
     lines = [whole]
-    own = [
-        row for row in recorded(seen).steps if not row.key.endswith("/")
-    ]  # as one that only says that undoing began
+    # One that ends so only says that undoing began.
+    own = [row for row in recorded(seen).steps if not row.key.endswith("/")]
     for line in _steps(own, (job.queue, job.id), asked, tries, depth=0):
         lines.append(line)
         if len(lines) >= _LINES_MAX:
@@ -152,26 +137,17 @@ def _steps(
         key = f"{run[0]}/{run[1]}#{row.key}" if depth else row.key
         begin = None if row.started_at is None else moment(row.started_at)
         end = asked.now if row.finished_at is None else moment(row.finished_at)
+        took_s = None if begin is None else (end - begin).total_seconds()
         kind: Kind = "hold" if row.kind in _HOLDS else "wait" if row.kind in _GROUPS else "run"
-        words = f"{row.kind} {row.key}: {row.status}"
-        spans = (
-            ()
-            if begin is None
-            else (
-                Span(
-                    begin=begin,
-                    end=end,
-                    kind=kind,
-                    style=_style(row, kind),
-                    words=f"{words}\n{took((end - begin).total_seconds())}",
-                ),
-            )
-        )
+        spans: tuple[Span, ...] = ()
+        if begin is not None:
+            words = f"{row.kind} {row.key}: {row.status}\n{took(took_s)}"
+            spans = (Span(begin=begin, end=end, kind=kind, style=_style(row, kind), words=words),)
         line = Line(
             name=row.key.rpartition("/")[2],
             kind=row.kind,
             state="waiting" if kind == "hold" and row.status == "started" else row.status,
-            took_s=None if begin is None else (end - begin).total_seconds(),
+            took_s=took_s,
             more=_more(row),
             depth=depth,
             href=asked.link("step", key),
@@ -213,27 +189,13 @@ def _group(  # noqa: PLR0917 - what a line is made of
         for state, jobs in sorted(states.items(), key=lambda each: -each[1])
     )
     toggle = asked.link("open", key) if count and depth < _DEPTH_MAX else ""
-    yield Line(
-        name=line.name,
-        kind=line.kind,
-        state=line.state,
-        took_s=line.took_s,
-        more=said or line.more,
-        depth=depth,
-        href=line.href,
-        is_here=line.is_here,
-        spans=line.spans,
-        ticks=line.ticks,
-        toggle=toggle,
-        is_open=is_open,
-        crowd=crowd,
-    )
+    yield msgspec.structs.replace(line, more=said or line.more, toggle=toggle, is_open=is_open, crowd=crowd)
     if not is_open:
         return
     children = [_Child(*each) for each in select(_CHILDREN, (*place, _SHOWN if crowded else CROWD_MIN))]
     seen = [each for each in children if asked.principal.may("view", each.queue, each.task)]
-    names = json_pairs(seen)
-    runs = {job_id for (job_id,) in select(_RUNS, (names,))}
+    pairs = msgspec.json.encode([(each.id, each.queue) for each in seen]).decode()  # as SQLite reads them
+    runs = {job_id for (job_id,) in select(_RUNS, (pairs,))}
     for child in seen:
         yield from _child(child, asked, depth + 1, is_run=child.id in runs)
     if count > len(seen):
@@ -244,37 +206,24 @@ def _group(  # noqa: PLR0917 - what a line is made of
 
 def _child(child: _Child, asked: TimelineChoice, depth: int, *, is_run: bool) -> Iterator[Line]:
     key = f"{child.queue}/{child.id}"
-    created, end = (
-        moment(child.created_at),
-        asked.now if child.completed_at is None else moment(child.completed_at),
-    )
+    created, ended = moment(child.created_at), child.completed_at
+    end = asked.now if ended is None else moment(ended)
     started = None if child.started_at is None else moment(child.started_at)
-    waits = Span(
-        begin=created,
-        end=end if started is None else started,
-        kind="wait",
-        style="t-queued",
-        words=f"waited {took(((end if started is None else started) - created).total_seconds())}",
-    )
-    spans = [waits]
+    until = end if started is None else started
+    words = f"waited {took((until - created).total_seconds())}"
+    spans = [Span(begin=created, end=until, kind="wait", style="t-queued", words=words)]
+    took_s = None if started is None else (end - started).total_seconds()
     if started is not None:
-        words = f"{child.task}: {state_word(child.status)}\n{took((end - started).total_seconds())}"
-        spans.append(
-            Span(
-                begin=started,
-                end=end,
-                kind="wait" if is_run else "run",
-                style=_ended(child.status),
-                words=words,
-            )
-        )
+        kind: Kind = "wait" if is_run else "run"
+        words = f"{child.task}: {state_word(child.status)}\n{took(took_s)}"
+        spans.append(Span(begin=started, end=end, kind=kind, style=_ended(child.status), words=words))
     is_open = is_run and key in asked.opened
     error = f"{child.error_type}: {child.error}" if child.error_type and child.status != "completed" else ""
     yield Line(
         name=child.task,
         kind=f"item {child.item}",
         state=child.status,
-        took_s=None if started is None else (end - started).total_seconds(),
+        took_s=took_s,
         more=cut(error, 120) or (f"{child.attempts} attempts" if child.attempts > 1 and not is_run else ""),
         depth=depth,
         href=asked.link("job", key),
@@ -288,19 +237,12 @@ def _child(child: _Child, asked: TimelineChoice, depth: int, *, is_run: bool) ->
         yield from _steps(rows, (child.queue, child.id), asked, {}, depth=depth + 1)
 
 
-def json_pairs(children: Sequence[_Child]) -> str:
-    """Return ids and queues as SQLite reads them."""
-    return msgspec.json.encode([(each.id, each.queue) for each in children]).decode()
-
-
 def _style(row: StepRow, kind: Kind) -> str:
     if kind == "hold":
         return "t-waiting" if row.status != "failed" else "t-dead"
     if kind == "wait":
         return "t-queued"
-    return style_of(
-        "running" if row.status == "started" else "failed" if row.status == "retrying" else row.status
-    )
+    return style_of({"started": "running", "retrying": "failed"}.get(row.status, row.status))
 
 
 def _ended(status: str) -> str:
