@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import anyio.to_thread
 import msgspec
@@ -11,11 +13,10 @@ import msgspec
 from jobledger.admin.rows import View
 from jobledger.admin.workers import Deploy, deploys, list_workers
 from jobledger.gateway.pages.page import Viewer, When
-from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.shell import PageFacts, Shell, opened
 from jobledger.gateway.pages.views.fleet import acts_between
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.scoped import terms_for
-from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.subjects import is_own_queue
 from jobledger.ledger.model.written_times import read_time
 from jobledger.projections import Histogram
@@ -32,12 +33,15 @@ _BURSTS_MAX: Final = 8
 _LOOKED_AT: Final = 5_000  #: jobs whose tenants are counted
 _STATES: Final = ("running", "queued", "retry_wait", "held", "scheduled", "paused", "dead_lettered")
 _RUN, _WAIT = (", ".join(map(summed, histogram_columns(name))) for name in ("run", "wait"))
+_WIDTH: Final = len(histogram_columns("run"))
 _SUMS: Final = f"SELECT task, sum(enqueued), sum(completed), sum(failed), {_RUN}, {_WAIT} FROM buckets WHERE minute >= ? AND minute < ? AND ({{}}) GROUP BY task"  # noqa: S608 - columns
 _CAUSES: Final = (
-    "SELECT fingerprint, task, error_type, reason, pattern, min(dead_at), sum(dead_at >= ? AND dead_at < ?) AS n, sum(dead_at < ?) "
+    "SELECT fingerprint, task, coalesce(nullif(error_type, ''), reason), pattern, min(dead_at), sum(dead_at >= ? AND dead_at < ?) AS n, sum(dead_at < ?) "
     "FROM dead_letters WHERE {} GROUP BY fingerprint HAVING n > 0 ORDER BY n DESC LIMIT ?"
 )
-_WORKERS: Final = "SELECT worker, first_at, last_at FROM workers WHERE first_at >= ? AND first_at < ? ORDER BY first_at LIMIT 20"
+_WORKERS: Final = (
+    "SELECT worker, first_at FROM workers WHERE first_at >= ? AND first_at < ? ORDER BY first_at LIMIT 20"
+)
 _TENANTS: Final = (
     "SELECT tenant, count(*) FROM (SELECT tenant FROM jobs WHERE created_at >= ? AND created_at < ? AND ({}) "
     "ORDER BY created_at DESC LIMIT ?) GROUP BY tenant"
@@ -79,22 +83,21 @@ class Burst(msgspec.Struct, frozen=True, kw_only=True):
     enqueued: tuple[int, int]
 
 
-class CauseChange(msgspec.Struct, frozen=True, kw_only=True):
+class CauseChange(NamedTuple):
     """What killed jobs in the time."""
 
     fingerprint: str
     task: str
-    error: str
+    error: str  #: its type, else why the job died
     pattern: str
     first: str
     died: int
     before: int  #: dead letters of the same cause from before the time
 
 
-class Changes(msgspec.Struct, frozen=True, kw_only=True):
+class Changes(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     query: Query
     begin: datetime
     end: datetime
@@ -110,7 +113,7 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
 async def changes(looked: Viewer, *, query: Query) -> Changes:
     """Return what changed. It is read from the rows as they are now: they keep what happened by minute. Raises: ProblemError."""
     past = query.as_of()
-    async with looked.gateway.projection.opened() as view:
+    async with opened(looked) as (view, shell):
         end = view.now
         if past is not None:
             end = (await past.moment(looked.gateway.ledger.log, looked.gateway.ledger.clock)).at or view.now
@@ -123,8 +126,8 @@ async def changes(looked: Viewer, *, query: Query) -> Changes:
                 "BAD_REQUEST",
                 f"since is {query.since!r}: write a time before the moment shown, as 30m or 16:28",
             )
-        shell = msgspec.structs.replace(await surround(looked, view, None), is_of_a_time=True)
-        made = await anyio.to_thread.run_sync(_page, looked, view, shell, query, begin, end)
+        timed = msgspec.structs.replace(shell, is_of_a_time=True)
+        made = await anyio.to_thread.run_sync(_page, looked, view, timed, query, begin, end)
     if looked.principal.is_everywhere:
         told = deploys(await list_workers(looked.gateway.ledger), begin, end)
         made = msgspec.structs.replace(made, deploys=told)
@@ -134,7 +137,7 @@ async def changes(looked: Viewer, *, query: Query) -> Changes:
 def _page(looked: Viewer, view: View, shell: Shell, query: Query, begin: datetime, end: datetime) -> Changes:  # noqa: PLR0917
     store, terms = view.store, terms_for(looked.principal)
     where, values = joined(terms)
-    text = [f"{each:%Y-%m-%dT%H:%M:%S.%f}" for each in (begin, end)]
+    text = [_text(each) for each in (begin, end)]
     with store.one_moment():
         causes = store.select(_CAUSES.format(where), (*text, text[0], *values, _CAUSES_MAX))
         everything = looked.principal.is_everywhere
@@ -146,52 +149,24 @@ def _page(looked: Viewer, view: View, shell: Shell, query: Query, begin: datetim
             end=end,
             acts=acts_between(view, begin, end, _ACTS_MAX) if everything else [],
             states=_states(view, begin, end) if everything else [],
-            causes=[
-                CauseChange(
-                    fingerprint=name,
-                    task=task,
-                    error=kind or reason,
-                    pattern=pattern,
-                    first=first,
-                    died=died,
-                    before=before,
-                )
-                for name, task, kind, reason, pattern, first, died, before in causes
-            ],
+            causes=[CauseChange(*each) for each in causes],
             tasks=_tasks(sides),
             deploys=[],
             bursts=[
                 *_bursts("task", *({task: row[0] for task, row in side.items()} for side in sides)),
                 *_bursts("tenant", *_tenants(view, begin, end, where, values)),
             ],
-            workers=[(name, first) for name, first, _ in store.select(_WORKERS, tuple(text))]
-            if everything
-            else [],
+            workers=store.select(_WORKERS, tuple(text)) if everything else [],
         )
 
 
 def _states(view: View, begin: datetime, end: datetime) -> list[StateChange]:
-    then, now = (view.store.levels_at(each) for each in (begin, end))
-    counts = {
-        state.value: sum(
-            row.counts[state.value] for row in view.store.queues() if not is_own_queue(row.queue)
-        )
-        for state in JobState
-    }
-    rows = [
-        None
-        if found is None
-        else {
-            state.value: sum(
-                each[state.value] for queue, each in found.queues.items() if not is_own_queue(queue)
-            )
-            for state in JobState
-        }
-        for found in (then, now)
-    ]
-    before, after = rows[0] or dict.fromkeys(counts, 0), rows[1] or counts
-    if (view.now - end) < timedelta(minutes=1):
-        after = counts
+    """Return the states at both moments; where the end is now, or is not kept, as the rows are."""
+    now = _of_users({row.queue: row.counts for row in view.store.queues()})
+    then, at_end = (view.store.levels_at(each) for each in (begin, end))
+    before = _of_users({} if then is None else then.queues)
+    is_now = at_end is None or view.now - end < timedelta(minutes=1)
+    after = now if is_now or at_end is None else _of_users(at_end.queues)
     return [
         StateChange(state=state, before=before[state], after=after[state])
         for state in _STATES
@@ -199,31 +174,42 @@ def _states(view: View, begin: datetime, end: datetime) -> list[StateChange]:
     ]
 
 
+def _of_users(queues: Mapping[str, Mapping[str, int]]) -> Counter[str]:
+    """Return how many jobs are in each state, without the ledger's own."""
+    found: Counter[str] = Counter()
+    for queue, counts in queues.items():
+        if not is_own_queue(queue):
+            found.update(counts)
+    return found
+
+
 def _sides(
     view: View, begin: datetime, end: datetime, where: str, values: list[object]
 ) -> list[dict[str, tuple[Any, ...]]]:
     """Return the sums of each task in the same time before, and in the time."""
     first, last = int(begin.timestamp() // 60), int(end.timestamp() // 60) + 1
-    sides: list[dict[str, tuple[Any, ...]]] = []
-    for since, until in ((2 * first - last, first), (first, last)):
-        sides.append(
-            {row[0]: row[1:] for row in view.store.select(_SUMS.format(where), (since, until, *values))}
-        )
-    return sides
+    return [
+        {row[0]: row[1:] for row in view.store.select(_SUMS.format(where), (*minutes, *values))}
+        for minutes in ((2 * first - last, first), (first, last))
+    ]
 
 
 def _tenants(
     view: View, begin: datetime, end: datetime, where: str, values: list[object]
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return how many jobs of each tenant came in the same time before, and in the time; nothing where they are too many."""
-    found: list[dict[str, int]] = []
-    for since, until in ((begin - (end - begin), begin), (begin, end)):
-        times = [f"{each:%Y-%m-%dT%H:%M:%S.%f}" for each in (since, until)]
-        rows = view.store.select(_TENANTS.format(where), (*times, *values, _LOOKED_AT))
-        if sum(count for _, count in rows) >= _LOOKED_AT:
-            return {}, {}
-        found.append({tenant: count for tenant, count in rows if tenant})
-    return found[0], found[1]
+    sides = [
+        dict(view.store.select(_TENANTS.format(where), (*map(_text, moments), *values, _LOOKED_AT)))
+        for moments in ((begin - (end - begin), begin), (begin, end))
+    ]
+    if any(sum(side.values()) >= _LOOKED_AT for side in sides):
+        return {}, {}
+    before, after = ({name: count for name, count in side.items() if name} for side in sides)
+    return before, after
+
+
+def _text(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%dT%H:%M:%S.%f}"
 
 
 def _bursts(kind: str, before: dict[str, int], after: dict[str, int]) -> list[Burst]:
@@ -241,25 +227,22 @@ def _tasks(sides: list[dict[str, tuple[Any, ...]]]) -> list[TaskChange]:
 
 
 def _task(task: str, before: tuple[Any, ...] | None, after: tuple[Any, ...] | None) -> TaskChange:
-    width = len(histogram_columns("run"))
-    completed: list[int] = []
-    failed: list[int] = []
-    runs: list[float | None] = []
-    waits: list[float | None] = []
-    for row in (before, after):
-        completed.append(0 if row is None else row[1])
-        failed.append(0 if row is None else row[2])
-        runs.append(None if row is None else Histogram.of_columns(row[3 : 3 + width]).quantile_s(0.95))
-        waits.append(None if row is None else Histogram.of_columns(row[3 + width :]).quantile_s(0.95))
-    ratio = max((_ratio(*each) for each in (completed, failed, runs, waits)), default=0.0)
+    counts = [(0, 0) if side is None else (side[1], side[2]) for side in (before, after)]
+    completed, failed = ((counts[0][at], counts[1][at]) for at in (0, 1))
+    runs, waits = ((_p95(before, at), _p95(after, at)) for at in (3, 3 + _WIDTH))
+    ratio = max(_ratio(*each) for each in (completed, failed, runs, waits))
     return TaskChange(
         task=task,
-        completed=(completed[0], completed[1]),
-        failed=(failed[0], failed[1]),
-        run95_s=(runs[0], runs[1]),
-        wait95_s=(waits[0], waits[1]),
+        completed=completed,
+        failed=failed,
+        run95_s=runs,
+        wait95_s=waits,
         weight=ratio * (1 + sum(completed) + 5 * sum(failed)) ** 0.5,
     )
+
+
+def _p95(sums: tuple[Any, ...] | None, at: int) -> float | None:
+    return None if sums is None else Histogram.of_columns(sums[at : at + _WIDTH]).quantile_s(0.95)
 
 
 def _ratio(before: float | None, after: float | None) -> float:
