@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Final
 
@@ -81,11 +83,29 @@ class Shell(msgspec.Struct, frozen=True, kw_only=True):
         return RANGE_WORDS[self.range]
 
 
-async def surround(looked: Viewer, view: View, past: AsOf | None) -> Shell:
-    """Return what surrounds a page whose rows are open.
+class PageFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a page shows, whatever it is about."""
+
+    shell: Shell
+
+
+@contextlib.asynccontextmanager
+async def opened(looked: Viewer, past: AsOf | None = None) -> AsyncIterator[tuple[View, Shell]]:
+    """Open the rows, of the present or of a past moment, and give what surrounds a page of them.
 
     Raises: UnreachableError, ProjectionError.
     """
+    async with looked.gateway.projection.opened(past) as view:
+        yield view, await _surround(looked, view, past)
+
+
+async def shell_of(looked: Viewer) -> Shell:
+    """Return what surrounds a page that reads no rows. Raises: as `opened`."""
+    async with opened(looked) as (_, shell):
+        return shell
+
+
+async def _surround(looked: Viewer, view: View, past: AsOf | None) -> Shell:
     today = looked.gateway.ledger.clock.now()
     position = view.position()
     return Shell(

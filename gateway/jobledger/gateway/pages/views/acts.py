@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 
 from jobledger.gateway.pages.page import Viewer, When, moment_of
-from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.shell import PageFacts, opened
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.projections.tables.acts import ActFilter, ActGroup
 
@@ -37,10 +37,9 @@ class Query(When, frozen=True, kw_only=True):
         )
 
 
-class Acts(msgspec.Struct, frozen=True, kw_only=True):
+class Acts(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     query: Query
     asked: list[tuple[str, str]]
     acts: list[ActGroup]
@@ -51,10 +50,10 @@ class Acts(msgspec.Struct, frozen=True, kw_only=True):
 async def acts(looked: Viewer, *, query: Query) -> Acts:
     """Return the newest acts."""
     past, chosen = query.as_of(), query.chosen(looked.principal)
-    async with looked.gateway.projection.opened(past) as view:
+    async with opened(looked, past) as (view, shell):
         found = view.store.act_groups(ACTS_MAX, chosen=chosen, together=not query.each)
         return Acts(
-            shell=await surround(looked, view, past),
+            shell=shell,
             query=query,
             asked=query.asked(),
             acts=found.items,

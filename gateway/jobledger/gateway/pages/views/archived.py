@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from jobledger.admin.errors import JobNotHeldError, Missing
 from jobledger.gateway.pages.page import Viewer
-from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.shell import PageFacts, opened
 from jobledger.projections import JobRow
 
 
-class ArchivedPage(msgspec.Struct, frozen=True, kw_only=True):
+class ArchivedPage(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     row: JobRow
     where: str  #: one sentence
 
@@ -21,11 +18,10 @@ class ArchivedPage(msgspec.Struct, frozen=True, kw_only=True):
 async def archived(looked: Viewer, queue: str, error: JobNotHeldError) -> ArchivedPage:
     """Return what the lists know of a job that the ledger no longer holds. Raises: the error, for who may not see one."""
     looked.principal.require("view", queue)
-    async with looked.gateway.projection.opened() as view:
+    async with opened(looked) as (view, shell):
         row = view.store.job(queue, error.job_id)
         if row is None or error.missing is None or not looked.principal.may("view", row.queue, row.task):
             raise error
-        shell = await surround(looked, view, None)
         return ArchivedPage(shell=shell, row=row, where=where_is(error.missing, row.id))
 
 

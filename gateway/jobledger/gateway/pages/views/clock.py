@@ -6,14 +6,13 @@ from datetime import datetime, timedelta
 from typing import Final
 
 import anyio.to_thread
-import msgspec
 from markupsafe import Markup
 
 from jobledger.admin.rows import View
 from jobledger.gateway.pages.charts.marks import TimeAxis
 from jobledger.gateway.pages.charts.plot import plot
 from jobledger.gateway.pages.page import Viewer, When
-from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.shell import PageFacts, Shell, opened
 from jobledger.gateway.pages.views.fleet import notes_of, outcomes
 from jobledger.gateway.pages.words import count
 from jobledger.gateway.scoped import terms_for
@@ -29,10 +28,9 @@ class Query(When, frozen=True, kw_only=True):
     path: str = "/"
 
 
-class Clock(msgspec.Struct, frozen=True, kw_only=True):
+class Clock(PageFacts, frozen=True, kw_only=True):
     """The panel."""
 
-    shell: Shell
     path: str
     begin: datetime
     end: datetime
@@ -43,8 +41,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
 
 async def clock(looked: Viewer, *, query: Query) -> Clock:
     """Return the panel: the whole life of the ledger, or as much of it as 90 bars of a week show."""
-    async with looked.gateway.projection.opened() as view:
-        shell = await surround(looked, view, None)
+    async with opened(looked) as (view, shell):
         return await anyio.to_thread.run_sync(_panel, looked, view, shell, query)
 
 

@@ -14,7 +14,7 @@ from jobledger.admin.rows import View
 from jobledger.gateway.pages.charts.plot import spark
 from jobledger.gateway.pages.frames import read_traceback
 from jobledger.gateway.pages.page import Viewer, When
-from jobledger.gateway.pages.shell import RANGES, Shell, surround
+from jobledger.gateway.pages.shell import RANGES, PageFacts, Shell, opened
 from jobledger.projections import DeadLetterFilter, DeadLetterGroup, DeadLetterRow, SaidFilter
 from jobledger.projections.filters import joined
 
@@ -55,10 +55,9 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     frame: str  #: the newest call of one's own code
 
 
-class DeadLetters(msgspec.Struct, frozen=True, kw_only=True):
+class DeadLetters(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     query: Query
     asked: list[tuple[str, str]]
     total: int
@@ -79,8 +78,7 @@ async def dead_letters(looked: Viewer, *, query: Query) -> DeadLetters:
         visible_queues=looked.principal.queues,
         visible_tasks=looked.principal.tasks,
     )
-    async with looked.gateway.projection.opened(past) as view:
-        shell = await surround(looked, view, past)
+    async with opened(looked, past) as (view, shell):
         return await anyio.to_thread.run_sync(_page, view, shell, query, chosen)
 
 

@@ -11,7 +11,7 @@ from jobledger.admin.graphs import GraphInfo, ShownGraph, info_of, may_view, req
 from jobledger.admin.run_graph import levels, nodes_of
 from jobledger.gateway.pages.charts.graph import Box, graph
 from jobledger.gateway.pages.page import Viewer, When
-from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.shell import PageFacts, shell_of
 from jobledger.ledger.model.graphs.spec import GraphSpec
 from jobledger.ledger.model.hooks.pointers import words_of
 
@@ -30,10 +30,9 @@ class OneGraph(msgspec.Struct, frozen=True, kw_only=True):
     example: str  #: an input with the places that it takes values from, as JSON
 
 
-class Graphs(msgspec.Struct, frozen=True, kw_only=True):
+class Graphs(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     graphs: list[GraphInfo]
     one: OneGraph | None  #: the one that was asked for
 
@@ -42,8 +41,7 @@ async def graphs(looked: Viewer, *, query: Query) -> Graphs:
     """Return the stored graphs of which somebody may see every node, as they are now. Raises: GraphNotFoundError."""
     found = await looked.gateway.ledger.graphs.all()
     one = await _one(looked, query.graph) if query.graph else None
-    async with looked.gateway.projection.opened() as view:
-        shell = await surround(looked, view, None)
+    shell = await shell_of(looked)
     seen = [info_of(each) for each in found if may_view(looked.principal, each)]
     return Graphs(shell=shell, graphs=seen, one=one)
 

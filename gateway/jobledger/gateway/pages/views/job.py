@@ -28,7 +28,7 @@ from jobledger.gateway.pages.frames import RaisedError, read_traceback
 from jobledger.gateway.pages.html import address
 from jobledger.gateway.pages.page import OwnPage, Viewer, When
 from jobledger.gateway.pages.runlines import TimelineChoice, attempt_lines, run_lines
-from jobledger.gateway.pages.shell import PastMoment, Shell, surround
+from jobledger.gateway.pages.shell import PageFacts, PastMoment, Shell, opened
 from jobledger.gateway.pages.spans import drawn
 from jobledger.gateway.pages.views.archived import archived, where_is
 from jobledger.gateway.pages.views.run import RunPart, run_part
@@ -117,10 +117,9 @@ class _JobReading(NamedTuple):
         return len(self.seen) < len(self.history)
 
 
-class JobPage(msgspec.Struct, frozen=True, kw_only=True):
+class JobPage(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     details: JobDetails
     job: Job
     awaiting: str  #: what it waits for while it is paused, as the lists have it; "" otherwise
@@ -148,7 +147,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
     kinds: list[str]  #: of the events, where there are few enough to see
     shown: int  #: how many events the moment has
     acts: list[Act]
-    logs: list[LogLine] = []  #: the newest of what its attempts logged; none of the past
+    logs: tuple[LogLine, ...] = ()  #: the newest of what its attempts logged; none of the past
 
 
 async def job_page(looked: Viewer, queue: str, id: str, *, query: Query) -> JobPage | OwnPage:  # noqa: A002 - as in the address
@@ -187,13 +186,12 @@ async def job_page(looked: Viewer, queue: str, id: str, *, query: Query) -> JobP
         hidden=hidden,
         announced=not hidden and await find_task(ledger.inbox, ledger.names, job.task) is not None,
     )
-    async with gateway.projection.opened(None) as view:
-        shell = await surround(looked, view, asked)
+    async with opened(looked) as (view, shell):
         with view.store.one_moment():
             shown = _page(looked, view, shell, query, read)
     return msgspec.structs.replace(
         shown,
-        logs=[] if hidden or is_past else await _logs(looked, job),
+        logs=() if hidden or is_past else await _logs(looked, job),
         missing="" if found.missing is None else where_is(found.missing, job.id),
     )
 
@@ -207,12 +205,12 @@ async def newest_event(looked: Viewer, queue: str, id: str) -> int:  # noqa: A00
     return await looked.gateway.ledger.log.newest_sequence(looked.gateway.ledger.names.chain(ref))
 
 
-async def _logs(looked: Viewer, job: Job) -> list[LogLine]:
+async def _logs(looked: Viewer, job: Job) -> tuple[LogLine, ...]:
     """Return what the page shows of a job's log; none where it cannot be read: the rest is shown all the same."""
     handle = looked.gateway.ledger.handle_of(JobRef(queue=job.queue, job_id=job.id))
     with contextlib.suppress(LedgerError):
-        return (await handle.logs()).items[-LINES_SHOWN_MAX:]
-    return []
+        return tuple((await handle.logs()).items[-LINES_SHOWN_MAX:])
+    return ()
 
 
 def _page(looked: Viewer, view: View, shell: Shell, query: Query, read: _JobReading) -> JobPage:

@@ -15,7 +15,7 @@ from jobledger.gateway.pages.charts.plot import share
 from jobledger.gateway.pages.html import address
 from jobledger.gateway.pages.page import Elsewhere, Viewer, When, moment_of
 from jobledger.gateway.pages.search import Chip, Item, SearchChoice, ask, exact, suggest
-from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.shell import PageFacts, Shell, opened
 from jobledger.gateway.pages.traits import Trait, traits
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.times import time_text
@@ -128,10 +128,9 @@ class Query(When, frozen=True, kw_only=True):
         return [("q", self.text)] if self.text else []
 
 
-class Jobs(msgspec.Struct, frozen=True, kw_only=True):
+class Jobs(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     query: Query
     asked: list[tuple[str, str]]
     chips: list[Chip]
@@ -161,11 +160,10 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
 async def jobs(looked: Viewer, *, query: Query) -> Jobs | Elsewhere:
     """Return one page of the list, as it is or as of a past moment; of a whole id the job itself."""
     past = query.as_of()
-    async with looked.gateway.projection.opened(past) as view:
+    async with opened(looked, past) as (view, shell):
         found = exact(query.text, view.store, looked.principal)
         if found is not None:
             return Elsewhere(address(f"/jobs/{found[0]}/{found[1]}", query.named()))
-        shell = await surround(looked, view, past)
         return await anyio.to_thread.run_sync(_listed, looked, view, shell, query)
 
 
@@ -296,18 +294,16 @@ class SuggestQuery(When, frozen=True, kw_only=True):
     q: Text = ""
 
 
-class Suggestions(msgspec.Struct, frozen=True, kw_only=True):
+class Suggestions(PageFacts, frozen=True, kw_only=True):
     """The part of a page below the field."""
 
-    shell: Shell
     asked: str  #: as it stood in the field: it may say more by now
     items: list[Item]
 
 
 async def suggested(looked: Viewer, *, query: SuggestQuery) -> Suggestions:
     """Return what could follow."""
-    async with looked.gateway.projection.opened() as view:
-        shell = await surround(looked, view, None)
+    async with opened(looked) as (view, shell):
         return Suggestions(
             shell=shell,
             asked=query.q,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from jobledger.admin.keys import KeyInfo, MadeKey, list_keys
 from jobledger.gateway.pages.page import OwnPage, Viewer, When
-from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.shell import PageFacts, shell_of
 from jobledger.ledger.model.rights.grants import PERMISSIONS, ROLES
 
 
@@ -16,10 +14,9 @@ class Query(When, frozen=True, kw_only=True):
     ended: bool = False  #: also those that expired or were revoked
 
 
-class Keys(msgspec.Struct, frozen=True, kw_only=True):
+class Keys(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     keys: list[KeyInfo]
     ended: bool
     roles: tuple[str, ...]
@@ -41,8 +38,7 @@ async def _shown(looked: Viewer, *, ended: bool = False, made: MadeKey | None = 
     """Return the page of keys, with one that was just made. Raises: ProblemError."""
     looked.principal.require_everywhere("admin")
     found = await list_keys(looked.gateway.ledger, ended=ended)
-    async with looked.gateway.projection.opened() as view:
-        shell = await surround(looked, view, None)
+    shell = await shell_of(looked)
     return Keys(
         shell=shell, keys=found, ended=ended, roles=tuple(ROLES), permissions=tuple(PERMISSIONS), made=made
     )

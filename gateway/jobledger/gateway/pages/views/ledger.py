@@ -12,7 +12,7 @@ from jobledger.admin.projection import ProjectionStatus, projection_status
 from jobledger.audit.watch import AuditState, audited
 from jobledger.gateway.pages.charts.plot import share
 from jobledger.gateway.pages.page import Viewer, When
-from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.shell import PageFacts, shell_of
 from jobledger.gateway.problems import without_files
 from jobledger.ledger.model.log import Head
 from jobledger.ledger.nats.streams import find_stream
@@ -27,10 +27,9 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
     fills_in: timedelta | None
 
 
-class LedgerPage(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerPage(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     environment: str
     head: Head
     head_hash: str  #: hex sha256 of the newest event; "" without one
@@ -48,8 +47,7 @@ async def ledger(looked: Viewer, *, query: When) -> LedgerPage:
     newest = await gateway.ledger.log.get(head.last_sequence) if head.last_sequence else None
     status, problem = await projection_status(gateway.ledger, await gateway.rows.path())
     stored = await find_stream(gateway.ledger.inbox, gateway.ledger.names.ledger_stream)
-    async with gateway.projection.opened() as view:
-        shell = await surround(looked, view, None)
+    shell = await shell_of(looked)
     storage = None
     room = None if stored is None else await room_of(gateway.ledger, stored, gateway.ledger.clock.now())
     if room is not None:

@@ -15,7 +15,7 @@ from jobledger.admin.objects.fleet import LimitListed, LimitMissing, limits_list
 from jobledger.admin.rows import View
 from jobledger.gateway.pages.charts.plot import share
 from jobledger.gateway.pages.page import Viewer, When
-from jobledger.gateway.pages.shell import RANGES, Shell, surround
+from jobledger.gateway.pages.shell import RANGES, PageFacts, Shell, opened
 from jobledger.gateway.pages.words import state_word, style_of
 from jobledger.gateway.scoped import limits_for, terms_for
 from jobledger.ledger.model.limits.definition import terms_words
@@ -77,19 +77,17 @@ class TenantLine(msgspec.Struct, frozen=True, kw_only=True):
     limits: list[KeyLine]  #: of which it holds something, or waits for it
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class Limits(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     limits: list[LimitLine]
     internal: list[LimitLine]  #: of the ledger's own jobs
     missing: list[LimitMissing]
 
 
-class Tenants(msgspec.Struct, frozen=True, kw_only=True):
+class Tenants(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     tenants: list[TenantLine]
     open: tuple[str, ...]
 
@@ -97,8 +95,7 @@ class Tenants(msgspec.Struct, frozen=True, kw_only=True):
 async def limits(looked: Viewer, *, query: When) -> Limits:
     """Return the limits that are defined with their keys, and those that jobs name and nobody defined."""
     past = query.as_of()
-    async with looked.gateway.projection.opened(past) as view:
-        shell = await surround(looked, view, past)
+    async with opened(looked, past) as (view, shell):
         workers = [] if past else await looked.gateway.ledger.leases.all()
         found, missing = await anyio.to_thread.run_sync(_limits, looked, view, workers)
         users, own = (
@@ -191,8 +188,7 @@ def _key(  # noqa: PLR0917 - what was read of all keys, once
 async def tenants(looked: Viewer, *, query: When) -> Tenants:
     """Return every tenant that has jobs which have not ended, died, or ended in the range."""
     past = query.as_of()
-    async with looked.gateway.projection.opened(past) as view:
-        shell = await surround(looked, view, past)
+    async with opened(looked, past) as (view, shell):
         found = await anyio.to_thread.run_sync(_tenants, looked, view, shell)
         return Tenants(shell=shell, tenants=found, open=_OPEN)
 

@@ -7,13 +7,12 @@ from datetime import timedelta
 from typing import Final
 
 import anyio.to_thread
-import msgspec
 
 from jobledger.admin.diagnoses import Diagnosis
 from jobledger.admin.queues import paused_now, together
 from jobledger.admin.rows import View
 from jobledger.gateway.pages.page import Viewer, When
-from jobledger.gateway.pages.shell import RANGES, Shell, surround
+from jobledger.gateway.pages.shell import RANGES, PageFacts, Shell, opened
 from jobledger.gateway.pages.views.fleet import FleetCharts, axis_of, calls, happened, trends
 from jobledger.gateway.pages.views.queue_lines import LATELY_S, QueueLine, queue_line, uncounted
 from jobledger.gateway.scoped import terms_for
@@ -29,10 +28,9 @@ _FRESH_S: Final = 3.0
 _OPEN: Final = ("running", "queued", "retry_wait", "held", "scheduled", "paused")
 
 
-class Overview(msgspec.Struct, frozen=True, kw_only=True):
+class Overview(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     calls: list[Diagnosis]
     calls_more: list[Diagnosis]
     counts: dict[str, int | None]  #: by state; None for whoever is bound to tasks
@@ -47,8 +45,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 async def overview(looked: Viewer, *, query: When) -> Overview:
     """Return the overview as it is, or as of a past moment."""
     past = query.as_of()
-    async with looked.gateway.projection.opened(past) as view:
-        shell = await surround(looked, view, past)
+    async with opened(looked, past) as (view, shell):
         called = await calls(looked, view, shell)
         alive = (
             None

@@ -11,7 +11,7 @@ from jobledger.admin.bulk import ActResult, perform
 from jobledger.admin.choice import ChosenJob, chosen_until
 from jobledger.gateway.acts.asked import JOBS_MAX, PERMISSIONS, ToDo, act_of
 from jobledger.gateway.pages.page import Viewer
-from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.shell import PageFacts, shell_of
 from jobledger.gateway.pages.views.jobs import Query as JobsQuery
 from jobledger.gateway.pages.views.jobs import filter_of
 from jobledger.gateway.problems import ProblemError
@@ -44,10 +44,9 @@ class Query(JobsQuery, frozen=True, kw_only=True):
         return [("verb", self.verb), ("what", self.what), *jobs, *self.asked()]
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class Plan(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     query: Query
     said: list[tuple[str, str]]
     asked: list[tuple[str, str]]
@@ -70,8 +69,7 @@ async def plan(looked: Viewer, *, query: Query) -> Plan:
     chosen = await chosen_of(looked, query, before)
     act = act_of(ToDo(act=query.verb), looked.principal.name)
     results = await perform(looked.gateway.rows, act, chosen[:_SAMPLE], plan=True)
-    async with looked.gateway.projection.opened() as view:
-        shell = await surround(looked, view, None)
+    shell = await shell_of(looked)
     return Plan(
         shell=shell,
         query=query,

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import msgspec
 from markupsafe import Markup
 
 from jobledger.admin.queues import listed, together
 from jobledger.admin.rows import View
+from jobledger.gateway.pages.charts.marks import TimeAxis
 from jobledger.gateway.pages.charts.plot import share
 from jobledger.gateway.pages.page import Viewer, When
-from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.shell import PageFacts, opened
+from jobledger.gateway.pages.views.fleet import trends
 from jobledger.gateway.pages.views.queue_lines import LATELY_S, QueueLine, queue_line, uncounted
 from jobledger.gateway.pages.words import state_word, style_of
 from jobledger.gateway.scoped import terms_for
 from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.projections import QueueRow
-from jobledger.projections.filters import Term
-from jobledger.projections.statistics.history import by_queue, happened
-
-_TREND_S = 3600
+from jobledger.projections.statistics.history import by_queue
 
 
 class QueueNow(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,18 +31,16 @@ class QueueNow(msgspec.Struct, frozen=True, kw_only=True):
     total: int | None  #: None for whoever is bound to tasks
 
 
-class Queues(msgspec.Struct, frozen=True, kw_only=True):
+class Queues(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     queues: list[QueueNow]
 
 
 async def queues(looked: Viewer, *, query: When) -> Queues:
     """Return every queue that ever had a job or is paused."""
     past = query.as_of()
-    async with looked.gateway.projection.opened(past) as view:
-        shell = await surround(looked, view, past)
+    async with opened(looked, past) as (view, shell):
         return Queues(shell=shell, queues=_queues(looked, view))
 
 
@@ -52,11 +48,12 @@ def _queues(looked: Viewer, view: View) -> list[QueueNow]:
     store, now, terms = view.store, view.now, terms_for(looked.principal)
     rows, paused = listed(store, None, now)
     lately = by_queue(store.select, now - timedelta(seconds=LATELY_S), now + timedelta(minutes=1), terms)
-    trends = _trends(view, now, terms)
+    hour = TimeAxis(begin=now - timedelta(minutes=60), step_s=60, count=60)
+    done = trends(view, hour, terms, "completed", "queue")
     found = [
         _queue(
             row,
-            queue_line(row, lately, now, trends.get(row.queue, []), paused=row.queue in paused),
+            queue_line(row, lately, now, done[row.queue], paused=row.queue in paused),
             paused.get(row.queue),
         )
         for row in together(rows)
@@ -77,12 +74,3 @@ def _queue(row: QueueRow, line: QueueLine, pause: QueueState | None) -> QueueNow
 
 def _uncounted(queue: QueueNow) -> QueueNow:
     return msgspec.structs.replace(queue, line=uncounted(queue.line), states=Markup(), total=None)
-
-
-def _trends(view: View, now: datetime, terms: Sequence[Term]) -> dict[str, list[float]]:
-    spans, begin = _TREND_S // 60, now - timedelta(seconds=_TREND_S)
-    found: dict[str, list[float]] = {}
-    for each in happened(view.store.select, begin, now, step_s=60, terms=terms):
-        index = min(spans - 1, max(0, int((each.begins_at - begin).total_seconds() // 60)))
-        found.setdefault(each.queue, [0.0] * spans)[index] += each.completed
-    return found

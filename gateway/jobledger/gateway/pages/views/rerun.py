@@ -9,7 +9,7 @@ import msgspec
 from jobledger.admin import run_acts
 from jobledger.admin.views import job_details
 from jobledger.gateway.pages.page import Viewer, When, moment_of
-from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.shell import PageFacts, shell_of
 from jobledger.gateway.pages.views.job import digest_of, editable
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import STEP_KEY_MAX
@@ -34,10 +34,9 @@ def chosen(step: str) -> RerunRequest:
     return {"from_step": step or None, "failed": not step}
 
 
-class RerunPage(msgspec.Struct, frozen=True, kw_only=True):
+class RerunPage(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     query: Query
     job: Job
     rerun_of: RerunOf
@@ -66,8 +65,7 @@ async def rerun(looked: Viewer, queue: str, id: str, *, query: Query) -> RerunPa
     history = await gateway.ledger.handle_of(ref).history()
     may_change = principal.may("queue", job.queue, job.task) and not (hidden or is_own_queue(job.queue))
     text = None if not may_change else editable(await job_details(gateway.ledger, job, history))
-    async with gateway.projection.opened() as view:
-        shell = await surround(looked, view, None)
+    shell = await shell_of(looked)
     return RerunPage(
         shell=shell,
         query=query,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from jobledger.gateway.pages.page import Viewer, When
-from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.shell import PageFacts, shell_of
 from jobledger.gateway.pages.words import cut, json_line
 from jobledger.gateway.table_rows import rows_of
 from jobledger.ledger.model.chain import load
@@ -36,10 +36,9 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
     is_number: bool
 
 
-class RowsPage(msgspec.Struct, frozen=True, kw_only=True):
+class RowsPage(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     job: Job
     step: str
     total: int  #: rows of the table
@@ -57,8 +56,7 @@ async def rows(looked: Viewer, queue: str, id: str, *, query: Query) -> RowsPage
         raise JobNotFoundError(id)
     principal.require_about("payloads", queue, job.task, JobNotFoundError(id))
     found = await rows_of(gateway, job, query.step, _ROWS)
-    async with gateway.projection.opened() as view:
-        shell = await surround(looked, view, None)
+    shell = await shell_of(looked)
     shown = list(found.columns)[:_COLUMNS_MAX]
     return RowsPage(
         shell=shell,

@@ -14,7 +14,7 @@ from jobledger.admin.runs import DeadChildren, dead_children
 from jobledger.admin.workflows.versions import WorkflowVersion
 from jobledger.gateway.pages.charts.plot import share
 from jobledger.gateway.pages.page import Viewer, When
-from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.shell import PageFacts, Shell, opened
 from jobledger.gateway.scoped import terms_for, workflows_for
 from jobledger.projections.filters import joined
 
@@ -65,10 +65,9 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
     dead: int = 0  #: dead letters among its children, which a person lets it go on from
 
 
-class Runs(msgspec.Struct, frozen=True, kw_only=True):
+class Runs(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     for_person: list[DeadChildren]  #: none for whoever is bound to tasks
     waiting: list[Waiting]
     newest: list[RunLine]
@@ -80,8 +79,7 @@ async def runs(looked: Viewer, *, query: When) -> Runs:
     """Return runs as they are, or as of a past moment; which code workers had then is not known."""
     past = query.as_of()
     workflows = [] if past is not None else await workflows_for(looked.principal, looked.gateway.rows)
-    async with looked.gateway.projection.opened(past) as view:
-        shell = await surround(looked, view, past)
+    async with opened(looked, past) as (view, shell):
         return await anyio.to_thread.run_sync(_page, looked, view, shell, workflows)
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from jobledger.admin.schedules import list_schedules
 from jobledger.gateway.pages.page import Viewer, When
-from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.shell import PageFacts, opened
 from jobledger.projections.tables.schedules import ScheduleRow, TickRow, last_ticks, read_schedules
 
 
@@ -19,10 +19,9 @@ class ScheduleLine(msgspec.Struct, frozen=True, kw_only=True):
     ticks: list[TickRow]  #: the newest that have jobs, the oldest first
 
 
-class Schedules(msgspec.Struct, frozen=True, kw_only=True):
+class Schedules(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     schedules: list[ScheduleLine]
 
 
@@ -30,8 +29,7 @@ async def schedules(looked: Viewer, *, query: When) -> Schedules:
     """Return the schedules by name; what code the workers had at a past moment is not known."""
     past = query.as_of()
     listed = [] if past is not None else await list_schedules(looked.gateway.rows)
-    async with looked.gateway.projection.opened(past) as view:
-        shell = await surround(looked, view, past)
+    async with opened(looked, past) as (view, shell):
         found = [(each.row, each.in_code, each.is_late) for each in listed] or [
             (row, "unknown", False) for row in read_schedules(view.store.select) if row.status != "removed"
         ]

@@ -17,7 +17,7 @@ from jobledger.admin.views import job_details
 from jobledger.gateway.pages.charts.plot import histogram, spark
 from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.schema_fields import Field, fields_of, filled
-from jobledger.gateway.pages.shell import RANGES, Shell, surround
+from jobledger.gateway.pages.shell import RANGES, PageFacts, Shell, opened
 from jobledger.gateway.pages.views.fleet import FleetCharts, axis_of, happened, points, trends
 from jobledger.gateway.pages.views.job import editable
 from jobledger.gateway.problems import ProblemError
@@ -46,10 +46,9 @@ class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
     schedules: list[str]
 
 
-class Tasks(msgspec.Struct, frozen=True, kw_only=True):
+class Tasks(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     tasks: list[TaskLine]
 
 
@@ -69,10 +68,9 @@ class Like(msgspec.Struct, frozen=True, kw_only=True):
     input: str  #: as JSON
 
 
-class TaskForm(msgspec.Struct, frozen=True, kw_only=True):
+class TaskForm(PageFacts, frozen=True, kw_only=True):
     """The page of one task."""
 
-    shell: Shell
     entry: TaskEntry
     fields: tuple[Field, ...] | None  #: None: its input is typed as JSON
     like: Like | None  #: None: the form is empty
@@ -92,8 +90,7 @@ async def tasks(looked: Viewer, *, query: When) -> Tasks:
     entries = await read_tasks(ledger.connection, ledger.inbox, ledger.names)
     living = [each for each in await ledger.leases.all() if not each.stopped]
     principal, whole_s = looked.principal, RANGES[query.range][0]
-    async with looked.gateway.projection.opened() as view:
-        shell = await surround(looked, view, None)
+    async with opened(looked) as (view, shell):
         found = await stats(
             view,
             view.now - timedelta(seconds=whole_s),
@@ -134,8 +131,7 @@ async def task_form(looked: Viewer, task: str, *, query: TaskQuery) -> TaskForm:
     like = await _like(looked, task, query.like) if query.like else None
     fields = fields_of(found.input)
     living = [each for each in await ledger.leases.all() if not each.stopped]
-    async with looked.gateway.projection.opened() as view:
-        shell = await surround(looked, view, None)
+    async with opened(looked) as (view, shell):
         told = await anyio.to_thread.run_sync(_told, looked, view, shell, found)
     return TaskForm(
         shell=shell,

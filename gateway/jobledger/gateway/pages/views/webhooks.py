@@ -10,7 +10,7 @@ import msgspec
 from jobledger.admin.hooks.watches import WatchInfo, list_watches
 from jobledger.admin.hooks.webhooks import WebhookInfo, list_webhooks
 from jobledger.gateway.pages.page import Viewer, When
-from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.shell import PageFacts, opened
 from jobledger.ledger.model.times import as_utc
 from jobledger.projections.tables.routes import DeliveryRow, RouteRow, read_deliveries, read_routes
 
@@ -26,10 +26,9 @@ class Query(When, frozen=True, kw_only=True):
     unmatched: bool = False  #: only those that no rule matched
 
 
-class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
+class Webhooks(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     query: Query
     watches: list[WatchInfo]
     webhooks: list[WebhookInfo]
@@ -42,8 +41,7 @@ async def webhooks(looked: Viewer, *, query: Query) -> Webhooks:
     """Return them as they are now. Raises: ProblemError for who may not see all queues."""
     looked.principal.require_everywhere("view")
     ledger = looked.gateway.ledger
-    async with looked.gateway.projection.opened() as view:
-        shell = await surround(looked, view, None)
+    async with opened(looked) as (view, shell):
         with view.store.one_moment():
             routes = read_routes(view.store.select)
             deliveries = read_deliveries(

@@ -8,7 +8,7 @@ import msgspec
 
 from jobledger.admin.workers import list_workers
 from jobledger.gateway.pages.page import Viewer, When
-from jobledger.gateway.pages.shell import Shell, surround
+from jobledger.gateway.pages.shell import PageFacts, opened
 from jobledger.gateway.scoped import workers_for
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections.statistics.answers import WorkerRow
@@ -23,10 +23,9 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     did: WorkerRow | None  #: what the ledger knows of it
 
 
-class Workers(msgspec.Struct, frozen=True, kw_only=True):
+class Workers(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
-    shell: Shell
     workers: list[WorkerLine]
     clients: list[WorkerInfo]  #: processes that hold locks
 
@@ -35,10 +34,10 @@ async def workers(looked: Viewer, *, query: When) -> Workers:
     """Return who works now: leases are not kept, so this page has no past."""
     del query
     found = workers_for(looked.principal, await list_workers(looked.gateway.ledger))[:_WORKERS_MAX]
-    async with looked.gateway.projection.opened() as view:
+    async with opened(looked) as (view, shell):
         did = {row.worker: row for row in view.store.workers(_WORKERS_MAX)}
         return Workers(
-            shell=await surround(looked, view, None),
+            shell=shell,
             workers=[
                 WorkerLine(info=each, did=did.get(each.worker)) for each in found if each.kind == "worker"
             ],
