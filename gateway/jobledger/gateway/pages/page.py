@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast, get_type_hints
 
 import msgspec
 
@@ -83,10 +84,19 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     #: `Elsewhere`
     facts: Callable[..., Awaitable[Any]]
     permission: Permission | None = "view"
-    query: type[msgspec.Struct] = When  #: parameters behind the `?`; others are ignored
     #: async (looked, path words...) -> a number that changes with what the page is about: what is shown of one is then never
     #: older than its newest event. None: the page shows lists, which lag anyhow.
     stands_at: Callable[..., Awaitable[int]] | None = None
+
+    @property
+    def query(self) -> type[msgspec.Struct]:
+        """Parameters behind the `?`, as its facts take them; others are ignored."""
+        return _query_of(self.facts)
+
+
+@functools.cache
+def _query_of(facts: Callable[..., Any]) -> type[msgspec.Struct]:
+    return cast("type[msgspec.Struct]", get_type_hints(facts)["query"])
 
 
 class Fields:

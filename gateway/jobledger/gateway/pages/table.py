@@ -18,7 +18,7 @@ from jobledger.gateway.pages.forms.jobs import requeue, signal
 from jobledger.gateway.pages.forms.plan import do_plan
 from jobledger.gateway.pages.forms.runs import begin_again
 from jobledger.gateway.pages.forms.tasks import add_job
-from jobledger.gateway.pages.page import Form, Page, When
+from jobledger.gateway.pages.page import Form, Page
 from jobledger.gateway.pages.verbs import forms_of
 from jobledger.gateway.pages.views import (
     acts,
@@ -33,29 +33,26 @@ from jobledger.gateway.pages.views import (
     webhooks,
 )
 from jobledger.gateway.pages.views import job as job_views
-from jobledger.gateway.pages.views.changes import Query as ChangesQuery
 from jobledger.gateway.pages.views.changes import changes
-from jobledger.gateway.pages.views.clock import Query as ClockQuery
 from jobledger.gateway.pages.views.clock import clock
 from jobledger.gateway.pages.views.ledger import ledger
 from jobledger.gateway.pages.views.limits import limits, tenants
 from jobledger.gateway.pages.views.queues import queues
 from jobledger.gateway.pages.views.runs import runs
 from jobledger.gateway.pages.views.schedules import schedules
-from jobledger.gateway.pages.views.tasks import TaskQuery, task_form, tasks
+from jobledger.gateway.pages.views.tasks import task_form, tasks
 from jobledger.gateway.pages.views.workers import workers
 
 PAGES: Final = (
-    Page(path="/", template="overview.html", facts=overview.overview, query=When),
-    Page(path="/jobs", template="jobs.html", facts=jobs.jobs, query=jobs.Query),
-    Page(path="/suggest", template="suggest.html", facts=jobs.suggested, query=jobs.SuggestQuery),
-    Page(path="/clock", template="clock.html", facts=clock, query=ClockQuery),
-    Page(path="/changes", template="changes.html", facts=changes, query=ChangesQuery),
+    Page(path="/", template="overview.html", facts=overview.overview),
+    Page(path="/jobs", template="jobs.html", facts=jobs.jobs),
+    Page(path="/suggest", template="suggest.html", facts=jobs.suggested),
+    Page(path="/clock", template="clock.html", facts=clock),
+    Page(path="/changes", template="changes.html", facts=changes),
     Page(
         path="/jobs/{queue}/{id}",
         template="job.html",
         facts=job_views.job_page,
-        query=job_views.Query,
         stands_at=job_views.newest_event,
     ),
     Page(path="/jobs/{queue}/{id}/peek", template="peek.html", facts=job_views.peek),
@@ -63,7 +60,6 @@ PAGES: Final = (
         path="/jobs/{queue}/{id}/rerun",
         template="rerun.html",
         facts=rerun.rerun,
-        query=rerun.Query,
         permission="review",
         stands_at=job_views.newest_event,
     ),
@@ -71,17 +67,11 @@ PAGES: Final = (
         path="/jobs/{queue}/{id}/rows",
         template="rows.html",
         facts=rows.rows,
-        query=rows.Query,
         permission="payloads",
         stands_at=job_views.newest_event,
     ),
-    Page(
-        path="/dead-letters",
-        template="dead_letters.html",
-        facts=dead_letters.dead_letters,
-        query=dead_letters.Query,
-    ),
-    Page(path="/plan", template="plan.html", facts=plan.plan, query=plan.Query),
+    Page(path="/dead-letters", template="dead_letters.html", facts=dead_letters.dead_letters),
+    Page(path="/plan", template="plan.html", facts=plan.plan),
     Page(path="/queues", template="queues.html", facts=queues),
     Page(path="/schedules", template="schedules.html", facts=schedules),
     Page(path="/limits", template="limits.html", facts=limits),
@@ -89,12 +79,12 @@ PAGES: Final = (
     Page(path="/workers", template="workers.html", facts=workers),
     Page(path="/runs", template="runs.html", facts=runs),
     Page(path="/tasks", template="tasks.html", facts=tasks),
-    Page(path="/tasks/{task}", template="task.html", facts=task_form, query=TaskQuery),
-    Page(path="/graphs", template="graphs.html", facts=graphs.graphs, query=graphs.Query),
-    Page(path="/webhooks", template="webhooks.html", facts=webhooks.webhooks, query=webhooks.Query),
+    Page(path="/tasks/{task}", template="task.html", facts=task_form),
+    Page(path="/graphs", template="graphs.html", facts=graphs.graphs),
+    Page(path="/webhooks", template="webhooks.html", facts=webhooks.webhooks),
     Page(path="/ledger", template="ledger.html", facts=ledger),
-    Page(path="/keys", template="keys.html", facts=keys.keys, query=keys.Query, permission="admin"),
-    Page(path="/acts", template="acts.html", facts=acts.acts, query=acts.Query),
+    Page(path="/keys", template="keys.html", facts=keys.keys, permission="admin"),
+    Page(path="/acts", template="acts.html", facts=acts.acts),
 )
 FORMS: Final = (
     Form(path="/jobs/{queue}/{id}/rerun", permission="review", act=begin_again),
