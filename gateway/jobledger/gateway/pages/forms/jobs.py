@@ -12,21 +12,17 @@ from jobledger.gateway.api.place import GatewayPlace
 from jobledger.gateway.pages.html import address
 from jobledger.gateway.pages.page import SentForm
 from jobledger.gateway.pages.schema_fields import value_of
-from jobledger.gateway.pages.views.job import digest_of
+from jobledger.gateway.pages.views.job import digest_of, job_of
 from jobledger.gateway.pages.views.run import signal_fields
 from jobledger.gateway.problems import ProblemError
-from jobledger.ledger.model.chain import load
-from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.events import PRIORITIES
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.rights.grants import Permission
-from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.sent_signals import announced_workflow
 
 
 async def requeue(sent: SentForm, queue: str, id: str) -> str:  # noqa: A002 - as in the address
     """Give a dead letter new attempts, perhaps with another input. Raises: ProblemError, and as `Ledger.requeue`."""
-    _, job = await job_of(sent, queue, id, "review")
+    _, job = await job_of(sent.looked, queue, id, "review")
     fields = sent.fields
     wish = RequeueJob(
         id=id,
@@ -45,7 +41,7 @@ async def signal(sent: SentForm, queue: str, id: str) -> str:  # noqa: A002 - as
 
     Raises: ProblemError, and as `run_acts.signal`.
     """
-    _, job = await job_of(sent, queue, id, "queue")
+    _, job = await job_of(sent.looked, queue, id, "queue")
     name, fields = sent.fields.one("name"), None
     if "value" not in sent.fields:
         workflow = await announced_workflow(sent.gateway.ledger, job.task, job.order.version)
@@ -53,17 +49,6 @@ async def signal(sent: SentForm, queue: str, id: str) -> str:  # noqa: A002 - as
     value = value_of(fields, sent.fields)
     await run_acts.signal(sent.gateway.rows, id, name, value, queue=queue, by=sent.principal.name)
     return address(f"/jobs/{queue}/{id}")
-
-
-async def job_of(sent: SentForm, queue: str, job_id: str, permission: Permission) -> tuple[JobRef, Job]:
-    """Return the job that a form is about, for who may act on it. Raises: ProblemError, JobNotFoundError."""
-    sent.principal.require(permission, queue)
-    ref = JobRef(queue=check_token("queue", queue), job_id=check_token("job id", job_id))
-    job = (await load(sent.gateway.ledger.log, ref)).job
-    if job is None:
-        raise JobNotFoundError(job_id)
-    sent.principal.require_about(permission, queue, job.task, JobNotFoundError(job_id))
-    return ref, job
 
 
 def changed_input(sent: SentForm, job: Job) -> dict[str, Any] | None:

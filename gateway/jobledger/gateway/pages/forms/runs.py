@@ -7,9 +7,10 @@ import hashlib
 import msgspec
 
 from jobledger.admin import run_acts
-from jobledger.gateway.pages.forms.jobs import changed_input, job_of
+from jobledger.gateway.pages.forms.jobs import changed_input
 from jobledger.gateway.pages.html import address
 from jobledger.gateway.pages.page import SentForm
+from jobledger.gateway.pages.views.job import job_of
 from jobledger.gateway.pages.views.rerun import chosen
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.reruns.plans import RerunRequest
@@ -21,7 +22,7 @@ async def begin_again(sent: SentForm, queue: str, id: str) -> str:  # noqa: A002
     Raises: ProblemError, PLAN_EXPIRED for a run that went on since; and as `run_acts.rerun`.
     """
     fields, rows, by = sent.fields, sent.gateway.rows, sent.principal.name
-    ref, job = await job_of(sent, queue, id, "review")
+    ref, job = await job_of(sent.looked, queue, id, "review")
     reason, at = fields.reason(), fields.moment("as_it_was")
     how: RerunRequest = {**chosen(fields.one("step")), "at": at}
     changed = changed_input(sent, job)

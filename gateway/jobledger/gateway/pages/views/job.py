@@ -34,12 +34,13 @@ from jobledger.gateway.pages.views.archived import archived, where_is
 from jobledger.gateway.pages.views.run import RunPart, run_part
 from jobledger.gateway.pages.words import json_text
 from jobledger.gateway.scoped import facts_for, names_cleared
-from jobledger.ledger.model.chain import fold
+from jobledger.ledger.model.chain import fold, load
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import JobNotFoundError, LedgerError
 from jobledger.ledger.model.events import ErrorInfo, event_type
 from jobledger.ledger.model.fingerprint import job_fingerprint
 from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
+from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.rights.marks import hidden_from
 from jobledger.ledger.model.runs.wait_words import all_awaited
 from jobledger.ledger.model.subjects import JobRef, check_token, is_own_queue
@@ -194,6 +195,17 @@ async def job_page(looked: Viewer, queue: str, id: str, *, query: Query) -> JobP
         logs=() if hidden or is_past else await _logs(looked, job),
         missing="" if found.missing is None else where_is(found.missing, job.id),
     )
+
+
+async def job_of(looked: Viewer, queue: str, job_id: str, permission: Permission) -> tuple[JobRef, Job]:
+    """Return the job of an address as it is, for who may do that with it. Raises: ProblemError, JobNotFoundError."""
+    looked.principal.require(permission, queue)
+    ref = JobRef(queue=check_token("queue", queue), job_id=check_token("job id", job_id))
+    job = (await load(looked.gateway.ledger.log, ref)).job
+    if job is None:
+        raise JobNotFoundError(job_id)
+    looked.principal.require_about(permission, queue, job.task, JobNotFoundError(job_id))
+    return ref, job
 
 
 async def newest_event(looked: Viewer, queue: str, id: str) -> int:  # noqa: A002 - as in the address

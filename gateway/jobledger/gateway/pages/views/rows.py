@@ -8,13 +8,11 @@ import msgspec
 
 from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import PageFacts, shell_of
+from jobledger.gateway.pages.views.job import job_of
 from jobledger.gateway.pages.words import cut, json_line
 from jobledger.gateway.table_rows import rows_of
-from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import STEP_KEY_MAX
-from jobledger.ledger.model.errors import JobNotFoundError
 from jobledger.ledger.model.job import Job
-from jobledger.ledger.model.subjects import JobRef, check_token
 
 _ROWS: Final = 20
 _COLUMNS_MAX: Final = 40
@@ -49,13 +47,8 @@ class RowsPage(PageFacts, frozen=True, kw_only=True):
 
 async def rows(looked: Viewer, queue: str, id: str, *, query: Query) -> RowsPage:  # noqa: A002 - as in the address
     """Return the first rows of a table that a run made. Raises: ProblemError, and as `rows_of`."""
-    gateway, principal = looked.gateway, looked.principal
-    principal.require("payloads", check_token("queue", queue))
-    job = (await load(gateway.ledger.log, JobRef(queue=queue, job_id=check_token("job id", id)))).job
-    if job is None:
-        raise JobNotFoundError(id)
-    principal.require_about("payloads", queue, job.task, JobNotFoundError(id))
-    found = await rows_of(gateway, job, query.step, _ROWS)
+    _, job = await job_of(looked, queue, id, "payloads")
+    found = await rows_of(looked.gateway, job, query.step, _ROWS)
     shell = await shell_of(looked)
     shown = list(found.columns)[:_COLUMNS_MAX]
     return RowsPage(
