@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -15,9 +13,9 @@ from jobledger.admin.workers import Deploy, deploys, list_workers
 from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import PageFacts, Shell, opened
 from jobledger.gateway.pages.views.fleet import acts_between
+from jobledger.gateway.pages.views.queue_lines import of_users
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.scoped import terms_for
-from jobledger.ledger.model.subjects import is_own_queue
 from jobledger.ledger.model.written_times import read_time
 from jobledger.projections import Histogram
 from jobledger.projections.filters import joined
@@ -162,25 +160,16 @@ def _page(looked: Viewer, view: View, shell: Shell, query: Query, begin: datetim
 
 def _states(view: View, begin: datetime, end: datetime) -> list[StateChange]:
     """Return the states at both moments; where the end is now, or is not kept, as the rows are."""
-    now = _of_users({row.queue: row.counts for row in view.store.queues()})
+    now = of_users({row.queue: row.counts for row in view.store.queues()})
     then, at_end = (view.store.levels_at(each) for each in (begin, end))
-    before = _of_users({} if then is None else then.queues)
+    before = of_users({} if then is None else then.queues)
     is_now = at_end is None or view.now - end < timedelta(minutes=1)
-    after = now if is_now or at_end is None else _of_users(at_end.queues)
+    after = now if is_now or at_end is None else of_users(at_end.queues)
     return [
         StateChange(state=state, before=before[state], after=after[state])
         for state in _STATES
         if before[state] or after[state]
     ]
-
-
-def _of_users(queues: Mapping[str, Mapping[str, int]]) -> Counter[str]:
-    """Return how many jobs are in each state, without the ledger's own."""
-    found: Counter[str] = Counter()
-    for queue, counts in queues.items():
-        if not is_own_queue(queue):
-            found.update(counts)
-    return found
 
 
 def _sides(

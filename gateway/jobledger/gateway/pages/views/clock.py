@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -10,15 +11,16 @@ from markupsafe import Markup
 
 from jobledger.admin.rows import View
 from jobledger.gateway.pages.charts.marks import TimeAxis
-from jobledger.gateway.pages.charts.plot import plot
+from jobledger.gateway.pages.charts.plot import Note, plot
 from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import PageFacts, Shell, opened
 from jobledger.gateway.pages.views.fleet import notes_of, outcomes
-from jobledger.gateway.pages.words import count
+from jobledger.gateway.pages.words import count, moment
 from jobledger.gateway.scoped import terms_for
-from jobledger.projections import DeadLetterFilter
+from jobledger.projections import DeadLetterFilter, DeadLetterRow
 
 _SPANS: Final = 90
+_LABEL: Final = "What happened over the life of the ledger"
 _STEPS_S: Final = (60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 604800)
 
 
@@ -57,50 +59,30 @@ def _panel(looked: Viewer, view: View, shell: Shell, query: Query) -> Clock:
     with view.store.one_moment():
         series = outcomes(view, axis, terms_for(looked.principal))
         notes = notes_of(view, axis) if looked.principal.is_everywhere else []
-        deaths = view.store.dead_letters(
-            1,
-            order="oldest",
-            chosen=DeadLetterFilter(
-                visible_queues=looked.principal.queues, visible_tasks=looked.principal.tasks
-            ),
-        )
+        seen = DeadLetterFilter(visible_queues=looked.principal.queues, visible_tasks=looked.principal.tasks)
+        deaths = view.store.dead_letters(1, order="oldest", chosen=seen)
     end = axis.at(axis.count)
     at = query.as_of()
-    shown = at.at if at is not None and at.at is not None else None
-    jumps = [("5 min ago", shell.today - timedelta(minutes=5)), ("1 h ago", shell.today - timedelta(hours=1))]
-    jumps += [("yesterday, this time", shell.today - timedelta(days=1))]
-    jumps += [
-        (
-            f"before {each.words.split(' ')[0]} {' '.join(each.words.split(' ')[1:4])}",
-            each.at - timedelta(seconds=1),
-        )
-        for each in notes[:2]
-    ]
-    if deaths:
-        jumps.append(
-            (
-                "before the oldest dead letter",
-                datetime.fromisoformat(deaths[0].dead_at) - timedelta(seconds=1),
-            )
-        )
+    place = 1000
+    if at is not None and at.at is not None:
+        place = max(0, min(999, round(1000 * (at.at - axis.begin) / (end - axis.begin))))
     return Clock(
         shell=shell,
         path=query.path if query.path.startswith("/") and not query.path.startswith("//") else "/",
         begin=axis.begin,
         end=end,
-        density=plot(
-            axis,
-            stack=series,
-            notes=notes,
-            label="What happened over the life of the ledger",
-            said=count,
-            height=54,
-        ),
-        place=1000
-        if shown is None
-        else max(
-            0,
-            min(999, round(1000 * (shown - axis.begin).total_seconds() / (end - axis.begin).total_seconds())),
-        ),
-        jumps=[(name, moment) for name, moment in jumps if moment > shell.begin],
+        density=plot(axis, stack=series, notes=notes, label=_LABEL, said=count, height=54),
+        place=place,
+        jumps=[each for each in _jumps(shell, notes, deaths) if each[1] > shell.begin],
     )
+
+
+def _jumps(shell: Shell, notes: list[Note], deaths: list[DeadLetterRow]) -> Iterator[tuple[str, datetime]]:
+    """Yield moments that many look for: some time ago, and just before something happened."""
+    for name, minutes in (("5 min ago", 5), ("1 h ago", 60), ("yesterday, this time", 24 * 60)):
+        yield name, shell.today - timedelta(minutes=minutes)
+    just_before = timedelta(seconds=1)
+    for each in notes[:2]:
+        yield f"before {' '.join(each.words.split(' ')[:4])}", each.at - just_before
+    for death in deaths:
+        yield "before the oldest dead letter", moment(death.dead_at) - just_before

@@ -35,6 +35,14 @@ OUTCOMES: Final = (
     ("died", "t-dead"),
 )
 _ENDED: Final[tuple[Counter, ...]] = ("completed", "cancelled", "failed", "dead_lettered")
+_DID: Final = {
+    "pause": "paused",
+    "resume": "resumed",
+    "requeue": "requeued",
+    "discard": "discarded",
+    "cancel": "cancelled",
+    "retry": "ran now",
+}
 _ACTS: Final = (
     "SELECT min(at), by, act, queue, CASE WHEN job = '' THEN '' ELSE task END, count(*), max(reason) FROM acts "
     "WHERE at >= ? AND at < ? AND unsure = 0 GROUP BY by, act, queue, substr(at, 1, 16), reason ORDER BY 1 DESC LIMIT ?"
@@ -60,9 +68,8 @@ def axis_of(shell: Shell) -> TimeAxis:
     whole_s, step_s = RANGES[shell.range]
     last = datetime.fromtimestamp(shell.now.timestamp() // step_s * step_s, shell.now.tzinfo)
     lived = math.ceil((shell.now - shell.begin).total_seconds() / step_s) + 2
-    spans = max(
-        1, min(math.ceil(whole_s / step_s), max(_BARS_MIN, lived))
-    )  # of a young ledger only what it has lived
+    # Of a young ledger only what it has lived.
+    spans = max(1, min(math.ceil(whole_s / step_s), max(_BARS_MIN, lived)))
     return TimeAxis(begin=last - timedelta(seconds=step_s * (spans - 1)), step_s=step_s, count=spans)
 
 
@@ -171,21 +178,8 @@ def acts_between(view: View, begin: datetime, end: datetime, limit: int) -> list
         if by.count("-") >= 2 and any(each.isdigit() for each in by.split("-")):  # noqa: PLR2004 - a program
             continue
         what = f"queue {queue}" if not task else f"{jobs:,} {task} job{'' if jobs == 1 else 's'} in {queue}"
-        words = {
-            "pause": "paused",
-            "resume": "resumed",
-            "requeue": "requeued",
-            "discard": "discarded",
-            "cancel": "cancelled",
-            "retry": "ran now",
-        }
-        found.append(
-            (
-                datetime.fromisoformat(at),
-                by,
-                f"{words.get(act, act)} {what}" + (f": {reason}" if reason else ""),
-            )
-        )
+        why = f": {reason}" if reason else ""
+        found.append((datetime.fromisoformat(at), by, f"{_DID.get(act, act)} {what}{why}"))
     return sorted(found, reverse=True)[:limit]
 
 

@@ -48,8 +48,8 @@ class KeyLine(msgspec.Struct, frozen=True, kw_only=True):
     slots: int | None
     taken: int | None  #: None, as `held`, for whoever may not see all jobs
     held: int | None
-    bar: Markup
     differs: bool  #: it has terms of its own
+    bar: Markup = Markup()
 
 
 class LimitLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,12 +123,10 @@ def _limits(
         overrides = {each.key: each for each in rows if each.name == row.name and each.key and not row.key}
         of_name = (key for key in (*taken, *held) if split(key)[0] == row.name)
         named = {limit} if row.key else {*of_name, *(joined(row.name, key) for key in overrides)}
+        found = [_key(each, row, overrides, taken, held) for each in named or {row.name}]
         # All keys of a limit are drawn at one scale, so that their bars can be compared.
-        whole = max(
-            (_slots(each, row, overrides, taken) + held.get(each, 0) for each in named or {row.name}),
-            default=1,
-        )
-        keys = [_key(each, row, overrides, taken, held, whole) for each in named or {row.name}]
+        whole = max(max(each.slots or 0, each.taken or 0) + (each.held or 0) for each in found)
+        keys = [msgspec.structs.replace(each, bar=_bar(each, whole)) for each in found]
         keys.sort(key=lambda each: (-(each.held or 0), -(each.taken or 0), each.key))
         if not everything:
             keys = [msgspec.structs.replace(each, taken=None, held=None) for each in keys]
@@ -147,42 +145,29 @@ def _limits(
     return sorted(lines, key=lambda each: (-(each.held or 0), each.limit)), missing
 
 
-def _slots(
-    limit: str, common: LimitListed, overrides: dict[str, LimitListed], taken: Mapping[str, int]
-) -> int:
-    key = split(limit)[1]
-    return max(overrides.get(key, common).slots or 0, taken.get(limit, 0))
-
-
-def _key(  # noqa: PLR0917 - what was read of all keys, once
+def _key(
     limit: str,
     common: LimitListed,
     overrides: dict[str, LimitListed],
     taken: Mapping[str, int],
     held: Mapping[str, int],
-    whole: int,
 ) -> KeyLine:
     key = split(limit)[1]
-    slots = overrides.get(key, common).slots
-    holds, waits = taken.get(limit, 0), held.get(limit, 0)
-    parts = [
-        ("t-running", "hold a slot", holds),
-        ("free", "free", max(0, (slots or 0) - holds)),
-        ("t-held", "wait", waits),
-    ]
     return KeyLine(
         limit=limit,
         key=key,
-        slots=slots,
-        taken=holds,
-        held=waits,
+        slots=overrides.get(key, common).slots,
+        taken=taken.get(limit, 0),
+        held=held.get(limit, 0),
         differs=key in overrides,
-        bar=share(
-            [(style, name, float(value)) for style, name, value in parts],
-            label=f"{limit}: {holds} of {slots}, {waits} wait",
-            whole=whole,
-        ),
     )
+
+
+def _bar(key: KeyLine, whole: int) -> Markup:
+    taken, held = key.taken or 0, key.held or 0
+    free = max(0, (key.slots or 0) - taken)
+    parts = [("t-running", "hold a slot", taken), ("free", "free", free), ("t-held", "wait", held)]
+    return share(parts, label=f"{key.limit}: {taken} of {key.slots}, {held} wait", whole=whole)
 
 
 async def tenants(looked: Viewer, *, query: When) -> Tenants:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -14,11 +13,9 @@ from jobledger.admin.rows import View
 from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import RANGES, PageFacts, Shell, opened
 from jobledger.gateway.pages.views.fleet import FleetCharts, axis_of, calls, happened, trends
-from jobledger.gateway.pages.views.queue_lines import LATELY_S, QueueLine, queue_line, uncounted
+from jobledger.gateway.pages.views.queue_lines import LATELY_S, QueueLine, of_users, queue_line, uncounted
 from jobledger.gateway.scoped import terms_for
-from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.subjects import is_own_queue
-from jobledger.projections import QueueRow
 from jobledger.projections.statistics.history import by_queue
 
 _QUEUES_MAX: Final = 40
@@ -47,16 +44,12 @@ async def overview(looked: Viewer, *, query: When) -> Overview:
     past = query.as_of()
     async with opened(looked, past) as (view, shell):
         called = await calls(looked, view, shell)
-        alive = (
-            None
-            if past is not None
-            else sum(
-                not each.stopped and each.kind == "worker"
-                for each in await looked.gateway.ledger.leases.all()
-            )
-        )
+        leases = [] if past is not None else await looked.gateway.ledger.leases.all()
+        alive = sum(not each.stopped and each.kind == "worker" for each in leases)
         charts = await _charts(looked, view, shell)
-        return await anyio.to_thread.run_sync(_page, looked, view, shell, called, charts, alive)
+        return await anyio.to_thread.run_sync(
+            _page, looked, view, shell, called, charts, None if past else alive
+        )
 
 
 async def _charts(looked: Viewer, view: View, shell: Shell) -> FleetCharts:
@@ -82,7 +75,8 @@ def _page(  # noqa: PLR0917 - everything that was read, once
         done = trends(view, axis_of(shell), terms_for(principal), "completed", "queue")
         paused = paused_now(store, now)
         lines = [queue_line(row, lately, now, done[row.queue], paused=row.queue in paused) for row in rows]
-        counts: dict[str, int | None] = dict(_counts(rows))
+        users = of_users({row.queue: row.counts for row in rows})
+        counts: dict[str, int | None] = {state: users[state] for state in (*_OPEN, "dead_lettered")}
         if not principal.is_of_all_tasks:
             lines = list(map(uncounted, lines))
             counts = {**dict.fromkeys(counts), "dead_lettered": shell.dead}
@@ -100,8 +94,3 @@ def _page(  # noqa: PLR0917 - everything that was read, once
             else None,
             workers=alive,
         )
-
-
-def _counts(rows: Sequence[QueueRow]) -> dict[str, int]:
-    users = [row for row in rows if not is_own_queue(row.queue)]
-    return {state.value: sum(row.counts[state.value] for row in users) for state in JobState}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -11,6 +12,7 @@ from markupsafe import Markup
 from msgspec.structs import replace
 
 from jobledger.gateway.pages.charts.plot import spark
+from jobledger.ledger.model.subjects import is_own_queue
 from jobledger.projections import QueueRow
 from jobledger.projections.statistics.history import QueueHappened
 
@@ -57,3 +59,12 @@ def queue_line(
 def uncounted(line: QueueLine) -> QueueLine:
     """Return a line without what is kept of all tasks of its queue together."""
     return replace(line, counts=dict.fromkeys(line.counts), later=None, waits_s=None)
+
+
+def of_users(queues: Mapping[str, Mapping[str, int]]) -> Counter[str]:
+    """Return how many jobs are in each state, without the ledger's own."""
+    found: Counter[str] = Counter()
+    for queue, counts in queues.items():
+        if not is_own_queue(queue):
+            found.update(counts)
+    return found

@@ -91,13 +91,9 @@ async def tasks(looked: Viewer, *, query: When) -> Tasks:
     living = [each for each in await ledger.leases.all() if not each.stopped]
     principal, whole_s = looked.principal, RANGES[query.range][0]
     async with opened(looked) as (view, shell):
-        found = await stats(
-            view,
-            view.now - timedelta(seconds=whole_s),
-            view.now + timedelta(minutes=1),
-            visible_queues=principal.scope.queues,
-            visible_tasks=principal.scope.tasks,
-        )
+        since, until = view.now - timedelta(seconds=whole_s), view.now + timedelta(minutes=1)
+        seen, its = principal.scope.queues, principal.scope.tasks
+        found = await stats(view, since, until, visible_queues=seen, visible_tasks=its)
         done = trends(view, axis_of(shell), terms_for(principal), "completed", "task")
         ticked = _schedules(looked, view)
     rates = {each.name: each for each in found.tasks}
@@ -168,33 +164,20 @@ async def _like(looked: Viewer, task: str, name: str) -> Like:
 
 
 def _told(looked: Viewer, view: View, shell: Shell, entry: TaskEntry) -> dict[str, Any]:
-    of_task = Term("task", "task = ?", (entry.name,))
+    of_task, principal = Term("task", "task = ?", (entry.name,)), looked.principal
+    seen = JobFilter(task=entry.name, visible_queues=principal.queues, visible_tasks=principal.tasks)
     with view.store.one_moment():
         ran = points(view, axis_of(shell), [of_task], took="run")
         run = Histogram.merged(each.took for each in ran if each.took is not None)
-        failures = [
-            each
-            for each in view.store.failures(task=entry.name)
-            if looked.principal.may("view", each.queue, each.task)
-        ]
-        newest = view.store.jobs(
-            limit=8,
-            task=entry.name,
-            visible_queues=looked.principal.queues,
-            visible_tasks=looked.principal.tasks,
-        )
-        counts = view.store.job_counts(
-            JobFilter(task=entry.name, visible_queues=looked.principal.queues)
-        ).by_state
-        schedules = [row for row in _schedules(looked, view) if row.task == entry.name]
+        failures = view.store.failures(task=entry.name)
         return {
             "happened": happened(looked, view, shell, of_task, notes=False, height=120),
             "durations": _durations(run),
             "run": run,
-            "failures": failures[:8],
-            "newest": newest,
-            "schedules": schedules,
-            "counts": counts,
+            "failures": [each for each in failures if principal.may("view", each.queue, each.task)][:8],
+            "newest": view.store.job_page(seen, limit=8).items,
+            "schedules": [row for row in _schedules(looked, view) if row.task == entry.name],
+            "counts": view.store.job_counts(seen).by_state,
         }
 
 
