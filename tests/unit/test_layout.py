@@ -269,7 +269,6 @@ PARTICIPLES = {
     "Raised",
     "Recomputed",
     "Returned",
-    "Shared",
 }
 
 

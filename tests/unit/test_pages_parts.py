@@ -12,7 +12,7 @@ import pytest
 
 from jobledger.gateway.pages.html import STATIC
 from jobledger.gateway.pages.kept import Memo
-from jobledger.gateway.pages.shared import FRESH_S, KEPT_MAX, Shared
+from jobledger.gateway.pages.shared import FRESH_S, KEPT_MAX, SharedPages
 from jobledger.gateway.pages.views.levels import added
 from jobledger.gateway.pages.words import ago, count, cut, json_colours, percent, said, short
 from jobledger.ledger.model.clock import Clock
@@ -127,7 +127,7 @@ def test_several_queues_are_added_up_minute_by_minute() -> None:
 @pytest.mark.anyio
 async def test_a_page_is_made_once_for_all_who_look_at_once() -> None:
     clock, made = Still(), 0
-    shared = Shared(clock)
+    shared = SharedPages(clock)
 
     async def make() -> bytes:
         nonlocal made
@@ -148,7 +148,7 @@ async def test_a_page_is_made_once_for_all_who_look_at_once() -> None:
 
 @pytest.mark.anyio
 async def test_a_page_that_failed_is_made_again_and_one_who_leaves_ends_it_for_nobody() -> None:
-    shared, going_on = Shared(Still()), asyncio.Event()
+    shared, going_on = SharedPages(Still()), asyncio.Event()
 
     async def fail() -> bytes:
         raise ValueError("broken")
@@ -170,7 +170,7 @@ async def test_a_page_that_failed_is_made_again_and_one_who_leaves_ends_it_for_n
 @pytest.mark.anyio
 async def test_only_so_many_renderings_are_kept() -> None:
     made: list[int] = []
-    shared = Shared(Still())
+    shared = SharedPages(Still())
     for number in range(KEPT_MAX + 1):
 
         async def make(number: int = number) -> bytes:

@@ -26,7 +26,7 @@ from jobledger.gateway.pages.kept import Memo
 from jobledger.gateway.pages.live import Pulse
 from jobledger.gateway.pages.page import Elsewhere, Fields, Form, OwnPage, Page, SentForm, Viewer, When
 from jobledger.gateway.pages.parameters import read_form, read_query
-from jobledger.gateway.pages.shared import Shared
+from jobledger.gateway.pages.shared import SharedPages
 from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.gateway.pages.views.levels import levels
 from jobledger.gateway.pages.words import instant
@@ -96,7 +96,7 @@ class Dashboard:
     def __init__(self, gateway: Gateway) -> None:
         """Nothing is read until somebody looks."""
         self._gateway = gateway
-        self._shared = Shared(gateway.ledger.clock)
+        self._shared = SharedPages(gateway.ledger.clock)
         self._pulse = Pulse(gateway)
         self._kept = Memo(gateway.ledger.clock)
         # Renderings are shared by all who may see the same, so what is of one person is put in when they are sent.

@@ -20,7 +20,7 @@ class _Rendering(msgspec.Struct, kw_only=True):
     at: float  #: by the monotonic clock, when it was begun
 
 
-class Shared:
+class SharedPages:
     """The newest renderings, by whatever they depend on."""
 
     def __init__(self, clock: Clock, *, fresh_s: float = FRESH_S) -> None:

@@ -35,7 +35,7 @@ _NEWEST: Final = (
 )
 
 
-class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+class WaitingRuns(msgspec.Struct, frozen=True, kw_only=True):
     """Runs of one workflow that wait for the same."""
 
     task: str
@@ -69,7 +69,7 @@ class Runs(PageFacts, frozen=True, kw_only=True):
     """The page."""
 
     for_person: list[DeadChildren]  #: none for whoever is bound to tasks
-    waiting: list[Waiting]
+    waiting: list[WaitingRuns]
     newest: list[RunLine]
     looked_at: int
     workflows: list[WorkflowVersion]
@@ -91,13 +91,13 @@ def _page(looked: Viewer, view: View, shell: Shell, workflows: list[WorkflowVers
         )
         stuck = dead_children(view.store)
     dead = {(each.queue, each.run): each.count for each in stuck}
-    principal, names = looked.principal, Waiting.__struct_fields__
+    principal, names = looked.principal, WaitingRuns.__struct_fields__
     return Runs(
         shell=shell,
         for_person=[
             each for each in stuck if principal.is_of_all_tasks and principal.may("view", each.queue)
         ][:_SHOWN],
-        waiting=[Waiting(**dict(zip(names, row, strict=True))) for row in waiting],
+        waiting=[WaitingRuns(**dict(zip(names, row, strict=True))) for row in waiting],
         newest=[_line(row, dead) for row in newest],
         looked_at=LOOKED_AT,
         workflows=workflows,
