@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import datetime
 from typing import Final
 
@@ -90,7 +90,7 @@ class PageFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextlib.asynccontextmanager
-async def opened(looked: Viewer, past: AsOf | None = None) -> AsyncIterator[tuple[View, Shell]]:
+async def opened(looked: Viewer, past: AsOf | None = None) -> AsyncGenerator[tuple[View, Shell]]:
     """Open the rows, of the present or of a past moment, and give what surrounds a page of them.
 
     Raises: UnreachableError, ProjectionError.
