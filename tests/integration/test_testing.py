@@ -301,8 +301,8 @@ async def test_the_plugin_imports_no_library_and_of_the_product_only_errors(tmp_
     )
     modules = {name.removeprefix("jobledger.ledger.") for name in ran.stdout.split()}
     assert modules <= {
-        "loading",
-        "loading.on_demand",
+        "loader",
+        "loader.on_demand",
         "model",
         "model.errors",
         "model.graphs",

@@ -151,7 +151,7 @@ class Jobs(PageFacts, frozen=True, kw_only=True):
     newer: int  #: jobs that fit and came after the first row of a list that holds still
     newer_more: bool
     #: Creation of the newest of those, "" where there are none. The link that shows them names it: the list's own address
-    #: may get a rendering from before them, which `serving` shares for a moment.
+    #: may get a rendering from before them, which `dashboard` shares for a moment.
     newest: str
     hidden: bool
     top: str  #: creation of the first row
