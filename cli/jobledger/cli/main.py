@@ -72,7 +72,8 @@ def program(words: Sequence[str] | None = None) -> typer.Typer:
         name="jobledger",
         cls=Group,
         help="An event-sourced job ledger on NATS JetStream: know, not guess, what happened to a job.",
-        epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 cannot reach the server.",
+        epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 cannot reach the server. "
+        "Commands act as an operator, who may do everything; events name the account that runs them.",
         callback=_root,
         no_args_is_help=True,
         # Only these need it, and it imports modules that no command uses.
