@@ -186,7 +186,7 @@ async def test_logging_in_refuses_what_opens_nothing_and_leads_nowhere_else(home
         assert "<script>" not in shown.text
         assert "default-src 'none'" in shown.headers["content-security-policy"]
         assert shown.headers["referrer-policy"] == "same-origin", "else browsers send Origin: null"
-        assert (await client.post("/login", content=b"x" * 20_000)).status_code == 413
+        assert (await client.post("/login", data={"key": "x" * 20_000})).status_code == 413
     async with home.client() as client:
         came = {"referer": f"{client.base_url}/jobs/mail/a?sequence=3"}
         late = await client.post("/jobs/mail/a/cancel", data={"reason": "x"}, headers=came)
