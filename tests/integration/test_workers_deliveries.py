@@ -40,6 +40,16 @@ def forget_runs() -> None:
 # Deliveries that come again.
 
 
+async def test_what_is_on_its_way_to_a_worker_that_stops_runs_elsewhere_at_once(ledger: Ledger) -> None:
+    for round_ in range(20):  # each stop meets a delivery on its way about one time in five
+        await ledger.pause_queue("default", by="ann")
+        job = await ledger.enqueue(double, round_)
+        async with working(ledger, double):
+            await ledger.resume_queue("default", by="ann")
+        async with working(ledger, double):
+            assert await job.result(timeout_s=WorkerConfig().ack_wait_s / 2) == 2 * round_
+
+
 @pytest.mark.parametrize("each", [sleep, sleep_in_thread], ids=["async", "sync"])
 async def test_jobs_longer_than_the_ack_wait_run_once(ledger: Ledger, each: Task[[float], int]) -> None:
     async with working(ledger, each, ack_wait_s=1, grace_s=LIMIT_S):

@@ -29,6 +29,7 @@ from jobledger.ledger.nats.consumer import ACK, HeldDeliveries, keep_serving, na
 from jobledger.ledger.nats.durables import consumer_config, ensure_consumer
 from jobledger.ledger.nats.pauses import work_maker
 from jobledger.ledger.nats.pull import Delivery, Ended, PullConsumer
+from jobledger.ledger.nats.streams import find_stream
 from jobledger.workers.attempt.settlement import Settlement
 from jobledger.workers.config import WorkerConfig
 
@@ -36,6 +37,7 @@ logger = logging.getLogger("jobledger.workers.attempt.intake")
 
 _LOOK_EVERY_S: Final = 1.0
 _LOOK_AGAIN_S: Final = 10.0  # for a consumer that something is wrong with
+_ON_ITS_WAY_S: Final = 2.0  # that a stop waits for deliveries on their way
 _PROBE_MAX: Final = 512  # messages asked for in one probe
 _FAIR_EVERY: Final = 16
 _CREDIT_MAX: Final = 10_000.0
@@ -172,7 +174,17 @@ class Intake:
         lane.lost = False
 
     async def close(self) -> None:
-        """Ask for nothing any more."""
+        """Ask for nothing any more, and take what is on its way, so that it is given back.
+
+        If the server does not answer in time, other workers get that only after an ack wait.
+        """
+        if self.asked:
+            for lane in self._lanes:
+                await lane.consumer.end()
+            # The server answers after it has sent all that it had handed out.
+            with contextlib.suppress(LedgerError, ConnectionLostError, TimeoutError):
+                async with asyncio.timeout(_ON_ITS_WAY_S):
+                    await find_stream(self._ledger.inbox, self._ledger.names.ledger_stream)
         for lane in self._lanes:
             await lane.consumer.close()
 
