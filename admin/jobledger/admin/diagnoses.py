@@ -306,7 +306,7 @@ def _rates(view: View, queues: tuple[str, ...]) -> list[Rate]:
 
 
 def failing_since(minutes: Sequence[Minute], bound: float) -> datetime | None:
-    """Return when the minute began from which on a task fails so often, with no five minutes in between without it.
+    """Return when a task began to fail so often, to the minute. Less than five minutes without it do not end that.
 
     `minutes`: those in which attempts ended, the newest first. One counts in which a share from `bound` on failed.
     """

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 _ID_CHARACTERS: Final = string.ascii_lowercase + string.digits
 _ID_LENGTH: Final = 12
 _SECRET_BYTES: Final = 32
-#: Whoever holds a key sends it with each request: so many are read once.
+#: How many keys are remembered as read, since a client sends its key with each request.
 _READ_MAX: Final = 1_024
 #: The last of the 43 characters holds only four bits. Sixteen characters can be that one: any other would be a second way
 #: to write the same secret.
