@@ -79,6 +79,9 @@ class SimConnection:
         self.handlers[key] = handler
         return key
 
+    async def end_interest(self, subscription: str) -> None:
+        pass  # this server may still send what was asked for: the harder case for whoever stops
+
     async def unlisten(self, subscription: str) -> None:
         self.handlers.pop(subscription, None)
 

@@ -171,13 +171,17 @@ class Connection(Client):
             self._collectors[b"%d" % number] = handler
         return subscription
 
+    async def end_interest(self, subscription: Subscription) -> None:
+        """Let the server send nothing more to a subscription; what is on its way is still handed on, until `unlisten`."""
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await subscription.unsubscribe()
+
     async def unlisten(self, subscription: Subscription) -> None:
         """End a subscription made by `listen`; harmless when the connection is gone."""
         number = subscription._id  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         self._handlers.pop(number, None)
         self._collectors.pop(b"%d" % number, None)
-        with contextlib.suppress(nats.errors.Error, OSError):
-            await subscription.unsubscribe()
+        await self.end_interest(subscription)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         handler = self._handlers.get(sid)

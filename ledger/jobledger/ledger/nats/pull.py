@@ -6,13 +6,11 @@ It decides nothing: who uses it says how much to ask for, and what a delivery me
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final, Literal
 
 import msgspec
-import nats.errors
 from nats.aio.subscription import Subscription
 
 from jobledger.ledger.model.aggregates import read_message
@@ -197,8 +195,7 @@ class PullConsumer:
         """Let the server send nothing more; what is on its way is still handed on, until `close`."""
         for channel in self._channels:
             if channel.subscription is not None:
-                with contextlib.suppress(nats.errors.Error, OSError):
-                    await channel.subscription.unsubscribe()
+                await self._connection.end_interest(channel.subscription)
 
     async def close(self) -> None:
         """Unsubscribe; what is on its way is dropped and will be delivered again."""
