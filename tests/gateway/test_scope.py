@@ -270,9 +270,9 @@ _OF_THE_LEDGER: Final = {
     "since",
     "until",
 }
-#: Sequences, ids, times and spans of time.
+#: Sequences, ids, times and spans of time; and bars of a time in which nothing happened, as another minute may begin.
 _PASSING: Final = re.compile(
-    r"#[\d,]+|\b[0-9a-f]{16}\b|\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d)?|[\d.,]+ (ms|s|min|h)\b|\b(now|ago)\b"
+    r"[\d: -]+ to [\d: -]+\s+nothing\b|#[\d,]+|\b[0-9a-f]{16}\b|\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d)?|[\d.,]+ (ms|s|min|h)\b|\b(now|ago)\b"
 )
 
 
