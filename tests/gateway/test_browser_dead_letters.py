@@ -61,6 +61,18 @@ async def test_messages_are_told_without_what_differs(browser: Browser, shop: Sh
         assert re.search(r"@|i\d{2}|sku-\d", text) is None
 
 
+async def test_the_row_of_the_keys_stays_when_the_page_is_read_anew(browser: Browser, shop: Shop) -> None:
+    async with looking(browser, shop.url) as page:
+        await page.goto("/dead-letters")
+        for key in "jj":
+            await page.keyboard.press(key)
+        marked = await page.locator("li.here").get_attribute("id")
+        await page.evaluate("refresh(document.getElementById('region'))")
+        assert await page.locator("li.here").get_attribute("id") == marked
+        await page.keyboard.press("x")
+        await expect(page.locator("li.here input")).to_be_checked()
+
+
 @task(queue="parcels", max_attempts=1, id="parcel-{parcel}")
 async def ship(parcel: int, *, broken: bool) -> int:
     """Ship a parcel; two things may be wrong."""

@@ -100,6 +100,8 @@ document.addEventListener("htmx:before:swap", (event) => {
   const region = $("#region");
   if (refreshing && region && busy(region)) return event.preventDefault(); // somebody began to type or opened a form meanwhile
   event.detail.tasks.forEach((each) => holdStill(each.fragment));
+  const here = $("tr.here, li.here")?.id; // the keys stay on their row
+  if (here) event.detail.tasks.forEach((each) => each.fragment.getElementById(here)?.classList.add("here"));
 });
 
 function advanced(position) {
@@ -268,8 +270,7 @@ document.addEventListener("pointerup", () => {
   const { first, last } = brush;
   brush = undefined;
   const [low, high] = [first, last].sort((one, other) => one.dataset.from.localeCompare(other.dataset.from));
-  const wide = (Date.parse(high.dataset.to) - Date.parse(low.dataset.from)) / 1000;
-  const at = Date.parse(high.dataset.to) < Date.now() ? high.dataset.to : null;
+  const wide = (Date.parse(high.dataset.to) - Date.parse(low.dataset.from)) / 1000, at = Date.parse(high.dataset.to) < Date.now() ? high.dataset.to : null;
   const range = [["15m", 900], ["1h", 3600], ["6h", 21600], ["24h", 86400]].find((each) => wide <= each[1])?.[0] ?? "7d";
   const form = first.closest("#density") && $("#density .slider");
   if (form) go(addressOf(form, "at", at));
