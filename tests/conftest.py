@@ -166,6 +166,12 @@ async def _stop_soon(server: EmbeddedServer) -> None:
     await server.stop(grace_s=1.0)
 
 
+@pytest.fixture
+def row_end(request: pytest.FixtureRequest, tmp_path: Path) -> RowEnd:
+    """For a row whose servers are started by commands: it says their addresses, and has them looked at."""
+    return RowEnd(request.node, tmp_path)
+
+
 @pytest.fixture(scope="module")
 def soundness(nats_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Soundness]:
     """Verify each ledger that tests made on the module's server, and some again behind an archive run.

@@ -7,24 +7,23 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.conftest import ServerFactory
 from tests.support.keyholders import code_of, house
 from tests.support.limits import LIMIT_S
 
 from jobledger.admin.keys import revoke_key
 from jobledger.gateway.access import ring
 from jobledger.ledger import connect
-from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.fault, pytest.mark.timeout(120)]
 STALE_S = 1.5
 
 
 async def test_a_gateway_without_its_server_lets_nobody_in_and_is_right_afterwards(
-    tmp_path: Path, nats_server_binary: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server_factory: ServerFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ring, "STALE_S", STALE_S)
-    folder = tmp_path / "store"
-    server = EmbeddedServer(folder, port=0, binary=nats_server_binary)
+    server = server_factory()
     await server.start()
     async with (
         connect(server.url, ledger_bytes_max=16 << 20) as ledger,
@@ -43,7 +42,6 @@ async def test_a_gateway_without_its_server_lets_nobody_in_and_is_right_afterwar
                 await _until(holder, 200)
                 assert await _code(ended) == "UNAUTHENTICATED"
             await revoke_key(other, kept.info.key, by="ann")
-    await server.stop()
 
 
 async def _code(client: httpx.AsyncClient) -> int | str:

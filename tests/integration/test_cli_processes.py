@@ -15,9 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from tests.support.gateways import as_account
 from tests.support.limits import LIMIT_S
+from tests.support.soundness import RowEnd
 from tests.support.terminal import terminal, unstyled
 
 from jobledger.cli.errors import INTERRUPTED
@@ -393,7 +395,7 @@ def test_a_projection_follows_until_it_is_stopped(start: Start, nats_server: Emb
 
 @pytest.mark.fault
 @pytest.mark.timeout(120)
-def test_the_demo_kills_a_worker_and_loses_nothing(start: Start) -> None:
+def test_the_demo_kills_a_worker_and_loses_nothing(start: Start, row_end: RowEnd) -> None:
     demo = start("demo", "--files", "300", "--json", "--keep", "kept")
     lines = demo.rest()
     assert demo.end(limit_s=60) == 0, demo.errors
@@ -411,6 +413,8 @@ def test_the_demo_kills_a_worker_and_loses_nothing(start: Start) -> None:
     assert start("demo", "--keep", "kept").end() == 2, "a server works there"
     with urllib.request.urlopen(urllib.request.Request(job, headers=as_account(ready))) as answer:
         assert len(json.load(answer)["attempts"]) > 1
+    row_end.begins(ready["url"])
+    anyio.run(row_end.holds)
     assert up.end(signal.SIGTERM) == 0
 
 

@@ -18,6 +18,7 @@ from tests.support.command_line import CommandLine
 from tests.support.gateways import as_account
 from tests.support.limits import LIMIT_S
 from tests.support.processes import exists, until
+from tests.support.soundness import RowEnd
 
 from jobledger.cli.output import Output
 from jobledger.cli.processes.beside import gateway_beside
@@ -295,7 +296,9 @@ def test_a_port_that_is_taken_and_a_certificate_that_is_none_are_said(
 
 
 @pytest.mark.fault
-async def test_up_starts_a_gateway_that_ends_with_it_and_begins_again(command: Start, tmp_path: Path) -> None:
+async def test_up_starts_a_gateway_that_ends_with_it_and_begins_again(
+    command: Start, row_end: RowEnd
+) -> None:
     up = command(
         "up", "--port", "0", "--gateway-port", "0", "--json", variables={"JOBLEDGER_NO_GATEWAY": "0"}
     )
@@ -319,6 +322,8 @@ async def test_up_starts_a_gateway_that_ends_with_it_and_begins_again(command: S
                     break
                 await asyncio.sleep(0.05)
         own = offspring(up.child.pid)
+    row_end.begins(ready["url"])
+    await row_end.holds()
     up.end(signal.SIGKILL)
     await until(lambda: not any(map(exists, own)))
 

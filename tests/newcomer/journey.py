@@ -16,6 +16,7 @@ import struct
 import sys
 import tempfile
 import tomllib
+from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -242,6 +243,11 @@ def analysis(here: Machine) -> None:
     here.succeed("jobledger", "audit", "export", "events", "--format", "parquet")
     here.succeed("jobledger", "audit", "export", "tables", "--tables")
     here.succeed("jobledger", "audit", "verify", "events")
+    here.succeed("jobledger", "audit", "verify")
+    here.succeed(
+        "jobledger", "audit", "archive", "--before", datetime.now(UTC).isoformat(), "--to", "archive"
+    )
+    here.succeed("jobledger", "audit", "verify", "--archive", "archive")
     manifest = json.loads((here.folder / "events" / "manifest.json").read_bytes())
     # Three jobs completed: the first by the worker with traces, receipt-7 by the one beside FastAPI, the one with tables.
     assert here.succeed("python", "-c", QUERY) == f"{manifest['count']} 3 completed\n"

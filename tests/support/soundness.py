@@ -40,8 +40,10 @@ _ARCHIVED_EVENTS_MAX: Final = 300
 _ARCHIVED_ONE_OF: Final = 4
 #: A test may leave a job that is due, and nobody to run it.
 _LEFT_ALONE: Final = CheckOptions(overdue_grace_s=100 * 366 * 24 * 3600.0)
-#: What a test says of the ledgers that it leaves, and that it is a row of `make faults`, of which all are archived.
-_MARKS: Final = ("unsound_ledger", "shared_ledger", "fault")
+#: What a test says of the ledgers that it leaves.
+_MARKS: Final = ("unsound_ledger", "shared_ledger")
+#: What a row of `make faults` is marked by; all its ledgers are archived.
+_ROWS: Final = ("fault", "walk")
 _STREAM: Final = "LEDGER"
 _STREAMS_MAX: Final = 10_000
 
@@ -65,10 +67,13 @@ class Soundness:
         self._url = url
         self._tests: list[_Test] = []
 
-    def begins(self, test: pytest.Item) -> None:
-        """Take note of a test: which ledgers it made is told by the time of their first event."""
-        marks = [test.get_closest_marker(name) is not None for name in _MARKS]
-        self._tests.append(_Test(datetime.now(UTC), test.nodeid, *marks))
+    def begins(self, test: pytest.Item, at: datetime | None = None) -> None:
+        """Take note of a test: which ledgers it made is told by the time of their first event; `at`: by default now."""
+        unsound, shared = (test.get_closest_marker(name) is not None for name in _MARKS)
+        made = _Test(
+            at or datetime.now(UTC), test.nodeid, leaves_unsound=unsound, shares=shared, is_row=_is_row(test)
+        )
+        self._tests.append(made)
 
     def problems(self, folder: Path) -> list[str]:
         """Return what is wrong with the server's ledgers; `folder` is for archives."""
@@ -114,15 +119,15 @@ class RowEnd:
     def __init__(self, test: pytest.Item, folder: Path) -> None:
         """`folder` of the test is for archives."""
         self._test = test
+        self._began_at = datetime.now(UTC)
         self._folder = folder
         self._servers: list[Soundness] = []
-        is_fault, is_unsound = (test.get_closest_marker(name) for name in ("fault", "unsound_ledger"))
-        self.is_asked_for = is_fault is not None and is_unsound is None
+        self.is_asked_for = _is_row(test) and test.get_closest_marker("unsound_ledger") is None
 
     def begins(self, url: str) -> None:
-        """Take note of a server before the row makes a ledger on it; `url` has one address or several."""
+        """Take note of a server, on which the row makes a ledger or a command has made one; `url` has all its addresses."""
         self._servers.append(Soundness(url))
-        self._servers[-1].begins(self._test)
+        self._servers[-1].begins(self._test, self._began_at)
 
     async def holds(self) -> None:
         """Raise AssertionError where a ledger is not sound; the servers are running."""
@@ -134,6 +139,10 @@ class RowEnd:
             folder.mkdir()
             problems += await anyio.to_thread.run_sync(server.problems, folder)
         assert not problems, "\n".join(problems)
+
+
+def _is_row(test: pytest.Item) -> bool:
+    return any(test.get_closest_marker(name) for name in _ROWS)
 
 
 async def _problems_behind_archive(ledger: Ledger, folder: Path) -> list[str]:

@@ -12,20 +12,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from tests.integration.conftest import Process
 from tests.support.gateways import as_account
 from tests.support.limits import LIMIT_S
+from tests.support.soundness import RowEnd
 
 
 class Place:
     """An empty folder with programs of `jobledger`; everything else is asked over HTTP."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, row_end: RowEnd) -> None:
         self.folder = folder
+        self._row_end = row_end
         self._processes: list[Process] = []
         server = self.start("server", "--port", "0", "--durability", "process", "--json")
         self._variables = {"JOBLEDGER_URL": server.line()["url"]}
+        row_end.begins(self._variables["JOBLEDGER_URL"])
         self._gateway = ""
         self._account: dict[str, str] = {}
 
@@ -111,10 +115,11 @@ class Place:
         os.kill(int(path.read_text()), signal.SIGKILL)
 
     def verify(self, workers: list[Process]) -> None:
-        """Stop the workers in order, of which one was killed; the ledger is sound."""
+        """Stop the workers in order, of which one was killed; the ledger is sound, also behind an archive run."""
         assert sorted(each.end(signal.SIGTERM) for each in workers) == [-signal.SIGKILL, 0]
         audit = self.start("audit", "verify", "--json")
         assert audit.end() == 0, (audit.rest(), audit.errors)
+        anyio.run(self._row_end.holds)
 
     def close(self) -> None:
         for process in reversed(self._processes):
@@ -128,7 +133,7 @@ def _read(answer: Any) -> Any:
 
 
 @pytest.fixture
-def place(tmp_path: Path, nats_server_binary: str) -> Iterator[Place]:
-    made = Place(tmp_path)
+def place(tmp_path: Path, nats_server_binary: str, row_end: RowEnd) -> Iterator[Place]:
+    made = Place(tmp_path, row_end)
     yield made
     made.close()
