@@ -48,7 +48,7 @@ def server(nats_server_binary: str, tmp_path: Path) -> Iterator[Secured]:
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("URL", *(name.upper() for name in NAMES)):
+    for name in ("URL", "CONTEXT", *(name.upper() for name in NAMES)):
         monkeypatch.delenv(f"JOBLEDGER_{name}", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setenv("JOBLEDGER_LEDGER_BYTES_MAX", str(16 << 20))
@@ -95,6 +95,60 @@ def test_every_command_takes_them_by_option_and_by_environment(
             )
     assert run(["jobs", "show", "one", *at, *TLS]) == 5
     assert "refused the credentials" in capsys.readouterr().err
+
+
+def _context(folder: Path, url: str) -> Path:
+    """Write a context as the `nats` command does; return where contexts lie."""
+    place = folder / "config" / "nats" / "context"
+    place.mkdir(parents=True)
+    said = {"description": "ours", "url": url, "user": "app", "password": SECRET, "creds": ""}
+    files = {"ca": folder / "ca.pem", "cert": folder / "own.pem", "key": folder / "own.key"}
+    text = json.dumps({**said, **{name: str(path) for name, path in files.items()}})
+    (place / "ours.json").write_text(text)
+    return folder / "config"
+
+
+async def test_a_context_of_the_nats_command_is_server_and_credentials(
+    server: Secured, command: Callable[..., Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(_context(tmp_path, server.url("tls"))))
+    async with connect(context="ours", ledger_bytes_max=16 << 20) as ledger:
+        assert ledger.config.url == server.url("tls")
+    monkeypatch.setenv("JOBLEDGER_CONTEXT", "ours")
+    async with connect(create=False):
+        pass
+    named = {"JOBLEDGER_CONTEXT": "ours"}
+    worker = command("worker", "--app", "apptasks", "--processes", "2", "--json", variables=named)
+    await anyio.to_thread.run_sync(worker.line)
+    async with connect(create=False) as ledger:
+        assert len(await _pids(ledger)) == 2
+    assert await anyio.to_thread.run_sync(worker.end, signal.SIGTERM) == 0
+
+
+def test_a_context_is_named_before_a_command_or_behind_it(
+    server: Secured, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(_context(tmp_path, server.url("tls"))))
+    monkeypatch.setenv("JOBLEDGER_URL", "nats://127.0.0.1:1")
+    assert run(["--context", "ours", "enqueue", "add", "a=1", "b=2", "--id", "one", "--app", "apptasks"]) == 0
+    for words in (
+        ["jobs", "show", "one", "--context", "ours"],
+        ["--context=ours", "jobs", "list"],
+        ["--environment", "none", "--context", "ours", "init"],
+    ):
+        assert run(words) == 0, words
+    assert "jobledger doctor --context ours" in capsys.readouterr().out
+    with monkeypatch.context() as environment:
+        environment.setenv("JOBLEDGER_CONTEXT", "ours")
+        for words, code, told in (
+            (["jobs", "list"], 2, "each name a server: leave one of them out"),
+            (["jobs", "list", "--url", server.url("tls")], 5, "only clients with a certificate"),
+            (["jobs", "list", "--url", server.url("tls"), "--context", "ours"], 2, "each name a server"),
+        ):
+            assert run(words) == code, words
+            assert told in capsys.readouterr().err
+    assert run(["jobs", "list", "--context", "other"]) == 2
+    assert "there is no context 'other': known in" in capsys.readouterr().err
 
 
 def test_a_secret_on_the_command_line_is_refused_before_anything_is_sent(

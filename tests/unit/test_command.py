@@ -31,7 +31,7 @@ def _options(app: typer.Typer, name: str) -> list[str]:
     return [option for each in group.commands[name].params for option in each.opts]
 
 
-ACCESS = [f"--{name.replace('_', '-')}" for name in NAMES]
+ACCESS = ["--context"] + [f"--{name.replace('_', '-')}" for name in NAMES]
 
 
 @pytest.mark.parametrize(

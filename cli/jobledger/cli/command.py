@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import shlex
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,10 +16,12 @@ from jobledger.cli import options
 from jobledger.cli.help import Command
 from jobledger.cli.output import Output
 from jobledger.cli.pairs import pairs
+from jobledger.cli.server_options import ACCESS, SERVER_OPTIONS, is_typed
 from jobledger.ledger.config import DEFAULT_URL, LedgerConfig
 from jobledger.ledger.model.errors import LedgerNotFoundError, NoDataFolderError
 from jobledger.ledger.nats.access import Access
 from jobledger.ledger.nats.addresses import holds_secret
+from jobledger.ledger.variables import variable
 from jobledger.projections.filters import SaidFilter
 
 # What reads a projection, connects or runs a loop is loaded where that is done: the help of a command begins in a third
@@ -32,8 +35,6 @@ F = TypeVar("F", bound=Callable[..., Awaitable[int | None] | int | None])
 #: What commands can be told beside their own options: parameter, option, default.
 _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "projection": (options.ProjectionFile, None),
-    "url": (options.Url, DEFAULT_URL),
-    "environment": (options.Environment, ""),
     "ledger_bytes_max": (options.LedgerBytesMax, None),
     "wait_for_server_s": (options.WaitForServer, 30.0),
     "as_json": (options.Json, False),
@@ -42,9 +43,10 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "metadata": (options.Metadata, None),
     "limited_by": (options.LimitedBy, None),
     "created_by": (options.CreatedBy, None),
-    **{name: (kind, None) for name, kind in options.ACCESS.items()},
+    **{name: (kind, None) for name, kind in SERVER_OPTIONS.items()},
 }
 OFFLINE: Final = ("as_json",)  #: of a command that needs no server
+#: Of a command that connects; those of `SERVER_OPTIONS` that say what it is shown come with them.
 LEDGER: Final = ("url", "environment", "as_json")
 ROWS: Final = ("projection", *LEDGER)  #: of a command that reads the projection, if only to find a job
 #: Of a command that chooses jobs by what their enqueuers said of them: those of `ROWS` too.
@@ -55,14 +57,20 @@ CREATES: Final = (
 WAITS: Final = "wait_for_server_s"  #: of a process that may begin before its server
 
 
+#: How a function asks for what typer knows of its parameters.
+_LINE: Final = inspect.Parameter("line", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+
+
 class Cli:
     """What one command was told beside its own options, and its way to speak."""
 
     def __init__(
         self,
+        line: typer.Context,
         *,
-        url: str = DEFAULT_URL,
-        environment: str = "",
+        url: str | None = None,
+        environment: str | None = None,
+        context: str | None = None,
         ledger_bytes_max: int | None = None,
         wait_for_server_s: float = 0.0,
         create: bool = False,
@@ -77,7 +85,7 @@ class Cli:
         variables: Mapping[str, str] = {},
         **access: Any,
     ) -> None:
-        """Check what was told. `variables`: how another command is told the same settings.
+        """Check what was told. `line`: what typer knows of it; `variables`: how another command is told the same settings.
 
         Raises: UsageError, ConfigurationError.
         """
@@ -85,8 +93,8 @@ class Cli:
 
         of_ledger = settings.keys() & {*LedgerConfig.__struct_fields__}
         self.target = Target(
-            url=url,
-            environment=environment,
+            url=url or DEFAULT_URL,
+            environment=environment or "",
             ledger_bytes_max=ledger_bytes_max,
             wait_for_server_s=wait_for_server_s,
             create=create,
@@ -97,6 +105,8 @@ class Cli:
         self.worker = {  #: words of `WorkerConfig`
             name: value for name, value in settings.items() if name not in of_ledger
         }
+        self.line = line
+        self.context = context  #: of the `nats` command, where it says which server is meant
         self.projection = projection  #: the file that was named
         self.output = Output(as_json=as_json)
         self.said = SaidFilter(  #: of the jobs that are meant, by their enqueuers
@@ -110,7 +120,9 @@ class Cli:
     def place_words(self) -> Iterator[str]:
         """Yield the options that name the ledger and its projection, for a command that somebody may type next."""
         target = self.target
-        if target.url != DEFAULT_URL and not holds_secret(target.url):
+        if self.context:
+            yield f"--context {shlex.quote(self.context)}"
+        elif target.url != DEFAULT_URL and not holds_secret(target.url):
             yield f"--url {shlex.quote(target.url)}"
         if target.environment:
             yield f"--environment {shlex.quote(target.environment)}"
@@ -181,14 +193,15 @@ def command(
     A coroutine is run to its end, also one that a plain function returns: what such a function does before (import an
     application, read stdin) Ctrl-C ends at once, which in a loop it cannot. An int that comes of it is the exit code.
     `takes`: which of the shared options the command has; the other fields of its `Cli` are at their defaults. Whoever
-    speaks to a server has those of `options.ACCESS` too. `settings`: of configurations, by their fields.
+    connects has all of `SERVER_OPTIONS`. `settings`: of configurations, by their fields.
     """
 
     def register(function: F) -> F:
         _, *own = inspect.signature(function).parameters.values()
         hints = get_type_hints(function, include_extras=True)
         parameters = [each.replace(annotation=hints[each.name], kind=each.KEYWORD_ONLY) for each in own]
-        shared = (*takes, *options.ACCESS) if "environment" in takes else takes
+        connects = "environment" in takes
+        shared = (*takes, "context", *ACCESS) if connects else takes
         for key in shared:
             kind, default = _SHARED[key]
             parameters.append(
@@ -199,24 +212,57 @@ def command(
             for key, each in settings.items()
         ]
 
-        def told(**given: Any) -> Any:
+        def told(line: typer.Context, **given: Any) -> Any:
             from jobledger.cli.session import run  # noqa: PLC0415
 
+            of_context = _follow_context(given, line) if connects else {}
             typed = {key: value for key in settings if (value := given.pop(key)) is not None}
             fields = {key: settings[key].value(value) for key, value in typed.items()}
+            variables = {settings[key].variable: settings[key].text(fields[key]) for key in fields}
             cli = Cli(
+                line,
                 create=CREATES in takes,
-                settings=fields,
-                variables={settings[key].variable: settings[key].text(fields[key]) for key in fields},
+                settings=fields | of_context,
+                variables=variables | {variable(key): value for key, value in of_context.items()},
                 **{key: given.pop(key) for key in shared},
             )
             answer = function(cli, **given)
             return run(lambda: answer) if isinstance(answer, Awaitable) else answer
 
         told.__doc__ = function.__doc__
+        parameters.insert(0, _LINE)
         told.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         told.__annotations__ = {each.name: each.annotation for each in parameters}
         app.command(name, cls=Command)(told)
         return function
 
     return register
+
+
+def _follow_context(given: dict[str, Any], line: typer.Context) -> dict[str, str]:
+    """Put what a context of the `nats` command says in the place of what was not told, or forget its name.
+
+    As in `connect`: what stands on the command line counts before what variables say. Returns what it says beside
+    server and credentials.
+
+    Raises: UsageError, ConfigurationError.
+    """
+    name = given["context"]
+    if name is None:
+        return {}
+    from jobledger.cli.errors import UsageError  # noqa: PLC0415 - most commands name no context
+    from jobledger.ledger.nats.contexts import settings_of_context  # noqa: PLC0415
+
+    names = ("url", *ACCESS)
+    is_first, is_other_first = is_typed(line, "context"), is_typed(line, "url")
+    if is_other_first and not is_first:
+        given["context"] = None
+        return {}
+    if is_other_first or (given["url"] is not None and not is_first):
+        raise UsageError(
+            "--context and --url (or JOBLEDGER_CONTEXT and JOBLEDGER_URL) each name a server: leave one of them out"
+        )
+    found = settings_of_context(name, os.environ)
+    told = {each: given[each] for each in names if not is_first or is_typed(line, each)}
+    given |= {each: told.get(each) or found.get(each) for each in names}
+    return {each: value for each, value in found.items() if each not in names}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
-from typing import Annotated, Final, TextIO
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -19,6 +20,7 @@ from jobledger.cli.completion import completed_words, is_completing
 from jobledger.cli.errors import DONE, INTERRUPTED, StoppedBySignalError, first_of, report
 from jobledger.cli.exit import exit_at_once
 from jobledger.cli.help import Group
+from jobledger.cli.server_options import SERVER_OPTIONS, leading
 from jobledger.cli.streams import LogFormat, is_broken, let_go
 from jobledger.ledger.model.version import VERSION
 
@@ -66,15 +68,32 @@ def _root(
     set_up_logs(verbose=verbose, debug=debug, log_format=log_format)
 
 
+def _root_with_server() -> Callable[..., None]:
+    """Return what the root is: its help lists the options of the server, which stand behind the command when it runs."""
+    own = inspect.signature(_root, eval_str=True).parameters.values()
+    server = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in SERVER_OPTIONS.items()
+    ]
+
+    def root(**given: Any) -> None:
+        _root(**{name: value for name, value in given.items() if name not in SERVER_OPTIONS})
+
+    root.__signature__ = inspect.Signature([*own, *server])  # type: ignore[attr-defined]
+    root.__annotations__ = {each.name: each.annotation for each in (*own, *server)}
+    return root
+
+
 def program(words: Sequence[str] | None = None) -> typer.Typer:
     """Return the command line with what is needed to answer these words; with every command for None."""
     app = typer.Typer(
         name="jobledger",
         cls=Group,
         help="An event-sourced job ledger on NATS JetStream: know, not guess, what happened to a job.",
-        epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 cannot reach the server. "
+        epilog="Options of the server may stand before a command or behind it, and each has a variable: --tls-ca is "
+        "JOBLEDGER_TLS_CA. Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 cannot reach the server. "
         "Commands act as an operator, who may do everything; events name the account that runs them.",
-        callback=_root,
+        callback=_root_with_server(),
         no_args_is_help=True,
         # Only these need it, and it imports modules that no command uses.
         add_completion=is_completing() or not words or words[0].startswith("-"),
@@ -112,6 +131,7 @@ def run(arguments: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         _tolerate_any_text(stream)
     switches, others = _switches_apart(arguments)
+    others = _server_behind_command(others)
     words = switches + others
     try:
         code = _command_for(others).main(args=words, prog_name="jobledger", standalone_mode=False)
@@ -173,6 +193,13 @@ def _switches_apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         (found if is_switch or before == _LOG_FORMAT else others).append(word)
         before = word
     return found, others + words[end:]
+
+
+def _server_behind_command(words: list[str]) -> list[str]:
+    """Return the words with what stands before the command of the options of the server behind it, where all have them."""
+    count = leading(words)
+    path = len(named_by(words[count:]))
+    return words[count : count + path] + words[:count] + words[count + path :] if path else words
 
 
 def _tolerate_any_text(stream: TextIO) -> None:

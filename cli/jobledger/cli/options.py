@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from jobledger.admin.amounts import size
-from jobledger.cli.errors import UsageError
+from jobledger.cli.server_options import SERVER
 from jobledger.cli.times import seconds
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.model.job import JobState
-from jobledger.ledger.nats.access import named, variable
-from jobledger.ledger.nats.addresses import holds_secret
-
-SERVER: Final = "Server"  #: a panel of --help
-_ACCESS: Final = "Access to the server"
+from jobledger.ledger.variables import variable
 
 
 class Setting(NamedTuple):
@@ -32,83 +28,12 @@ class Setting(NamedTuple):
     text: Callable[[Any], str]  #: the field -> what the variable says
 
 
-def no_secret(context: typer.Context, parameter: typer.CallbackParam, value: str | None) -> str | None:
-    """Refuse a password that stands on the command line, where `ps` shows it to every user of the machine.
-
-    Raises: UsageError.
-    """
-    name = str(parameter.name)
-    source = context.get_parameter_source(name)
-    if value is None or source is None or source.name != "COMMANDLINE":
-        return value
-    if name != "url":
-        how = f"set {variable(name)}, or name a file with --{name}-file"
-        raise UsageError(f"--{name} on the command line can be read by every user of this machine: {how}")
-    if holds_secret(value):
-        raise UsageError(
-            "--url with a password or token can be read by every user of this machine: "
-            f"set JOBLEDGER_URL instead, or leave it out of --url and give {named('password_file')}, "
-            f"{named('token_file')} or {variable('password')}"
-        )
-    return value
-
-
 def setting(flag: str, metavar: str, told: str, panel: str | None = None) -> Any:
     """Return an option whose variable has its name: `--https-cert` is JOBLEDGER_HTTPS_CERT. `told`: its sentence of help."""
     name = flag.removeprefix("--").replace("-", "_")
     return typer.Option(flag, envvar=variable(name), metavar=metavar, help=told, rich_help_panel=panel)
 
 
-def _access(name: str, metavar: str, told: str, *, is_secret: bool = False) -> Any:
-    option = typer.Option(
-        f"--{name.replace('_', '-')}",
-        envvar=variable(name),
-        metavar=metavar,
-        help=told,
-        hidden=is_secret,
-        callback=no_secret if is_secret else None,
-        rich_help_panel=_ACCESS,
-    )
-    return Annotated[str | None, option]
-
-
-#: What every command that speaks to a server can be told of credentials and TLS: the words of `connect`.
-ACCESS: Final[dict[str, Any]] = {
-    "creds": _access("creds", "FILE", "Credentials file: JWT and seed."),
-    "nkey": _access("nkey", "FILE", "File with the seed of an nkey."),
-    "user": _access("user", "NAME", "User; the password comes by --password-file or JOBLEDGER_PASSWORD."),
-    "password": _access("password", "WORD", "Only by its variable.", is_secret=True),
-    "password_file": _access("password_file", "FILE", "File whose first line is the password."),
-    "token": _access("token", "WORD", "Only by its variable.", is_secret=True),
-    "token_file": _access("token_file", "FILE", "File whose first line is the token."),
-    "tls_ca": _access(
-        "tls_ca", "FILE", "Who signs the servers' certificates, in PEM. (default: the system's)"
-    ),
-    "tls_cert": _access("tls_cert", "FILE", "The client's own certificate, in PEM."),
-    "tls_key": _access("tls_key", "FILE", "Its key, in PEM. (default: in the same file)"),
-}
-Url = Annotated[
-    str,
-    typer.Option(
-        "--url",
-        envvar="JOBLEDGER_URL",
-        show_envvar=True,
-        metavar="URL",
-        callback=no_secret,
-        help="Server to use; several, separated by commas, for a cluster.",
-        rich_help_panel=SERVER,
-    ),
-]
-Environment = Annotated[
-    str,
-    typer.Option(
-        "--environment",
-        envvar="JOBLEDGER_ENVIRONMENT",
-        metavar="NAME",
-        help="Prefix of streams and subjects, so that several environments share a server.",
-        rich_help_panel=SERVER,
-    ),
-]
 LedgerBytesMax = Annotated[
     int | None,
     typer.Option(

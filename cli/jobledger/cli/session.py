@@ -22,6 +22,7 @@ import msgspec
 from jobledger.cli.errors import DONE, UsageError, first_of, report
 from jobledger.cli.exit import exit_at_once
 from jobledger.cli.options import split
+from jobledger.ledger.config import CONTEXT
 from jobledger.ledger.files import data_folder as folder_of
 from jobledger.ledger.model.errors import (
     JetStreamDisabledError,
@@ -63,7 +64,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     def variables(self) -> dict[str, str]:
         """Return the variables that tell another command of ours the same of server, access and settings."""
-        return {"JOBLEDGER_URL": self.url, **self.access.variables(), **self.setting_variables}
+        return {"JOBLEDGER_URL": self.url, CONTEXT: "", **self.access.variables(), **self.setting_variables}
 
     def words(self) -> dict[str, Any]:
         """Return what `connect` is told beside the address."""

@@ -10,6 +10,7 @@ import msgspec
 
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.nats.access import LOGIN_NAMES, Access, from_variables
+from jobledger.ledger.nats.contexts import settings_of_context
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 #: Settings that environment variables say where the caller does not; the same ones as those of the commands.
@@ -17,7 +18,10 @@ VARIABLES: Final = {
     "url": "JOBLEDGER_URL",
     "environment": "JOBLEDGER_ENVIRONMENT",
     "tables_at": "JOBLEDGER_TABLES",
+    "inbox_prefix": "JOBLEDGER_INBOX_PREFIX",
 }
+#: Names a context of the `nats` command in the place of a `url`.
+CONTEXT: Final = "JOBLEDGER_CONTEXT"
 _SECONDS_MAX: Final = 3600
 _TABLES_LIFE_S_MIN: Final = 1
 _TABLES_LIFE_S_MAX: Final = 10 * 366 * 86_400
@@ -125,12 +129,27 @@ def _path_text(value: object) -> str:
 def with_variables(settings: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings that were given, and beside them those that environment variables say.
 
-    Credentials and certificates of the environment are for its own server: they count where no `url` is given.
+    Credentials and certificates of the environment are for its own server: they count where neither `url` nor `context`
+    is given. A context is what it says itself: it is no setting of `LedgerConfig`.
+
+    Raises: ConfigurationError for a context and an address, or for a context that there is not.
     """
-    said = {name: variables.get(variable, "") for name, variable in VARIABLES.items()}
-    if "url" not in settings:
-        said |= from_variables(variables, login=not LOGIN_NAMES & settings.keys())
-    return {name: value for name, value in said.items() if value} | dict(settings)
+    given = dict(settings)
+    named = given.pop("context", None)
+    said = {name: value for name, variable in VARIABLES.items() if (value := variables.get(variable, ""))}
+    if named is not None:
+        _require("url" not in given, "context and url are given: each names a server, leave one of them out")
+        said.pop("url", None)
+        return settings_of_context(named, variables) | said | given
+    if "url" in given:
+        return said | given
+    if of_environment := variables.get(CONTEXT):
+        _require(
+            "url" not in said,
+            f"{VARIABLES['url']} and {CONTEXT} are set: each names a server, unset one of them",
+        )
+        said = settings_of_context(of_environment, variables) | said
+    return said | from_variables(variables, login=not LOGIN_NAMES & given.keys()) | given
 
 
 def _require(holds: bool, sentence: str) -> None:  # noqa: FBT001 - reads as the condition it is

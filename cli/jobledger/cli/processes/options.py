@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 import typer
 
 from jobledger.cli.errors import UsageError
-from jobledger.cli.options import SERVER, no_secret, split
+from jobledger.cli.options import split
+from jobledger.cli.server_options import SERVER, no_secret
 from jobledger.ledger import TaskRegistry
 from jobledger.workers.supervision.supervisor import PROCESSES_MAX
 

@@ -17,7 +17,7 @@ from jobledger.cli.options import Setting
 from jobledger.cli.session import CLIENT_NAME
 from jobledger.cli.times import seconds
 from jobledger.ledger.config import LedgerConfig
-from jobledger.ledger.nats.access import variable
+from jobledger.ledger.variables import variable
 from jobledger.workers.config import WorkerConfig
 
 _MIB_BITS: Final = 20

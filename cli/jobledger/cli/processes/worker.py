@@ -50,7 +50,6 @@ from jobledger.workers.supervision.supervised import Parent
 def worker(
     cli: Cli,
     *,
-    context: typer.Context,
     app: options.App = None,
     queues: process.Queues = None,
     processes: process.Processes = None,
@@ -89,7 +88,7 @@ def worker(
             reload=reload,
             exposure=exposure,
         )
-        return supervise(cli.output, target, config, crew, _switches(context), until_eof=until_eof)
+        return supervise(cli.output, target, config, crew, _switches(cli.line), until_eof=until_eof)
     exposure.check(1)
     registry = load_tasks(app)
     log_application(each.function.__module__ for each in registry)
@@ -104,14 +103,14 @@ def _beneath(target: Target) -> Target:
     return msgspec.structs.replace(target, create=False, wait_for_server_s=0.0)
 
 
-def _switches(context: typer.Context) -> list[str]:
+def _switches(line: typer.Context) -> list[str]:
     """Return what stands before the command, for the workers of a supervisor."""
-    given = [f"--{name}" for name in ("verbose", "debug") if _of_root(context, name)]
+    given = [f"--{name}" for name in ("verbose", "debug") if _of_root(line, name)]
     return [*given, "--log-format", log_format()]
 
 
-def _of_root(context: typer.Context, name: str) -> bool:
-    return context.parent is not None and bool(context.parent.params.get(name))
+def _of_root(line: typer.Context, name: str) -> bool:
+    return line.parent is not None and bool(line.parent.params.get(name))
 
 
 class _Ends(msgspec.Struct, frozen=True, kw_only=True):

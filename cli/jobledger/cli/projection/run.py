@@ -13,6 +13,7 @@ from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import PROJECTION
 from jobledger.cli.projection.read_models import Plan, run_read_model
+from jobledger.cli.server_options import is_typed
 from jobledger.cli.session import until_closed, watch_signals
 from jobledger.projections import Projector, Snapshots
 
@@ -21,7 +22,6 @@ from jobledger.projections import Projector, Snapshots
 async def run_projector(
     cli: Cli,
     *,
-    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -46,8 +46,7 @@ async def run_projector(
 ) -> None:
     """Follow the ledger and keep the projection, or a read model of your own, up to date until Ctrl-C."""
     if model is not None:
-        source = context.get_parameter_source("projection")
-        if source is not None and source.name == "COMMANDLINE":
+        if is_typed(cli.line, "projection"):
             raise UsageError("--projection names the projection's file: for a read model it is --file")
         await run_read_model(cli, Plan(model=model, file=file, rebuild=rebuild, once=once))
         return

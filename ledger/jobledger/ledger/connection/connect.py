@@ -39,7 +39,8 @@ async def connect(
     """Open a ledger for the length of the block; `settings` are those of `LedgerConfig`.
 
     Without `url` it is the server that the environment variable JOBLEDGER_URL names, else the one on this machine;
-    without `environment` the one that JOBLEDGER_ENVIRONMENT names.
+    without `environment` the one that JOBLEDGER_ENVIRONMENT names. `context="prod"`, or JOBLEDGER_CONTEXT, names a context
+    of the `nats` command in the place of a `url`: what its file says of server, credentials and TLS counts.
 
     Streams that are missing are made; those that exist are checked and never changed. With `create=False` none is
     made: for whoever only reads, and must not take an empty ledger that it made itself for the one that was meant.

@@ -20,6 +20,7 @@ import msgspec
 from jobledger.ledger.files import open_file
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.nats.addresses import shown
+from jobledger.ledger.variables import variable
 
 _FILE_BYTES_MAX: Final = 1 << 20
 _JWT: Final = re.compile(rb"-----BEGIN NATS USER JWT-----\s+(\S+)\s")
@@ -213,11 +214,6 @@ class Signer(NamedTuple):
 NO_ACCESS: Final = Access()
 NAMES: Final = Access.__struct_fields__
 LOGIN_NAMES: Final = frozenset(name for way in _WAYS for name in way)
-
-
-def variable(name: str) -> str:
-    """Return the environment variable of a word."""
-    return f"JOBLEDGER_{name.upper()}"
 
 
 def named(name: str) -> str:
