@@ -47,8 +47,18 @@ def test_one_look_shows_queues_with_rates(cli: CommandLine, tmp_path: Path) -> N
     assert shown.code == 0, shown.err
     lines = [line.split() for line in shown.out.splitlines()]
     (other,) = [line for line in lines if line[:1] == ["other"]]
-    assert other[1:8] == ["1", "0", "1", "0", "0", "0", "0"]
+    assert other[1:9] == ["1", "0", "0", "1", "0", "0", "0", "0"]
+    assert "queue other: 1 job waits, and no worker serves the queue (since" in shown.out
     assert "11 events, 0 events/s, 0 jobs running" in shown.out
+
+
+def test_queues_are_sorted_by_a_column(cli: CommandLine, tmp_path: Path) -> None:
+    where = ("--once", "--interval", "0.2", *cli.where, "--projection", str(tmp_path / "p"))
+    for words, first in (((), "mail"), (("--sort", "queued"), "other"), (("--sort", "oldest"), "other")):
+        shown = cli.run("top", *words, *where)
+        queues = [line.split()[0] for line in shown.out.splitlines() if line.startswith(("mail", "other"))]
+        assert queues[0] == first, shown.out
+    assert cli.run("top", "--sort", "colour", *where).code == 2
 
 
 def test_figures_of_the_last_hour_are_shown_by_queue_and_by_task(cli: CommandLine, tmp_path: Path) -> None:

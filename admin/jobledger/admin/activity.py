@@ -6,8 +6,9 @@ from datetime import datetime
 
 import msgspec
 
+from jobledger.admin.diagnoses import Diagnosis, diagnose
 from jobledger.admin.queues import fleet_queues, paused_now, together
-from jobledger.admin.rows import Rows
+from jobledger.admin.rows import Rows, View, lag_of
 from jobledger.admin.workers import list_workers
 from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.nats.leases import WorkerInfo
@@ -37,6 +38,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     events_per_s: float | None  #: since the look before; None at the first
     queues: list[QueueActivity]
     paused: dict[str, QueueState]  #: the queues that are paused
+    diagnoses: list[Diagnosis]  #: what hurts, the worst first
     workers: list[WorkerInfo]
 
 
@@ -60,6 +62,8 @@ class Watch:
         with Store.open(await rows.path()) as store, store.one_moment():
             found, paused = together(fleet_queues(store)), paused_now(store, clock.now())
             counts = _counts(store)
+            lag = await lag_of(rows.ledger, position.stream_sequence)
+            hurts = await diagnose(rows.ledger, View(store, clock.now(), position.begins_at, lag))
         passed_s, before = now - self._seen_at, self._counts
         rate = (position.stream_sequence - self._sequence) / passed_s if before is not None else None
         activity = Activity(
@@ -73,6 +77,7 @@ class Watch:
                 for row in found
             ],
             paused=paused,
+            diagnoses=hurts,
             workers=await list_workers(rows.ledger),
         )
         self._seen_at, self._sequence, self._counts = now, position.stream_sequence, counts

@@ -240,7 +240,7 @@ HELPS: Final[Mapping[str, str]] = {
     "worker": "Run jobs until SIGTERM or Ctrl-C.",
     "gateway": "Serve the HTTP API and the dashboard until SIGTERM or Ctrl-C.",
     "enqueue": 'Add one job and print {"id", "created", "sequence"}; created is false if the id exists already.',
-    "top": "Show queues, workers and throughput, again and again until Ctrl-C; once where stdout is no terminal.",
+    "top": "Show queues, what hurts, and workers, again and again until Ctrl-C; once where stdout is no terminal.",
     "stats": "Show what happened to jobs in a span of time: how many completed and failed, and how long they waited and ran.",
     "sql": "Ask the projection a question in SQL. It reads the rows, brought up to now, and changes nothing.",
     "replay": "Write the tables as of a past moment to a SQLite file.",

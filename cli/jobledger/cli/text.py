@@ -21,6 +21,8 @@ _UNSAFE_IN_LINE: Final = re.compile(f"[{_UNSAFE}]")
 _UNSAFE_IN_JSON: Final = re.compile(f"[{_UNSAFE.removeprefix(chr(0) + '-' + chr(0x1F))}]")
 
 moment, age = amounts.moment, amounts.age  #: of text like the rest here; what verbs say has them too
+#: Of a check and of a diagnosis.
+LEVEL_STYLES: Final = {"ok": "green", "info": "blue", "warn": "yellow", "fail": "bold red"}
 _STYLES: Final = {
     "completed": "green",
     "running": "cyan",

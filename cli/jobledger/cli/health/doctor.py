@@ -23,12 +23,11 @@ from jobledger.cli.errors import DONE, FAILED, UsageError, exit_code
 from jobledger.cli.groups import TOP
 from jobledger.cli.output import Output
 from jobledger.cli.session import data_folder
-from jobledger.cli.text import moment, plain
+from jobledger.cli.text import LEVEL_STYLES, moment, plain
 from jobledger.ledger.model.errors import NoDataFolderError
 from jobledger.projections import ProjectionError
 from jobledger.projections.unused import UNUSED_DAYS, UnusedProjection, find_unused, remove
 
-_STYLES: Final = {"ok": "green", "info": "blue", "warn": "yellow", "fail": "bold red"}
 _PORT_DEFAULT: Final = 4222
 
 
@@ -159,7 +158,7 @@ def _tell(output: Output, checks: list[Check]) -> None:
     width = max((len(check.check) for check in checks), default=0)
     for check in checks:
         head = Text.assemble(
-            (f"{check.status:<5}", _STYLES[check.status]), (f"{check.check:<{width}}  ", "bold")
+            (f"{check.status:<5}", LEVEL_STYLES[check.status]), (f"{check.check:<{width}}  ", "bold")
         )
         output.hanging(head, Text(plain(check.found)))
         if check.advice:

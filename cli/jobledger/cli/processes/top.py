@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import anyio
 import msgspec
 import typer
 
 from jobledger.admin.activity import Activity, QueueActivity, Watch
+from jobledger.admin.diagnoses import words_of
 from jobledger.admin.objects.fleet import pause_shown
 from jobledger.admin.projection_files import projection_path
 from jobledger.admin.rows import Rows
@@ -18,17 +20,18 @@ from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import TOP
 from jobledger.cli.output import Cell, Output
 from jobledger.cli.session import data_folder, stoppable, until_closed
-from jobledger.cli.text import age, colored, shortened
+from jobledger.cli.text import LEVEL_STYLES, age, colored, shortened
 from jobledger.cli.times import seconds
 from jobledger.ledger.nats.leases import WorkerInfo
 
-_LATER: Final = ("scheduled", "held", "retry_wait", "paused")
+_LATER: Final = ("scheduled", "retry_wait", "paused")
 _WORKERS_MAX: Final = 100
-_PAUSED_MAX: Final = 20
+_HURTS_MAX: Final = 10
 _HEADS: Final = (
     "queue!",
     "queued>",
     "running>",
+    "held>",
     "later>",
     "dead>",
     "in/s>",
@@ -41,12 +44,30 @@ _Interval = Annotated[
     float,
     typer.Option("--interval", metavar="SPAN", parser=seconds(0.2), help="Time from one look to the next."),
 ]
+#: What `--sort` takes: the queues with most of it come first, as they are called in the table.
+_FIGURES: Final[Mapping[str, Callable[[QueueActivity], float]]] = {
+    "queued": lambda each: each.row.counts.get("queued", 0),
+    "running": lambda each: each.row.counts.get("running", 0),
+    "held": lambda each: each.row.counts.get("held", 0),
+    "dead": lambda each: each.row.counts.get("dead_lettered", 0),
+    "done": lambda each: 0.0 if each.rates is None else each.rates.completed,
+    "fail": lambda each: 0.0 if each.rates is None else each.rates.failed,
+    "oldest": lambda each: -_waits_since(each) if each.row.oldest_waiting else float("-inf"),
+}
+_Sort = Annotated[
+    Literal["name", "queued", "running", "held", "dead", "done", "fail", "oldest"],
+    typer.Option(
+        "--sort",
+        metavar="COLUMN",
+        help=f"Queues with most of it first: {', '.join(_FIGURES)} (who waits longest); or by name.",
+    ),
+]
 _Once = Annotated[bool, typer.Option("--once", metavar="", help="Look over one interval, show it, and end.")]
 
 
 @command(TOP, "top", takes=ROWS)
-async def top(cli: Cli, *, interval: _Interval = 2.0, once: _Once = False) -> None:
-    """Show queues, workers and throughput, again and again until Ctrl-C; once where stdout is no terminal."""
+async def top(cli: Cli, *, interval: _Interval = 2.0, sort: _Sort = "name", once: _Once = False) -> None:
+    """Show queues, what hurts, and workers, again and again until Ctrl-C; once where stdout is no terminal."""
     output = cli.output
     is_live = output.console.is_terminal and not (once or output.as_json)
     async with stoppable(), cli.ledger() as ledger, anyio.create_task_group() as group:
@@ -54,7 +75,7 @@ async def top(cli: Cli, *, interval: _Interval = 2.0, once: _Once = False) -> No
         watch = Watch(Rows(ledger, lambda: projection_path(ledger, data_folder, cli.projection)))
         with output.console.screen() if is_live else contextlib.nullcontext():
             if is_live:
-                _show(output, await watch.look())
+                _show(output, await watch.look(), sort)
             else:
                 await watch.look()
             while True:
@@ -63,13 +84,13 @@ async def top(cli: Cli, *, interval: _Interval = 2.0, once: _Once = False) -> No
                 if output.as_json:
                     output.object(_object(activity))
                 else:
-                    _show(output, activity)
+                    _show(output, activity, sort)
                 if once or not (is_live or output.as_json):
                     break
         group.cancel_scope.cancel()
 
 
-def _show(output: Output, activity: Activity) -> None:
+def _show(output: Output, activity: Activity, sort: str) -> None:
     if output.console.is_terminal:
         output.console.clear()
     running = sum(each.row.counts.get("running", 0) for each in activity.queues)
@@ -82,13 +103,32 @@ def _show(output: Output, activity: Activity) -> None:
     if activity.queues:
         narrow = output.is_narrow
         heads = [head for head in _HEADS if not (narrow and head in _WIDE_ONLY)]
-        output.table(heads, [_queue(each, activity.at, narrow=narrow) for each in activity.queues])
-    for queue, state in list(activity.paused.items())[:_PAUSED_MAX]:
-        output.say(f"queue {shortened(queue, 64)} is {shortened(state.words(), 200)}", style="yellow")
+        queues = _sorted(activity.queues, sort)
+        output.table(heads, [_queue(each, activity.at, narrow=narrow) for each in queues])
+    _hurts(output, activity)
     if activity.workers:
         columns = ("worker!", "queues", "running>", "up!", "seen!")
         shown = activity.workers[:_WORKERS_MAX]
         output.table(columns, [_worker(info, activity.at) for info in shown], title="workers")
+
+
+def _sorted(queues: list[QueueActivity], sort: str) -> list[QueueActivity]:
+    figure = _FIGURES.get(sort)
+    return queues if figure is None else sorted(queues, key=figure, reverse=True)
+
+
+def _hurts(output: Output, activity: Activity) -> None:
+    """Say what stands still and what fails, and why, as `doctor` does."""
+    for each in activity.diagnoses[:_HURTS_MAX]:
+        words = words_of(each, lambda at: age(at, activity.at))
+        output.say(shortened(f"{each.object}: {words}", 200), style=LEVEL_STYLES[each.level])
+    left = len(activity.diagnoses) - _HURTS_MAX
+    if left > 0:
+        output.say(f"and {left:,} more: jobledger doctor", style="dim")
+
+
+def _waits_since(each: QueueActivity) -> float:
+    return datetime.fromisoformat(str(each.row.oldest_waiting)).timestamp()
 
 
 def _number(workers: list[WorkerInfo]) -> str:
@@ -107,6 +147,7 @@ def _queue(each: QueueActivity, now: datetime, *, narrow: bool) -> list[Cell]:
         shortened(each.row.queue, 64),
         counts.get("queued", 0),
         counts.get("running", 0),
+        counts.get("held", 0),
         *([] if narrow else [sum(counts.get(state, 0) for state in _LATER)]),
         counts.get("dead_lettered", 0),
         *(
@@ -147,5 +188,6 @@ def _object(activity: Activity) -> dict[str, Any]:
             }
             for each in activity.queues
         ],
+        "diagnoses": activity.diagnoses,
         "workers": activity.workers,
     }
