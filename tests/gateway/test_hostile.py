@@ -97,6 +97,11 @@ async def test_a_time_that_utc_does_not_have_is_refused(asker: Asker, time: str)
     assert (await asker.http.get("/jobs", params={"top": time})).status_code == 400
 
 
+async def test_the_panel_of_the_clock_takes_any_moment(asker: Asker) -> None:
+    for at in ("9999-12-31T23:59:59Z", "1970-01-01T00:00:00Z"):
+        assert (await asker.http.get("/clock", params={"at": at})).status_code == 200
+
+
 @each_row("top", ["soon", "\x00", "-1", "9" * 30, "2026-02-30"])
 async def test_a_first_row_that_is_no_time_is_refused(asker: Asker, top: str) -> None:
     assert (await asker.http.get("/jobs", params={"top": top})).status_code == 400

@@ -182,6 +182,27 @@ async def test_a_run_whose_own_items_failed_goes_on_when_it_is_requeued(ledger: 
     await require_sound(ledger)
 
 
+async def test_what_completed_below_a_run_that_completed_nothing_itself_is_copied(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Three runs below each other; the one in the middle has no more than its call, which failed."""
+    file = tmp_path / "broken"
+    monkeypatch.setenv(drawn_runs.BROKEN, str(file))
+    file.write_text("2", encoding="ascii")
+    part = drawn_runs.Part(does="map", numbers=(1, 2, 3), on_dead_letter="fail")
+    for _ in range(2):
+        part = drawn_runs.Part(does="nest", parts=(part,), on_dead_letter="fail")
+    async with working(ledger, *drawn_runs.TASKS, concurrency=8):
+        run = await ledger.enqueue(drawn_runs.drawn.options(id="r"), (part,))
+        assert (await ended(run)).state is JobState.DEAD_LETTERED
+        file.write_text("", encoding="ascii")
+        again = await ledger.rerun(run, failed=True, id="again")
+        assert await again.result(timeout_s=LIMIT_S) == 6
+    sheets = [ref.job_id for ref, job in (await jobs(ledger)).items() if job.task == drawn_runs.sheet.name]
+    assert sorted(each for each in sheets if each.startswith("again")) == ["again-1-0-1-0-1-1-of-one"]
+    await require_sound(ledger)
+
+
 @workflow(queue="runs", max_attempts=2)
 async def catches(run: Run) -> str:
     try:

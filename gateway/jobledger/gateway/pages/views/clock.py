@@ -65,7 +65,8 @@ def _panel(looked: Viewer, view: View, shell: Shell, query: Query) -> Clock:
     at = query.as_of()
     place = 1000
     if at is not None and at.at is not None:
-        place = max(0, min(999, round(1000 * (at.at - axis.begin) / (end - axis.begin))))
+        part = (at.at - axis.begin) / (end - axis.begin)
+        place = max(0, min(999, round(1000 * part)))
     return Clock(
         shell=shell,
         path=query.path if query.path.startswith("/") and not query.path.startswith("//") else "/",

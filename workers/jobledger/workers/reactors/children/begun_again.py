@@ -18,7 +18,7 @@ from jobledger.ledger.reruns.plans import plan_rerun
 
 
 async def rerun_of_child(client: Client, run: Job, step: Step, item: int) -> RerunOf | None:
-    """Return what a child of a run copies: what the same child of the run's source had completed; None for nothing.
+    """Return which run a child of a run begins again: the same child of the run's source; None where that had done nothing.
 
     Raises: UnreachableError; WrongSequenceError where a replica does not show the source's child yet.
     """
@@ -61,4 +61,6 @@ async def _planned(client: Client, child: JobRef, reason: str) -> RerunOf | None
         RefusedError,
     ):  # a job without steps, or nothing of it can be copied
         return None
-    return plan.rerun_of if plan.rerun_of.steps else None
+    # A run of which nothing is copied may have made runs of which something is: they are found through it.
+    has_runs_below = any(step.order is not None for step in plan.again)
+    return plan.rerun_of if plan.rerun_of.steps or has_runs_below else None
