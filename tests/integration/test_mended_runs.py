@@ -35,6 +35,7 @@ from jobledger.ledger import (
 )
 from jobledger.ledger.model.commands import CancelJob, Discard
 from jobledger.ledger.model.errors import UnreachableError
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
@@ -358,6 +359,55 @@ class Mortal:
             proxy.stop()
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+
+@step
+async def held() -> None:
+    await HELD.wait()
+
+
+@workflow(queue="runs", max_attempts=1)
+async def begins_and_is_held(run: Run) -> int:
+    child = await run.start(page, 1)
+    await run.step(held)
+    return await child.result()
+
+
+@workflow(queue="runs", max_attempts=1)
+async def begins_and_fails(run: Run) -> None:
+    await run.start(page, 2)
+    raise ValueError("no more")
+
+
+async def test_a_run_whose_workers_died_keeps_its_children(
+    nats_server: EmbeddedServer, environment: str, connected: Connect
+) -> None:
+    """Nobody decided that it ends: a requeue goes on with what its children did."""
+    is_over = asyncio.Event()
+    async with connected(lease_s=2.0) as ledger:
+        life = asyncio.create_task(Mortal(nats_server, environment, [begins_and_is_held]).live(is_over))
+        run = await ledger.enqueue(begins_and_is_held.options(id="r"))
+        async with asyncio.timeout(LIMIT_S):
+            while len(await jobs(ledger)) < 2:
+                await asyncio.sleep(0.02)
+        is_over.set()
+        await life
+        async with working(ledger, begins_and_is_held, begins_and_fails, ack_wait_s=1.0):
+            assert (await ended(run)).state is JobState.DEAD_LETTERED
+            failed = await ledger.enqueue(begins_and_fails.options(id="other"))
+            assert (await ended(failed)).state is JobState.DEAD_LETTERED
+            # What hears of ends heard of this one last: the child of the first is as it stays.
+            child, other = (
+                ledger.handle_of(JobRef(queue="kids", job_id=f"{name}-1-0-of-runs"))
+                for name in ("r", "other")
+            )
+            await becomes(other, JobState.CANCELLED)
+            assert (await child.snapshot()).state is JobState.QUEUED
+            HELD.set()
+        async with working(ledger, begins_and_is_held, page):
+            await run.retry(reason="the machines are back")
+            assert await run.result(timeout_s=LIMIT_S) == 10
+        await require_sound(ledger)
 
 
 @contextlib.asynccontextmanager

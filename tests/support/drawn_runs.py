@@ -234,16 +234,26 @@ async def _begin_again(ledger: Ledger, runs: dict[str, JobHandle[Any]], staying:
 
 async def _requeue_dead(ledger: Ledger, chance: random.Random, runs: Collection[JobRef]) -> None:
     """Requeue whatever is dead of runs, at any moment, until these have completed."""
-    async with asyncio.timeout(_END_S):
-        while True:
-            found = await jobs(ledger)
-            if all(found[ref].state is JobState.COMPLETED for ref in runs):
-                return
-            for ref, job in found.items():
-                if job.state is JobState.DEAD_LETTERED and _root_of(found, ref) in runs:
-                    await asyncio.sleep(chance.uniform(0.0, 0.05))
-                    await ledger.handle_of(ref).retry()
-            await asyncio.sleep(0.1)
+    open_jobs: list[str] = []
+    try:
+        async with asyncio.timeout(_END_S):
+            while True:
+                found = await jobs(ledger)
+                if all(found[ref].state is JobState.COMPLETED for ref in runs):
+                    return
+                below = {ref: job for ref, job in found.items() if _root_of(found, ref) in runs}
+                open_jobs = [
+                    f"{ref} is {job.state}, {job.last_sequence}"
+                    for ref, job in below.items()
+                    if not job.is_final
+                ]
+                for ref, job in below.items():
+                    if job.state is JobState.DEAD_LETTERED:
+                        await asyncio.sleep(chance.uniform(0.0, 0.05))
+                        await ledger.handle_of(ref).retry()
+                await asyncio.sleep(0.1)
+    except TimeoutError as error:
+        raise AssertionError(f"not completed in {_END_S:.0f} s: {'; '.join(open_jobs)}") from error
 
 
 def _root_of(found: Mapping[JobRef, Job], ref: JobRef) -> JobRef:
