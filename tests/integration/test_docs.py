@@ -104,6 +104,15 @@ def test_every_test_that_a_page_names_exists() -> None:
     assert sorted(named - known) == []
 
 
+def test_every_module_that_a_page_names_exists() -> None:
+    """By the end of its path, as `model/key.py`."""
+    named = {name for page in PAGES for name in re.findall(r"`([\w./-]+/\w+\.py)`", _prose(page))}
+    known = {f"/{path.relative_to(ROOT).as_posix()}" for path in ROOT.rglob("*.py")}
+    assert len(named) > 50
+    missing = {name for name in named if not any(path.endswith(f"/{name}") for path in known)}
+    assert missing == {"jobledger/__init__.py"}  # there must be none: eight distributions share the package
+
+
 def test_the_index_leads_to_every_page() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / link).resolve() for link in _LINK.findall(_prose(index))}
