@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
@@ -17,7 +18,7 @@ from tests.support.terminal import on_a_terminal, unstyled
 from jobledger.admin.amounts import attempts_words, duration, size
 from jobledger.cli.events.lines import event_line, show_event
 from jobledger.cli.jobs.view import show_attempts, show_trail
-from jobledger.cli.logs import set_up_logs
+from jobledger.cli.logs import log_as_process, set_up_logs
 from jobledger.cli.output import Output
 from jobledger.cli.text import age, json_safe, moment, plain, plain_lines, shortened
 from jobledger.ledger.model.chain import fold
@@ -179,6 +180,35 @@ def test_what_a_task_logs_names_its_job(capsys: pytest.CaptureFixture[str]) -> N
         set_up_logs(verbose=verbose, debug=False)
         logging.getLogger("jobledger.task").info("half-way", extra=said)
         assert re.fullmatch(f"{line}\n", capsys.readouterr().err)
+    set_up_logs(verbose=False, debug=False)
+
+
+class _Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_lines_on_a_terminal_are_short_and_what_is_bad_is_in_color(
+    monkeypatch: pytest.MonkeyPatch, no_color: str
+) -> None:
+    screen = _Screen()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    set_up_logs(verbose=False, debug=False)
+    log_as_process()
+    logging.getLogger("jobledger.workers").info("worker a takes mail")
+    said = {"job": "welcome-7", "queue": "mail", "task": "send", "attempt": 2}
+    logging.getLogger("jobledger.workers.jobs").warning("it died of \x1b[1mbold", extra=said)
+    took, died = screen.getvalue().splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d worker a takes mail", took)
+    begin, end = ("", "") if no_color else ("\x1b[33m", "\x1b[0m")
+    line = r"\d\d:\d\d:\d\d WARNING job welcome-7: it died of \\x1b\[1mbold"
+    assert re.fullmatch(re.escape(begin) + line + re.escape(end), died)
+    set_up_logs(verbose=True, debug=False)
+    log_as_process()
+    logging.getLogger("jobledger.workers").info("worker b takes mail")
+    assert screen.getvalue().endswith("Z INFO jobledger.workers: worker b takes mail\n")
     set_up_logs(verbose=False, debug=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import select
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ from jobledger.ledger.logs.lines import Line, lines_of
 
 _TASKS: Final = "jobledger.task"  #: behind `Context.logger`
 _JOBS: Final = "jobledger.workers.jobs"  #: what becomes of each job
+_RED, _YELLOW, _DIM, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
 _NOTES: Final = logging.getLogger("jobledger.notes")  #: what commands tell a person
 
 
@@ -25,11 +27,11 @@ class _Text(logging.Formatter):
 
     def __init__(self, *, full: bool) -> None:
         super().__init__()
-        self._full = full
+        self.full = full
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         facts = _facts(record)
-        if not self._full:
+        if not self.full:
             of_job = (
                 f" (job {facts['job']}, attempt {facts['attempt']})"
                 if record.name == _TASKS and "job" in facts
@@ -45,10 +47,40 @@ class _Text(logging.Formatter):
 
     def each(self, record: logging.LogRecord, lines: Iterable[Line]) -> list[str]:
         """Return the texts of the lines of one record."""
-        if not self._full:
+        if not self.full:
             return [f"{record.levelname}: {plain(line.text)}" for line in lines]
         source = f"{record.levelname} {record.name}"
         return [f"{_time(line.at)} {source}: {plain(line.text)}" for line in lines]
+
+
+class _Terminal(_Text):
+    """What a person at a terminal reads: the time of day (UTC), which job, the text; in colour what is worse than INFO."""
+
+    def __init__(self, *, colored: bool) -> None:
+        super().__init__(full=True)
+        self._colored = colored
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        level = "" if record.levelno == logging.INFO else f"{record.levelname} "
+        job = _facts(record).get("job")
+        of_job = "" if job is None else f"job {job}: "
+        return f"{_time_of_day(record.created)} {level}{of_job}{record.message}"
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return lines in which nothing but the colour steers the terminal."""
+        return self._in_color(super().format(record), record.levelno)
+
+    def each(self, record: logging.LogRecord, lines: Iterable[Line]) -> list[str]:
+        """Return the texts of the lines of one record."""
+        level = "" if record.levelno == logging.INFO else f"{record.levelname} "
+        texts = (f"{_time_of_day(line.at)} {level}{plain(line.text)}" for line in lines)
+        return [self._in_color(text, record.levelno) for text in texts]
+
+    def _in_color(self, text: str, level: int) -> str:
+        if not self._colored or level == logging.INFO:
+            return text
+        color = _RED if level >= logging.ERROR else _YELLOW if level >= logging.WARNING else _DIM
+        return f"{color}{text}{_PLAIN}"
 
 
 class _Json(logging.Formatter):
@@ -109,6 +141,10 @@ def _time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
+def _time_of_day(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S}"
+
+
 def _blocks(lines: Iterable[str]) -> Iterator[str]:
     """Join lines into blocks, each for one write. A pipe keeps PIPE_BUF bytes together when other processes write, too."""
     block, size = "", 0
@@ -166,12 +202,15 @@ def set_up_logs(*, verbose: bool, debug: bool, log_format: LogFormat = "text") -
 
 
 def log_as_process() -> None:
-    """Log as a process that stays: from INFO on, each line with its time and where it comes from."""
+    """Log as a process that stays: from INFO on, each line with its time and where it comes from; short on a terminal."""
     ours = logging.getLogger("jobledger")
     ours.setLevel(min(ours.level, logging.INFO))
     handler = _handler()
-    if handler is not None and isinstance(handler.formatter, _Text):
-        handler.setFormatter(_Text(full=True))
+    if handler is None or not isinstance(handler.formatter, _Text):
+        return
+    is_verbose = handler.formatter.full
+    is_short = sys.stderr.isatty() and not is_verbose
+    handler.setFormatter(_Terminal(colored=not os.environ.get("NO_COLOR")) if is_short else _Text(full=True))
 
 
 def log_application(modules: Iterable[str]) -> None:
