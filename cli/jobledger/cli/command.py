@@ -222,8 +222,8 @@ def command(
             cli = Cli(
                 line,
                 create=CREATES in takes,
-                settings=fields | of_context,
-                variables=variables | {variable(key): value for key, value in of_context.items()},
+                settings=of_context | fields,
+                variables={variable(key): value for key, value in of_context.items()} | variables,
                 **{key: given.pop(key) for key in shared},
             )
             answer = function(cli, **given)
