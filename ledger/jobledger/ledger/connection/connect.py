@@ -7,7 +7,9 @@ import contextlib
 import functools
 import os
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import LedgerConfig, with_variables
@@ -27,9 +29,13 @@ from jobledger.ledger.nats.streams import (
     RESULTS_LIFE_S,
     check_streams,
     ensure_streams,
+    find_stream,
     require_ledger,
     specifications,
 )
+
+#: How many replicas what is made later has, by those of the ledger: an even number keeps no more than one less.
+_REPLICAS: Final = {1: 1, 2: 3, 3: 3, 4: 5, 5: 5}
 
 
 @contextlib.asynccontextmanager
@@ -73,6 +79,7 @@ async def connect(
         inbox = Inbox(connection)
         await inbox.open()
         publisher = Publisher(connection, inbox)
+        config = await _with_replicas_of_ledger(connection, inbox, names, config)
         await _streams(inbox, names, config)
         async with _time(clock, inbox, names) as time:
             ledger = await assemble(connection, inbox, publisher, names, config, time)
@@ -86,6 +93,17 @@ async def connect(
             publisher.close()
         with contextlib.suppress(Exception):  # the block's own error is the one that counts
             await connection.close()
+
+
+async def _with_replicas_of_ledger(
+    connection: Connection, inbox: Inbox, names: Names, config: LedgerConfig
+) -> LedgerConfig:
+    """Return the settings with as many replicas as the ledger has where it is there: what is made later has them, too."""
+    if not connection.is_clustered:
+        return config
+    info = await find_stream(inbox, names.ledger_stream)
+    replicas = config.replicas if info is None else _REPLICAS.get(info.config.get("num_replicas", 1), 1)
+    return msgspec.structs.replace(config, replicas=replicas)
 
 
 async def _streams(inbox: Inbox, names: Names, config: LedgerConfig) -> None:
@@ -134,6 +152,7 @@ async def assemble(  # noqa: PLR0917 - the parts of one client
         names=names,
         commit=config.commit,
         append_timeout_s=config.append_timeout_s,
+        has_replicas=config.replicas > 1,
     )
     payloads = functools.partial(
         Payloads,

@@ -19,7 +19,14 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
 )
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
-from jobledger.ledger.nats.inbox import Inbox, NoRespondersError, ReplyTimeoutError, resolve, status_of
+from jobledger.ledger.nats.inbox import (
+    Inbox,
+    NoRespondersError,
+    ReplyTimeoutError,
+    header,
+    resolve,
+    status_of,
+)
 from jobledger.ledger.nats.infos import AccountInfo, ConsumerInfo, StreamInfo
 
 T = TypeVar("T")
@@ -159,6 +166,12 @@ async def get_message(
     return found.message
 
 
+class Batch(list[Found]):
+    """Messages as one replica has them."""
+
+    up_to = 0  #: the newest stream sequence that the replica had, where it tells that: for the newest of several subjects
+
+
 async def direct_get(
     connection: Connection,
     inbox: Inbox,
@@ -167,12 +180,12 @@ async def direct_get(
     *,
     batch: bool,
     timeout_s: float = TIMEOUT_S,
-) -> list[Found]:
-    """Return messages as some replica has them, [] where it has none.
+) -> Batch:
+    """Return messages as some replica has them, none where it has none.
 
     Raises: ConnectionLostError also when the stream is not there yet, or moving; ReplyTimeoutError, ApiError.
     """
-    found: list[Found] = []
+    found = Batch()
     done: asyncio.Future[None] = connection.loop.create_future()
 
     def on_reply(data: bytes | Exception, headers: bytes) -> None:
@@ -185,6 +198,7 @@ async def direct_get(
         if status == "503":
             resolve(done, ConnectionLostError())
         elif status in _ENDINGS or not (status or batch):
+            found.up_to = int(header(headers, b"Nats-UpTo-Sequence") or 0)
             resolve(done, None)
         elif status:
             resolve(done, ApiError(f"messages of {stream}", 0, f"status {status}"))

@@ -16,10 +16,10 @@ from typing import Any, Final
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.events import Carried, Held, JobEvent, Queued, Scheduled
 from jobledger.ledger.model.log import ChainEvents
-from jobledger.ledger.nats.api import ApiError, Found
+from jobledger.ledger.nats.api import ApiError, Batch, Found
 from jobledger.ledger.nats.inbox import header, resolve
 
-Read = Callable[[dict[str, Any]], Awaitable[list[Found]]]
+Read = Callable[[dict[str, Any]], Awaitable[Batch]]
 
 _PAGE: Final = 256
 #: The server refuses an answer of more than 1,024 messages; a chain has at most 25 subjects.
@@ -37,30 +37,35 @@ class ChainReader:
         self._loop = loop
         self._read = read  #: asks for a batch, patiently
         self._parse = parse
-        self._waiting: dict[str, list[asyncio.Future[list[Found]]]] = {}
+        self._waiting: dict[str, list[asyncio.Future[Batch]]] = {}
         self._asking: set[asyncio.Task[None]] = set()
 
     async def read(self, chain: str) -> ChainEvents:
         """Return the events that fit a filter; see `Log.read_chain`."""
+        return (await self.read_as_of(chain))[0]
+
+    async def read_as_of(self, chain: str) -> tuple[ChainEvents, int]:
+        """Return the same, and which stream sequence the replica had that answered; 0: it did not tell."""
         if _is_one_jobs(chain):
             try:
-                messages = self._messages(await self._newest(chain))
+                found = await self._newest(chain)
             except (
                 ApiError
             ):  # it has more subjects than the server answers at once: somebody put rubbish there
-                return ChainEvents(await self._pages(chain))
+                return ChainEvents(await self._pages(chain)), 0
+            messages = self._messages(found)
             events = ChainEvents(messages)
             if len(events) == len(messages) and _is_whole(
                 events
             ):  # what is no event hides one of its subject
-                return events
+                return events, found.up_to
             pages = [self._pages(subject) for subject in {message.subject for message in messages}]
             messages = list(itertools.chain.from_iterable(await asyncio.gather(*pages)))
             messages.sort(key=_stream_sequence)
             events = ChainEvents(messages)
             if _is_whole(events) or _is_what_is_held(events):
-                return events
-        return ChainEvents(await self._pages(chain))  # it grew meanwhile, a replica lags, or it is broken
+                return events, 0
+        return ChainEvents(await self._pages(chain)), 0  # it grew meanwhile, a replica lags, or it is broken
 
     async def read_on(self, chain: str, after: int) -> ChainEvents:
         """Return the events of a chain after a sequence; see `Log.read_on`."""
@@ -82,9 +87,9 @@ class ChainReader:
             if len(page) < _PAGE:
                 return found
 
-    def _newest(self, chain: str) -> asyncio.Future[list[Found]]:
+    def _newest(self, chain: str) -> asyncio.Future[Batch]:
         """Ask for the newest message of each subject of a chain, together with who else asks at this moment."""
-        answer: asyncio.Future[list[Found]] = self._loop.create_future()
+        answer: asyncio.Future[Batch] = self._loop.create_future()
         if not self._waiting:
             self._loop.call_soon(self._ask)
         self._waiting.setdefault(chain, []).append(answer)
@@ -97,7 +102,7 @@ class ChainReader:
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
 
-    async def _ask_for(self, waiting: dict[str, list[asyncio.Future[list[Found]]]]) -> None:
+    async def _ask_for(self, waiting: dict[str, list[asyncio.Future[Batch]]]) -> None:
         """Answer everybody who waits for one of these chains, with an error if need be."""
         request: dict[str, Any] = {"multi_last": list(waiting)}
         if len(waiting) > 1:
@@ -114,15 +119,16 @@ class ChainReader:
         if len(waiting) > 1 and sum(len(data) + len(headers) for data, headers in raws) >= _BYTES_AT_ONCE:
             await self._ask_again(waiting)  # it was cut
             return
-        found: dict[str, list[Found]] = {}
+        found = {chain: Batch() for chain in waiting}
         for raw in raws:
-            found.setdefault(_chain_of(header(raw[1], b"Nats-Subject").decode()), []).append(raw)
+            found.setdefault(_chain_of(header(raw[1], b"Nats-Subject").decode()), Batch()).append(raw)
         for chain, answers in waiting.items():
+            found[chain].up_to = raws.up_to
             for answer in answers:
-                resolve(answer, found.get(chain, []))
+                resolve(answer, found[chain])
 
     async def _ask_again(
-        self, waiting: dict[str, list[asyncio.Future[list[Found]]]], error: ApiError | None = None
+        self, waiting: dict[str, list[asyncio.Future[Batch]]], error: ApiError | None = None
     ) -> None:
         """Ask for each chain by itself, since all at once were too much; one that was alone gets the error."""
         for chain, answers in waiting.items():

@@ -162,6 +162,11 @@ class Connection(Client):
         """Whether the server said at the handshake that it runs JetStream; nats-py keeps that to itself."""
         return bool(self._server_info.get("jetstream", False))
 
+    @property
+    def is_clustered(self) -> bool:
+        """Whether the server is one of several, so that a stream can have replicas."""
+        return bool(self._server_info.get("cluster"))
+
     async def listen(self, subject: str, handler: Handler) -> Subscription:
         """Subscribe; `handler` is called for every message, straight from the reader, or collects them."""
         subscription = await self.subscribe(subject, cb=_unused)

@@ -43,6 +43,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
     config: dict[str, Any]
     state: StreamState
     created: str = ""  #: the server's time, nanoseconds: another stream of that name has another one
+    cluster: dict[str, Any] | None = None  #: its leader and replicas; None on a server alone
     ts: str = ""  #: the server's time of this answer; "" where it tells none
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
+import operator
 import re
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -39,6 +41,7 @@ from jobledger.ledger.nats.publisher import (
     AppendRefusedError,
     Publisher,
 )
+from jobledger.ledger.nats.read_index import ReadIndex
 from jobledger.ledger.nats.streams import deleted_ledger, find_stream, newest_at
 from jobledger.ledger.nats.writer import Commit, Writer
 
@@ -49,6 +52,8 @@ _PRESENT_BYTES_MAX: Final = 4 << 20
 _RETRY_S: Final = 0.05
 #: After this time without a stream that listens, an append asks whether the ledger was deleted.
 _GONE_S: Final = 0.5
+#: How long the first replicas of several are waited for that are asked; what comes late is read in vain.
+_SILENT_S: Final = (0.3, 0.5, 1.0)
 
 
 class _SubmittedAppend(msgspec.Struct, eq=False):
@@ -107,7 +112,9 @@ class JetStreamLog(JobReading):
         names: Names,
         commit: Commit = "auto",
         append_timeout_s: float = 30.0,
+        has_replicas: bool = False,
     ) -> None:
+        """`has_replicas`: the stream lies on several servers, so that a read has to be proven the newest."""
         self.names = names
         self._connection = connection
         self._inbox = inbox
@@ -118,6 +125,7 @@ class JetStreamLog(JobReading):
         self._meter: AppendMeter | None = None
         self.writer = Writer(publisher, commit=commit)
         connection.lost_listeners.append(self.writer.forget_observations)
+        self._index = ReadIndex(inbox, self._stream, limit_s=append_timeout_s) if has_replicas else None
         self._chains = ChainReader(self._loop, functools.partial(self._read_raw, batch=True), _message)
 
     async def append(self, entries: Sequence[Entry]) -> int:
@@ -236,19 +244,41 @@ class JetStreamLog(JobReading):
     async def read_chain(self, chain: str) -> ChainEvents:
         """Return the events of a chain; see `Log.read_chain`."""
         self._connection.require_here()
-        return await self._chains.read(chain)
+        if self._index is None:
+            return await self._chains.read(chain)
+        end = await self._index.end()
+        events, up_to = await self._chains.read_as_of(chain)
+        if up_to >= end.last_sequence:
+            return events
+        newest = await self._index.newest(chain)
+        if events.last_sequence >= newest:
+            return events
+        return await self._index.until_reached(newest, lambda: self._chains.read(chain), _last_sequence)
 
     async def read_on(self, chain: str, after: int) -> ChainEvents:
         """Return the newer events of a chain; see `Log.read_on`."""
         self._connection.require_here()
-        return await self._chains.read_on(chain, after)
+        if self._index is None:
+            return await self._chains.read_on(chain, after)
+        newest = await self._index.newest(chain)
+        return await self._index.until_reached(
+            newest, lambda: self._chains.read_on(chain, after), _last_sequence
+        )
 
     async def newest_sequence(self, chain: str) -> int:
         """Return where a chain ends, as the stream's leader has it; see `Log.newest_sequence`."""
+        if self._index is not None:
+            return await self._index.newest(chain)
         return await newest_at(self._inbox, self._stream, chain)
 
     async def last(self, chain: str) -> Message | None:
         """Return the newest message of a chain; see `Log.last`."""
+        if self._index is None:
+            return await self._last(chain)
+        newest = await self._index.newest(chain)
+        return await self._index.until_reached(newest, lambda: self._last(chain), _sequence_of)
+
+    async def _last(self, chain: str) -> Message | None:
         found = await self._read({"last_by_subj": chain}, batch=False)
         return found[0] if found else None
 
@@ -278,17 +308,21 @@ class JetStreamLog(JobReading):
         """Read messages; see `_read_raw`."""
         return [_message(data, headers) for data, headers in await self._read_raw(request, batch=batch)]
 
-    async def _read_raw(self, request: dict[str, Any], *, batch: bool) -> list[api.Found]:
+    async def _read_raw(self, request: dict[str, Any], *, batch: bool) -> api.Batch:
         """Read with patience for a reconnect; return data and headers.
 
         Raises: ServerUnreachableError when the limit is over.
         """
         loop = self._loop
         deadline = loop.time() + self._append_timeout_s
+        # Any replica answers: one that is silent, since it is frozen or cut off, is soon given up for another one.
+        limits_s = itertools.chain(
+            _SILENT_S if self._index is not None else (), itertools.repeat(api.TIMEOUT_S)
+        )
         while True:
             try:
                 await self._connection.wait_connected(max(deadline - loop.time(), _RETRY_S))
-                return await self._direct_get(request, batch=batch)
+                return await self._direct_get(request, batch=batch, timeout_s=next(limits_s))
             except (ConnectionLostError, ReplyTimeoutError) as error:
                 if self._connection.is_closed:
                     message = "the connection to the server is closed: connect again"
@@ -298,8 +332,12 @@ class JetStreamLog(JobReading):
                     raise ServerUnreachableError(message) from error
                 await asyncio.sleep(_RETRY_S)
 
-    async def _direct_get(self, request: dict[str, Any], *, batch: bool) -> list[api.Found]:
-        return await api.direct_get(self._connection, self._inbox, self._stream, request, batch=batch)
+    async def _direct_get(
+        self, request: dict[str, Any], *, batch: bool, timeout_s: float = api.TIMEOUT_S
+    ) -> api.Batch:
+        return await api.direct_get(
+            self._connection, self._inbox, self._stream, request, batch=batch, timeout_s=timeout_s
+        )
 
     async def head(self) -> Head:
         """Return both ends; see `Log.head`."""
@@ -354,6 +392,13 @@ class JetStreamLog(JobReading):
         async with contextlib.aclosing(feed.batches(until=until)) as batches:
             async for batch in batches:
                 yield batch
+
+
+def _sequence_of(message: Message | None) -> int:
+    return 0 if message is None else message.stream_sequence
+
+
+_last_sequence: Final[Callable[[ChainEvents], int]] = operator.attrgetter("last_sequence")
 
 
 def _raise_if_ahead(error: AppendRefusedError, entries: Sequence[Entry]) -> None:

@@ -1,0 +1,127 @@
+"""What a read of a ledger with replicas must be as new as: where its leader is, with the proof that it leads.
+
+A direct get is answered by any replica, and one that lags is older than what was just acknowledged. The leader itself
+may be cut off from the others, and then answers from its past for up to 20 s (measured with nats-server 2.15.1). But
+`STREAM.INFO` says when the leader last heard of each replica: one that heard of a majority within 2 s has no rival, for
+others begin an election after 4 s at the earliest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple, TypeVar
+
+from jobledger.ledger.model.errors import JetStreamDisabledError, ServerUnreachableError, UnreachableError
+from jobledger.ledger.nats import api
+from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError
+from jobledger.ledger.nats.infos import StreamInfo
+from jobledger.ledger.nats.streams import newest_at
+
+T = TypeVar("T")
+
+#: How long ago a leader may have heard of a replica; elections begin after 4 s (nats-server, `minElectionTimeout`).
+_HEARD_WITHIN_NS: Final = 2_000_000_000
+_RETRY_S: Final = 0.2
+_FIRST_PAUSE_S: Final = 0.0005
+_PAUSE_MAX_S: Final = 0.05
+
+
+class LeaderEnd(NamedTuple):
+    """Where a stream ended for its leader, at a moment at which no other server led it."""
+
+    leader: str
+    last_sequence: int
+
+
+class ReadIndex:
+    """Says how new the reads of one stream must be; those who ask in one turn of the loop share a question."""
+
+    def __init__(self, inbox: Inbox, stream: str, *, limit_s: float) -> None:
+        """`limit_s`: how long to ask again while nobody proves that it leads."""
+        self._inbox = inbox
+        self._stream = stream
+        self._limit_s = limit_s
+        self._asking: asyncio.Task[LeaderEnd] | None = None
+
+    async def end(self) -> LeaderEnd:
+        """Return where the stream ends, at a moment that is not before this call. Raises: UnreachableError."""
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask())
+            self._asking.add_done_callback(_seen)  # its askers may all have left
+        return await asyncio.shield(self._asking)
+
+    async def newest(self, subject: str) -> int:
+        """Return the sequence of the newest message of a subject or filter, proven; 0 for none. Raises: UnreachableError.
+
+        The server that leads before the question leads after it, too, so it was the one that answered.
+        """
+
+        async def look() -> int | None:
+            before = await self.end()
+            found = await newest_at(self._inbox, self._stream, subject)
+            return found if (await self.end()).leader == before.leader else None
+
+        return await self._patiently(look)
+
+    async def until_reached(self, newest: int, read: Callable[[], Awaitable[T]], at: Callable[[T], int]) -> T:
+        """Read again until some replica has shown this sequence; `at` tells how far an answer is.
+
+        Raises: UnreachableError.
+        """
+        deadline = asyncio.get_running_loop().time() + self._limit_s
+        pause_s = _FIRST_PAUSE_S
+        while at(found := await read()) < newest:
+            if asyncio.get_running_loop().time() >= deadline:
+                raise ServerUnreachableError(
+                    f"no replica shows what the ledger's leader has, {newest:,}: are the servers catching up?"
+                )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+        return found
+
+    async def _ask(self) -> LeaderEnd:
+        await asyncio.sleep(0)
+        self._asking = None  # whoever comes from here on asks anew
+
+        async def look() -> LeaderEnd | None:
+            info = await api.stream_info(self._inbox, self._stream)
+            return LeaderEnd(leader_of(info), info.state.last_sequence) if is_proven(info) else None
+
+        return await self._patiently(look)
+
+    async def _patiently(self, look: Callable[[], Awaitable[T | None]]) -> T:
+        """Return what a look finds; while servers elect a leader, or one is cut off, look again."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._limit_s
+        while True:
+            error: Exception | None = None
+            try:
+                found = await look()
+            except (JetStreamDisabledError, ReplyTimeoutError, UnreachableError) as passing:
+                error = passing
+            else:
+                if found is not None:
+                    return found
+            if loop.time() >= deadline:
+                raise error or ServerUnreachableError(
+                    "the server that leads the ledger is cut off from the others: what it says may be out of date"
+                )
+            await asyncio.sleep(_RETRY_S)
+
+
+def _seen(task: asyncio.Task[LeaderEnd]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+def is_proven(info: StreamInfo) -> bool:
+    """Return whether who answered has heard of a majority so lately that no other server leads the stream."""
+    replicas: list[dict[str, Any]] = (info.cluster or {}).get("replicas") or []
+    heard = sum(int(each.get("active", _HEARD_WITHIN_NS)) < _HEARD_WITHIN_NS for each in replicas)
+    return 2 * (heard + 1) > len(replicas) + 1
+
+
+def leader_of(info: StreamInfo) -> str:
+    """Return the name of the server that answered for a stream; "" outside of a cluster."""
+    return str((info.cluster or {}).get("leader", ""))
