@@ -109,7 +109,7 @@ def test_commands_say_what_they_did_and_who_paused_what(cli: CommandLine, tmp_pa
         or f"by {said['pause']['by']}, ends in 60 min" in shown
     )
     looked = cli.run("top", "--once", "--interval", "0.2", *rows)
-    assert f"queue mail is paused by {said['pause']['by']} since " in looked.out
+    assert f"queue mail: paused by {said['pause']['by']} until " in looked.out
     examined = cli.run("doctor", *rows).out
     assert "paused by" in " ".join(examined.split())
     assert "`jobledger queues resume mail` ends that" in " ".join(examined.split())

@@ -93,7 +93,7 @@ class Cli:
 
         of_ledger = settings.keys() & {*LedgerConfig.__struct_fields__}
         self.target = Target(
-            url=url or DEFAULT_URL,
+            url=DEFAULT_URL if url is None else url,
             environment=environment or "",
             ledger_bytes_max=ledger_bytes_max,
             wait_for_server_s=wait_for_server_s,

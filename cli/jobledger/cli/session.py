@@ -30,7 +30,8 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
     UnreachableError,
 )
-from jobledger.ledger.nats.access import NO_ACCESS, Access
+from jobledger.ledger.nats.access import NAMES, NO_ACCESS, Access
+from jobledger.ledger.variables import variable
 
 # What connects, or reads a projection, is loaded by the commands that do: others begin in half the time.
 if TYPE_CHECKING:
@@ -64,7 +65,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     def variables(self) -> dict[str, str]:
         """Return the variables that tell another command of ours the same of server, access and settings."""
-        return {"JOBLEDGER_URL": self.url, CONTEXT: "", **self.access.variables(), **self.setting_variables}
+        nothing = {variable(name): "" for name in NAMES}  # what a context was named in the place of
+        return {
+            "JOBLEDGER_URL": self.url,
+            CONTEXT: "",
+            **nothing,
+            **self.access.variables(),
+            **self.setting_variables,
+        }
 
     def words(self) -> dict[str, Any]:
         """Return what `connect` is told beside the address."""

@@ -76,7 +76,7 @@ def settings_of_context(name: str, variables: Mapping[str, str]) -> dict[str, st
         raise ConfigurationError(f"there is no context {name!r}: {_known(folder)}") from error
     except OSError as error:
         raise ConfigurationError(f"context {path} cannot be read: {error.strerror or error}") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"context {path} is none of the `nats` command: {error}") from error
     return _settings(name, found, variables)
 
