@@ -17,6 +17,8 @@ from tests.support.drawn_runs import jobs
 from tests.support.proxy import Proxy
 from tests.support.working import LIMIT_S, Connect, attempts, becomes, ended, until, working
 
+from jobledger.admin.acts import why
+from jobledger.admin.rows import Rows
 from jobledger.audit.verify import verify
 from jobledger.ledger import (
     ChildFailedError,
@@ -35,7 +37,6 @@ from jobledger.ledger import (
 )
 from jobledger.ledger.model.commands import CancelJob, Discard
 from jobledger.ledger.model.errors import UnreachableError
-from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
@@ -373,16 +374,10 @@ async def begins_and_is_held(run: Run) -> int:
     return await child.result()
 
 
-@workflow(queue="runs", max_attempts=1)
-async def begins_and_fails(run: Run) -> None:
-    await run.start(page, 2)
-    raise ValueError("no more")
-
-
-async def test_a_run_whose_workers_died_keeps_its_children(
-    nats_server: EmbeddedServer, environment: str, connected: Connect
+async def test_a_run_whose_workers_died_is_mended_by_a_rerun_as_why_proposes(
+    nats_server: EmbeddedServer, environment: str, connected: Connect, tmp_path: Path
 ) -> None:
-    """Nobody decided that it ends: a requeue goes on with what its children did."""
+    """Its open children were cancelled with it, so that a requeue of it would fail by them."""
     is_over = asyncio.Event()
     async with connected(lease_s=2.0) as ledger:
         life = asyncio.create_task(Mortal(nats_server, environment, [begins_and_is_held]).live(is_over))
@@ -392,21 +387,17 @@ async def test_a_run_whose_workers_died_keeps_its_children(
                 await asyncio.sleep(0.02)
         is_over.set()
         await life
-        async with working(ledger, begins_and_is_held, begins_and_fails, ack_wait_s=1.0):
+        async with working(ledger, begins_and_is_held, ack_wait_s=1.0):
             assert (await ended(run)).state is JobState.DEAD_LETTERED
-            failed = await ledger.enqueue(begins_and_fails.options(id="other"))
-            assert (await ended(failed)).state is JobState.DEAD_LETTERED
-            # What hears of ends heard of this one last: the child of the first is as it stays.
-            child, other = (
-                ledger.handle_of(JobRef(queue="kids", job_id=f"{name}-1-0-of-runs"))
-                for name in ("r", "other")
-            )
-            await becomes(other, JobState.CANCELLED)
-            assert (await child.snapshot()).state is JobState.QUEUED
-            HELD.set()
+            async with asyncio.timeout(LIMIT_S):
+                while not (await run.snapshot()).steps["page"].failed:
+                    await asyncio.sleep(0.02)
+        rows = Rows(ledger, tmp_path / "rows.db")
+        assert (await why(rows, "r")).why.hint == "jobledger jobs rerun r --failed"
+        HELD.set()
         async with working(ledger, begins_and_is_held, page):
-            await run.retry(reason="the machines are back")
-            assert await run.result(timeout_s=LIMIT_S) == 10
+            again = await ledger.rerun(run, failed=True)
+            assert await again.result(timeout_s=LIMIT_S) == 10
         await require_sound(ledger)
 
 

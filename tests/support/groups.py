@@ -18,6 +18,7 @@ from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.runs.events import Joined
 from jobledger.ledger.model.runs.orders import ChildOrder, bits_of, items_of
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.workers.reactors.children.reach import ends_children
 
 KEY = "pages"
 #: The queue of the runs of tests that no worker takes.
@@ -76,7 +77,7 @@ class Groups:
             for stored in batch:
                 found._take(stored.event, stored.stream_sequence)
         for job in found.jobs.values():
-            if job.ends_children:
+            if ends_children(job):
                 for key, alive in found._alive_of(job):
                     found.wrong.append(f"{sorted(alive)} of {key} live on, and run {job.id} is {job.state}")
         return found

@@ -313,14 +313,28 @@ def _going_back(job: Job) -> str:
 
 def _after_death(job: Job) -> tuple[str, str]:
     """Return what more is to be said of a dead letter, and the command that brings it on."""
-    failed = any(step.failed for step in job.steps.values())
-    if not failed or job.error is None or job.error.type != "ChildFailedError":
+    if not _fails_by_children(job):
         return "", f"jobledger dlq requeue {job.id}"
     said = "; requeued it fails again, since how its children ended is recorded"
     if not may_mend(job):
         return f"{said}: enqueue a new one", ""
     said += ": a rerun makes those new that did not complete, and copies the others"
     return said, f"jobledger jobs rerun {job.id} --failed"
+
+
+def _fails_by_children(job: Job) -> bool:
+    """Return whether a dead letter fails again once it is requeued, since how its children ended is recorded.
+
+    The children that were open when the workers of a run had died were cancelled with it: a step that waits for them fails.
+    """
+    if job.error is None:
+        return False
+    if job.error.type == "ChildFailedError":
+        return any(step.failed for step in job.steps.values())
+    waiting = (step for step in job.steps.values() if step.state == "started" and step.order is not None)
+    return job.error.kind == "lost" and any(
+        step.failed and step.order is not None and step.order.on_failure == "stop" for step in waiting
+    )
 
 
 def _last_word(facts: Facts) -> str:

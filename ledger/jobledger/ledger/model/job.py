@@ -191,18 +191,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
         """Whether the job stays as it is unless a person acts."""
         return self.state in FINAL_STATES
 
-    @property
-    def ends_children(self) -> bool:
-        """Whether the end of a run is one for its open children.
-
-        A dead letter keeps them where its own code did not end it: its workers died, or its code changed. A requeue then
-        goes on with what they did meanwhile.
-        """
-        if self.state is not JobState.DEAD_LETTERED:
-            return self.is_final
-        is_lost = self.error is not None and self.error.kind == "lost"
-        return not (is_lost or self.dead_reason in {"diverged", "max_deliver"})
-
 
 _replace = msgspec.structs.replace
 # Enum member access goes through the metaclass and is slow; cached because every event asks.

@@ -191,7 +191,9 @@ class RunRules:
         name, family = self._family(job)
         if family is None:
             return
-        if job.ends_children:
+        if (
+            job.dead_reason != "diverged"
+        ):  # such a run keeps its children: it goes on with them once its code is mended
             family.ended_at = family.ended_at or stored.stored_at
         if job.state in CLOSED_STATES:
             left = {key: step for key, step in job.steps.items() if _has_open_children(step)}

@@ -39,6 +39,14 @@ _WHY: Final = {
 }
 
 
+def ends_children(job: Job) -> bool:
+    """Return whether the state of a run ends its open children.
+
+    One that diverged keeps them: once its code is mended, a requeue lets it go on with all that is recorded.
+    """
+    return job.is_final and not (job.state is JobState.DEAD_LETTERED and job.dead_reason == "diverged")
+
+
 def open_items(job: Job) -> dict[str, int]:
     """Return the children that may exist and did not end, of those steps whose children follow the run."""
     return {
@@ -104,7 +112,7 @@ class Reaching:
         if newest > view.last_sequence:
             raise WrongSequenceError(chain, view.last_sequence)  # a replica that lags
         job = view.job
-        if job is None or job.ends_children:
+        if job is None or ends_children(job):
             return view, "ended"
         return view, "paused" if job.paused_by_operator else "goes on"
 
