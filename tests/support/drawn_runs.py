@@ -87,7 +87,7 @@ async def look(number: int) -> int:
 
 
 # A run that lost all its attempts by kills cannot go on by requeues: its open children were cancelled with it.
-@workflow(name="drawn", queue="one", max_attempts=20, backoff=Backoff(base_s=0.05))
+@workflow(name="drawn", queue="one", max_attempts=6, backoff=Backoff(base_s=0.05))
 async def drawn(run: Run, parts: tuple[Part, ...]) -> int:
     return sum([await _done(run, part) for part in parts])
 

@@ -40,6 +40,30 @@ def test_a_choice_is_named_by_a_word_and_its_values_stand_in_the_help(
     assert "--state STATE Only jobs in this state; repeat it for more: scheduled, held, queued," in shown
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--url", "nats://127.0.0.1:1", "jobs", "--help"], 0, "Usage: jobledger jobs"),
+        (["--url=nats://127.0.0.1:1", "--environment", "e", "jobs", "list", "--help"], 0, "jobs list"),
+        (["--url", "nats://127.0.0.1:1", "--help"], 0, "Usage: jobledger [OPTIONS]"),
+        (["--url", "nats://127.0.0.1:1", "nothing"], 2, "No such command 'nothing'"),
+        (["--url"], 2, "'--url' requires an argument"),
+        (
+            ["--url", "nats://127.0.0.1:1", "--", "workers", "list"],
+            5,
+            "no server answers at nats://127.0.0.1:1",
+        ),
+        (["--url", "", "workers", "list"], 5, "an empty URL is not the address of a server"),
+        (["--url", "nats://127.0.0.1:1", "demo"], 2, "No such option"),
+    ],
+)
+def test_options_of_the_server_stand_before_a_command_too(
+    words: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == code
+    assert told in "".join(capsys.readouterr())
+
+
 @each_row("words", [[], ["jobs"], ["events", "subscriptions"], ["audit"]])
 def test_a_group_without_a_command_shows_its_help_and_no_empty_error(
     words: list[str], capsys: pytest.CaptureFixture[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Final
 
 import msgspec
 
@@ -13,6 +14,9 @@ from jobledger.admin.workers import list_workers
 from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections import QueueRow, Store
+
+#: To look for what hurts asks the server, and reads a day of rates.
+_DIAGNOSED_EACH_S: Final = 5.0
 
 
 class QueueRates(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +42,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     events_per_s: float | None  #: since the look before; None at the first
     queues: list[QueueActivity]
     paused: dict[str, QueueState]  #: the queues that are paused
-    diagnoses: list[Diagnosis]  #: what hurts, the worst first
+    diagnoses: list[Diagnosis]  #: what hurts, the worst first; looked for each 5 s at the most
     workers: list[WorkerInfo]
 
 
@@ -49,6 +53,8 @@ class Watch:
         self._rows = rows
         self._seen_at = 0.0
         self._sequence = 0
+        self._diagnosed_at = -_DIAGNOSED_EACH_S
+        self._hurts: list[Diagnosis] = []
         self._counts: dict[str, tuple[int, int, int]] | None = None
 
     async def look(self) -> Activity:
@@ -59,11 +65,14 @@ class Watch:
         rows, clock = self._rows, self._rows.ledger.clock
         position = await rows.catch_up()
         now = clock.monotonic()
-        with Store.open(await rows.path()) as store, store.one_moment():
-            found, paused = together(fleet_queues(store)), paused_now(store, clock.now())
-            counts = _counts(store)
-            lag = await lag_of(rows.ledger, position.stream_sequence)
-            hurts = await diagnose(rows.ledger, View(store, clock.now(), position.begins_at, lag))
+        with Store.open(await rows.path()) as store:
+            with store.one_moment():
+                found, paused = together(fleet_queues(store)), paused_now(store, clock.now())
+                counts = _counts(store)
+            if now - self._diagnosed_at >= _DIAGNOSED_EACH_S:
+                lag = await lag_of(rows.ledger, position.stream_sequence)
+                self._hurts = await diagnose(rows.ledger, View(store, clock.now(), position.begins_at, lag))
+                self._diagnosed_at = now
         passed_s, before = now - self._seen_at, self._counts
         rate = (position.stream_sequence - self._sequence) / passed_s if before is not None else None
         activity = Activity(
@@ -77,7 +86,7 @@ class Watch:
                 for row in found
             ],
             paused=paused,
-            diagnoses=hurts,
+            diagnoses=self._hurts,
             workers=await list_workers(rows.ledger),
         )
         self._seen_at, self._sequence, self._counts = now, position.stream_sequence, counts

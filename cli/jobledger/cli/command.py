@@ -262,7 +262,11 @@ def _follow_context(given: dict[str, Any], line: typer.Context) -> dict[str, str
         raise UsageError(
             "--context and --url (or JOBLEDGER_CONTEXT and JOBLEDGER_URL) each name a server: leave one of them out"
         )
-    found = settings_of_context(name, os.environ)
+    found = {"url": DEFAULT_URL, **settings_of_context(name, os.environ)}
     told = {each: given[each] for each in names if not is_first or is_typed(line, each)}
     given |= {each: told.get(each) or found.get(each) for each in names}
-    return {each: value for each, value in found.items() if each not in names}
+    return {
+        each: value
+        for each, value in found.items()
+        if each not in names and not os.environ.get(variable(each))
+    }

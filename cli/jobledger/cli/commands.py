@@ -265,6 +265,15 @@ def named_by(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def is_command(path: Sequence[str]) -> bool:
+    """Return whether these are the words of a command, and not of a group."""
+    member: str | Group = COMMANDS
+    for word in path:
+        assert isinstance(member, Group), "only a group has members"
+        member = member.members[word]
+    return not isinstance(member, Group)
+
+
 def add_commands(app: typer.Typer, words: Sequence[str] | None) -> None:
     """Add what a command line needs: the command or the group that its words name, without one all that `--help` lists.
 

@@ -210,7 +210,8 @@ def log_as_process() -> None:
         return
     is_verbose = handler.formatter.full
     is_short = sys.stderr.isatty() and not is_verbose
-    handler.setFormatter(_Terminal(colored=not os.environ.get("NO_COLOR")) if is_short else _Text(full=True))
+    colored = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    handler.setFormatter(_Terminal(colored=colored) if is_short else _Text(full=True))
 
 
 def log_application(modules: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, TextIO
 import typer
 from typer.core import TyperGroup
 
-from jobledger.cli.commands import add_commands, named_by
+from jobledger.cli.commands import add_commands, is_command, named_by
 from jobledger.cli.completion import completed_words, is_completing
 from jobledger.cli.errors import DONE, INTERRUPTED, StoppedBySignalError, first_of, report
 from jobledger.cli.exit import exit_at_once
@@ -100,7 +100,10 @@ def program(words: Sequence[str] | None = None) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    add_commands(app, _switches_apart(completed_words())[1] if is_completing() else words)
+    if is_completing():
+        words = _switches_apart(completed_words())[1]
+        words = words[leading(words) :]
+    add_commands(app, words)
     return app
 
 
@@ -198,8 +201,14 @@ def _switches_apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _server_behind_command(words: list[str]) -> list[str]:
     """Return the words with what stands before the command of the options of the server behind it, where all have them."""
     count = leading(words)
-    path = len(named_by(words[count:]))
-    return words[count : count + path] + words[:count] + words[count + path :] if path else words
+    server, rest = words[:count], words[count:]
+    if server and rest[:1] == ["--"]:  # of the line before the command
+        rest = rest[1:]
+    path = named_by(rest)
+    if not server or not rest:
+        return words
+    # A group tells its commands, whichever server is meant; and what is no command is refused as such.
+    return [*path, *server, *rest[len(path) :]] if is_command(path) else rest
 
 
 def _tolerate_any_text(stream: TextIO) -> None:

@@ -26,7 +26,7 @@ from jobledger.ledger.nats.leases import WorkerInfo
 
 _LATER: Final = ("scheduled", "retry_wait", "paused")
 _WORKERS_MAX: Final = 100
-_HURTS_MAX: Final = 10
+_HURTS_MAX: Final = 5  #: what a terminal of 24 lines has room for beside queues and workers
 _HEADS: Final = (
     "queue!",
     "queued>",
@@ -75,22 +75,22 @@ async def top(cli: Cli, *, interval: _Interval = 2.0, sort: _Sort = "name", once
         watch = Watch(Rows(ledger, lambda: projection_path(ledger, data_folder, cli.projection)))
         with output.console.screen() if is_live else contextlib.nullcontext():
             if is_live:
-                _show(output, await watch.look(), sort)
+                _show(output, _sorted(await watch.look(), sort))
             else:
                 await watch.look()
             while True:
                 await anyio.sleep(interval)
-                activity = await watch.look()
+                activity = _sorted(await watch.look(), sort)
                 if output.as_json:
                     output.object(_object(activity))
                 else:
-                    _show(output, activity, sort)
+                    _show(output, activity)
                 if once or not (is_live or output.as_json):
                     break
         group.cancel_scope.cancel()
 
 
-def _show(output: Output, activity: Activity, sort: str) -> None:
+def _show(output: Output, activity: Activity) -> None:
     if output.console.is_terminal:
         output.console.clear()
     running = sum(each.row.counts.get("running", 0) for each in activity.queues)
@@ -103,8 +103,7 @@ def _show(output: Output, activity: Activity, sort: str) -> None:
     if activity.queues:
         narrow = output.is_narrow
         heads = [head for head in _HEADS if not (narrow and head in _WIDE_ONLY)]
-        queues = _sorted(activity.queues, sort)
-        output.table(heads, [_queue(each, activity.at, narrow=narrow) for each in queues])
+        output.table(heads, [_queue(each, activity.at, narrow=narrow) for each in activity.queues])
     _hurts(output, activity)
     if activity.workers:
         columns = ("worker!", "queues", "running>", "up!", "seen!")
@@ -112,9 +111,11 @@ def _show(output: Output, activity: Activity, sort: str) -> None:
         output.table(columns, [_worker(info, activity.at) for info in shown], title="workers")
 
 
-def _sorted(queues: list[QueueActivity], sort: str) -> list[QueueActivity]:
+def _sorted(activity: Activity, sort: str) -> Activity:
     figure = _FIGURES.get(sort)
-    return queues if figure is None else sorted(queues, key=figure, reverse=True)
+    if figure is None:
+        return activity
+    return msgspec.structs.replace(activity, queues=sorted(activity.queues, key=figure, reverse=True))
 
 
 def _hurts(output: Output, activity: Activity) -> None:

@@ -82,7 +82,7 @@ class ReadIndex:
 
     async def _ask(self) -> LeaderEnd:
         await asyncio.sleep(0)
-        self._asking = None  # whoever comes from here on asks anew
+        self._asking = None  # a call from now on asks the server again
 
         async def look() -> LeaderEnd | None:
             info = await api.stream_info(self._inbox, self._stream)
