@@ -34,7 +34,7 @@ import msgspec
 from shared import cpu_s, run
 
 from jobledger.audit.verify import Checker, CheckOptions, Report, verify
-from jobledger.ledger.connection.connect import connect
+from jobledger.ledger.connection import connect
 from jobledger.ledger.model.aggregates import read_message
 from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, advance, link
 from jobledger.ledger.model.codec import StoredEvent

@@ -28,7 +28,7 @@ import anyio
 import msgspec
 from shared import cpu_s, run
 
-from jobledger.ledger.connection.connect import connect
+from jobledger.ledger.connection import connect
 from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, advance, link
 from jobledger.ledger.model.commands import Claim, Command, Complete, Enqueue, Stamp
 from jobledger.ledger.model.decisions import decide

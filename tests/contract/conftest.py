@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.lock_worlds import World, memory_world, server_world
 
-from jobledger.ledger.connection.connect import connect
+from jobledger.ledger.connection import connect
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.memory import MemoryLog
 

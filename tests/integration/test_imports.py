@@ -19,7 +19,7 @@ PACKAGES = {
     "jobledger.ledger.additions",
     "jobledger.ledger.connection",
     "jobledger.ledger.limits",
-    "jobledger.ledger.loader",
+    "jobledger.ledger.on_demand",
     "jobledger.ledger.logs",
     "jobledger.ledger.model",
     "jobledger.ledger.model.access",

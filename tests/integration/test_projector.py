@@ -18,7 +18,7 @@ from tests.support.histories import STEPS, SteppedClock, act, memory_history, ra
 from tests.support.limits import LIMIT_S
 from tests.support.working import until
 
-from jobledger.ledger.connection.connect import connect
+from jobledger.ledger.connection import connect
 from jobledger.ledger.model.codec import digest
 from jobledger.ledger.model.events import EVENT_TYPES, event_type
 from jobledger.ledger.model.lock import LOCK

@@ -27,7 +27,7 @@ from tests.support.limits import LIMIT_S
 from tests.support.ports import kept_port
 
 from jobledger.ledger import JobState, Ledger, handle, task
-from jobledger.ledger.connection import connect as asynchronous
+from jobledger.ledger import connection as asynchronous
 from jobledger.ledger.loop_thread import LoopThread
 from jobledger.ledger.model.errors import (
     ForeignLoopError,

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 )
 from tests.support.limits import LIMIT_S
 
-from jobledger.ledger.connection.connect import connect
+from jobledger.ledger.connection import connect
 from jobledger.ledger.model.chain import (
     EMPTY_CHAIN,
     JobView,

@@ -13,7 +13,7 @@ from tests.support import limits
 from tests.support.jetstream import api
 from tests.support.memory_locks import MemoryHints, MemoryLeases
 
-from jobledger.ledger.connection.connect import connect
+from jobledger.ledger.connection import connect
 from jobledger.ledger.locks import Locks
 from jobledger.ledger.model.clock import SYSTEM_CLOCK
 from jobledger.ledger.model.commands import Stamp

@@ -23,7 +23,7 @@ from jobledger.audit.errors import ArchiveIncompleteError, ArchiveRefusedError
 from jobledger.audit.verify import CheckOptions, verify
 from jobledger.ledger import Ledger
 from jobledger.ledger.config import LedgerConfig
-from jobledger.ledger.connection.connect import assemble
+from jobledger.ledger.connection import assemble
 from jobledger.ledger.model.clock import SystemClock
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import LedgerFullError, UnknownEventError

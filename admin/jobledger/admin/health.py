@@ -21,7 +21,7 @@ from jobledger.admin.rows import Rows
 from jobledger.audit.watch import AuditState, audited
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import LedgerConfig
-from jobledger.ledger.connection.connect import connect
+from jobledger.ledger.connection import connect
 from jobledger.ledger.model.errors import (
     ConfigurationError,
     CorruptLedgerError,

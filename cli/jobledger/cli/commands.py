@@ -159,7 +159,7 @@ COMMANDS: Final = Group(
                 "list": "verbs:graphs",
                 "show": "verbs:graphs",
                 "remove": "verbs:graphs",
-                "run": "graphs.run",
+                "run": "graphs",
             },
         ),
         "routes": Group(

@@ -119,7 +119,7 @@ async def opened(target: Target) -> AsyncGenerator[Ledger, None]:
 
 async def _connected(stack: contextlib.AsyncExitStack, target: Target, settings: dict[str, Any]) -> Ledger:
     """Connect until the end of `stack`; retry a server that is starting, as the target says. Raises: as `opened`."""
-    from jobledger.ledger.connection.connect import connect  # noqa: PLC0415
+    from jobledger.ledger.connection import connect  # noqa: PLC0415
 
     until = anyio.current_time() + target.wait_for_server_s
     is_told = False

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from jobledger.ledger.loader.on_demand import on_demand
 from jobledger.ledger.model.errors import (
     AccessDeniedError,
     AmbiguousIdError,
@@ -68,13 +67,14 @@ from jobledger.ledger.model.hooks.errors import (
     WatchNotFoundError,
     WebhookNotFoundError,
 )
+from jobledger.ledger.on_demand import on_demand
 
 if TYPE_CHECKING:
     from jobledger.ledger.additions.bulk import BulkResult
     from jobledger.ledger.backoff import Backoff
     from jobledger.ledger.client import Ledger
     from jobledger.ledger.config import LedgerConfig
-    from jobledger.ledger.connection.connect import connect
+    from jobledger.ledger.connection import connect
     from jobledger.ledger.context import Context
     from jobledger.ledger.declared_route import Route
     from jobledger.ledger.decorator import task
@@ -126,7 +126,7 @@ else:  # the same as a table
             "backoff": ("Backoff",),
             "client": ("Ledger",),
             "config": ("LedgerConfig",),
-            "connection.connect": ("connect",),
+            "connection": ("connect",),
             "context": ("Context",),
             "decorator": ("task",),
             "event_stream": ("EventStream",),

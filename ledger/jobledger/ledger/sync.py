@@ -20,7 +20,7 @@ import msgspec
 
 from jobledger.ledger import client, event_stream, handle
 from jobledger.ledger.additions.bulk import BulkResult
-from jobledger.ledger.connection.connect import connect as connect_asynchronously
+from jobledger.ledger.connection import connect as connect_asynchronously
 from jobledger.ledger.dead_letters import Changes
 from jobledger.ledger.event_stream import EventOptions
 from jobledger.ledger.feed import Feed
@@ -520,7 +520,7 @@ class EventStream:
 def connect(url: str | None = None, **settings: Any) -> Ledger:
     """Open a ledger, for the length of a `with` block or, called plainly, until `close` or the process's end.
 
-    Settings and errors are those of `connection.connect`.
+    Settings and errors are those of `connect`.
     """
     caller = LoopThread(functools.partial(connect_asynchronously, url, **settings))
     caller.open()

@@ -5,7 +5,7 @@ Nothing here is the truth: a projection can be deleted at any time and made agai
 
 from typing import TYPE_CHECKING
 
-from jobledger.ledger.loader.on_demand import on_demand
+from jobledger.ledger.on_demand import on_demand
 from jobledger.projections.errors import (
     CursorMismatchError,
     DamagedProjectionError,

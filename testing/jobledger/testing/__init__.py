@@ -6,7 +6,7 @@ an embedded server. pytest loads this package in every suite, most of which want
 
 from typing import TYPE_CHECKING
 
-from jobledger.ledger.loader.on_demand import on_demand
+from jobledger.ledger.on_demand import on_demand
 
 if TYPE_CHECKING:
     from jobledger.testing.assertions import assert_enqueued

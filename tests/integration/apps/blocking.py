@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from jobledger.ledger import connection as asynchronous
 from jobledger.ledger import sync, task
-from jobledger.ledger.connection import connect as asynchronous
 from jobledger.ledger.model.errors import ForeignLoopError, LedgerClosedError, LockLostError
 
 

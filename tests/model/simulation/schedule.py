@@ -20,7 +20,7 @@ from tests.model.simulation.wire import SimConnection
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import LedgerConfig
-from jobledger.ledger.connection.connect import assemble
+from jobledger.ledger.connection import assemble
 from jobledger.ledger.model.commands import Discard, Requeue
 from jobledger.ledger.model.errors import LedgerError, NotFoundError, RefusedError
 from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, JobRef

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from jobledger.ledger.loader.on_demand import on_demand
 from jobledger.ledger.logs.job_filter import JobFilter
+from jobledger.ledger.on_demand import on_demand
 
 if TYPE_CHECKING:
     from jobledger.workers.config import WorkerConfig

@@ -6,7 +6,7 @@ ledger says of it, `witness` holds the one to the other in a check. Source: ADR 
 
 from typing import TYPE_CHECKING
 
-from jobledger.ledger.loader.on_demand import on_demand
+from jobledger.ledger.on_demand import on_demand
 
 if TYPE_CHECKING:
     from jobledger.audit.archive.archiver import Archiver, Done

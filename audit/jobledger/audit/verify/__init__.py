@@ -9,7 +9,7 @@ what the report does not prove, `file` a report on the disk.
 
 from typing import TYPE_CHECKING
 
-from jobledger.ledger.loader.on_demand import on_demand
+from jobledger.ledger.on_demand import on_demand
 
 if TYPE_CHECKING:
     from jobledger.audit.verify.checker import Checker

@@ -33,7 +33,7 @@ class OwnLedger:
         """
         # These are half of what a process loads at its start, and most tasks need no ledger.
         from jobledger.ledger import sync  # noqa: PLC0415
-        from jobledger.ledger.connection.connect import connect  # noqa: PLC0415
+        from jobledger.ledger.connection import connect  # noqa: PLC0415
 
         if self._connection is None:
             raise RefusedError(

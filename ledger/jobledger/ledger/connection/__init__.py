@@ -1,1 +1,0 @@
-"""Making a `Ledger` out of settings and a connection."""

@@ -1,1 +1,0 @@
-"""How a package gives its names without importing all that it holds."""
