@@ -17,11 +17,14 @@ from tests.support.limits import LIMIT_S
 from tests.support.working import until
 
 from jobledger.admin.keys import Grant, MadeKey, create_link, list_keys, revoke_key, rotate_key
+from jobledger.gateway.access import ring
 from jobledger.gateway.access.rates import Quota
 from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.ledger import Ledger
+from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.model.rights.grants import ROLES, Role
+from jobledger.ledger.nats.task_book import write_tasks
 
 pytestmark = pytest.mark.anyio
 #: Addresses that say who asks, or what anybody may know.
@@ -510,3 +513,24 @@ async def test_keys_are_followed_anew_when_reading_them_failed(
 def _is_old(place: House, key: str) -> bool:
     found = place.access.ring.find(key)
     return found is None or found.at == found.made_at
+
+
+async def test_who_may_ask_is_not_known_for_a_while(home: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has acted is answered as it is, a read with 503, which says that it may be tried again; never with 401."""
+    entry = entry_of(send, worker="web-1-0a", at=home.ledger.clock.now())
+    await write_tasks(home.ledger.inbox, home.ledger.names, [entry], replicas=1)
+    made = await home.key("app", role="admin")
+    async with home.holder(made) as holder:
+        wanted = {"task": "send", "input": {"to": "ann"}, "id": "a"}
+        acting = asyncio.create_task(holder.post("/v1/jobs", json=wanted, headers={"prefer": "wait=1"}))
+        await until(lambda: home.gateway.shares.open["waits"] == 1)
+        reading = asyncio.create_task(holder.get("/v1/jobs/mail/a/result", headers={"prefer": "wait=1"}))
+        await until(lambda: home.gateway.shares.open["waits"] == 2)
+        monkeypatch.setattr(ring, "STALE_S", -1.0)
+        home.access.gate.sweep()
+        assert code_of(await acting) == 202
+        assert code_of(await reading) == "LEDGER_UNREACHABLE"
+        assert (await reading).headers["retry-after"]
+        assert code_of(await holder.get("/v1/me")) == "LEDGER_UNREACHABLE"
+        monkeypatch.undo()
+        assert (await holder.get("/v1/me")).status_code == 200

@@ -79,9 +79,9 @@ class Gate:
         for each in self._sweeps:
             each()
 
-    def still(self, admitted: AdmittedPerson) -> bool:
-        """Return whether somebody who was let in would be let in now; see `Identities.still`."""
-        return self._identities.still(admitted)
+    def refused_since(self, admitted: AdmittedPerson) -> ProblemError | None:
+        """Return why somebody who was let in would not be let in now; see `Identities.refused_since`."""
+        return self._identities.refused_since(admitted)
 
     def is_proxy(self, address: str) -> bool:
         """Return whether a connection from this address carries what others ask."""

@@ -47,6 +47,10 @@ _NO_ACCOUNT: Final = (
 )
 
 
+#: Code of a refusal where it is not known who may ask, as the keys could not be read for a while.
+UNSURE: Final = "LEDGER_UNREACHABLE"
+
+
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """What a request says of who sent it."""
 
@@ -166,12 +170,22 @@ class Identities:
         self._ring.require_fresh()
         return not self._ring.has_keys
 
-    def still(self, admitted: AdmittedPerson) -> bool:
-        """Return whether somebody who was let in would be let in now, in the same way and for the same."""
+    def refused_since(self, admitted: AdmittedPerson) -> ProblemError | None:
+        """Return why somebody who was let in would not be let in now, in the same way and for the same; None: they would.
+
+        LEDGER_UNREACHABLE: that is not known at present; any other code: they would not.
+        """
         try:
-            return self._again(admitted) == admitted.principal
-        except ProblemError:
-            return False
+            holds = self._again(admitted) == admitted.principal
+        except ProblemError as error:
+            if error.code == UNSURE:
+                return error
+            holds = False
+        if holds:
+            return None
+        return ProblemError(
+            "UNAUTHENTICATED", "who asked is no longer let in: the key or the session ended meanwhile"
+        )
 
     def _again(self, admitted: AdmittedPerson) -> Principal | None:
         if admitted.shown is not None:

@@ -12,7 +12,8 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jobledger.gateway.access.gate import ArrivedRequest, Gate, Pairs
-from jobledger.gateway.access.identity import ADMITTED, CALLER, AdmittedPerson
+from jobledger.gateway.access.identity import ADMITTED, CALLER, UNSURE, AdmittedPerson
+from jobledger.gateway.access.origins import SAFE
 from jobledger.gateway.http.head import headers_of, request_id_of
 from jobledger.gateway.http.router import refusal
 from jobledger.gateway.parts import Gateway
@@ -86,7 +87,8 @@ class Guard:
     async def _watched(self, admitted: AdmittedPerson, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer whoever is let in, for as long as that holds.
 
-        After that a stream ends, an answer that had not begun is a refusal, and no more of the body is read.
+        After that a stream ends, an answer that had not begun is a refusal, and no more of the body is read. Where it is
+        not known any more whether that holds, what has acted is answered as it is.
         """
         visit = _Visit(admitted, scope, receive, send)
         self._visits.add(visit)
@@ -102,13 +104,13 @@ class Guard:
 
     def _sweep(self) -> None:
         """End the visits of those who are no longer let in. Each who asks is looked up once, whatever they have open."""
-        holds: dict[AdmittedPerson, bool] = {}
+        refused: dict[AdmittedPerson, ProblemError | None] = {}
         for visit in list(self._visits):
             who = visit.admitted
-            if who not in holds:
-                holds[who] = self._gate.still(who)
-            visit.is_over = not holds[who]
-            if visit.is_over:
+            if who not in refused:
+                refused[who] = self._gate.refused_since(who)
+            visit.refused = refused[who]
+            if visit.refused is not None:
                 visit.end_stream()
 
 
@@ -120,7 +122,8 @@ class _Visit:
         assert task is not None, "requests are answered by tasks"
         self.task = task
         self.admitted = admitted
-        self.is_over = False  #: who asked is no longer let in: nothing more is read or sent
+        #: Why who asked is no longer let in, or that this is not known: nothing more is read or sent.
+        self.refused: ProblemError | None = None
         self.is_cut = False  #: its answer went on, and is being ended
         self._scope = scope
         self._receive = receive
@@ -135,35 +138,33 @@ class _Visit:
             self.task.cancel("the key ended")
 
     async def receive(self) -> Message:
-        """Return a part of the body. Raises: ProblemError (UNAUTHENTICATED)."""
+        """Return a part of the body. Raises: ProblemError (UNAUTHENTICATED, LEDGER_UNREACHABLE)."""
         message = await self._receive()
-        if self.is_over:
-            raise _ended()
+        if self.refused is not None:
+            raise self.refused
         return message
 
     async def send(self, message: Message) -> None:
         """Send a part of the answer, or the refusal in its place."""
-        if self.is_over:
+        if self.refused is not None and not self._has_acted(self.refused):
             # An answer that something failed is sent as it is: it holds nothing of the ledger.
             if message["type"] == "http.response.start" and message["status"] < _FAILED:
                 self._is_refused = True
-                await _refuse(_ended(), self._scope, self._receive, self._send)
+                await _refuse(self.refused, self._scope, self._receive, self._send)
             if self._is_refused:
                 return
         if message.get("more_body"):
             self._goes_on = True
         await self._send(message)
 
+    def _has_acted(self, refused: ProblemError) -> bool:
+        """Return whether the answer tells what an act came to of somebody who was let in, and may be so still."""
+        return refused.code == UNSURE and self._scope["method"] not in SAFE
+
 
 async def _refuse(error: ProblemError, scope: Scope, receive: Receive, send: Send) -> None:
     scope["jobledger.code"] = code_of(error)
     await refusal(error, request_id_of(scope))(scope, receive, send)
-
-
-def _ended() -> ProblemError:
-    return ProblemError(
-        "UNAUTHENTICATED", "who asked is no longer let in: the key or the session ended meanwhile"
-    )
 
 
 def _adding(send: Send, added: Pairs) -> Send:
