@@ -301,7 +301,7 @@ async def test_the_plugin_imports_no_library_and_of_the_product_only_errors(tmp_
     )
     modules = {name.removeprefix("jobledger.ledger.") for name in ran.stdout.split()}
     assert modules <= {
-        "loader",
+        "on_demand",
         "loader.on_demand",
         "model",
         "model.errors",
