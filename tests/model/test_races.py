@@ -17,8 +17,8 @@ SEED = int(os.environ.get("JOBLEDGER_FAULT_SEED") or secrets.randbelow(1 << 31))
 PER_LEDGER = 1_000
 
 
-def play(seed: int, count: int) -> Races:
-    races = Races(random.Random(seed))
+def play(seed: int, count: int, *, log_is_broken: bool = False) -> Races:
+    races = Races(random.Random(seed), log_is_broken=log_is_broken)
     for _ in range(count):
         races.play()
     return races
@@ -45,6 +45,6 @@ def test_a_planted_second_winner_is_found(monkeypatch: pytest.MonkeyPatch) -> No
         pass
 
     monkeypatch.setattr(MemoryLog, "_check", look_away)
-    report = play(SEED, 300).check()
+    report = play(SEED, 300, log_is_broken=True).check()
     assert not report.sound
     assert {"chain", "outcome"} & set(report.broken), report.text()

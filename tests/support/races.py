@@ -32,7 +32,7 @@ from jobledger.ledger.model.commands import (
     TakeOver,
 )
 from jobledger.ledger.model.decisions import retry_command
-from jobledger.ledger.model.errors import JobNotFoundError, RefusedError
+from jobledger.ledger.model.errors import InvalidInputError, JobNotFoundError, RefusedError
 from jobledger.ledger.model.events import ErrorInfo, Order
 from jobledger.ledger.model.log import Entry, Log
 from jobledger.ledger.model.memory import MemoryLog
@@ -75,8 +75,10 @@ class _Stepwise:
 class Races:
     """Plays one race after the other, each on a job of its own, in one ledger."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, *, log_is_broken: bool = False) -> None:
+        """`log_is_broken`: what adds up to no possible job may be refused where the next event is written."""
         self._chance = chance
+        self._refusals = (RefusedError, JobNotFoundError, *((InvalidInputError,) if log_is_broken else ()))
         self._memory = MemoryLog()
         self._log = cast("Log", _Stepwise(self._memory))
         self._now = _BEGIN
@@ -97,7 +99,7 @@ class Races:
         name = type(command).__name__
         try:
             await transact(self._log, ref, command, self._stamp)
-        except (RefusedError, JobNotFoundError):
+        except self._refusals:
             self.refused[name] += 1
         else:
             self.accepted[name] += 1
