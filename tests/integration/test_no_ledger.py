@@ -104,6 +104,8 @@ WORDS = {
     "locks list": "",
     "locks show": "report main",
     "workers list": "",
+    "cluster show": "",
+    "cluster replicas": "3",
     "keys list": "",
     "keys show": "ci",
     "keys rotate": "ci",

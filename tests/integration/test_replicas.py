@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
+import shlex
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.cluster import Cluster, cluster
+from tests.support.cluster import SIZE, Cluster, cluster
 from tests.support.jetstream import api
+from tests.support.limits import LIMIT_S
 
-from jobledger.ledger import JobState, Ledger, connect, task
-from jobledger.ledger.model.errors import JobNotFoundError
+from jobledger.admin.replicas import (
+    StreamAway,
+    StreamCopies,
+    change_replicas,
+    list_copies,
+    plan_replicas,
+)
+from jobledger.ledger import JobHandle, JobState, Ledger, connect, task
+from jobledger.ledger.model.errors import (
+    InvalidInputError,
+    JobNotFoundError,
+    RefusedError,
+    ServerUnreachableError,
+)
 from jobledger.ledger.nats.infos import StreamInfo, StreamState
 from jobledger.ledger.nats.read_index import is_proven
 
@@ -120,6 +138,137 @@ async def test_what_is_made_later_has_the_replicas_of_the_ledger(
     assert set(copies.values()) == {3}
 
 
+async def test_the_first_command_on_three_servers_makes_three_copies_and_a_variable_says_otherwise(
+    servers: Cluster, environment: str
+) -> None:
+    where = ("--url", servers.url, "--environment", environment, "--ledger-bytes-max", "16777216")
+    code, said = await _command("init", *where)
+    assert (code, "3, each on a server of its own" in said) == (0, True), said
+    code, said = await _command("cluster", "show", *where[:4], "--json")
+    shown = [json.loads(line) for line in said.splitlines()]
+    assert (code, {each["replicas"] for each in shown}) == (0, {3}), said
+    assert {each["stream"].removeprefix(f"{environment.upper()}_") for each in shown} >= {"LEDGER", "TIMERS"}
+    code, said = await _command("doctor", *where[:4], "--json")
+    checks = [each for line in said.splitlines() for each in json.loads(line).get("checks", [])]
+    streams = [each for each in checks if each["check"].startswith("stream")]
+    assert len(streams) == 7
+    assert {(each["status"], "3 copies" in each["found"]) for each in streams} == {("ok", True)}, said
+    other = ("--url", servers.url, "--environment", f"{environment}b", "--ledger-bytes-max", "16777216")
+    assert (await _command("init", *other, JOBLEDGER_REPLICAS="1"))[0] == 0
+    code, said = await _command("cluster", "show", *other[:4], "--json")
+    assert (code, {json.loads(line)["replicas"] for line in said.splitlines()}) == (0, {1}), said
+    code, said = await _command("init", *other, JOBLEDGER_REPLICAS="2")
+    assert (code, "JOBLEDGER_REPLICAS" in said) == (2, True), said
+
+
+async def test_a_ledger_grows_to_three_copies_under_load_and_its_clients_read_the_newest(
+    servers: Cluster, environment: str
+) -> None:
+    """Nobody connects again: who was there before reads what was acknowledged after, too."""
+    async with (
+        connect(servers.url, environment=environment, replicas=1, ledger_bytes_max=64 << 20) as ledger,
+        connect(servers.url, environment=environment) as other,
+    ):
+        assert {each.replicas for each in await _copies(ledger)} == {1}
+        stopping, added = asyncio.Event(), 0
+
+        async def load() -> None:
+            nonlocal added
+            while not stopping.is_set():
+                job = await ledger.enqueue(send, added)
+                assert await other.handle_of(job.ref).state() is JobState.QUEUED
+                added += 1
+
+        loading = asyncio.create_task(load())
+        try:
+            planned = await plan_replicas(other, 3)
+            heard: list[str] = []
+            changed = await change_replicas(
+                other, 3, limit_s=LIMIT_S, on_stream=lambda each, _done, _total: heard.append(each.stream)
+            )
+        finally:
+            stopping.set()
+        await loading
+        assert [each.stream for each in planned] == [each.stream for each in changed] == heard
+        assert all(each.replicas == 3 and each.is_whole for each in await _copies(other))
+        assert await change_replicas(other, 3, limit_s=LIMIT_S) == []
+        assert added > 0
+        assert await _older(ledger, other) == {}
+        with pytest.raises(InvalidInputError, match="replicas must be 1, 3 or 5, got 2"):
+            await change_replicas(other, 2, limit_s=LIMIT_S)
+        with pytest.raises(RefusedError, match="needs 5 servers of the cluster"):
+            await change_replicas(other, 5, limit_s=LIMIT_S)
+        assert all(each.replicas == 3 for each in await _copies(other))
+
+
+async def test_copies_that_no_server_takes_are_refused_in_a_sentence(
+    servers: Cluster, environment: str
+) -> None:
+    with pytest.raises(ServerUnreachableError, match="needs 5 servers of the cluster"):
+        async with connect(servers.url, environment=environment, replicas=5, request_timeout_s=2.0):
+            pytest.fail("it connected")
+
+
+async def test_the_commands_of_the_page_do_what_it_says(servers: Cluster, environment: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    commands = [line for block in blocks for line in block.splitlines() if line.startswith("jobledger ")]
+    assert len(commands) == 4
+    place = {"JOBLEDGER_URL": servers.url, "JOBLEDGER_ENVIRONMENT": environment}
+    place["JOBLEDGER_LEDGER_BYTES_MAX"] = "16777216"
+    said = ""
+    for command in commands:
+        code, said = await _command(*shlex.split(command)[1:], **place)
+        assert code == 0, (command, said)
+        assert "Traceback" not in said
+    assert said.strip() == "every stream has 3 copies already"
+
+
+async def test_the_loss_of_any_one_server_stops_nothing(servers: Cluster, ledger: Ledger) -> None:
+    """Each call may last an election; none fails, and what was acknowledged is there."""
+    jobs: list[JobHandle[Any]] = []
+    for number in range(SIZE):
+        port = list(servers.servers)[number]
+        servers.servers[port].kill()
+        await asyncio.to_thread(servers.servers[port].wait)
+        async with connect(servers.url, environment=ledger.names.environment) as other:
+            jobs += [await ledger.enqueue(send, number), await other.enqueue(send, number)]
+            for job in jobs:
+                assert await other.handle_of(job.ref).state() is JobState.QUEUED
+                assert await ledger.handle_of(job.ref).state() is JobState.QUEUED
+        servers.restart(number)
+        await servers.whole(ledger)
+
+
+async def test_who_needs_only_the_ledger_connects_while_another_stream_is_away(
+    servers: Cluster, environment: str
+) -> None:
+    """One copy of each stream, some of them on a server that is gone."""
+    async with connect(servers.url, environment=environment, replicas=1, ledger_bytes_max=64 << 20) as ledger:
+        copies = await _copies(ledger)
+        home, leaders = copies[0].leader, {each.stream: each.leader for each in copies}
+        lost = next(each for each in leaders.values() if each != home)
+        number = int(lost.removeprefix("n"))
+        port = list(servers.servers)[number]
+        servers.servers[port].kill()
+        await asyncio.to_thread(servers.servers[port].wait)
+        try:
+            async with connect(servers.url, environment=environment) as other:
+                job = await other.enqueue(send, 1)
+                assert await job.state() is JobState.QUEUED
+                away = [each.stream for each in await list_copies(other) if isinstance(each, StreamAway)]
+                assert set(away) == {stream for stream, leader in leaders.items() if leader == lost}
+                with pytest.raises(ServerUnreachableError, match="has no leader"):
+                    await plan_replicas(other, 3)
+        finally:
+            servers.restart(number)
+        async with asyncio.timeout(LIMIT_S):
+            while not all(
+                isinstance(each, StreamCopies) and each.is_whole for each in await list_copies(ledger)
+            ):
+                await asyncio.sleep(0.1)
+
+
 @pytest.mark.parametrize(
     ("heard_s", "proven"),
     [([], True), ([0.1, 0.1], True), ([0.1, 30.0], True), ([2.5, 2.5], False), ([0.1, 3, 3, 3], False)],
@@ -128,6 +277,28 @@ def test_a_leader_is_believed_that_heard_of_a_majority_lately(heard_s: list[floa
     replicas = [{"name": f"n{n}", "active": int(each * _SECOND_NS)} for n, each in enumerate(heard_s)]
     info = StreamInfo(config={}, state=StreamState(), cluster={"leader": "n9", "replicas": replicas})
     assert is_proven(info) == proven
+
+
+async def _command(*words: str, **variables: str) -> tuple[int, str]:
+    """Run a command in a process of its own; return its exit code and all that it said."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-P", "-m", "jobledger.cli", *words),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, **variables},
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+async def _copies(ledger: Ledger) -> list[StreamCopies]:
+    """Return every stream, none of which is away."""
+    found = await list_copies(ledger)
+    assert not [each for each in found if isinstance(each, StreamAway)]
+    return [each for each in found if isinstance(each, StreamCopies)]
 
 
 async def _info(ledger: Ledger, stream: str) -> dict[str, Any]:

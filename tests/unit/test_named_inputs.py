@@ -19,6 +19,11 @@ from tests.support.tables import each_row
 from jobledger.ledger import InvalidInputError, TaskNotFoundError, task
 from jobledger.ledger.additions.announced import AnnouncedInput
 from jobledger.ledger.additions.schemas import ANY_INPUT, type_of_input
+from jobledger.ledger.model.errors import (
+    JetStreamDisabledError,
+    PermissionRefusedError,
+    ServerUnreachableError,
+)
 from jobledger.ledger.named.book import AnnouncedTasks
 from jobledger.ledger.nats.task_book import TaskEntry
 from jobledger.ledger.options import Options
@@ -199,6 +204,33 @@ class Still:
 
     def monotonic(self) -> float:
         return self.seconds
+
+
+@pytest.mark.anyio
+async def test_a_task_that_was_found_is_taken_for_what_it_was_while_the_bucket_of_tasks_is_away() -> None:
+    clock, away = Still(), list[Exception]()
+    entry = TaskEntry(name="t", queue="q", text="", input=True, worker="w", announced_at=clock.now())
+
+    async def find(_name: str) -> TaskEntry | None:
+        if away:
+            raise away[0]
+        return entry
+
+    async def names() -> list[str]:
+        return ["t"]
+
+    book = AnnouncedTasks(find, names, clock)
+    found = await book.get("t")
+    for error in (ServerUnreachableError("no leader"), JetStreamDisabledError("10008")):
+        away[:] = [error]
+        clock.seconds += 3600.0
+        assert await book.get("t") is found
+        with pytest.raises(type(error)):
+            await book.get("another")
+    away[:] = [PermissionRefusedError("publish", "tasks")]
+    clock.seconds += 3600.0
+    with pytest.raises(PermissionRefusedError):
+        await book.get("t")
 
 
 @pytest.mark.anyio

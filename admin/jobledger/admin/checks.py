@@ -15,6 +15,7 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.admin.amounts import duration, size
+from jobledger.admin.replicas import StreamCopies, copies_of
 from jobledger.ledger.model.errors import StreamMismatchError
 from jobledger.ledger.model.times import server_time
 from jobledger.ledger.nats.connection import SERVER_VERSION_SAFE, Connection
@@ -83,7 +84,26 @@ async def check_stream(inbox: Inbox, spec: StreamSpec) -> tuple[Check, bool]:
     except StreamMismatchError as error:
         found = "; ".join(error.differences)
         return Check(check=name, status="fail", found=found, advice=str(error).rpartition("): ")[2]), True
-    return _fullness(name, info), True
+    check = _fullness(name, info)
+    return (
+        _copies(check, copies_of(spec.name, info)) if info.cluster and check.status == "ok" else check
+    ), True
+
+
+def _copies(check: Check, copies: StreamCopies) -> Check:
+    """Add on how many servers of a cluster the stream lies, and what is wrong with that."""
+    if copies.replicas == 1:
+        advice = "the loss of that server stops what needs it: `jobledger cluster replicas 3`"
+        return msgspec.structs.replace(
+            check, status="warn", found=f"{check.found}, one copy on {copies.leader}", advice=advice
+        )
+    found = f"{check.found}, {copies.replicas} copies"
+    if copies.is_whole:
+        return msgspec.structs.replace(check, found=found)
+    advice = "see which with `jobledger cluster show`, and bring the server back before another one is lost"
+    return msgspec.structs.replace(
+        check, status="warn", found=f"{found}, not all of them up to date", advice=advice
+    )
 
 
 def _fullness(name: str, info: StreamInfo) -> Check:

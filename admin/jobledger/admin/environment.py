@@ -18,6 +18,7 @@ class ReadyEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     environment: str  #: "" for the one without a name
     ledger_bytes_max: int  #: of the ledger as it is
     last_sequence: int  #: of its events; 0 before the first
+    replicas: int  #: copies of it; 1 on a server alone
 
 
 async def prepare(ledger: Ledger) -> ReadyEnvironment:
@@ -38,4 +39,5 @@ async def prepare(ledger: Ledger) -> ReadyEnvironment:
         environment=names.environment,
         ledger_bytes_max=stream.config["max_bytes"],
         last_sequence=stream.state.last_sequence,
+        replicas=int(stream.config.get("num_replicas", 1)),
     )

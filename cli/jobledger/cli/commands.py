@@ -213,6 +213,7 @@ COMMANDS: Final = Group(
         ),
         "timers": Group(groups.TIMERS, {"status": "jobs.timers", "rebuild": "jobs.timers"}),
         "workers": Group(groups.WORKERS, {"list": "processes.workers"}),
+        "cluster": Group(groups.CLUSTER, {"show": "cluster", "replicas": "cluster"}),
         "replay": "projection.replay",
         "metrics": "health.metrics",
         "doctor": "health.doctor",
@@ -227,7 +228,7 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {
     "Jobs": ("enqueue", "jobs", "dlq", "workflows", "graphs", "queues", "limits", "schedules"),
     "Look": ("top", "stats", "doctor", "events", "audit", "sql", "replay"),
     "Connect": ("webhooks", "routes", "watches", "keys"),
-    "Inside": ("workers", "locks", "unique", "tables", "timers", "projection"),
+    "Inside": ("workers", "cluster", "locks", "unique", "tables", "timers", "projection"),
 }
 
 

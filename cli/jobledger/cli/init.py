@@ -44,6 +44,10 @@ def _tell(cli: Cli, prepared: ReadyEnvironment, *, created: bool) -> None:
         [
             ("holds", f"{size(prepared.ledger_bytes_max)} at the most; full, it refuses new events"),
             ("events", f"{prepared.last_sequence:,}"),
+            (
+                "copies",
+                f"{prepared.replicas}, each on a server of its own" if prepared.replicas > 1 else None,
+            ),
             ("next", f"jobledger worker --app MODULE{where}"),
             ("", f"jobledger gateway --app MODULE{where}"),
             ("", f"jobledger enqueue TASK key=value --wait{where}"),

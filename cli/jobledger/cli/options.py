@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -45,6 +45,26 @@ LedgerBytesMax = Annotated[
         rich_help_panel=SERVER,
     ),
 ]
+#: Of a command that makes a ledger, and of whoever runs jobs.
+REPLICAS: Final = Setting(
+    option=Annotated[
+        int | None,
+        typer.Option(
+            "--replicas",
+            envvar="JOBLEDGER_REPLICAS",
+            metavar="N",
+            help="Copies of each stream of a ledger that this command creates, each on a server of its own: 1, 3 or 5. "
+            "(default: 3 on a cluster, else 1)",
+            rich_help_panel=SERVER,
+        ),
+    ],
+    flag="--replicas",
+    variable="JOBLEDGER_REPLICAS",
+    told="Copies of each stream of a ledger that it creates: 1, 3 or 5.",
+    default="3 on a cluster, else 1",
+    value=int,
+    text=str,
+)
 WaitForServer = Annotated[
     float,
     typer.Option(

@@ -19,6 +19,7 @@ VARIABLES: Final = {
     "environment": "JOBLEDGER_ENVIRONMENT",
     "tables_at": "JOBLEDGER_TABLES",
     "inbox_prefix": "JOBLEDGER_INBOX_PREFIX",
+    "replicas": "JOBLEDGER_REPLICAS",
 }
 #: Names a context of the `nats` command in the place of a `url`.
 CONTEXT: Final = "JOBLEDGER_CONTEXT"
@@ -51,7 +52,8 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
     #: Of all tables together in the object store, when it is made here; None: an eighth of `ledger_bytes_max`.
     tables_bytes_max: int | None = None
     lease_s: float = 15.0  #: of a worker, when the bucket is made here
-    replicas: int = 1  #: of every stream, when they are made here
+    #: Of every stream, when they are made here: 1, 3 or 5; 0: 3 on a cluster, 1 on a server alone.
+    replicas: int = 0
     #: Group appends where the server fsyncs each one; auto finds out by itself.
     commit: Literal["auto", "group", "pipeline"] = "auto"
     enqueue_in_flight_max: int = 2_048  #: appends of `enqueue_many` on their way at once
@@ -98,7 +100,7 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
             self.tables_bytes_max is None or self.tables_bytes_max >= 1 << 20,
             f"tables_bytes_max must be at least 1048576, got {self.tables_bytes_max!r}",
         )
-        _require(self.replicas in (1, 3, 5), f"replicas must be 1, 3 or 5, got {self.replicas!r}")
+        _require(self.replicas in (0, 1, 3, 5), f"replicas must be 1, 3 or 5, got {self.replicas!r}")
         _require(self.commit in _COMMITS, f"commit must be one of {', '.join(_COMMITS)}, got {self.commit!r}")
         for name in ("enqueue_in_flight_max", "prefetch_max"):
             count: object = getattr(self, name)
@@ -136,7 +138,12 @@ def with_variables(settings: Mapping[str, Any], variables: Mapping[str, str]) ->
     """
     given = dict(settings)
     named = given.pop("context", None)
-    said = {name: value for name, variable in VARIABLES.items() if (value := variables.get(variable, ""))}
+    said: dict[str, Any] = {
+        name: value for name, variable in VARIABLES.items() if (value := variables.get(variable, ""))
+    }
+    if (count := said.get("replicas")) is not None:
+        _require(count in ("1", "3", "5"), f"{VARIABLES['replicas']} must be 1, 3 or 5, got {count!r}")
+        said["replicas"] = int(count)
     if named is not None:
         _require("url" not in given, "context and url are given: each names a server, leave one of them out")
         said.pop("url", None)

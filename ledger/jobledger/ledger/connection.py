@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import os
 from collections.abc import AsyncGenerator
 from typing import Any, Final
@@ -14,7 +15,7 @@ import msgspec
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import LedgerConfig, with_variables
 from jobledger.ledger.model.clock import Clock
-from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.errors import InvalidInputError, JetStreamDisabledError, UnreachableError
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats.addresses import shown
 from jobledger.ledger.nats.connection import Connection, open_connection
@@ -33,9 +34,14 @@ from jobledger.ledger.nats.streams import (
     require_ledger,
     specifications,
 )
+from jobledger.ledger.patience import Patience
 
 #: How many replicas what is made later has, by those of the ledger: an even number keeps no more than one less.
 _REPLICAS: Final = {1: 1, 2: 3, 3: 3, 4: 5, 5: 5}
+_ON_CLUSTER: Final = 3  #: replicas of a ledger that is made on a cluster, where nobody says how many
+#: How long a call of an application waits where the server is one of several: an election takes 4 to 9 s.
+_ELECTION_S: Final = 12.0
+logger = logging.getLogger("jobledger.connection")
 
 
 @contextlib.asynccontextmanager
@@ -79,8 +85,11 @@ async def connect(
         inbox = Inbox(connection)
         await inbox.open()
         publisher = Publisher(connection, inbox)
-        config = await _with_replicas_of_ledger(connection, inbox, names, config)
-        await _streams(inbox, names, config)
+        if connection.is_clustered and "request_timeout_s" not in given:
+            config = msgspec.structs.replace(config, request_timeout_s=_ELECTION_S)
+        patience = Patience(connection, config.request_timeout_s)
+        config = await patience.read(lambda: _with_replicas(connection, inbox, names, config))
+        await patience.read(lambda: _streams(connection, inbox, names, config))
         async with _time(clock, inbox, names) as time:
             ledger = await assemble(connection, inbox, publisher, names, config, time)
             try:
@@ -95,30 +104,52 @@ async def connect(
             await connection.close()
 
 
-async def _with_replicas_of_ledger(
+async def _with_replicas(
     connection: Connection, inbox: Inbox, names: Names, config: LedgerConfig
 ) -> LedgerConfig:
-    """Return the settings with as many replicas as the ledger has where it is there: what is made later has them, too."""
+    """Return the settings with the number of replicas: where the ledger is there, what is made later has its number."""
     if not connection.is_clustered:
-        return config
+        return msgspec.structs.replace(config, replicas=config.replicas or 1)
     info = await find_stream(inbox, names.ledger_stream)
-    replicas = config.replicas if info is None else _REPLICAS.get(info.config.get("num_replicas", 1), 1)
+    if info is not None:
+        replicas = _REPLICAS.get(info.config.get("num_replicas", 1), 1)
+    else:
+        replicas = config.replicas or _ON_CLUSTER
+        if config.create and not config.replicas:
+            logger.info(
+                "a ledger is made with %d replicas, since the server is one of a cluster; "
+                "`replicas` says another number",
+                replicas,
+            )
     return msgspec.structs.replace(config, replicas=replicas)
 
 
-async def _streams(inbox: Inbox, names: Names, config: LedgerConfig) -> None:
-    """Make the streams that are missing, or only check them. Raises: as `connect`."""
+async def _streams(connection: Connection, inbox: Inbox, names: Names, config: LedgerConfig) -> None:
+    """Make the streams that are missing, or only check them.
+
+    On a cluster a stream whose servers are away keeps nobody out but those of the ledger itself: whoever needs it
+    meets its absence there.
+
+    Raises: as `connect`.
+    """
     specs = specifications(
         names,
         ledger_bytes_max=config.ledger_bytes_max,
         lease_s=config.lease_s,
         replicas=config.replicas,
     )
-    if config.create:
-        await ensure_streams(inbox, specs)
-    else:
+    if not config.create:
         await require_ledger(inbox, names, shown(config.url))
-        await check_streams(inbox, specs)
+    look = ensure_streams if config.create else check_streams
+    if not connection.is_clustered:
+        await look(inbox, specs)
+        return
+    await look(inbox, specs[:1])
+    for error in await asyncio.gather(*(look(inbox, [each]) for each in specs[1:]), return_exceptions=True):
+        if isinstance(error, JetStreamDisabledError | UnreachableError):
+            logger.info("%s; going on without it", error)
+        elif error is not None:
+            raise error
 
 
 @contextlib.asynccontextmanager
@@ -152,7 +183,7 @@ async def assemble(  # noqa: PLR0917 - the parts of one client
         names=names,
         commit=config.commit,
         append_timeout_s=config.append_timeout_s,
-        has_replicas=config.replicas > 1,
+        has_replicas=connection.is_clustered,
     )
     payloads = functools.partial(
         Payloads,

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from jobledger.ledger.model.errors import AppendOutcomeUnknownError, ServerUnreachableError
+from jobledger.ledger.model.errors import (
+    AppendOutcomeUnknownError,
+    JetStreamDisabledError,
+    ServerUnreachableError,
+    UnreachableError,
+)
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 
 R = TypeVar("R")
+_RETRY_S: Final = 0.5  #: between two looks while the servers of a cluster elect a leader
 
 
 class Patience:
@@ -24,16 +30,30 @@ class Patience:
         self._limit_s = limit_s
 
     async def read(self, work: Callable[[], Awaitable[R]]) -> R:
-        """Await what changes no job. Raises: ServerUnreachableError at the limit, and what `work` raises."""
-        self._require_here()
+        """Await what changes no job; one of several servers is asked again while they elect a leader.
+
+        Raises: ServerUnreachableError at the limit, and what `work` raises.
+        """
+        connection = self._require_here()
         limit = asyncio.timeout(self._limit_s)
+        passing: Exception | None = None
         try:
             async with limit:
-                return await work()
+                while True:
+                    try:
+                        return await work()
+                    except (JetStreamDisabledError, UnreachableError) as error:
+                        if connection is None or not connection.is_clustered or is_for_good(error):
+                            raise
+                        passing = error
+                    await asyncio.sleep(_RETRY_S)
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            message = f"the server gave no answer within {self._limit_s:g} s: is it running?"
+            if isinstance(passing, UnreachableError):
+                raise passing from error
+            said = "is it running?" if passing is None else f"{passing}"
+            message = f"the server gave no answer within {self._limit_s:g} s: {said}"
             raise ServerUnreachableError(message) from error
 
     async def append(self, work: Callable[[], Awaitable[R]], *, job_id: str, doing: str) -> R:
@@ -76,3 +96,8 @@ class Patience:
         except ConnectionLostError as error:
             message = f"there was no connection to the server for {self._limit_s:g} s: nothing was changed"
             raise ServerUnreachableError(message) from error
+
+
+def is_for_good(error: Exception) -> bool:
+    """Return whether waiting does not help: a server refuses us, or runs without JetStream."""
+    return bool(getattr(error, "is_for_good", False))

@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from jobledger.admin.amounts import duration, size
-from jobledger.cli.options import Setting
+from jobledger.cli.options import REPLICAS, Setting
 from jobledger.cli.session import CLIENT_NAME
 from jobledger.cli.times import seconds
 from jobledger.ledger.config import LedgerConfig
@@ -117,6 +117,7 @@ LEDGER: Final[dict[str, Setting]] = {
     "name": _setting(
         "name", "What the server calls this process's connection.", metavar="NAME", default=CLIENT_NAME
     ),
+    "replicas": REPLICAS,
     **{
         name: _setting(name, told, metavar=metavar)
         for name, metavar, told in (
@@ -126,7 +127,6 @@ LEDGER: Final[dict[str, Setting]] = {
             ("inline_bytes_max", "", "Larger inputs and results go to the object store."),
             ("payload_bytes_max", "", "Larger inputs and results are refused."),
             ("lease_s", "", "Length of leases, where this process makes their bucket."),
-            ("replicas", "", "Replicas of the streams that it makes: 1, 3 or 5."),
             ("commit", "WAY", "How appends are sent: group, pipeline, or auto for the faster one."),
             ("enqueue_in_flight_max", "", "Appends of one bulk enqueue that wait for an answer."),
             ("prefetch_max", "", "Events that a reader of the ledger asks for at a time."),

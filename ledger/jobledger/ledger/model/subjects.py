@@ -253,6 +253,20 @@ class Names(msgspec.Struct, frozen=True):
         return self._stream("DLQ")
 
     @property
+    def streams(self) -> tuple[str, ...]:
+        """Every stream that an environment may have, the ledger first; some are made only where they are needed."""
+        buckets = (self.workers_bucket, self.tasks_bucket, self.access_bucket, self.logs_bucket)
+        stores = (self.payloads_bucket, self.results_bucket, self.tables_bucket, self.bodies_bucket)
+        return (
+            self.ledger_stream,
+            self.timers_stream,
+            self.advisories_stream,
+            self.dlq_stream,
+            *(f"KV_{each}" for each in buckets),
+            *(f"OBJ_{each}" for each in stores),
+        )
+
+    @property
     def all_events(self) -> str:
         """The filter that matches every event of the ledger."""
         return f"{self.ledger_root}.>"

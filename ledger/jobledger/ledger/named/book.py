@@ -12,13 +12,20 @@ import msgspec
 from jobledger.ledger.additions.announced import AnnouncedTask
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.envelope import NO_VALUE
-from jobledger.ledger.model.errors import InvalidError, TaskNotFoundError
+from jobledger.ledger.model.errors import (
+    InvalidError,
+    JetStreamDisabledError,
+    TaskNotFoundError,
+    UnreachableError,
+)
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.nats.task_book import TaskEntry
 from jobledger.ledger.patience import Patience
 
 #: How long a task is taken for what it was. The worker checks each input by its own code, whatever was announced.
 _GOOD_FOR_S: Final = 2.0
+#: How long the bucket is asked again for a task that was found before.
+_ASKED_AGAIN_S: Final = 1.0
 _KEPT_MAX: Final = 1_000
 _NAMES_COMPARED_MAX: Final = 1_000
 _NEAR_MAX: Final = 3
@@ -70,11 +77,19 @@ class AnnouncedTasks:
         raise TaskNotFoundError(name, await self._near(name))
 
     async def _look(self, name: str) -> AnnouncedTask | None:
-        entry = await self._find(name)
+        kept = self._kept.get(name)
+        try:
+            async with asyncio.timeout(None if kept is None else _ASKED_AGAIN_S):
+                entry = await self._find(name)
+        except (JetStreamDisabledError, UnreachableError, TimeoutError):
+            if kept is None:
+                raise
+            return self._keep(name, kept.task)  # the bucket is away, which is no reason to refuse a job
         if entry is None:
             return None
-        kept = self._kept.get(name)
-        task = kept.task if kept is not None and kept.task.is_as(entry) else _read(entry)
+        return self._keep(name, kept.task if kept is not None and kept.task.is_as(entry) else _read(entry))
+
+    def _keep(self, name: str, task: AnnouncedTask) -> AnnouncedTask:
         if len(self._kept) >= _KEPT_MAX:
             self._kept.clear()
         self._kept[name] = _FoundTasks(task, self._clock.monotonic() + _GOOD_FOR_S)

@@ -39,6 +39,9 @@ _MISSING: Final = frozenset({10014, 10037, 10059})  # consumer, message, stream
 _TAKEN: Final = frozenset({10013, 10058, 10105, 10148})
 #: Of a stream, a consumer or a message that finds no room; 10077 is a stream's own limit.
 NO_ROOM: Final = frozenset({10023, 10028, 10047, 10077})
+#: Of a stream whose replicas find no servers: too few of the cluster run, or the server is no cluster's.
+TOO_FEW_SERVERS: Final = frozenset({10005, 10074})
+_ELECTING: Final = 10008  # of a stream, a consumer or the API itself, while its servers elect a leader
 _ENDINGS: Final = frozenset({"204", "404"})  # of a batch; of a direct get that found nothing
 _UNAVAILABLE: Final = 503  # as HTTP has it
 _PAGES_MAX: Final = 100  # of 256 consumers each, or of 1,024 names
@@ -144,6 +147,11 @@ async def create_stream(inbox: Inbox, stream: str, config: dict[str, Any]) -> St
     """
     request = {"name": stream, **config}
     return await _call(inbox, f"STREAM.CREATE.{stream}", request, StreamInfo, f"stream {stream}")
+
+
+async def update_stream(inbox: Inbox, stream: str, config: dict[str, Any]) -> StreamInfo:
+    """Give a stream other settings; `config` holds all of them. Raises: MissingError, ApiError."""
+    return await _call(inbox, f"STREAM.UPDATE.{stream}", config, StreamInfo, f"stream {stream}")
 
 
 async def purge_stream(inbox: Inbox, stream: str, *, before_sequence: int) -> None:
@@ -342,6 +350,8 @@ def _refused(what: str, refusal: _Refusal) -> LedgerError:
             f"the server has no room for {what} ({said}): raise max_file_store in its configuration, "
             "or ask for a smaller ledger (ledger_bytes_max)"
         )
+    if number == _ELECTING:
+        return ServerUnreachableError(f"the servers have no leader for {what} just now ({said}): try again")
     if refusal.code == _UNAVAILABLE:
         return JetStreamDisabledError(f"JetStream is not available for {what}: {said}")
     return ApiError(what, number, said)

@@ -37,7 +37,6 @@ from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, header, resolve
 from jobledger.ledger.nats.ordered_reader import OrderedReader
 from jobledger.ledger.nats.publisher import (
-    REPLY_TIMEOUT_S,
     AppendRefusedError,
     Publisher,
 )
@@ -46,7 +45,8 @@ from jobledger.ledger.nats.streams import deleted_ledger, find_stream, newest_at
 from jobledger.ledger.nats.writer import Commit, Writer
 
 _LAST_SEQUENCE: Final = re.compile(r"wrong last sequence: (\d+)")
-_TRY_AGAIN: Final = frozenset({10176, 10210, 10211})  # batch cut by a restart, too many batches in flight
+#: A batch that a restart cut, too many batches in flight, servers that elect a leader.
+_TRY_AGAIN: Final = frozenset({10008, 10176, 10210, 10211})
 _HEADROOM_BYTES: Final = 4096  # for subject and headers, out of the server's max_payload
 _PRESENT_BYTES_MAX: Final = 4 << 20
 _RETRY_S: Final = 0.05
@@ -123,6 +123,7 @@ class JetStreamLog(JobReading):
         self._append_timeout_s = append_timeout_s
         self._looking: set[asyncio.Task[None]] = set()
         self._meter: AppendMeter | None = None
+        self._reply_timeout_s = publisher.reply_timeout_s
         self.writer = Writer(publisher, commit=commit)
         connection.lost_listeners.append(self.writer.forget_observations)
         self._index = ReadIndex(inbox, self._stream, limit_s=append_timeout_s) if has_replicas else None
@@ -180,7 +181,7 @@ class JetStreamLog(JobReading):
         """Bring an append that was not plainly accepted to a definite end, as long as somebody waits for it."""
         loop, began = self._loop, self._loop.time()
         # An answer that did not come has taken its part of the time already.
-        spent_s = REPLY_TIMEOUT_S if isinstance(error, ReplyTimeoutError) else 0.0
+        spent_s = self._reply_timeout_s if isinstance(error, ReplyTimeoutError) else 0.0
         deadline = loop.time() + self._append_timeout_s - spent_s
         while True:
             if isinstance(error, AppendRefusedError):

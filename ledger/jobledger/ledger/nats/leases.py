@@ -16,7 +16,12 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 
-from jobledger.ledger.model.errors import JetStreamDisabledError, RefusedError, ServerUnreachableError
+from jobledger.ledger.model.errors import (
+    JetStreamDisabledError,
+    RefusedError,
+    ServerUnreachableError,
+    UnreachableError,
+)
 from jobledger.ledger.model.limits.definition import Terms
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.subjects import Names
@@ -240,7 +245,7 @@ class JetStreamLeases:
         request = {"last_by_subj": subject}
         try:
             found = await api.get_message(self._inbox, self._stream, request, timeout_s=_READ_TIMEOUT_S)
-        except (JetStreamDisabledError, api.ApiError, ReplyTimeoutError) as error:
+        except (JetStreamDisabledError, api.ApiError, UnreachableError) as error:
             raise ServerUnreachableError(f"the workers' bucket gave no answer: {error}") from error
         return None if found is None else found.content or None
 

@@ -157,7 +157,7 @@ class OrderedReader:
                 request = {"seq": self._next, "next_by_subj": subject}
                 try:
                     found = await api.get_message(self._inbox, self._stream, request)
-                except (api.ApiError, JetStreamDisabledError) as error:
+                except (api.ApiError, JetStreamDisabledError, ServerUnreachableError) as error:
                     raise UnreachableError(f"the ledger's end is not known: {error}") from error
                 if found is not None and found.stream_sequence <= until:
                     logger.info("a consumer at %d lags behind the stream", self._next)

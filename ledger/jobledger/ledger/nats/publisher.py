@@ -20,6 +20,9 @@ from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, status_of
 
 REPLY_TIMEOUT_S: Final = 5.0
+#: Where the server is one of several: what was sent to a leader that is gone is answered by nobody, and the next one
+#: takes it within a second or two of its election.
+_CLUSTER_REPLY_TIMEOUT_S: Final = 1.5
 #: Codes of a refusal by the condition; ADR 001 says when which of them comes.
 WRONG_SEQUENCE_CODES: Final = frozenset({10071, 10164})
 _SWEEP_S: Final = 0.25
@@ -81,6 +84,7 @@ class Publisher:
     """Sends entries and routes their answers; every one is answered, by the limit at the latest."""
 
     def __init__(self, connection: Connection, inbox: Inbox) -> None:
+        self.reply_timeout_s = _CLUSTER_REPLY_TIMEOUT_S if connection.is_clustered else REPLY_TIMEOUT_S
         self._connection = connection
         self._inbox = inbox
         self._loop = connection.loop
@@ -106,7 +110,7 @@ class Publisher:
     def _send(
         self, entry: Entry, headers: bytes, answered: Answered, parts: frozenset[str] | None = None
     ) -> None:
-        awaited = _AwaitedAnswer(self._pending, answered, self._loop.time() + REPLY_TIMEOUT_S)
+        awaited = _AwaitedAnswer(self._pending, answered, self._loop.time() + self.reply_timeout_s)
         reply = awaited.reply = self._inbox.expect(parts or entry.subject, awaited, once=True)
         self._pending[reply] = awaited
         if self._sweeping is None:
@@ -142,7 +146,7 @@ class Publisher:
             if awaited.deadline > now:
                 break
             self.forget(awaited.reply)
-            awaited.answered(ReplyTimeoutError(f"no answer to an append within {REPLY_TIMEOUT_S:g} s"))
+            awaited.answered(ReplyTimeoutError(f"no answer to an append within {self.reply_timeout_s:g} s"))
         self._sweeping = loop.call_later(_SWEEP_S, self._sweep) if self._pending else None
 
     def close(self) -> None:

@@ -6,7 +6,13 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from jobledger.ledger.model.errors import LedgerError, LedgerNotFoundError, StreamMismatchError
+from jobledger.ledger.model.errors import (
+    LedgerError,
+    LedgerNotFoundError,
+    RefusedError,
+    ServerUnreachableError,
+    StreamMismatchError,
+)
 from jobledger.ledger.model.subjects import Names, environment_of
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.connection import Connection
@@ -237,6 +243,33 @@ async def _found_or_made(inbox: Inbox, spec: StreamSpec) -> StreamInfo:
         return await api.create_stream(inbox, spec.name, spec.config)
     except api.TakenError:  # somebody else made it meanwhile
         return await api.stream_info(inbox, spec.name)
+    except api.ApiError as error:
+        if error.number not in api.TOO_FEW_SERVERS:
+            raise
+        raise ServerUnreachableError(_too_few_servers(spec.name, spec.config["num_replicas"])) from error
+
+
+def _too_few_servers(stream: str, replicas: int) -> str:
+    return (
+        f"stream {stream} needs {replicas} servers of the cluster that have JetStream and room, and fewer answer: "
+        "start the others, or make fewer copies (`replicas`)"
+    )
+
+
+async def give_replicas(inbox: Inbox, stream: str, replicas: int) -> StreamInfo:
+    """Tell the cluster how many replicas a stream has, and return it as it was then; its servers copy it afterwards.
+
+    Raises: RefusedError where too few servers answer; ApiError, JetStreamDisabledError, UnreachableError.
+    """
+    info = await api.stream_info(inbox, stream)
+    if info.config.get("num_replicas", 1) == replicas:
+        return info
+    try:
+        return await api.update_stream(inbox, stream, {**info.config, "num_replicas": replicas})
+    except api.ApiError as error:
+        if error.number not in api.TOO_FEW_SERVERS:
+            raise
+        raise RefusedError(_too_few_servers(stream, replicas)) from error
 
 
 async def check_streams(inbox: Inbox, specs: list[StreamSpec]) -> None:

@@ -1,0 +1,170 @@
+"""On which servers of a cluster the streams of an environment lie, and the change of how many copies they have."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+
+from jobledger.ledger import Ledger
+from jobledger.ledger.model.errors import (
+    InvalidInputError,
+    JetStreamDisabledError,
+    RefusedError,
+    ServerUnreachableError,
+    UnreachableError,
+)
+from jobledger.ledger.nats.infos import StreamInfo
+from jobledger.ledger.nats.streams import find_stream, give_replicas
+
+NUMBERS: Final = (1, 3, 5)
+_LOOK_S: Final = 0.2
+_SECOND_NS: Final = 1_000_000_000
+#: How long a replica may be silent and count as there.
+_AWAY_NS: Final = 10 * _SECOND_NS
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """A copy of a stream on another server than its leader's."""
+
+    server: str
+    current: bool  #: it has what the leader has, or nearly
+    behind: int  #: how many changes it lacks
+    away: bool  #: its server does not answer
+    silent_s: float  #: since the leader heard of it, or since that leads
+
+
+class StreamCopies(msgspec.Struct, frozen=True, kw_only=True):
+    """A stream and its copies."""
+
+    stream: str
+    replicas: int  #: how many copies it is to have
+    leader: str  #: the server that takes its writes; "" while none does
+    others: list[Replica]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every copy is there and has what the leader has."""
+        return (
+            bool(self.leader)
+            and len(self.others) == self.replicas - 1
+            and all(each.current and not each.away for each in self.others)
+        )
+
+
+class StreamAway(msgspec.Struct, frozen=True, kw_only=True):
+    """A stream that no server answers for."""
+
+    stream: str
+    error: str
+
+
+def copies_of(stream: str, info: StreamInfo) -> StreamCopies:
+    """Return where a stream lies, by what the server that leads it says."""
+    cluster = info.cluster or {}
+    others: Iterable[dict[str, Any]] = cluster.get("replicas") or []
+    return StreamCopies(
+        stream=stream,
+        replicas=int(info.config.get("num_replicas", 1)),
+        leader=str(cluster.get("leader", "")),
+        others=[
+            Replica(
+                server=str(each.get("name", "")),
+                current=bool(each.get("current", False)),
+                behind=int(each.get("lag", 0)),
+                away=bool(each.get("offline", False)) or int(each.get("active", 0)) > _AWAY_NS,
+                silent_s=int(each.get("active", 0)) / _SECOND_NS,
+            )
+            for each in others
+        ],
+    )
+
+
+async def list_copies(ledger: Ledger) -> list[StreamCopies | StreamAway]:
+    """Return every stream of the environment that is there, the ledger first. Raises: RefusedError off a cluster."""
+    _require_cluster(ledger)
+    found = await asyncio.gather(*(_look(ledger, stream) for stream in ledger.names.streams))
+    return [each for each in found if each is not None]
+
+
+async def change_replicas(
+    ledger: Ledger,
+    replicas: int,
+    *,
+    limit_s: float,
+    on_stream: Callable[[StreamCopies, int, int], None] = lambda _stream, _done, _total: None,
+) -> list[StreamCopies]:
+    """Give every stream of the environment so many copies, one stream after the other; work goes on meanwhile.
+
+    Each stream is waited for until all its copies have what its leader has, so that no server matters more than another
+    one when the next is changed. What is so already is left alone: after an interruption the same again goes on.
+    `on_stream` hears of a stream that is whole, with its place among all that are changed. Consumers follow their stream.
+
+    Raises: InvalidInputError for another number than 1, 3 and 5; RefusedError off a cluster, or where too few servers
+    answer; ServerUnreachableError where a stream is not whole within `limit_s`.
+    """
+    changed: list[StreamCopies] = []
+    todo = await plan_replicas(ledger, replicas)
+    for number, each in enumerate(todo, start=1):
+        changed.append(await _change(ledger, each.stream, replicas, limit_s))
+        on_stream(changed[-1], number, len(todo))
+    return changed
+
+
+async def plan_replicas(ledger: Ledger, replicas: int) -> list[StreamCopies]:
+    """Return the streams that `change_replicas` would change or wait for. Raises: as that."""
+    if replicas not in NUMBERS:
+        raise InvalidInputError(f"replicas must be 1, 3 or 5, got {replicas!r}")
+    found = await list_copies(ledger)
+    for each in found:
+        if isinstance(each, StreamAway):
+            raise ServerUnreachableError(
+                f"{each.stream} has no leader: {each.error}; bring its servers back first"
+            )
+    there = [each for each in found if isinstance(each, StreamCopies)]
+    return [each for each in there if each.replicas != replicas or not each.is_whole]
+
+
+def _require_cluster(ledger: Ledger) -> None:
+    if not ledger.connection.is_clustered:
+        raise RefusedError(
+            "this server is alone, so every stream has one copy: see docs/cluster.md on how to make it one of three"
+        )
+
+
+async def _look(ledger: Ledger, stream: str) -> StreamCopies | StreamAway | None:
+    try:
+        info = await find_stream(ledger.inbox, stream)
+    except (JetStreamDisabledError, UnreachableError) as error:
+        return StreamAway(stream=stream, error=str(error))
+    return None if info is None else copies_of(stream, info)
+
+
+async def _change(ledger: Ledger, stream: str, replicas: int, limit_s: float) -> StreamCopies:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + limit_s
+    found: StreamCopies | None = None
+    while loop.time() < deadline:
+        with contextlib.suppress(JetStreamDisabledError, UnreachableError):  # it elects a leader
+            found = copies_of(stream, await give_replicas(ledger.inbox, stream, replicas))
+            if found.is_whole:
+                return found
+        await asyncio.sleep(_LOOK_S)
+    raise ServerUnreachableError(
+        f"{stream} has not {replicas} copies that are up to date after {limit_s:g} s{_lacks(found)}: "
+        "the same command again goes on"
+    )
+
+
+def _lacks(found: StreamCopies | None) -> str:
+    late = [] if found is None else [each for each in found.others if each.away or not each.current]
+    if not late:
+        return ""
+    return (
+        " ("
+        + ", ".join(f"{each.server} {'is away' if each.away else f'lacks {each.behind:,}'}" for each in late)
+        + ")"
+    )
