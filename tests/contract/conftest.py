@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.lock_worlds import World, memory_world, server_world
+from tests.support.replicas import depose_leader, make_lag
 
 from jobledger.ledger.connection import connect
 from jobledger.ledger.model.log import Log
@@ -27,10 +28,16 @@ async def _memory(stored_bytes_max: int = 64 << 20) -> AsyncGenerator[Log]:
     yield MemoryLog(stored_bytes_max=stored_bytes_max)
 
 
-@pytest.fixture(params=["memory", "jetstream-pipeline", "jetstream-group"])
-def make_log(request: pytest.FixtureRequest) -> MakeLog:
-    """Make an empty log; `stored_bytes_max` bounds what it takes."""
-    kind, _, commit = str(request.param).partition("-")
+_LOGS = ["memory", "jetstream-pipeline", "jetstream-group", "jetstream-lagging", "jetstream-deposed"]
+
+
+@pytest.fixture(params=_LOGS)
+def make_log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MakeLog:
+    """Make an empty log; `stored_bytes_max` bounds what it takes.
+
+    Reads of the last two are answered as a cluster may answer them: by replicas that lag, by a leader that was deposed.
+    """
+    kind, _, way = str(request.param).partition("-")
     if kind == "memory":
         return _memory
     server: EmbeddedServer = request.getfixturevalue("nats_server")
@@ -39,8 +46,15 @@ def make_log(request: pytest.FixtureRequest) -> MakeLog:
     async def jetstream(stored_bytes_max: int = 64 << 20) -> AsyncGenerator[Log]:
         environment = f"t_{secrets.token_hex(6)}"
         async with connect(
-            server.url, environment=environment, ledger_bytes_max=stored_bytes_max, commit=commit
+            server.url,
+            environment=environment,
+            ledger_bytes_max=stored_bytes_max,
+            commit=way if way in ("pipeline", "group") else "auto",
         ) as ledger:
+            if way == "lagging":
+                make_lag(ledger)
+            elif way == "deposed":
+                depose_leader(ledger, monkeypatch)
             yield ledger.log
 
     return jetstream
