@@ -45,8 +45,13 @@ async def work(ledger: Ledger, setup: Setup, line: Line, _requests: ObjectReceiv
         await worker.taking.wait()
         line.send(Ready())
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(tell)
-        group.start_soon(host, ledger, WebhookReactor(ledger))
-        await worker.run()
-        group.cancel_scope.cancel()
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(tell)
+            group.start_soon(host, ledger, WebhookReactor(ledger))
+            await worker.run()
+            group.cancel_scope.cancel()
+    except (
+        ExceptionGroup
+    ) as errors:  # several may fail at once for one reason, such as a silent server: say it once
+        raise errors.exceptions[0] from errors
