@@ -45,6 +45,11 @@ def test_doctor_says_how_many_more_there_are_and_what_shows_them(
     told = {(each["check"], each["found"]): each["advice"] for each in found["checks"]}
     assert "(and 13 more)" in next(found for _, found in told if found.startswith("consumer work_q00"))
     assert ("queues", "and 2 more, less busy: `jobledger queues list` shows all") in told
+    of_streams = [each for each in found["checks"] if each["check"].startswith("stream")]
+    assert {each["status"] for each in of_streams} == {"ok"}, of_streams
+    assert "cop" not in " ".join(each["found"] + each["advice"] for each in of_streams), (
+        "a server alone has no copies"
+    )
     hurts = [(each["kind"], each["object"], each["found"], each["count"]) for each in found["diagnoses"]]
     assert [each[:3] for each in hurts if each[0] == "queue_paused"][-1] == (
         "queue_paused",

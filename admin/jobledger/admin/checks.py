@@ -86,8 +86,13 @@ async def check_stream(inbox: Inbox, spec: StreamSpec) -> tuple[Check, bool]:
         return Check(check=name, status="fail", found=found, advice=str(error).rpartition("): ")[2]), True
     check = _fullness(name, info)
     return (
-        _copies(check, copies_of(spec.name, info)) if info.cluster and check.status == "ok" else check
+        _copies(check, copies_of(spec.name, info)) if _is_on_cluster(info) and check.status == "ok" else check
     ), True
+
+
+def _is_on_cluster(info: StreamInfo) -> bool:
+    """Return whether a stream's server is one of several: one that is alone tells of itself as the leader."""
+    return bool((info.cluster or {}).get("name"))
 
 
 def _copies(check: Check, copies: StreamCopies) -> Check:

@@ -46,8 +46,6 @@ from jobledger.workers.attempt.settlement import ACK, DROP, JOIN, Settlement, na
 
 logger = logging.getLogger("jobledger.workers.attempt")
 
-#: Delay of a delivery that came while this worker had no lease.
-_NO_LEASE_S: Final = 0.5
 #: A job whose task needs a process is offered to other workers this many times before it waits for one here.
 _PROCESS_DELIVERIES: Final = 3
 _PROCESS_DELAY_S: Final = 0.5
@@ -184,7 +182,7 @@ class Attempts:
         if self._intake is not None and not self._intake.is_fresh(delivery):
             return DROP  # the broker may have delivered it to somebody else by now
         if not self._lease.is_valid:
-            return nak(settlements.soon_s(_NO_LEASE_S, delivery.delivered))
+            return nak(settlements.no_lease_s(delivery.delivered))
         if task is not None or delivery.delivered >= settlements.UNKNOWN_TASK_DELIVERIES_MAX:
             return None
         facts = {"queue": queued.queue, "job": queued.job, "task": queued.task}

@@ -41,6 +41,8 @@ _FULL_S: Final = 10.0
 _FULL_S_MAX: Final = 300.0
 _UNREADABLE_S: Final = 30.0
 _UNREADABLE_S_MAX: Final = 600.0
+_NO_LEASE_S: Final = 0.5
+_NO_LEASE_S_MAX: Final = 30.0
 _SOON_S_MAX: Final = 300.0
 _STEADY_DELIVERIES: Final = 5
 
@@ -60,8 +62,16 @@ def unreadable_s(delivered: int) -> float:
     return min(_UNREADABLE_S * delivered, _UNREADABLE_S_MAX)
 
 
+def no_lease_s(delivered: int) -> float:
+    """Until this worker has a lease again, or another one takes it: 7 min in all.
+
+    Not longer for a dispatch that was delivered often before, since its workers died: a lease is back within seconds.
+    """
+    return min(soon_s(_NO_LEASE_S, delivered), _NO_LEASE_S_MAX)
+
+
 def soon_s(first_s: float, delivered: int) -> float:
-    """Until a short obstacle is gone, such as a lease on its way or a replica that lags; doubles each time."""
+    """Until a short obstacle is gone, such as a replica that lags; doubles each time."""
     return min(first_s * 2.0 ** min(delivered - 1, 20), _SOON_S_MAX)
 
 
