@@ -42,6 +42,7 @@ class SimConnection:
         self.is_connected = True
         self.is_closed = False
         self.has_jetstream = True
+        self.is_clustered = False
         self.outage = Outage(process.time)
         self.lost_listeners: list[Callable[[], None]] = []
         self.refused_listeners: list[Callable[[PermissionRefusedError], None]] = []
