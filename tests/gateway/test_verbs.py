@@ -22,11 +22,13 @@ ROOT: Final = Path(__file__).parents[2]
 _ONE: Final = "the address names a job exactly, so its chain is read at once"
 _DOCTOR: Final = "looks at the server's machine; /readyz, /metrics and /v1/ledger tell how the ledger is"
 _FILES: Final = "reads or writes files of the machine"
+_SERVERS: Final = "whoever runs the servers says on how many of them the ledger lies"
 _PART: Final = "a part of other verbs"
 #: Verbs that no handler calls, and why.
 REASONS: Final[dict[str, str]] = {
     "acknowledge_message": "an auditor accepts what is no event, at the ledger itself",
     "authors": _PART,
+    "change_replicas": _SERVERS,
     "check_clock": _DOCTOR,
     "check_consumers": _DOCTOR,
     "check_durability": _DOCTOR,
@@ -54,12 +56,14 @@ REASONS: Final[dict[str, str]] = {
     "held_facts": _PART,
     "is_stored": _FILES,
     "lag_of": _PART,
+    "list_copies": _SERVERS,
     "lock_state": "GET /v1/locks lists them, with who holds each",
     "on_behalf_of": _PART,
     "one_table": "GET /v1/tables lists them by run",
     "open_children_of": _PART,
     "operator_acts": "checks the chain of each job that it names; GET /v1/acts gives the same rows",
     "perform_one": _PART,
+    "plan_replicas": _SERVERS,
     "present": _PART,
     "query_tables": "copies tables to the machine and starts a process there; GET .../rows has the first rows of one",
     "projection_path": _FILES,
