@@ -189,7 +189,8 @@ def _group(  # noqa: PLR0917 - what a line is made of
         for state, jobs in sorted(states.items(), key=lambda each: -each[1])
     )
     toggle = asked.link("open", key) if count and depth < _DEPTH_MAX else ""
-    yield msgspec.structs.replace(line, more=said or line.more, toggle=toggle, is_open=is_open, crowd=crowd)
+    line = msgspec.structs.replace(line, toggle=toggle, is_open=is_open, crowd=crowd, crowded=crowded)
+    yield msgspec.structs.replace(line, more=said or line.more)
     if not is_open:
         return
     children = [_Child(*each) for each in select(_CHILDREN, (*place, _SHOWN if crowded else CROWD_MIN))]

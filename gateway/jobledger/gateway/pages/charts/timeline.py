@@ -59,6 +59,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     state: str = ""  #: of a step or a job; its badge
     took_s: float | None = None
     more: str = ""  #: some words behind the name
+    crowded: bool = False  #: it is many jobs: their number stands there though bars fill the axis
     depth: int = 0
     href: str = ""  #: what tells more of it; "": nothing does
     toggle: str = ""  #: the address with what lies below it shown, or hidden; "": nothing lies below
@@ -143,7 +144,7 @@ def _bar(span: Span, time: FoldedTime) -> str:
 
 def _say(line: Line, time: FoldedTime) -> str:
     """Return the words of a line behind its last bar, or before its first one, where there is room for them."""
-    if not line.more or not line.spans or line.crowd:
+    if not line.more or not line.spans or line.crowded:
         return ""
     first, last = time.x(min(span.begin for span in line.spans)), max(time.x(span.end) for span in line.spans)
     style = "say bad" if line.state in {"failed", "dead_lettered", "retrying", "discarded"} else "say"
