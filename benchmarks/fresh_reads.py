@@ -54,7 +54,7 @@ async def older(client: Ledger, jobs: int) -> int:
 
 
 async def read(ledger: Ledger, jobs: list[JobHandle[Any]], at_once: int) -> float:
-    """Read jobs, so many at once; return the seconds of one read."""
+    """Read jobs in groups of `at_once`, and return how many seconds one read took."""
     chains = [ledger.names.chain(job.ref) for job in jobs]
     began = time.perf_counter()
     for start in range(0, len(chains), at_once):

@@ -272,7 +272,7 @@ _OF_THE_LEDGER: Final = {
 }
 #: Sequences, ids, times and spans of time; and bars of a time in which nothing happened, as another minute may begin.
 _PASSING: Final = re.compile(
-    r"[\d: -]+ to [\d: -]+\s+nothing\b|#[\d,]+|\b[0-9a-f]{16}\b|\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d)?|[\d.,]+ (ms|s|min|h)\b|\b(now|ago)\b"
+    r"\d{4}-\d\d-\d\d \d\d:\d\d to \d\d:\d\d\s+nothing\b|#[\d,]+|\b[0-9a-f]{16}\b|\d{4}-\d\d-\d\d|\d\d:\d\d(:\d\d)?|[\d.,]+ (ms|s|min|h)\b|\b(now|ago)\b"
 )
 
 

@@ -27,6 +27,7 @@ from jobledger.admin.replicas import (
     list_copies,
     plan_replicas,
 )
+from jobledger.audit.verify import verify
 from jobledger.ledger import JobHandle, JobState, Ledger, connect, task
 from jobledger.ledger.model.errors import (
     InvalidInputError,
@@ -62,6 +63,7 @@ async def servers(
 async def ledger(servers: Cluster, environment: str) -> AsyncIterator[Ledger]:
     async with connect(servers.url, environment=environment, replicas=3, ledger_bytes_max=64 << 20) as made:
         yield made
+        await _sound(made)
 
 
 async def _older(ledger: Ledger, other: Ledger, prefix: str = "j") -> Counter[str]:
@@ -190,6 +192,7 @@ async def test_a_ledger_grows_to_three_copies_under_load_and_its_clients_read_th
             stopping.set()
         await loading
         assert [each.stream for each in planned] == [each.stream for each in changed] == heard
+        await _sound(ledger)
         assert all(each.replicas == 3 and each.is_whole for each in await _copies(other))
         assert await change_replicas(other, 3, limit_s=LIMIT_S) == []
         assert added > 0
@@ -205,7 +208,7 @@ async def test_copies_that_no_server_takes_are_refused_in_a_sentence(
     servers: Cluster, environment: str
 ) -> None:
     with pytest.raises(ServerUnreachableError, match="needs 5 servers of the cluster"):
-        async with connect(servers.url, environment=environment, replicas=5, request_timeout_s=2.0):
+        async with connect(servers.url, environment=environment, replicas=5, connect_timeout_s=2.0):
             pytest.fail("it connected")
 
 
@@ -267,6 +270,7 @@ async def test_who_needs_only_the_ledger_connects_while_another_stream_is_away(
                 isinstance(each, StreamCopies) and each.is_whole for each in await list_copies(ledger)
             ):
                 await asyncio.sleep(0.1)
+        await _sound(ledger)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +281,12 @@ def test_a_leader_is_believed_that_heard_of_a_majority_lately(heard_s: list[floa
     replicas = [{"name": f"n{n}", "active": int(each * _SECOND_NS)} for n, each in enumerate(heard_s)]
     info = StreamInfo(config={}, state=StreamState(), cluster={"leader": "n9", "replicas": replicas})
     assert is_proven(info) == proven
+
+
+async def _sound(ledger: Ledger) -> None:
+    """Hold the ledger that a test leaves to its rules; its jobs wait for nobody."""
+    report = await verify(ledger.log)
+    assert report.sound, report.text()
 
 
 async def _command(*words: str, **variables: str) -> tuple[int, str]:

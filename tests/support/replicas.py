@@ -17,7 +17,7 @@ from jobledger.ledger.nats.inbox import Inbox, header
 from jobledger.ledger.nats.jetstream import JetStreamLog
 from jobledger.ledger.nats.read_index import ReadIndex
 
-#: One of so many answers is of today, the others are of the past.
+#: One answer in three is current; the other two are what was so before.
 _LOOKS: Final = 3
 _SECOND_NS: Final = 1_000_000_000
 _NOTHING: Final = b'{"error":{"code":404,"err_code":10037,"description":"no message found"}}'

@@ -85,9 +85,9 @@ async def check_stream(inbox: Inbox, spec: StreamSpec) -> tuple[Check, bool]:
         found = "; ".join(error.differences)
         return Check(check=name, status="fail", found=found, advice=str(error).rpartition("): ")[2]), True
     check = _fullness(name, info)
-    return (
-        _copies(check, copies_of(spec.name, info)) if _is_on_cluster(info) and check.status == "ok" else check
-    ), True
+    if check.status == "ok" and _is_on_cluster(info):
+        check = _copies(check, copies_of(spec.name, info))
+    return check, True
 
 
 def _is_on_cluster(info: StreamInfo) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from jobledger.ledger import Ledger
+from jobledger.ledger.config import REPLICAS
 from jobledger.ledger.model.errors import (
     InvalidInputError,
     JetStreamDisabledError,
@@ -20,7 +21,6 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.nats.infos import StreamInfo
 from jobledger.ledger.nats.streams import find_stream, give_replicas
 
-NUMBERS: Final = (1, 3, 5)
 _LOOK_S: Final = 0.2
 _SECOND_NS: Final = 1_000_000_000
 #: How long a replica may be silent and count as there.
@@ -97,11 +97,11 @@ async def change_replicas(
     limit_s: float,
     on_stream: Callable[[StreamCopies, int, int], None] = lambda _stream, _done, _total: None,
 ) -> list[StreamCopies]:
-    """Give every stream of the environment so many copies, one stream after the other; work goes on meanwhile.
+    """Give every stream of the environment this number of copies; workers and clients go on meanwhile.
 
-    Each stream is waited for until all its copies have what its leader has, so that no server matters more than another
-    one when the next is changed. What is so already is left alone: after an interruption the same again goes on.
-    `on_stream` hears of a stream that is whole, with its place among all that are changed. Consumers follow their stream.
+    One stream is changed after the other, and the next one only when all copies of the last have what its leader has.
+    A stream that has its copies already is left alone, so the same call goes on after an interruption. `on_stream` is
+    called for each stream that is done, with its number and how many there are. Consumers follow their stream.
 
     Raises: InvalidInputError for another number than 1, 3 and 5; RefusedError off a cluster, or where too few servers
     answer; ServerUnreachableError where a stream is not whole within `limit_s`.
@@ -116,7 +116,7 @@ async def change_replicas(
 
 async def plan_replicas(ledger: Ledger, replicas: int) -> list[StreamCopies]:
     """Return the streams that `change_replicas` would change or wait for. Raises: as that."""
-    if replicas not in NUMBERS:
+    if replicas not in REPLICAS:
         raise InvalidInputError(f"replicas must be 1, 3 or 5, got {replicas!r}")
     found = await list_copies(ledger)
     for each in found:
@@ -161,10 +161,5 @@ async def _change(ledger: Ledger, stream: str, replicas: int, limit_s: float) ->
 
 def _lacks(found: StreamCopies | None) -> str:
     late = [] if found is None else [each for each in found.others if each.away or not each.current]
-    if not late:
-        return ""
-    return (
-        " ("
-        + ", ".join(f"{each.server} {'is away' if each.away else f'lacks {each.behind:,}'}" for each in late)
-        + ")"
-    )
+    said = [f"{each.server} {'is away' if each.away else f'lacks {each.behind:,}'}" for each in late]
+    return f" ({', '.join(said)})" if said else ""

@@ -195,10 +195,11 @@ def command(
     `takes`: which of the shared options the command has; the other fields of its `Cli` are at their defaults. Whoever
     connects has all of `SERVER_OPTIONS`. `settings`: of configurations, by their fields.
     """
+    if CREATES in takes:
+        settings = {**settings, "replicas": options.REPLICAS}
 
     def register(function: F) -> F:
         _, *own = inspect.signature(function).parameters.values()
-        fields_of = {**settings, "replicas": options.REPLICAS} if CREATES in takes else settings
         hints = get_type_hints(function, include_extras=True)
         parameters = [each.replace(annotation=hints[each.name], kind=each.KEYWORD_ONLY) for each in own]
         connects = "environment" in takes
@@ -210,16 +211,16 @@ def command(
             )
         parameters += [
             inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=each.option)
-            for key, each in fields_of.items()
+            for key, each in settings.items()
         ]
 
         def told(line: typer.Context, **given: Any) -> Any:
             from jobledger.cli.session import run  # noqa: PLC0415
 
             of_context = _follow_context(given, line) if connects else {}
-            typed = {key: value for key in fields_of if (value := given.pop(key)) is not None}
-            fields = {key: fields_of[key].value(value) for key, value in typed.items()}
-            variables = {fields_of[key].variable: fields_of[key].text(fields[key]) for key in fields}
+            typed = {key: value for key in settings if (value := given.pop(key)) is not None}
+            fields = {key: settings[key].value(value) for key, value in typed.items()}
+            variables = {settings[key].variable: settings[key].text(fields[key]) for key in fields}
             cli = Cli(
                 line,
                 create=CREATES in takes,

@@ -29,6 +29,7 @@ from jobledger.ledger.model.errors import (
     LedgerError,
     ServerUnreachableError,
     UnreachableError,
+    is_for_good,
 )
 from jobledger.ledger.nats.access import NAMES, NO_ACCESS, Access
 from jobledger.ledger.variables import variable
@@ -128,7 +129,7 @@ async def _connected(stack: contextlib.AsyncExitStack, target: Target, settings:
             return await stack.enter_async_context(connect(target.url, **settings))
         except (UnreachableError, JetStreamDisabledError) as error:
             left_s = until - anyio.current_time()
-            if getattr(error, "is_for_good", False) or left_s <= 0:
+            if is_for_good(error) or left_s <= 0:
                 raise
             if not is_told:
                 logger.warning("%s; retrying for %.0f s (--wait-for-server)", error, left_s)

@@ -26,6 +26,7 @@ CONTEXT: Final = "JOBLEDGER_CONTEXT"
 _SECONDS_MAX: Final = 3600
 _TABLES_LIFE_S_MIN: Final = 1
 _TABLES_LIFE_S_MAX: Final = 10 * 366 * 86_400
+REPLICAS: Final = (1, 3, 5)  #: how many copies of a stream there may be
 _COMMITS: Final = ("auto", "group", "pipeline")
 
 
@@ -100,7 +101,7 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
             self.tables_bytes_max is None or self.tables_bytes_max >= 1 << 20,
             f"tables_bytes_max must be at least 1048576, got {self.tables_bytes_max!r}",
         )
-        _require(self.replicas in (0, 1, 3, 5), f"replicas must be 1, 3 or 5, got {self.replicas!r}")
+        _require(self.replicas in (0, *REPLICAS), f"replicas must be 1, 3 or 5, got {self.replicas!r}")
         _require(self.commit in _COMMITS, f"commit must be one of {', '.join(_COMMITS)}, got {self.commit!r}")
         for name in ("enqueue_in_flight_max", "prefetch_max"):
             count: object = getattr(self, name)
@@ -142,7 +143,7 @@ def with_variables(settings: Mapping[str, Any], variables: Mapping[str, str]) ->
         name: value for name, variable in VARIABLES.items() if (value := variables.get(variable, ""))
     }
     if (count := said.get("replicas")) is not None:
-        _require(count in ("1", "3", "5"), f"{VARIABLES['replicas']} must be 1, 3 or 5, got {count!r}")
+        _require(count in map(str, REPLICAS), f"{VARIABLES['replicas']} must be 1, 3 or 5, got {count!r}")
         said["replicas"] = int(count)
     if named is not None:
         _require("url" not in given, "context and url are given: each names a server, leave one of them out")

@@ -28,6 +28,7 @@ from jobledger.ledger.nats.payloads import Payloads
 from jobledger.ledger.nats.publisher import Publisher
 from jobledger.ledger.nats.streams import (
     RESULTS_LIFE_S,
+    StreamSpec,
     check_streams,
     ensure_streams,
     find_stream,
@@ -39,8 +40,10 @@ from jobledger.ledger.patience import Patience
 #: How many replicas what is made later has, by those of the ledger: an even number keeps no more than one less.
 _REPLICAS: Final = {1: 1, 2: 3, 3: 3, 4: 5, 5: 5}
 _ON_CLUSTER: Final = 3  #: replicas of a ledger that is made on a cluster, where nobody says how many
-#: How long a call of an application waits where the server is one of several: an election takes 4 to 9 s.
+#: How long connecting and each call of an application may last where the server is one of several, unless the caller
+#: says otherwise: an election takes 4 to 9 s.
 _ELECTION_S: Final = 12.0
+_PATIENT: Final = ("connect_timeout_s", "request_timeout_s")
 logger = logging.getLogger("jobledger.connection")
 
 
@@ -85,11 +88,12 @@ async def connect(
         inbox = Inbox(connection)
         await inbox.open()
         publisher = Publisher(connection, inbox)
-        if connection.is_clustered and "request_timeout_s" not in given:
-            config = msgspec.structs.replace(config, request_timeout_s=_ELECTION_S)
-        patience = Patience(connection, config.request_timeout_s)
-        config = await patience.read(lambda: _with_replicas(connection, inbox, names, config))
-        await patience.read(lambda: _streams(connection, inbox, names, config))
+        if connection.is_clustered:
+            unsaid = {name: _ELECTION_S for name in _PATIENT if name not in given}
+            config = await _on_cluster(connection, inbox, names, msgspec.structs.replace(config, **unsaid))
+        else:
+            config = msgspec.structs.replace(config, replicas=config.replicas or 1)
+            await _streams(inbox, names, config, _specifications(names, config))
         async with _time(clock, inbox, names) as time:
             ledger = await assemble(connection, inbox, publisher, names, config, time)
             try:
@@ -104,52 +108,60 @@ async def connect(
             await connection.close()
 
 
-async def _with_replicas(
+async def _on_cluster(
     connection: Connection, inbox: Inbox, names: Names, config: LedgerConfig
 ) -> LedgerConfig:
-    """Return the settings with the number of replicas: where the ledger is there, what is made later has its number."""
-    if not connection.is_clustered:
-        return msgspec.structs.replace(config, replicas=config.replicas or 1)
+    """Make or check the streams, and return the settings with the number of copies. Raises: as `connect`."""
+    patience = Patience(connection, config.connect_timeout_s)
+    config = await patience.read(lambda: _with_replicas(inbox, names, config))
+    await patience.read(lambda: _streams_of_cluster(inbox, names, config))
+    return config
+
+
+async def _with_replicas(inbox: Inbox, names: Names, config: LedgerConfig) -> LedgerConfig:
+    """Return the settings of a client of a cluster: what it makes has as many copies as the ledger, if that is there."""
     info = await find_stream(inbox, names.ledger_stream)
     if info is not None:
         replicas = _REPLICAS.get(info.config.get("num_replicas", 1), 1)
     else:
         replicas = config.replicas or _ON_CLUSTER
-        if config.create and not config.replicas:
-            logger.info(
-                "a ledger is made with %d replicas, since the server is one of a cluster; "
-                "`replicas` says another number",
-                replicas,
-            )
+        if config.create:
+            logger.info("a ledger is made on a cluster, with %d copies of each stream", replicas)
     return msgspec.structs.replace(config, replicas=replicas)
 
 
-async def _streams(connection: Connection, inbox: Inbox, names: Names, config: LedgerConfig) -> None:
-    """Make the streams that are missing, or only check them.
+async def _streams_of_cluster(inbox: Inbox, names: Names, config: LedgerConfig) -> None:
+    """Make or check the ledger's stream, and those of the others whose servers answer. Raises: as `connect`.
 
-    On a cluster a stream whose servers are away keeps nobody out but those of the ledger itself: whoever needs it
-    meets its absence there.
-
-    Raises: as `connect`.
+    A client that needs one of the others learns that it is away when it asks for it.
     """
-    specs = specifications(
+    ledgers, *others = _specifications(names, config)
+    await _streams(inbox, names, config, [ledgers])
+    look = ensure_streams if config.create else check_streams
+    looks = (look(inbox, [each]) for each in others)
+    for error in await asyncio.gather(*looks, return_exceptions=True):
+        if isinstance(error, JetStreamDisabledError | UnreachableError):
+            logger.info("%s; going on without it", error)
+        elif error is not None:
+            raise error
+
+
+async def _streams(inbox: Inbox, names: Names, config: LedgerConfig, specs: list[StreamSpec]) -> None:
+    """Make those streams that are missing, or only check them. Raises: as `connect`."""
+    if config.create:
+        await ensure_streams(inbox, specs)
+    else:
+        await require_ledger(inbox, names, shown(config.url))
+        await check_streams(inbox, specs)
+
+
+def _specifications(names: Names, config: LedgerConfig) -> list[StreamSpec]:
+    return specifications(
         names,
         ledger_bytes_max=config.ledger_bytes_max,
         lease_s=config.lease_s,
         replicas=config.replicas,
     )
-    if not config.create:
-        await require_ledger(inbox, names, shown(config.url))
-    look = ensure_streams if config.create else check_streams
-    if not connection.is_clustered:
-        await look(inbox, specs)
-        return
-    await look(inbox, specs[:1])
-    for error in await asyncio.gather(*(look(inbox, [each]) for each in specs[1:]), return_exceptions=True):
-        if isinstance(error, JetStreamDisabledError | UnreachableError):
-            logger.info("%s; going on without it", error)
-        elif error is not None:
-            raise error
 
 
 @contextlib.asynccontextmanager

@@ -15,6 +15,7 @@ from jobledger.ledger.model.errors import (
     JetStreamDisabledError,
     ServerUnreachableError,
     UnreachableError,
+    is_for_good,
 )
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 
@@ -96,8 +97,3 @@ class Patience:
         except ConnectionLostError as error:
             message = f"there was no connection to the server for {self._limit_s:g} s: nothing was changed"
             raise ServerUnreachableError(message) from error
-
-
-def is_for_good(error: Exception) -> bool:
-    """Return whether waiting does not help: a server refuses us, or runs without JetStream."""
-    return bool(getattr(error, "is_for_good", False))

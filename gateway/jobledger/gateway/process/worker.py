@@ -51,7 +51,6 @@ async def work(ledger: Ledger, setup: Setup, line: Line, _requests: ObjectReceiv
             group.start_soon(host, ledger, WebhookReactor(ledger))
             await worker.run()
             group.cancel_scope.cancel()
-    except (
-        ExceptionGroup
-    ) as errors:  # several may fail at once for one reason, such as a silent server: say it once
+    except ExceptionGroup as errors:
+        # Several may fail at once for one reason, such as a silent server: say it once.
         raise errors.exceptions[0] from errors

@@ -534,3 +534,8 @@ class ResultMismatchError(OutcomeError):
 
 class ResultTimeoutError(OutcomeError):
     """The job did not end within the time given; it goes on unharmed."""
+
+
+def is_for_good(error: LedgerError) -> bool:
+    """Return whether waiting does not help: a server refuses us, or runs without JetStream."""
+    return bool(getattr(error, "is_for_good", False))
