@@ -41,8 +41,6 @@ from jobledger.ledger.nats.read_index import is_proven
 pytestmark = pytest.mark.anyio
 
 JOBS = 150
-#: How often to look for a replica that lags; each look is 150 jobs.
-_LOOKS_MAX = 20
 _SECOND_NS = 1_000_000_000
 
 
@@ -66,12 +64,12 @@ async def ledger(servers: Cluster, environment: str) -> AsyncIterator[Ledger]:
         await _sound(made)
 
 
-async def _older(ledger: Ledger, other: Ledger, prefix: str = "j") -> Counter[str]:
+async def _older(ledger: Ledger, other: Ledger) -> Counter[str]:
     """Return how many answers were older than what was acknowledged before, by what was asked."""
     found: Counter[str] = Counter()
 
     async def one(number: int) -> None:
-        job = await ledger.enqueue(send.options(id=f"{prefix}-{number}"), number)
+        job = await ledger.enqueue(send.options(id=f"j-{number}"), number)
         for name, reader in (("same client", ledger), ("other client", other)):
             try:
                 await reader.job(job.id)
@@ -93,31 +91,16 @@ async def _older(ledger: Ledger, other: Ledger, prefix: str = "j") -> Counter[st
 async def test_what_was_acknowledged_is_read_at_once_by_everybody(
     servers: Cluster, ledger: Ledger, environment: str
 ) -> None:
+    """Replicas lag by chance here; how reads without the proof go wrong shows where a replica is made to lag."""
     async with connect(servers.url, environment=environment) as other:
         assert await _older(ledger, other) == {}
-
-
-async def test_without_the_proof_some_answers_are_older(
-    servers: Cluster, ledger: Ledger, environment: str
-) -> None:
-    """So the test before can fail: replicas do lag, by a millisecond or two."""
-    async with connect(servers.url, environment=environment) as other:
-        for each in (ledger, other):
-            each.log._index = None  # type: ignore[attr-defined]
-        for look in range(_LOOKS_MAX):
-            try:
-                if await _older(ledger, other, prefix=f"look-{look}"):
-                    return
-            except JobNotFoundError:
-                return
-    pytest.fail(f"no answer of {_LOOKS_MAX * JOBS * 4} was older")
 
 
 async def test_a_replica_that_is_silent_delays_reads_by_less_than_a_second(
     servers: Cluster, ledger: Ledger
 ) -> None:
     jobs = [await ledger.enqueue(send, number) for number in range(30)]
-    frozen = await _follower(servers, ledger)
+    frozen = list(servers.servers.values())[await _follower(servers, ledger)].pid
     os.kill(frozen, signal.SIGSTOP)
     try:
         for job in jobs:
@@ -249,8 +232,10 @@ async def test_who_needs_only_the_ledger_connects_while_another_stream_is_away(
     """One copy of each stream, some of them on a server that is gone."""
     async with connect(servers.url, environment=environment, replicas=1, ledger_bytes_max=64 << 20) as ledger:
         copies = await _copies(ledger)
-        home, leaders = copies[0].leader, {each.stream: each.leader for each in copies}
-        lost = next(each for each in leaders.values() if each != home)
+        home = copies[0].leader
+        lost = next(each for each in ("n0", "n1", "n2") if each != home)
+        await _move(ledger, copies[-1].stream, lost)
+        expected = {each.stream for each in await _copies(ledger) if each.leader == lost}
         number = int(lost.removeprefix("n"))
         port = list(servers.servers)[number]
         servers.servers[port].kill()
@@ -259,8 +244,9 @@ async def test_who_needs_only_the_ledger_connects_while_another_stream_is_away(
             async with connect(servers.url, environment=environment) as other:
                 job = await other.enqueue(send, 1)
                 assert await job.state() is JobState.QUEUED
-                away = [each.stream for each in await list_copies(other) if isinstance(each, StreamAway)]
-                assert set(away) == {stream for stream, leader in leaders.items() if leader == lost}
+                async with asyncio.timeout(LIMIT_S):  # while it elects, no server knows which do not exist
+                    while await _away(other) != expected:
+                        await asyncio.sleep(0.1)
                 with pytest.raises(ServerUnreachableError, match="has no leader"):
                     await plan_replicas(other, 3)
         finally:
@@ -311,18 +297,28 @@ async def _copies(ledger: Ledger) -> list[StreamCopies]:
     return [each for each in found if isinstance(each, StreamCopies)]
 
 
+async def _away(ledger: Ledger) -> set[str]:
+    return {each.stream for each in await list_copies(ledger) if isinstance(each, StreamAway)}
+
+
 async def _info(ledger: Ledger, stream: str) -> dict[str, Any]:
     found: dict[str, Any] = await api(ledger.inbox, f"STREAM.INFO.{stream}", {})
     return found
 
 
 async def _follower(servers: Cluster, ledger: Ledger) -> int:
-    """Return the process id of a server that neither leads the ledger nor has our connection."""
+    """Return the number of a server that neither leads the ledger nor has our connection."""
     leader = (await _info(ledger, ledger.names.ledger_stream))["cluster"]["leader"]
     url = ledger.connection.connected_url
     assert url is not None
     return next(
-        server.pid
-        for number, (port, server) in enumerate(servers.servers.items())
-        if f"n{number}" != leader and port != url.port
+        number for number, port in enumerate(servers.servers) if f"n{number}" != leader and port != url.port
     )
+
+
+async def _move(ledger: Ledger, stream: str, server: str) -> None:
+    """Make a stream anew, empty, on that server."""
+    wanted = (await _info(ledger, stream))["config"] | {"placement": {"tags": [server]}}
+    await api(ledger.inbox, f"STREAM.DELETE.{stream}", {})
+    made = await api(ledger.inbox, f"STREAM.CREATE.{stream}", wanted)
+    assert made["cluster"]["leader"] == server

@@ -23,7 +23,7 @@ SIZE = 3
 def _configuration(number: int, folder: Path, ports: Sequence[int]) -> str:
     routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports[SIZE:])
     return (
-        f'server_name: "n{number}"\nhost: "127.0.0.1"\nport: {ports[number]}\n'
+        f'server_name: "n{number}"\nserver_tags: ["n{number}"]\nhost: "127.0.0.1"\nport: {ports[number]}\n'
         f'jetstream {{ store_dir: "{folder / f"store-{number}"}", max_file_store: 2GB }}\n'
         f'cluster {{ name: "c", host: "127.0.0.1", port: {ports[SIZE + number]}, routes: [{routes}] }}\n'
     )
