@@ -91,7 +91,7 @@ async def _older(ledger: Ledger, other: Ledger) -> Counter[str]:
 async def test_what_was_acknowledged_is_read_at_once_by_everybody(
     servers: Cluster, ledger: Ledger, environment: str
 ) -> None:
-    """Replicas lag by chance here; how reads without the proof go wrong shows where a replica is made to lag."""
+    """Replicas lag only by chance here; tests/contract/test_replicas.py makes one lag, and fails without the proof."""
     async with connect(servers.url, environment=environment) as other:
         assert await _older(ledger, other) == {}
 
@@ -244,7 +244,7 @@ async def test_who_needs_only_the_ledger_connects_while_another_stream_is_away(
             async with connect(servers.url, environment=environment) as other:
                 job = await other.enqueue(send, 1)
                 assert await job.state() is JobState.QUEUED
-                async with asyncio.timeout(LIMIT_S):  # while it elects, no server knows which do not exist
+                async with asyncio.timeout(LIMIT_S):  # while servers elect, streams never made count as away
                     while await _away(other) != expected:
                         await asyncio.sleep(0.1)
                 with pytest.raises(ServerUnreachableError, match="has no leader"):
@@ -270,7 +270,7 @@ def test_a_leader_is_believed_that_heard_of_a_majority_lately(heard_s: list[floa
 
 
 async def _sound(ledger: Ledger) -> None:
-    """Hold the ledger that a test leaves to its rules; its jobs wait for nobody."""
+    """Verify the ledger that a test leaves."""
     report = await verify(ledger.log)
     assert report.sound, report.text()
 
@@ -317,7 +317,7 @@ async def _follower(servers: Cluster, ledger: Ledger) -> int:
 
 
 async def _move(ledger: Ledger, stream: str, server: str) -> None:
-    """Make a stream anew, empty, on that server."""
+    """Delete a stream, and create it again, empty, on the server of that name."""
     wanted = (await _info(ledger, stream))["config"] | {"placement": {"tags": [server]}}
     await api(ledger.inbox, f"STREAM.DELETE.{stream}", {})
     made = await api(ledger.inbox, f"STREAM.CREATE.{stream}", wanted)

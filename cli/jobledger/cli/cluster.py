@@ -97,6 +97,6 @@ def _row(each: StreamCopies | StreamAway) -> tuple[int | str, str, str]:
 
 
 def _lack(other: Replica) -> str:
-    if other.away:  # a new leader has not waited for it yet, and knows all the same
+    if other.away:  # a new leader knows this before it has waited
         return f" (away for {other.silent_s:.0f} s)" if other.silent_s >= 1 else " (away)"
     return "" if other.current else f" (lacks {other.behind:,})"
