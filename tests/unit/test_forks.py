@@ -28,6 +28,8 @@ def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         "3",
         "-p",
         "no:cacheprovider",
+        # A folder of its own: in the one that all runs share, it would remove what another run is removing.
+        "--basetemp=kept",
         "--rootdir",
         ".",
         *words,
