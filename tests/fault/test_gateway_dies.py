@@ -29,6 +29,7 @@ from jobledger.gateway.process.listener import listen
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.model.codec import StoredEvent
+from jobledger.ledger.model.events import DeadLettered
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
 from jobledger.ledger.model.hooks.delivery import DELIVERY, MatchedJob
 from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
@@ -255,11 +256,12 @@ class Found(NamedTuple):
         str, str
     ]  #: the job of each event that the webhook is for, by the id of the delivery that tells it
     begun: Counter[str]  #: how often each of those was begun
+    dead: set[str]  #: the jobs of the webhook that are dead letters: each of their attempts was killed
     events: int
 
 
 async def found_in(ledger: Ledger) -> Found:
-    found = Found(Counter(), {}, {}, Counter(), (await ledger.log.head()).last_sequence)
+    found = Found(Counter(), {}, {}, Counter(), set(), (await ledger.log.head()).last_sequence)
     async with contextlib.aclosing(ledger.log.read_messages()) as batches:
         async for batch in batches:
             for message in batch:
@@ -278,15 +280,27 @@ def _note(found: Found, stored: StoredEvent) -> None:
         found.made[event.job] += 1
         if event.queue == QUEUES[0]:
             found.told[f"told-{stored.stream_sequence}"] = event.job
-    elif event.task == "deliver" and not event.prev:
-        found.begun[event.job] += 1
+    elif event.task == "deliver":
+        found.begun[event.job] += not event.prev
+        if isinstance(event, DeadLettered):
+            is_by_kills = event.error is not None and event.error.kind == "lost"
+            assert is_by_kills, f"{event.job} is a dead letter for another reason than the kills"
+            found.dead.add(event.job)
+        else:
+            found.dead.discard(event.job)
 
 
 async def _drained(ledger: Ledger, receiver: Receiver) -> Found:
-    """Wait until the receiver was told of each job. A gateway runs."""
+    """Wait until the receiver was told of each job. A gateway runs.
+
+    Few of the gateways live long enough for an attempt. So some jobs may have lost all their attempts to kills, and wait
+    as dead letters: these are requeued, as a person would do.
+    """
     with anyio.fail_after(DRAINED_WITHIN_S):
         while True:
             found = await found_in(ledger)
+            for job in found.dead:
+                await ledger.requeue(job, queue=DELIVERIES_QUEUE, reason="its workers were killed", by="ann")
             if set(found.told) <= set(receiver.ids):
                 return await found_in(ledger)  # a job of the last ones may be newer than what was read before
             await asyncio.sleep(0.5)
