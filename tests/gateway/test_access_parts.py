@@ -99,7 +99,7 @@ def test_a_bucket_fills_again_and_forgets_who_was_not_there_for_long() -> None:
     clock.move(5)
     assert [rates.take("a", "write").retry_after_s for _ in range(2)] == [0, 5]
     clock.move(3_600)
-    assert dict(rates.take("a", "write").headers)["ratelimit"] == '"write";r=1;t=5'
+    assert dict(rates.take("a", "write").headers)[b"ratelimit"] == b'"write";r=1;t=5'
     for number in range(20_100):
         rates.take(f"n{number}", "write")
     assert len(rates._buckets) == 20_000

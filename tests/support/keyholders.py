@@ -16,10 +16,13 @@ from jobledger.admin.keys import Grant, MadeKey, create_key
 from jobledger.gateway.access.keys import AccessSettings, KeyAccess, opened_access
 from jobledger.gateway.app import app
 from jobledger.gateway.parts import Gateway
+from jobledger.gateway.process.counters import Counters
+from jobledger.gateway.process.requests import Requests
 from jobledger.ledger import Ledger
 from jobledger.ledger.access.account import ACCOUNT_FILE, read_account_key
 
 BASE = "http://127.0.0.1:8080"
+_BODY_BYTES_MAX = 10 << 20
 
 
 class House:
@@ -31,7 +34,9 @@ class House:
         self.access = access
         self.ledger: Ledger = gateway.ledger
         self.feed = gateway.feed
-        self._app = app(gateway)
+        self._app = Requests(
+            app(gateway), gateway.life, Counters(), body_bytes_max=_BODY_BYTES_MAX, appends=lambda: 0
+        )
 
     def client(self, base: str = BASE, peer: str = "127.0.0.1", **settings: Any) -> httpx.AsyncClient:
         """Return a client of its own; `peer` is the address that it comes from."""

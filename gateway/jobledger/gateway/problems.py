@@ -204,6 +204,11 @@ class ProblemError(Exception):
         self.extra = extra
 
 
+def broken_off() -> ProblemError:
+    """Return the refusal of a request whose body did not come to its end."""
+    return ProblemError("BAD_REQUEST", "the connection ended before the body did: send the request again")
+
+
 def code_of(error: BaseException) -> str:
     """Return the code of an error of ours or of anybody else's."""
     if isinstance(error, ProblemError):

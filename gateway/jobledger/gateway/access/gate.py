@@ -11,6 +11,7 @@ from jobledger.gateway.access.origins import (
     Headers,
     Hosts,
     Network,
+    Pairs,
     check_direct,
     check_kind,
     check_origin,
@@ -33,7 +34,6 @@ _ACTS_BY_GET: Final = frozenset({"/v1/run"})
 _UNSURE: Final = "the provider is to say again who you are: load a page of this gateway"
 
 OnUse = Callable[[str, str], None]
-Pairs = list[tuple[str, str]]
 
 
 class ArrivedRequest(NamedTuple):
@@ -99,7 +99,8 @@ class Gate:
         client, scheme = forwarded(peer, headers, request["scheme"], self._proxies)
         origin = headers.get("origin", "")
         is_preflight = method == "OPTIONS" and bool(origin) and "access-control-request-method" in headers
-        added += cors(origin, self._origins, is_preflight=is_preflight)
+        if self._origins:
+            added += cors(origin, self._origins, is_preflight=is_preflight)
         if path not in _ANY_HOST:
             if not self._is_proxy_known:
                 check_direct(headers)
@@ -132,7 +133,8 @@ class Gate:
         if admitted.is_counted:
             self._count(principal.key_id or principal.name, group_of(method, path), added)
         if session is not None and method in SAFE and self._sessions.is_old(session):
-            added.append(("set-cookie", self._sessions.cookie(session, secure=caller.secure)))
+            cookie = self._sessions.cookie(session, secure=caller.secure)
+            added.append((b"set-cookie", cookie.encode("latin-1")))
 
     def _count(self, who: str, group: str, added: Pairs) -> None:
         verdict = self._rates.take(who, group)

@@ -18,6 +18,7 @@ from jobledger.ledger.model.errors import ConfigurationError
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Headers = Mapping[str, str]
+Pairs = list[tuple[bytes, bytes]]  #: headers of an answer
 
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _OURS: Final = frozenset({"same-origin", "none"})
@@ -25,8 +26,13 @@ _OURS: Final = frozenset({"same-origin", "none"})
 _SIMPLE: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"})
 #: Headers that only proxies add, besides all that begin with x-forwarded-.
 _OF_PROXIES: Final = frozenset({"forwarded", "x-real-ip", "via"})
-_CORS_AGE_S: Final = 600
-_CORS_HEADERS: Final = "authorization, content-type, idempotency-key, if-match, if-none-match, last-event-id, prefer, traceparent"
+_CORS_OF_PREFLIGHT: Final = {
+    "access-control-allow-methods": "GET, HEAD, POST, PUT, DELETE",
+    "access-control-allow-headers": (
+        "authorization, content-type, idempotency-key, if-match, if-none-match, last-event-id, prefer, traceparent"
+    ),
+    "access-control-max-age": "600",
+}
 _CORS_SHOWN: Final = (
     "etag, link, location, ratelimit, ratelimit-policy, retry-after, x-request-id, last-event-id"
 )
@@ -160,24 +166,19 @@ def checked_origins(origins: Sequence[str]) -> frozenset[str]:
     return frozenset(each.lower() for each in origins)
 
 
-def cors(origin: str, allowed: frozenset[str], *, is_preflight: bool) -> list[tuple[str, str]]:
+def cors(origin: str, allowed: frozenset[str], *, is_preflight: bool) -> Pairs:
     """Return the headers that let a page of another origin read an answer; none where nobody named that origin.
 
     Cookies are never taken from there: such a page has a key, or nothing.
     """
     if not allowed:
         return []
-    found = [("vary", "Origin")]
-    if origin.lower() not in allowed:
-        return found
-    found += [("access-control-allow-origin", origin), ("access-control-expose-headers", _CORS_SHOWN)]
-    if is_preflight:
-        found += [
-            ("access-control-allow-methods", "GET, HEAD, POST, PUT, DELETE"),
-            ("access-control-allow-headers", _CORS_HEADERS),
-            ("access-control-max-age", str(_CORS_AGE_S)),
-        ]
-    return found
+    found = {"vary": "Origin"}
+    if origin.lower() in allowed:
+        found |= {"access-control-allow-origin": origin, "access-control-expose-headers": _CORS_SHOWN}
+        if is_preflight:
+            found |= _CORS_OF_PREFLIGHT
+    return [(name.encode(), value.encode("latin-1")) for name, value in found.items()]
 
 
 def networks(option: str, given: Sequence[str]) -> tuple[Network, ...]:

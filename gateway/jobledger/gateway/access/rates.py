@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from jobledger.gateway.access.origins import SAFE
+from jobledger.gateway.access.origins import SAFE, Pairs
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.errors import ConfigurationError
 
@@ -45,7 +45,7 @@ QUOTAS: Final = {
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a request for room."""
 
-    headers: list[tuple[str, str]]
+    headers: Pairs
     retry_after_s: int = 0  #: 0: it may be answered
 
 
@@ -56,6 +56,10 @@ class Rates:
         """`quotas`: by group, in the place of the usual ones."""
         self._clock = clock
         self._quotas = {**QUOTAS, **(quotas or {})}
+        self._policies = {
+            group: f'"{group}";q={quota.count:.0f};w={math.ceil(quota.window_s)}'.encode()
+            for group, quota in self._quotas.items()
+        }
         self._buckets: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
 
     def take(self, who: str, group: str) -> Verdict:
@@ -71,8 +75,8 @@ class Rates:
             self._buckets.popitem(last=False)
         full_s = math.ceil((quota.count - left) / per_s)
         headers = [
-            ("ratelimit-policy", f'"{group}";q={quota.count:.0f};w={math.ceil(quota.window_s)}'),
-            ("ratelimit", f'"{group}";r={int(left)};t={full_s}'),
+            (b"ratelimit-policy", self._policies[group]),
+            (b"ratelimit", f'"{group}";r={int(left)};t={full_s}'.encode()),
         ]
         return Verdict(
             headers=headers, retry_after_s=0 if is_enough else max(1, math.ceil((1 - left) / per_s))

@@ -11,10 +11,10 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jobledger.gateway.access.gate import ArrivedRequest, Gate, Pairs
+from jobledger.gateway.access.gate import ArrivedRequest, Gate
 from jobledger.gateway.access.identity import ADMITTED, CALLER, UNSURE, AdmittedPerson
 from jobledger.gateway.access.origins import SAFE
-from jobledger.gateway.http.head import headers_of, request_id_of
+from jobledger.gateway.http.head import added_headers, headers_of, request_id_of
 from jobledger.gateway.http.router import refusal
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import ProblemError, code_of
@@ -41,36 +41,34 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        added: Pairs = []
         try:
-            arrived = self._gate.enter(scope, headers_of(scope), added)
+            arrived = self._gate.enter(scope, headers_of(scope), added_headers(scope))
         except ProblemError as error:
-            await _refuse(error, scope, receive, _adding(send, added))
+            await _refuse(error, scope, receive, send)
             return
         if arrived is None:
-            await _preflight(send, added)
+            await _preflight(send)
             return
         scope["scheme"] = arrived.scheme
         if arrived.client != arrived.caller.peer:
             scope["client"] = (arrived.client, 0)
         scope[CALLER], scope[ADMITTED] = arrived.caller, arrived.who
-        sending = _adding(send, added)
         if isinstance(arrived.who, AdmittedPerson):
             scope["jobledger.principal"] = arrived.who.principal
         if scope["path"] in _ALWAYS:
-            await self._app(scope, receive, sending)
+            await self._app(scope, receive, send)
             return
         asker = self._asker(arrived)
         try:
             asker.begin()
         except ProblemError as error:
-            await _refuse(error, scope, receive, sending)
+            await _refuse(error, scope, receive, send)
             return
         try:
             if isinstance(arrived.who, AdmittedPerson):
-                await self._watched(arrived.who, scope, receive, sending)
+                await self._watched(arrived.who, scope, receive, send)
             else:
-                await self._app(scope, receive, sending)
+                await self._app(scope, receive, send)
         finally:
             asker.end()
 
@@ -167,21 +165,6 @@ async def _refuse(error: ProblemError, scope: Scope, receive: Receive, send: Sen
     await refusal(error, request_id_of(scope))(scope, receive, send)
 
 
-def _adding(send: Send, added: Pairs) -> Send:
-    """Return what sends an answer with these headers too."""
-    if not added:
-        return send
-
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            pairs = [(name.encode(), value.encode("latin-1")) for name, value in added]
-            message = {**message, "headers": [*message.get("headers", ()), *pairs]}
-        await send(message)
-
-    return sending
-
-
-async def _preflight(send: Send, added: Pairs) -> None:
-    pairs = [(name.encode(), value.encode("latin-1")) for name, value in added]
-    await send({"type": "http.response.start", "status": 204, "headers": pairs})
+async def _preflight(send: Send) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
     await send({"type": "http.response.body", "body": b""})

@@ -1,4 +1,6 @@
-"""The head of a request: its headers by their names, and its id. Both are made once and kept in the scope.
+"""The head of a request: its headers by their names, and its id; and what the head of its answer gets besides.
+
+Each is made once and kept in the scope.
 
 An id protects nothing, so it needs no random bytes of the system, which would cost a call for each request.
 """
@@ -16,6 +18,7 @@ from jobledger.ledger.model.subjects import is_token
 REQUEST_ID: Final = "x-request-id"
 _HEADERS: Final = "jobledger.headers"
 _ID: Final = "jobledger.request_id"
+_ADDED: Final = "jobledger.added"
 _drawn: Final = random.Random()  # noqa: S311 - of names, not of secrets
 os.register_at_fork(after_in_child=_drawn.seed)
 
@@ -39,4 +42,12 @@ def request_id_of(scope: Scope) -> str:
     if known is None:
         given = headers_of(scope).get(REQUEST_ID, "")
         known = scope[_ID] = given if is_token(given) else f"{_drawn.getrandbits(64):016x}"
+    return known
+
+
+def added_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """Return the headers that the answer gets beside its own, whatever it is: to be added to before its head is sent."""
+    known: list[tuple[bytes, bytes]] | None = scope.get(_ADDED)
+    if known is None:
+        known = scope[_ADDED] = []
     return known

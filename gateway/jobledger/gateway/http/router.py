@@ -22,7 +22,7 @@ from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import JSON, Answer, Endpoint, Raw, StreamedAnswer
 from jobledger.gateway.http.head import REQUEST_ID, headers_of, request_id_of
 from jobledger.gateway.parts import Gateway
-from jobledger.gateway.problems import MEDIA, Detail, ProblemError, code_of, problem_of
+from jobledger.gateway.problems import MEDIA, Detail, ProblemError, broken_off, code_of, problem_of
 from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.marks import hidden_from, hide
@@ -138,9 +138,7 @@ async def _body_of(request: Request, takes: str, *, needs_body: bool) -> bytes:
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
-            raise ProblemError(
-                "BAD_REQUEST", "the connection ended before the body did: send the request again"
-            )
+            raise broken_off()
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             break
@@ -165,11 +163,13 @@ def _query_reader(kind: type[msgspec.Struct] | None) -> Callable[[Request], msgs
     """Return what reads the parameters behind the `?`: each once, but for lists; unknown ones are refused."""
     fields = {} if kind is None else {each.encode_name: each for each in msgspec.structs.fields(kind)}
     many = {name for name, each in fields.items() if _is_many(each.type)}
+    has_default = kind is not None and not any(each.required for each in fields.values())
+    default = kind() if kind is not None and has_default else None
 
     def read(request: Request) -> msgspec.Struct | None:
         has_any = bool(request.scope["query_string"])
-        if kind is None and not has_any:
-            return None
+        if not has_any and (kind is None or has_default):
+            return default
         values: dict[str, Any] = {}
         for name, value in request.query_params.multi_items() if has_any else ():
             if name not in fields:

@@ -10,9 +10,9 @@ from typing import Any, TypeVar, get_origin
 from urllib.parse import parse_qs
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
-from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.problems import ProblemError, broken_off
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -36,10 +36,13 @@ async def read_form(request: Request, *, bytes_max: int, fields_max: int) -> dic
     if kind != "application/x-www-form-urlencoded":
         raise ProblemError("BAD_REQUEST", "send the form as application/x-www-form-urlencoded")
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > bytes_max:
-            raise ProblemError("PAYLOAD_TOO_LARGE", f"the form has more than {bytes_max:,} bytes")
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > bytes_max:
+                raise ProblemError("PAYLOAD_TOO_LARGE", f"the form has more than {bytes_max:,} bytes")
+    except ClientDisconnect as error:
+        raise broken_off() from error
     try:
         return parse_qs(body.decode(), keep_blank_values=True, max_num_fields=fields_max)
     except ValueError as error:

@@ -10,8 +10,8 @@ from typing import Final
 from starlette.types import Message, Receive, Scope, Send
 
 from jobledger.gateway.http.endpoint import NDJSON
-from jobledger.gateway.http.head import headers_of
-from jobledger.gateway.problems import ProblemError
+from jobledger.gateway.http.head import added_headers, headers_of
+from jobledger.gateway.problems import ProblemError, broken_off
 
 #: How long a body may be waited for in all, and beyond that how fast it must come.
 BODY_S: Final = 30.0
@@ -22,14 +22,18 @@ _LINGER_S: Final = 1.0
 WHOLE: Final = "jobledger.whole"
 
 
-def has_body(scope: Scope) -> bool:
-    """Return whether a body comes."""
+def body_of(scope: Scope, receive: Receive, send: Send, bytes_max: int) -> Body | None:
+    """Return what limits the body of a request; None where there is none, or all of it has come and is not too large."""
     headers = headers_of(scope)
-    return "content-length" in headers or "transfer-encoding" in headers
+    length = headers.get("content-length", "")
+    if WHOLE in scope and length.isdecimal() and int(length) <= bytes_max:
+        return None
+    is_sent = length or "transfer-encoding" in headers
+    return Body(scope, receive, send, bytes_max) if is_sent else None
 
 
 class Body:
-    """Stands between an application and the body of its request; use its `receive`, and its `send` unless `is_here`.
+    """Stands between an application and the body of its request; use its `receive` and its `send`.
 
     A body that is read line by line (NDJSON) may have any size: whoever reads it takes it no faster than it is stored.
     """
@@ -46,11 +50,6 @@ class Body:
         self._bytes_max = None if kind == NDJSON else bytes_max  # lines are read one by one
         self._length = headers.get("content-length", "")
 
-    @property
-    def is_here(self) -> bool:
-        """Whether all of it has come, so that nothing of it follows an answer."""
-        return WHOLE in self._scope
-
     def check_length(self) -> None:
         """Refuse what says itself that it is too large. Raises: ProblemError (PAYLOAD_TOO_LARGE)."""
         if self._length.isdecimal():
@@ -63,9 +62,7 @@ class Body:
         message = await (self._receive() if WHOLE in self._scope else self._waited_for())
         if message["type"] == "http.disconnect":
             self._more = False
-            raise ProblemError(
-                "BAD_REQUEST", "the connection ended before the body did: send the request again"
-            )
+            raise broken_off()
         self._bytes += len(message.get("body", b""))
         self._more = message.get("more_body", False)
         self._check(self._bytes)
@@ -97,9 +94,10 @@ class Body:
 
     async def send(self, message: Message) -> None:
         """Send a part of the answer; one that comes before the end of the body ends the connection."""
-        if self._more and message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
-        elif self._more and not message.get("more_body", False):
+        follows = self._more and WHOLE not in self._scope
+        if follows and message["type"] == "http.response.start":
+            added_headers(self._scope).append((b"connection", b"close"))
+        elif follows and not message.get("more_body", False):
             await self._send({**message, "more_body": True})
             await self._throw_away()
             message = {"type": "http.response.body"}

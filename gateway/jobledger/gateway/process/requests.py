@@ -10,12 +10,12 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jobledger.gateway.http.head import request_id_of
+from jobledger.gateway.http.head import added_headers, request_id_of
 from jobledger.gateway.http.router import refusal
 from jobledger.gateway.life import Life
 from jobledger.gateway.problems import ProblemError, code_of
 from jobledger.gateway.process.access_log import AccessLog
-from jobledger.gateway.process.bodies import Body, has_body
+from jobledger.gateway.process.bodies import body_of
 from jobledger.gateway.process.counters import Counters
 
 #: Appends in flight at once: more than all uploads may have together, so that other requests find room.
@@ -35,12 +35,12 @@ _log: Final = logging.getLogger("jobledger.gateway")
 _GUARDS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 
 
-def _guarded(message: Message) -> Message:
-    given = [*message.get("headers", ())]
-    names = dict(given)
-    given += [pair for pair in _GUARDS if pair[0] not in names]
-    message["headers"] = given
-    return message
+def _complete(head: Message, scope: Scope) -> None:
+    """Give the head of an answer the headers that it has whatever it answers."""
+    headers = [*head.get("headers", ()), *added_headers(scope)]
+    said = dict(headers)
+    headers += [pair for pair in _GUARDS if pair[0] not in said]
+    head["headers"] = headers
 
 
 class Requests:
@@ -66,7 +66,7 @@ class Requests:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = _guarded(message)
+                _complete(message, scope)
             await send(message)
 
         counted.in_flight += 1
@@ -77,9 +77,9 @@ class Requests:
             _note(counted, self.log, scope, status, time.monotonic() - began)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, status: Callable[[], int]) -> None:
-        body = Body(scope, receive, send, self._body_bytes_max) if has_body(scope) else None
+        body = body_of(scope, receive, send, self._body_bytes_max)
         if body is not None:
-            receive, send = body.receive, send if body.is_here else body.send
+            receive, send = body.receive, body.send
         try:
             if body is not None:
                 body.check_length()
