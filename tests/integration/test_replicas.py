@@ -19,6 +19,7 @@ import pytest
 from tests.support.cluster import SIZE, Cluster, cluster
 from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
+from tests.support.proxy import Proxy
 
 from jobledger.admin.replicas import (
     StreamAway,
@@ -224,6 +225,29 @@ async def test_the_loss_of_any_one_server_stops_nothing(servers: Cluster, ledger
                 assert await ledger.handle_of(job.ref).state() is JobState.QUEUED
         servers.restart(number)
         await servers.whole(ledger)
+
+
+async def test_a_server_that_takes_no_write_is_left_though_it_answers(
+    servers: Cluster, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that is cut off from the other two keeps its clients. Here appends to it get lost, and nothing else does."""
+    async with (
+        Proxy(next(iter(servers.servers))) as proxy,
+        connect(proxy.url, environment=ledger.names.environment) as other,
+    ):
+        proxy.drop_share = {b"HPUB ": 1.0}
+        job = await other.enqueue(send, 1)  # within the 12 s that a call has
+        assert await job.state() is JobState.QUEUED
+        url = other.connection.connected_url
+        assert url is not None
+        assert url.port != proxy.port
+        assert proxy.dropped > 1
+        left, found = proxy.url, url.geturl()
+    told = [each.getMessage() for each in caplog.records if each.name == "jobledger.connection"]
+    assert f"{left} took no write for 5 s, though it answers: another server is tried" in told
+    assert re.fullmatch(rf"the server is back after [0-9.]+ s: connected to {re.escape(found)}", told[-1]), (
+        told
+    )
 
 
 async def test_who_needs_only_the_ledger_connects_while_another_stream_is_away(

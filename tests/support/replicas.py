@@ -65,6 +65,7 @@ class _InboxOfDeposed(Inbox):
     def __init__(self, inbox: Inbox, *, tells: bool) -> None:
         """`tells`: it has not heard of its replicas for long, as a leader that is cut off says."""
         self._asks = inbox
+        self.connection = inbox.connection
         self._tells = tells
         self._calls = 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ from jobledger.ledger.model.errors import (
     LedgerError,
     LedgerFullError,
     ServerUnreachableError,
+    UnreachableError,
 )
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.inbox import (
@@ -44,6 +46,11 @@ TOO_FEW_SERVERS: Final = frozenset({10005, 10074})
 _ELECTING: Final = 10008  # of a stream, a consumer or the API itself, while its servers elect a leader
 _ENDINGS: Final = frozenset({"204", "404"})  # of a batch; of a direct get that found nothing
 _UNAVAILABLE: Final = 503  # as HTTP has it
+#: What is not asked for again: the second answer would be another one.
+_ONCE: Final = ("STREAM.PURGE.", "CONSUMER.DELETE.")
+#: How long one of several servers is waited for, and how long until the next try.
+_AGAIN_S: Final = 1.5
+_RETRY_S: Final = 0.2
 _PAGES_MAX: Final = 100  # of 256 consumers each, or of 1,024 names
 
 #: Data and header block of a message that a direct get found.
@@ -189,10 +196,31 @@ async def direct_get(
     batch: bool,
     timeout_s: float = TIMEOUT_S,
 ) -> Batch:
-    """Return messages as some replica has them, none where it has none.
+    """Return messages as some replica has them, none where it has none; a connection that breaks is waited for.
 
     Raises: ConnectionLostError also when the stream is not there yet, or moving; ReplyTimeoutError, ApiError.
     """
+    give_up_at = connection.loop.time() + timeout_s
+    while True:
+        try:
+            return await _get(
+                connection, inbox, stream, request, give_up_at - connection.loop.time(), batch=batch
+            )
+        except ConnectionLostError:
+            if connection.is_connected or not await _may_ask_again(connection, give_up_at):
+                raise
+
+
+async def _get(
+    connection: Connection,
+    inbox: Inbox,
+    stream: str,
+    request: dict[str, Any],
+    timeout_s: float,
+    *,
+    batch: bool,
+) -> Batch:
+    """Ask once; see `direct_get`."""
     found = Batch()
     done: asyncio.Future[None] = connection.loop.create_future()
 
@@ -316,7 +344,39 @@ def pull_subject(stream: str, consumer: str) -> str:
 async def _call(
     inbox: Inbox, call: str, request: object, kind: type[T], what: str, *, timeout_s: float = TIMEOUT_S
 ) -> T:
-    """Ask; `what` ends the sentence "the server refused ...".
+    """Ask, and where it does no harm again, until the limit; `what` ends the sentence "the server refused ...".
+
+    Raises: as `_ask`.
+    """
+    connection = inbox.connection
+    if call.startswith(_ONCE):
+        return await _ask(inbox, call, request, kind, what, timeout_s=timeout_s)
+    # A leader that is gone answers nothing, and the next one knows nothing of what was asked.
+    each_s = _AGAIN_S if connection.is_clustered else timeout_s
+    give_up_at = connection.loop.time() + timeout_s
+    while True:
+        left_s = give_up_at - connection.loop.time()
+        try:
+            return await _ask(inbox, call, request, kind, what, timeout_s=min(left_s, each_s))
+        except UnreachableError:
+            if not await _may_ask_again(connection, give_up_at):
+                raise
+
+
+async def _may_ask_again(connection: Connection, give_up_at: float) -> bool:
+    """Wait until what was not answered may be asked again: on another connection, or of another leader."""
+    if connection.is_connected and connection.is_clustered:
+        await asyncio.sleep(_RETRY_S)
+    elif not connection.is_connected:
+        with contextlib.suppress(ConnectionLostError):
+            await connection.wait_connected(give_up_at - connection.loop.time())
+    else:
+        return False
+    return connection.is_connected and connection.loop.time() < give_up_at
+
+
+async def _ask(inbox: Inbox, call: str, request: object, kind: type[T], what: str, *, timeout_s: float) -> T:
+    """Ask once.
 
     Raises: ApiError, LedgerFullError, JetStreamDisabledError when nobody answers or the API is not available,
         ReplyTimeoutError, ServerUnreachableError without a connection, LedgerError for an answer that cannot be read.

@@ -49,6 +49,8 @@ PREFETCH_MAX: Final = 2_048  #: 1.2 MB of usual events
 _RECONNECT_WAIT_S: Final = 0.25
 #: A server that answers none of two pings is given up: within 8 s, whatever its process or the network do.
 _PINGS: Final[dict[str, Any]] = {"ping_interval": 2, "max_outstanding_pings": 2}
+#: A server is left for another one at most this often: where none takes a write, there is none to go to.
+_LEFT_EVERY_S: Final = 30.0
 _CLOSE_S: Final = 2.0
 _PERMISSION: Final = re.compile(
     r"permissions violation for (?P<verb>publish|subscription) to \"(?P<subject>[^\"]+)\"", re.IGNORECASE
@@ -106,6 +108,8 @@ class Connection(Client):
         self.refused_listeners: list[Callable[[PermissionRefusedError], None]] = []
         self.closed_for_good = asyncio.Event()  #: nats-py gave up; nothing works any more
         self.is_retired = False  #: its owner is done with it, and says so before closing it
+        self._may_leave_at = 0.0
+        self._leaving: asyncio.Task[None] | None = None
         self._pid = os.getpid()
 
     def send(self, subject: str, reply: str, headers: bytes, data: bytes) -> None:
@@ -283,6 +287,15 @@ class Connection(Client):
                 return
             await self._send_ping()
 
+    def leave(self, why: str) -> None:
+        """Look for another server, where one is known: this one `why`, as "took no write for 5 s"."""
+        now = time.monotonic()
+        if len(self._server_pool) < 2 or not self.is_connected or now < self._may_leave_at:  # noqa: PLR2004 - another one
+            return
+        self._may_leave_at = now + _LEFT_EVERY_S
+        logger.warning("%s %s, though it answers: another server is tried", self.shown_server, why)
+        self._leaving = self.loop.create_task(self._process_op_err(nats.errors.StaleConnectionError()))
+
     async def _process_err(self, err_msg: str) -> None:
         said = self._parser.error_line()  # `err_msg` is the same in lower case, and subjects are not
         if PERMISSIONS_ERR in err_msg:
@@ -324,14 +337,21 @@ class Connection(Client):
     async def on_lost(self) -> None:
         """Tell everybody who waits for an answer that it will not come on this connection."""
         self._up.clear()
+        self._put_last(self._current_server)
         if not self.is_closed:
             self.outage.note(f"the connection to {self.shown_server} is lost")
         for listener in tuple(self.lost_listeners):
             listener()
 
+    def _put_last(self, lost: Srv | None) -> None:
+        """Have the server that was lost tried last: servers that it told of itself stand behind it in nats-py's list."""
+        if lost in self._server_pool:
+            self._server_pool.remove(lost)
+            self._server_pool.append(lost)
+
     async def on_found(self) -> None:
         """Let those who wait go on."""
-        self.outage.over()
+        self.outage.over(f": connected to {self.shown_server}")
         self.mark_up()
 
     async def on_closed(self) -> None:

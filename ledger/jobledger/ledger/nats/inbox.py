@@ -27,7 +27,7 @@ class Inbox:
     """Hands replies to whoever asked; made once per connection, by `open`."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self.connection = connection
         self._prefix = f"{connection.new_inbox()}."
         self._prefix_length = len(self._prefix)
         # By token: handler, subjects, once.
@@ -37,9 +37,9 @@ class Inbox:
 
     async def open(self) -> None:
         """Subscribe."""
-        await self._connection.listen(f"{self._prefix}*", self._on_message)
-        self._connection.lost_listeners.append(self._on_lost)
-        self._connection.refused_listeners.append(self._on_refused)
+        await self.connection.listen(f"{self._prefix}*", self._on_message)
+        self.connection.lost_listeners.append(self._on_lost)
+        self.connection.refused_listeners.append(self._on_refused)
 
     def expect(self, subject: str | frozenset[str], handler: ReplyHandler, *, once: bool = False) -> str:
         """Return a reply subject; `handler` gets what arrives there until `forget`, or with `once` the first of it.
@@ -90,7 +90,7 @@ class Inbox:
         """
         if self._refused is not None:
             raise self._refused
-        answer: asyncio.Future[tuple[bytes, bytes]] = self._connection.loop.create_future()
+        answer: asyncio.Future[tuple[bytes, bytes]] = self.connection.loop.create_future()
 
         def on_reply(data: bytes | Exception, headers: bytes) -> None:
             if isinstance(data, Exception):
@@ -102,7 +102,7 @@ class Inbox:
 
         reply = self.expect(subject, on_reply)
         try:
-            self._connection.send(subject, reply, b"", msgspec.json.encode(payload))
+            self.connection.send(subject, reply, b"", msgspec.json.encode(payload))
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError as error:

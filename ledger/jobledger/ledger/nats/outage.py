@@ -56,11 +56,11 @@ class Outage:
             self._told_at, self._is_told = now, True
             logger.warning("the server has been away for %.0f s: %s", now - self._since, why)
 
-    def over(self) -> None:
-        """Say that the server answers; does nothing where it was not away."""
+    def over(self, how: str = "") -> None:
+        """Say that the server answers; does nothing where it was not away. `how`: the end of the log line."""
         if self._since is None:
             return
         away_s, self._since = self._monotonic() - self._since, None
         if self._is_told:
             self._told_at = self._monotonic()
-            logger.warning("the server is back after %.1f s", away_s)
+            logger.warning("the server is back after %.1f s%s", away_s, how)

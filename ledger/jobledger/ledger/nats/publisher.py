@@ -23,6 +23,9 @@ REPLY_TIMEOUT_S: Final = 5.0
 #: Where the server is one of several: what was sent to a leader that is gone is answered by nobody, and the next one
 #: takes it within a second or two of its election.
 _CLUSTER_REPLY_TIMEOUT_S: Final = 1.5
+#: A server that takes no write for so long is left for another one, though it answers pings: cut off from the others, it
+#: keeps its clients and serves none of them. Elections take 4 to 9 s.
+_UNTAKEN_S: Final = 5.0
 #: Codes of a refusal by the condition; ADR 001 says when which of them comes.
 WRONG_SEQUENCE_CODES: Final = frozenset({10071, 10164})
 _SWEEP_S: Final = 0.25
@@ -66,14 +69,19 @@ Answered = Callable[[int | Exception], None]
 class _AwaitedAnswer(msgspec.Struct, eq=False):
     """One answer on its way; an object of few fields, since thousands of closures at once keep the collector busy."""
 
-    pending: dict[str, _AwaitedAnswer]  #: the publisher's
+    publisher: Publisher
     answered: Answered
     deadline: float
     reply: str = ""
 
     def __call__(self, data: bytes | Exception, headers: bytes) -> None:
-        self.pending.pop(self.reply, None)
-        self.answered(data if isinstance(data, Exception) else _read_answer(data, headers))
+        self.publisher.awaited.pop(self.reply, None)
+        result = data if isinstance(data, Exception) else _read_answer(data, headers)
+        if type(result) is ConnectionLostError and result is not data:
+            self.publisher.note_untaken()
+        elif self.publisher.leaving is not None:
+            self.publisher.stay()
+        self.answered(result)
 
     def __repr__(self) -> str:
         """Show nothing that is on its way: an event loop writes callbacks that fail into the log."""
@@ -88,13 +96,14 @@ class Publisher:
         self._connection = connection
         self._inbox = inbox
         self._loop = connection.loop
-        self._pending: dict[str, _AwaitedAnswer] = {}  # by reply subject, oldest first
+        self.awaited: dict[str, _AwaitedAnswer] = {}  #: by reply subject, oldest first
+        self.leaving: asyncio.TimerHandle | None = None  #: while the server takes no write
         self._sweeping: asyncio.TimerHandle | None = None
 
     @property
     def in_flight(self) -> int:
         """Appends sent and not yet answered."""
-        return len(self._pending)
+        return len(self.awaited)
 
     def send(self, entries: Sequence[Entry], answered: Answered) -> None:
         """Send one entry plainly, several as one atomic batch; `answered` is called later, never from here."""
@@ -110,9 +119,9 @@ class Publisher:
     def _send(
         self, entry: Entry, headers: bytes, answered: Answered, parts: frozenset[str] | None = None
     ) -> None:
-        awaited = _AwaitedAnswer(self._pending, answered, self._loop.time() + self.reply_timeout_s)
+        awaited = _AwaitedAnswer(self, answered, self._loop.time() + self.reply_timeout_s)
         reply = awaited.reply = self._inbox.expect(parts or entry.subject, awaited, once=True)
-        self._pending[reply] = awaited
+        self.awaited[reply] = awaited
         if self._sweeping is None:
             self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep)
         try:
@@ -123,7 +132,7 @@ class Publisher:
 
     def forget(self, reply: str) -> None:
         """Wait no more for the answer at `reply`."""
-        self._pending.pop(reply, None)
+        self.awaited.pop(reply, None)
         self._inbox.forget(reply)
 
     def _send_batch(self, entries: Sequence[Entry], answered: Answered) -> None:
@@ -142,15 +151,32 @@ class Publisher:
         """Answer what is overdue; all limits are equal, so the oldest is first."""
         loop = self._loop
         now = loop.time()
-        for awaited in list(self._pending.values()):
+        for awaited in list(self.awaited.values()):
             if awaited.deadline > now:
                 break
             self.forget(awaited.reply)
+            self.note_untaken()
             awaited.answered(ReplyTimeoutError(f"no answer to an append within {self.reply_timeout_s:g} s"))
-        self._sweeping = loop.call_later(_SWEEP_S, self._sweep) if self._pending else None
+        self._sweeping = loop.call_later(_SWEEP_S, self._sweep) if self.awaited else None
+
+    def note_untaken(self) -> None:
+        """Leave the server unless it takes a write soon: that it takes none, it shows since the time of an answer."""
+        if self.leaving is None and self._connection.is_clustered:
+            self.leaving = self._loop.call_later(_UNTAKEN_S - self.reply_timeout_s, self._leave)
+
+    def _leave(self) -> None:
+        self.leaving = None
+        self._connection.leave(f"took no write for {_UNTAKEN_S:g} s")
+
+    def stay(self) -> None:
+        """Stay with the server: it answers, or it is another one."""
+        if self.leaving is not None:
+            self.leaving.cancel()
+            self.leaving = None
 
     def close(self) -> None:
-        """Stop the timer; what still waits is answered by the connection's end."""
+        """Stop the timers; what still waits is answered by the connection's end."""
+        self.stay()
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
