@@ -23,6 +23,7 @@ _ONE: Final = "the address names a job exactly, so its chain is read at once"
 _DOCTOR: Final = "looks at the server's machine; /readyz, /metrics and /v1/ledger tell how the ledger is"
 _FILES: Final = "reads or writes files of the machine"
 _SERVERS: Final = "whoever runs the servers says on how many of them the ledger lies"
+_CONTAINER: Final = "asked from within the container of what is looked at"
 _PART: Final = "a part of other verbs"
 #: Verbs that no handler calls, and why.
 REASONS: Final[dict[str, str]] = {
@@ -56,6 +57,9 @@ REASONS: Final[dict[str, str]] = {
     "held_facts": _PART,
     "is_stored": _FILES,
     "lag_of": _PART,
+    "look_at_gateway": _CONTAINER,
+    "look_at_server": _CONTAINER,
+    "look_at_workers": _CONTAINER,
     "list_copies": _SERVERS,
     "lock_state": "GET /v1/locks lists them, with who holds each",
     "on_behalf_of": _PART,

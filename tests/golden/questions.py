@@ -208,6 +208,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "demo": "it takes a minute",
     "events schema": "docs/events.md and the schema itself are compared elsewhere",
     "events asyncapi": "a document of 13,000 lines that follows from the events; tests/unit/test_event_schema.py looks at it",
+    "health": "its exit code is the answer; tests/integration/test_cli_health.py asks it",
     "cluster show": "it needs several servers; tests/integration/test_replicas.py asks it",
     "cluster replicas": "as `cluster show`",
     "webhooks test": "it waits for a gateway that posts the message",

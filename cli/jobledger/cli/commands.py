@@ -217,6 +217,7 @@ COMMANDS: Final = Group(
         "replay": "projection.replay",
         "metrics": "health.metrics",
         "doctor": "health.doctor",
+        "health": "health.health",
         "demo": "demo.play",
     },
 )
@@ -226,7 +227,7 @@ COMMANDS: Final = Group(
 PANELS: Final[Mapping[str, tuple[str, ...]]] = {
     "Run": ("up", "worker", "gateway", "server", "init", "metrics", "demo"),
     "Jobs": ("enqueue", "jobs", "dlq", "workflows", "graphs", "queues", "limits", "schedules"),
-    "Look": ("top", "stats", "doctor", "events", "audit", "sql", "replay"),
+    "Look": ("top", "stats", "doctor", "health", "events", "audit", "sql", "replay"),
     "Connect": ("webhooks", "routes", "watches", "keys"),
     "Inside": ("workers", "cluster", "locks", "unique", "tables", "timers", "projection"),
 }
@@ -247,6 +248,7 @@ HELPS: Final[Mapping[str, str]] = {
     "replay": "Write the tables as of a past moment to a SQLite file.",
     "metrics": "Serve the metrics of all queues, tasks and workers for Prometheus, until Ctrl-C.",
     "doctor": "Check server, streams, projection, clock and disk, and tell what hurts; exits with 0 if nothing failed.",
+    "health": "Say whether the server answers, a worker of this machine is alive, or the gateway is ready; exits with 0 if so.",
     "demo": "Index the standard library, one job per file, on two workers; one is killed half-way.",
 }
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, cast
+from typing import Annotated, cast
 
 import typer
 
 from jobledger.admin.keys import LINK_S, LINK_S_MAX, Grant, allowed_words, create_link
+from jobledger.cli import options
 from jobledger.cli.bulk import Why
 from jobledger.cli.command import Cli, command
 from jobledger.cli.errors import UsageError
@@ -14,8 +15,6 @@ from jobledger.cli.groups import KEYS
 from jobledger.cli.session import operator
 from jobledger.cli.times import seconds
 from jobledger.ledger.model.rights.grants import PERMISSIONS, ROLES, Permission, Role
-
-_GATEWAY: Final = "http://127.0.0.1:8080"
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose it is, or what it is for.")]
 _Role = Annotated[
@@ -45,10 +44,6 @@ _Valid = Annotated[
         "--valid", metavar="SPAN", parser=seconds(1.0, LINK_S_MAX), help="Until when the link can be used."
     ),
 ]
-_Address = Annotated[
-    str,
-    typer.Option("--gateway", metavar="URL", envvar="JOBLEDGER_GATEWAY", help="Address of the gateway."),
-]
 
 
 @command(KEYS, "link")
@@ -61,7 +56,7 @@ async def link(
     queue: _Queue = None,
     task: _Task = None,
     valid: _Valid = LINK_S,
-    gateway: _Address = _GATEWAY,
+    gateway: options.Gateway = options.GATEWAY,
     reason: Why = "",
 ) -> None:
     """Make a link that logs somebody in to the dashboard, once. What it opens can be ended with `keys revoke`."""

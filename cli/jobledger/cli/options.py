@@ -153,6 +153,11 @@ State = Annotated[
     JobState | None,
     typer.Option("--state", metavar="STATE", help=f"Only jobs in this state: {', '.join(JobState)}."),
 ]
+Gateway = Annotated[
+    str,
+    typer.Option("--gateway", metavar="URL", envvar="JOBLEDGER_GATEWAY", help="Address of the gateway."),
+]
+GATEWAY: Final = "http://127.0.0.1:8080"
 
 
 def split(values: list[str] | None) -> list[str]:
