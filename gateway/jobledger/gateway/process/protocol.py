@@ -47,7 +47,9 @@ class _Together:
         """Send bytes, or keep the head of an answer until the first part of its body comes."""
         if self._head:
             head, self._head = self._head, b""
-            self._transport.writelines((head, data))
+            self._transport.write(
+                head + data
+            )  # as one: for two uvloop takes 5 us more than to put them together
         elif self._has_begun or data.startswith(_INFORMATIONAL):
             self._transport.write(data)
         else:
