@@ -145,7 +145,7 @@ TABLE: Final[Mapping[Callable[[Ledger], Awaitable[None]], tuple[str, str, str, s
         "reactor_late",
         "fail",
         "reactor children",
-        r"1 event waits for it, the first for 1 h",
+        r"1 event waits for it, the first for 1 h; no worker hosts the reactors",
     ),
     a_task_that_fails: (
         "task_fails",
@@ -231,8 +231,9 @@ async def test_a_clock_is_apart_since_the_first_process_of_its_host_saw_it(
 
 
 def test_every_kind_is_tried() -> None:
-    """The others are in `test_diagnoses`, `test_doctor_counts` and `test_reserved_ids`."""
+    """The others are in `test_diagnoses`, `test_doctor_counts`, `test_reserved_ids` and `test_replicas`."""
     tried = {kind for kind, *_ in TABLE.values()} | {"schedule_late", "id_taken", "clock_apart"}
+    tried |= {"copies_missing"}
     tried |= {"queue_without_worker", "queue_paused", "limit_undefined", "limit_closed", "dead_letters"}
     assert tried | {"runs_wait_for_each_other", "run_waits_for_person"} == {*KINDS}
 

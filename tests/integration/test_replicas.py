@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
 from tests.support.proxy import Proxy
 
+from jobledger.admin.diagnoses import Diagnosis, diagnose
 from jobledger.admin.replicas import (
     StreamAway,
     StreamCopies,
@@ -28,6 +30,7 @@ from jobledger.admin.replicas import (
     list_copies,
     plan_replicas,
 )
+from jobledger.admin.rows import Rows
 from jobledger.audit.verify import verify
 from jobledger.ledger import JobHandle, JobState, Ledger, connect, task
 from jobledger.ledger.model.errors import (
@@ -35,6 +38,7 @@ from jobledger.ledger.model.errors import (
     JobNotFoundError,
     RefusedError,
     ServerUnreachableError,
+    UnreachableError,
 )
 from jobledger.ledger.nats.infos import StreamInfo, StreamState
 from jobledger.ledger.nats.read_index import is_proven
@@ -188,6 +192,39 @@ async def test_a_ledger_grows_to_three_copies_under_load_and_its_clients_read_th
         assert all(each.replicas == 3 for each in await _copies(other))
 
 
+async def test_a_server_that_is_away_is_told_with_the_streams_that_lack_a_copy(
+    servers: Cluster, ledger: Ledger, tmp_path: Path
+) -> None:
+    """`doctor`, the overview, the API and the metric have this list."""
+    await ledger.enqueue(send, 1)
+    assert await _missing(ledger, tmp_path) == []
+    number = await _follower(servers, ledger)
+    server = list(servers.servers.values())[number]
+    server.kill()
+    await asyncio.to_thread(server.wait)
+    try:
+        async with asyncio.timeout(2 * LIMIT_S):  # 10 s of silence, where no server was told to leave
+            while (told := await _missing(ledger, tmp_path)) == []:
+                await asyncio.sleep(0.2)
+        assert [(each.level, each.object) for each in told] == [("warn", f"server n{number}")]
+        streams = [
+            f"{ledger.names.ledger_stream}",
+            ledger.names.timers_stream,
+            ledger.names.advisories_stream,
+        ]
+        assert told[0].found == (
+            f"it is away, or behind, with copies of {', '.join(streams)} and {told[0].count - 3} more streams; "
+            "the loss of one more server stops them"
+        )
+        assert told[0].since is not None
+    finally:
+        servers.restart(number)
+        await servers.whole(ledger)
+    async with asyncio.timeout(LIMIT_S):
+        while await _missing(ledger, tmp_path):
+            await asyncio.sleep(0.2)
+
+
 async def test_copies_that_no_server_takes_are_refused_in_a_sentence(
     servers: Cluster, environment: str
 ) -> None:
@@ -297,6 +334,14 @@ async def _sound(ledger: Ledger) -> None:
     """Verify the ledger that a test leaves."""
     report = await verify(ledger.log)
     assert report.sound, report.text()
+
+
+async def _missing(ledger: Ledger, folder: Path) -> list[Diagnosis]:
+    """Return what `doctor` tells of copies."""
+    with contextlib.suppress(UnreachableError):  # an election
+        async with Rows(ledger, folder / "rows.db").opened() as view:
+            return [each for each in await diagnose(ledger, view) if each.kind == "copies_missing"]
+    return []
 
 
 async def _command(*words: str, **variables: str) -> tuple[int, str]:

@@ -22,6 +22,7 @@ from jobledger.admin.hooks.webhooks import WebhookInfo, list_webhooks
 from jobledger.admin.ledger_room import Room, room_of
 from jobledger.admin.objects.fleet import LimitListed, limits_listed
 from jobledger.admin.queues import paused_now
+from jobledger.admin.replicas import Replica, StreamAway, StreamCopies, list_copies
 from jobledger.admin.rows import View, lag_of
 from jobledger.admin.runs import DeadChildren, dead_children
 from jobledger.admin.waiting_circle import Stuck, stuck_runs
@@ -67,6 +68,7 @@ Kind = Literal[
     "webhook_fails",
     "watch_fires",
     "clock_apart",
+    "copies_missing",
     "id_taken",
 ]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -85,6 +87,10 @@ SHOWN_MAX: Final = 12
 #: A reactor that has not been handed an event for so long is late.
 REACTOR_LATE: Final = timedelta(seconds=10)
 _FULL_FAIL: Final = 0.95
+#: A copy that lacks so many changes is behind; fewer are on their way to it.
+_BEHIND: Final = 1_000
+#: Of the streams that a server lacks so many are named.
+_STREAMS_NAMED: Final = 3
 _WORK: Final = "work_"
 #: How long a job is named whose derived id was taken.
 _MOVED_SHOWN: Final = timedelta(days=1)
@@ -178,6 +184,7 @@ class Facts(NamedTuple):
     webhooks: list[WebhookInfo]
     firing: list[WatchInfo]  #: watches whose figure is beyond its bound
     room: Room | None  #: None: the ledger may take all that there is, or nobody asked
+    copies: list[StreamCopies | StreamAway]  #: of each stream; none where the server is alone
     late: list[
         tuple[str, datetime, int]
     ]  #: reactors that are late, since when, and how many events wait for them
@@ -224,6 +231,7 @@ def diagnose_past(view: View, queues: tuple[str, ...] = ()) -> list[Diagnosis]:
         webhooks=[],
         firing=[],
         room=None,
+        copies=[],
         late=[],
         rows=_rows(view, [], queues),
     )
@@ -261,6 +269,7 @@ async def _facts(ledger: Ledger, view: View, queues: tuple[str, ...]) -> Facts:
         webhooks=await list_webhooks(ledger),
         firing=[each for each in await list_watches(ledger) if each.firing],
         room=None if stream is None else await room_of(ledger, stream, now),
+        copies=await list_copies(ledger) if ledger.connection.is_clustered else [],
         late=await _late_reactors(ledger, now),
         rows=await anyio.to_thread.run_sync(_rows, view, workers, queues),
     )
@@ -606,15 +615,77 @@ def _reactors(facts: Facts) -> Iterator[Diagnosis]:
             since=None if oldest is None else as_utc(datetime.fromisoformat(oldest)),
             advice="`jobledger worker --app MODULE` hosts them",
         )
+    nobody = "" if any(worker.reactors for worker in facts.workers) else "; no worker hosts the reactors"
     for name, since, pending in facts.late:
         yield Diagnosis(
             kind="reactor_late",
             level="fail",
             object=f"reactor {name}",
-            found=f"{count(pending, 'event')} {'waits' if pending == 1 else 'wait'} for it, the first for {duration((facts.now - since).total_seconds())}",
+            found=f"{count(pending, 'event')} {'waits' if pending == 1 else 'wait'} for it, the first for {duration((facts.now - since).total_seconds())}{nobody}",
             since=since,
-            advice=advice,
+            advice="`jobledger worker --app MODULE` hosts them" if nobody else advice,
         )
+
+
+def _copies(facts: Facts) -> Iterator[Diagnosis]:
+    """Tell of streams that no server leads, of servers that lack copies, and of copies that no server is to have."""
+    lacks: dict[str, list[StreamCopies]] = {}
+    since: dict[str, datetime] = {}
+    for each in facts.copies:
+        if isinstance(each, StreamAway) or not each.leader:
+            yield _leaderless(each.stream)
+            continue
+        for other in each.others:
+            if _lacks(other):
+                lacks.setdefault(other.server, []).append(each)
+                begun = facts.now - timedelta(seconds=other.silent_s)
+                since[other.server] = min(begun, since.get(other.server, begun))
+        if len(each.others) < each.replicas - 1:
+            lacks.setdefault("", []).append(each)
+    for server, streams in sorted(lacks.items()):
+        yield _lacking(server, streams, since.get(server))
+
+
+def _lacks(other: Replica) -> bool:
+    return other.away or (not other.current and other.behind >= _BEHIND)
+
+
+def _leaderless(stream: str) -> Diagnosis:
+    return Diagnosis(
+        kind="copies_missing",
+        level="fail",
+        object=f"stream {stream}",
+        found="no server leads it, so nothing is written to it: too few of the servers that have it run",
+        since=None,
+        advice="start its servers again; `jobledger cluster show` names them",
+        nouns=(Noun("ledger", "", stream),),
+    )
+
+
+def _lacking(server: str, streams: list[StreamCopies], since: datetime | None) -> Diagnosis:
+    named = ", ".join(each.stream for each in streams[:_STREAMS_NAMED])
+    more = len(streams) - _STREAMS_NAMED
+    named += f" and {count(more, 'more stream')}" if more > 0 else ""
+    is_last = any(
+        2 * (1 + sum(not _lacks(each) for each in one.others)) - 2 < one.replicas for one in streams
+    )
+    risk = "; the loss of one more server stops them" if is_last else ""
+    if server:
+        found = f"it is away, or behind, with copies of {named}{risk}"
+        advice = "start it again, or look why it is slow; `jobledger cluster show` tells of each stream"
+    else:
+        wanted = max(each.replicas for each in streams)
+        found = f"{named} {'has' if len(streams) == 1 else 'have'} fewer copies than {wanted}{risk}"
+        advice = f"`jobledger cluster replicas {wanted}` makes them"
+    return Diagnosis(
+        kind="copies_missing",
+        level="warn",
+        object=f"server {server}" if server else "copies of streams",
+        found=found,
+        since=since,
+        advice=advice,
+        count=len(streams),
+    )
 
 
 def _dead_letters(facts: Facts) -> Iterator[Diagnosis]:
@@ -750,6 +821,7 @@ _PARTS: Final[tuple[Part, ...]] = (
     (_differing_schedules, "schedules list"),
     (_store, "doctor"),
     (_reactors, "doctor"),
+    (_copies, "cluster show"),
     (_dead_letters, "dlq list"),
     (_failing, "stats"),
     (_webhooks, "webhooks list"),
