@@ -22,7 +22,7 @@ from jobledger.gateway.parts import Gateway
 from jobledger.gateway.process.children import setup_of
 from jobledger.gateway.process.past import PastViews
 from jobledger.gateway.process.rows import FollowedRows
-from jobledger.ledger import Ledger, task
+from jobledger.ledger import JobFailedError, Ledger, Run, step, task, workflow
 from jobledger.ledger.model.commands import CompleteStep, Fail
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.events import ErrorInfo, Noted, PayloadRef, Queued, Scheduled
@@ -362,3 +362,35 @@ async def test_a_schedule_has_its_last_ticks_with_what_became_of_their_jobs(
     ]
     assert re.search(r" UTC, .+ late: cancelled$", told[0][1])
     assert told[-1][1].endswith("late: waiting")
+
+
+@step
+async def give_back(_order: str) -> None:
+    """Undo what was reserved."""
+
+
+@step
+async def print_label(order: str) -> str:
+    raise RuntimeError(f"no label for order {order}")
+
+
+@workflow(queue="orders", max_attempts=1)
+async def ship(run: Run, order: str) -> str:
+    run.on_failure(give_back, order)
+    return await run.step(print_label, order)
+
+
+async def test_a_run_that_was_undone_says_so_and_shows_no_step_that_is_tried_again(
+    http: httpx.AsyncClient, ledger: Ledger
+) -> None:
+    async with working(ledger, ship):
+        job = await ledger.enqueue(ship.options(id="order-13"), "13")
+        with pytest.raises(JobFailedError):
+            await job.result(timeout_s=LIMIT_S)
+    page = await http.get("/jobs/orders/order-13")
+    check_page(page)
+    assert "undoing begins: RuntimeError: " in page.text
+    assert "retrying" not in page.text
+    assert re.search(
+        r"print_label: failed\n[^<]*\n\d\d:\d\d:\d\d\.\d{3} to \d\d:\d\d:\d\d\.\d{3}<", page.text
+    )

@@ -137,6 +137,7 @@ def test_a_timeline_has_a_row_for_each_line_and_says_what_happened() -> None:
         assert _is_clean(picture)
         assert 'class="cut" x1="30%"' in picture
     assert "<circle" in drawn.rows[1][1]
+    assert f"{_at(2):%H:%M:%S}.000 to {_at(5):%H:%M:%S}.000</title>" in drawn.rows[1][1]
     assert ">0<" in drawn.axis
 
 

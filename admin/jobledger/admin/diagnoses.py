@@ -36,7 +36,12 @@ from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.model.reserved_ids import INSTEAD_OF, TAKEN
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.schedules.definition import LATE
-from jobledger.ledger.model.subjects import INNER_QUEUES, SUBSCRIPTION_CONSUMER_PREFIX, check_users_queue
+from jobledger.ledger.model.subjects import (
+    INNER_QUEUES,
+    RECONCILER_CONSUMER_PREFIX,
+    SUBSCRIPTION_CONSUMER_PREFIX,
+    check_users_queue,
+)
 from jobledger.ledger.model.times import as_utc
 from jobledger.ledger.nats.durables import first_undelivered, list_consumers
 from jobledger.ledger.nats.fleet_clock import APART_S_MAX
@@ -91,7 +96,8 @@ _FULL_FAIL: Final = 0.95
 _BEHIND: Final = 1_000
 #: Of the streams that a server lacks so many are named.
 _STREAMS_NAMED: Final = 3
-_WORK: Final = "work_"
+#: How the names of durable consumers begin that may be behind, and are not reactors.
+_NO_REACTORS: Final = ("work_", RECONCILER_CONSUMER_PREFIX, SUBSCRIPTION_CONSUMER_PREFIX)
 #: How long a job is named whose derived id was taken.
 _MOVED_SHOWN: Final = timedelta(days=1)
 #: A queue with workers is slow from this age of its oldest job on.
@@ -345,7 +351,7 @@ async def _late_reactors(ledger: Ledger, now: datetime) -> list[tuple[str, datet
     found: list[tuple[str, datetime, int]] = []
     stream = ledger.names.ledger_stream
     for info in await list_consumers(ledger.inbox, stream):
-        if info.name.startswith((_WORK, SUBSCRIPTION_CONSUMER_PREFIX)) or not info.is_durable:
+        if info.name.startswith(_NO_REACTORS) or not info.is_durable:
             continue
         first = await first_undelivered(ledger.inbox, stream, info) if info.pending else 0
         message = await ledger.log.get(first) if first else None

@@ -182,6 +182,6 @@ def _children(job: Job, step: Step, children: tuple[ChildNow, ...], moment: Mome
     named = first_few([each.words(moment) for each in children], len(children), is_open)
     first = children[0]
     if first.is_dead:
-        said = "a dead letter waits for a person, who requeues or discards it"
+        said = "a dead letter waits for a person: requeued, it runs again; discarded, the run is told that it failed"
         return f"{of}: {named}; {said}", f"jobledger dlq requeue {first.job} --queue {first.queue}"
     return f"{of}: {named}", f"jobledger jobs why {first.job} --queue {first.queue}"

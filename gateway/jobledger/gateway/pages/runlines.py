@@ -116,13 +116,18 @@ def run_lines(
     )
     lines = [whole]
     # One that ends so only says that undoing began.
-    own = [row for row in recorded(seen).steps if not row.key.endswith("/")]
+    own = [_as_it_ended(row, job) for row in recorded(seen).steps if not row.key.endswith("/")]
     for line in _steps(own, (job.queue, job.id), asked, tries, depth=0):
         lines.append(line)
         if len(lines) >= _LINES_MAX:
             lines.append(Line(name=f"more than {_LINES_MAX} lines: close some", depth=0))
             break
     return lines
+
+
+def _as_it_ended(row: StepRow, job: Job) -> StepRow:
+    """Return a step of a run; one that waited for its next try when the run ended has failed."""
+    return msgspec.structs.replace(row, status="failed") if job.is_final and row.status == "retrying" else row
 
 
 def _steps(

@@ -163,6 +163,8 @@ def of_step_end(event: StepCompleted | StepFailed) -> str:
     copied = "" if event.copied is None else f", copied from sequence {event.copied.sequence}"
     if isinstance(event, StepCompleted):
         return f"{_step(event)}{tries}{copied}"
+    if event.step.endswith("/"):  # a scope of keys, not a step: it only says why undoing begins
+        return f"undoing begins: {error_words(event.error)}"
     again = "" if event.retry_at is None else f", again at {shown_time(event.retry_at)}"
     return f"{_step(event)}{tries}{again}{copied}: {error_words(event.error)}"
 

@@ -44,6 +44,8 @@ _OWN_QUEUES: Final = ("jobledger", DELIVERIES_QUEUE)
 TIMERS_CONSUMER_PREFIX: Final = "timers_"
 CHILDREN_CONSUMER: Final = "children"
 SUBSCRIPTION_CONSUMER_PREFIX: Final = "events_"
+#: Of consumers that walk minutes behind a queue's work, to find jobs that nobody is offered any more.
+RECONCILER_CONSUMER_PREFIX: Final = "reconcile_"
 
 #: The last words of the subjects of types that have more than the type itself, as filters; none overlaps another.
 _LEAVES: Final = {

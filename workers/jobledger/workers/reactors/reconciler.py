@@ -30,7 +30,7 @@ from jobledger.ledger.model.errors import (
     MalformedEventError,
     UnreachableError,
 )
-from jobledger.ledger.model.subjects import JobRef, leaves_of
+from jobledger.ledger.model.subjects import RECONCILER_CONSUMER_PREFIX, JobRef, leaves_of
 from jobledger.ledger.nats.consumer import ACK, Batches, Source, keep_serving, nak, tell
 from jobledger.ledger.nats.durables import ensure_consumer, list_consumers, reactor_consumer
 from jobledger.ledger.nats.infos import ConsumerInfo
@@ -79,7 +79,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """The consumer that walks behind."""
-        return f"reconcile_{self.worker.removeprefix('work_')}"
+        return f"{RECONCILER_CONSUMER_PREFIX}{self.worker.removeprefix('work_')}"
 
     @property
     def is_quiet(self) -> bool:

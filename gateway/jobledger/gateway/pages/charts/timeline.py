@@ -130,15 +130,20 @@ def _row(line: Line, time: FoldedTime, behind: str, mark: str) -> Markup:
     )
 
 
+def _clock(at: datetime) -> str:
+    return f"{at:%H:%M:%S}.{at.microsecond // 1000:03}"
+
+
 def _bar(span: Span, time: FoldedTime) -> str:
     x1, x2 = time.x(span.begin), time.x(span.end)
+    words = title(f"{span.words}\n{_clock(span.begin)} to {_clock(span.end)}")
     style = f"bar {span.kind} {span.style}{' after' if span.after else ''}"
     if span.kind == "hold":
-        return f'<line class="{style}" x1="{number(x1)}%" x2="{number(max(x2, x1 + 0.3))}%" y1="13" y2="13">{title(span.words)}</line>'
+        return f'<line class="{style}" x1="{number(x1)}%" x2="{number(max(x2, x1 + 0.3))}%" y1="13" y2="13">{words}</line>'
     y, high = (6, 14) if span.kind == "run" else (11, 4)
     return (
         f'<rect class="{style}" rx="{3 if span.kind == "run" else 2}" x="{number(min(x1, 99.6))}%" y="{y}" '
-        f'width="{number(max(x2 - x1, 0.4 if span.kind == "run" else 0.15))}%" height="{high}">{title(span.words)}</rect>'
+        f'width="{number(max(x2 - x1, 0.4 if span.kind == "run" else 0.15))}%" height="{high}">{words}</rect>'
     )
 
 

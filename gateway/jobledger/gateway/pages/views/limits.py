@@ -49,6 +49,8 @@ class KeyLine(msgspec.Struct, frozen=True, kw_only=True):
     taken: int | None  #: None, as `held`, for whoever may not see all jobs
     held: int | None
     differs: bool  #: it has terms of its own
+    set_by: str = ""  #: who gave it those
+    reason: str = ""  #: and why
     bar: Markup = Markup()
 
 
@@ -153,13 +155,16 @@ def _key(
     held: Mapping[str, int],
 ) -> KeyLine:
     key = split(limit)[1]
+    row = overrides.get(key, common)
     return KeyLine(
         limit=limit,
         key=key,
-        slots=overrides.get(key, common).slots,
+        slots=row.slots,
         taken=taken.get(limit, 0),
         held=held.get(limit, 0),
         differs=key in overrides,
+        set_by=row.set_by if key in overrides else "",
+        reason=row.reason if key in overrides else "",
     )
 
 
