@@ -213,9 +213,9 @@ async def test_the_page_of_a_run_shows_values_of_steps_to_who_may_see_them(
     assert "3,000,000 bytes, kept beside the ledger" in page.text
     assert "only its digest is kept, <code>0123456789abcdef</code>" in page.text
     gateway.access = Someone("operator", without=("payloads",))
-    for step in ("pay", "print"):
-        blind = (await http.get(there, params={"step": step})).text
-        assert f"<h3>{step}</h3>" in blind
+    for name in ("pay", "print"):
+        blind = (await http.get(there, params={"step": name})).text
+        assert f"<h3>{name}</h3>" in blind
         assert ("<h3>Result" in blind, "beside the ledger" in blind, "digest is kept" in blind) == (
             False,
         ) * 3
