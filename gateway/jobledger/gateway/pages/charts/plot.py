@@ -29,6 +29,7 @@ _MANY: Final = 12  #: bars, from which on a few may be cut off
 _BEYOND: Final = 3.0  #: times the usual height
 _LOW: Final = 130  #: pixels, up to which a chart has few lines
 _SPARK_HEIGHT: Final = 20
+_LATE: Final = 0.8  #: of the width: a text from there on stands before its place
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,19 +211,21 @@ def histogram(
     """Return bars beside each other, each with its name; `marked`: places from 0 to the number of bars, with a text."""
     top, count = max((each for _, each in counts), default=0) or 1, max(1, len(counts))
     every = max(1, round(count / 7))
+    low = TOP + 13 * len(marked) + height  # where the bars stand; the texts have the room above them
     inside = ""
     for index, (name, value) in enumerate(counts):
         x, high = number(100 * (index + 0.06) / count), max(1.5, height * value / top) if value else 0
         inside += (
-            f'<rect class="k0" x="{x}%" width="{number(88 / count)}%" y="{number(TOP + height - high)}" height="{number(high)}"/>'
-            f'<rect class="hit" x="{number(100 * index / count)}%" width="{number(100 / count)}%" y="{TOP}" height="{height}">{title(f"{name}: {value:,}")}</rect>'
+            f'<rect class="k0" x="{x}%" width="{number(88 / count)}%" y="{number(low - high)}" height="{number(high)}"/>'
+            f'<rect class="hit" x="{number(100 * index / count)}%" width="{number(100 / count)}%" y="{low - height}" height="{height}">{title(f"{name}: {value:,}")}</rect>'
         )
         if index % every == 0:
-            inside += f'<text class="tick" x="{x}%" y="{TOP + height + 14}">{escape(name)}</text>'
+            inside += f'<text class="tick" x="{x}%" y="{low + 14}">{escape(name)}</text>'
     for index, (place, words) in enumerate(marked):
         x, y = number(100 * place / count), TOP + 9 + 13 * index  # below each other: they may be of one place
-        inside += f'<line class="cut" x1="{x}%" x2="{x}%" y1="{TOP}" y2="{TOP + height}"/><text class="tick strong" x="{x}%" dx="4" y="{y}">{escape(words)}</text>'
-    inside += f'<line class="grid" x1="0" x2="100%" y1="{TOP + height}" y2="{TOP + height}"/>'
+        side = 'dx="-4" text-anchor="end"' if place > _LATE * count else 'dx="4"'
+        inside += f'<line class="cut" x1="{x}%" x2="{x}%" y1="{y - 9}" y2="{low}"/><text class="tick strong" x="{x}%" {side} y="{y}">{escape(words)}</text>'
+    inside += f'<line class="grid" x1="0" x2="100%" y1="{low}" y2="{low}"/>'
     return Markup(  # noqa: S704 - the names were escaped
-        f'<svg class="plot" height="{TOP + height + 18}" role="img" aria-label="{escape(label)}">{inside}</svg>'
+        f'<svg class="plot" height="{low + 18}" role="img" aria-label="{escape(label)}">{inside}</svg>'
     )
