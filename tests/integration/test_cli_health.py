@@ -52,7 +52,12 @@ def test_a_worker_is_well_while_it_holds_a_lease_and_takes_its_queues(cli: Comma
                 cli.run, "health", "--role", "worker", "--queue", "other", *cli.where
             )
             assert (idle.code, idle.out.strip()) == (1, f"no worker of the host {host} takes jobs of other")
+            assert (await asyncio.to_thread(_workers, cli)) == (
+                "ok",
+                "1 live, 0 jobs running, 1 of them hosts the reactors",
+            )
 
+    assert _workers(cli) == ("warn", "0 live, 0 jobs running")
     cli.with_ledger(look)
     assert cli.run("health", "--role", "worker", *cli.where).code == 1
     for words in (("--role", "boss"), ("--queue", "mail")):
@@ -88,3 +93,9 @@ def _not_ready(command: Callable[..., Any], asked: tuple[str, ...]) -> str:
         if told.end() == 1:
             return str(line)
     raise AssertionError("it is ready without a server")
+
+
+def _workers(cli: CommandLine) -> tuple[str, str]:
+    """Return what `doctor` says of workers."""
+    (found,) = cli.run("doctor", "--json", *cli.where).lines
+    return next((each["status"], each["found"]) for each in found["checks"] if each["check"] == "workers")

@@ -214,12 +214,13 @@ async def _unread(ledger: Ledger, path: Path) -> int | None:
 
 async def _check_workers(ledger: Ledger) -> Check:
     live = [info for info in await ledger.leases.all() if not info.stopped]
-    jobs = sum(info.running or 0 for info in live)
-    advice = "" if live else "start one with `jobledger worker --app MODULE`"
-    status: checks.Level = "ok" if live else "warn"
-    return Check(
-        check="workers", status=status, found=f"{len(live)} live, {jobs} jobs running", advice=advice
-    )
+    jobs, hosts = sum(info.running or 0 for info in live), sum(info.reactors for info in live)
+    found = f"{len(live)} live, {jobs} jobs running"
+    if live:
+        found += f", {hosts or 'none'} of them {'hosts' if hosts < 2 else 'host'} the reactors"  # noqa: PLR2004 - of the verb
+    is_good = hosts > 0
+    advice = "" if is_good else "start one with `jobledger worker --app MODULE`"
+    return Check(check="workers", status="ok" if is_good else "warn", found=found, advice=advice)
 
 
 async def _check_pauses(ledger: Ledger) -> list[Check]:
