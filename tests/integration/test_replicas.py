@@ -20,7 +20,7 @@ import pytest
 from tests.support.cluster import SIZE, Cluster, cluster
 from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
-from tests.support.proxy import Proxy
+from tests.support.proxy import Proxy, is_append_answer
 
 from jobledger.admin.diagnoses import Diagnosis, diagnose
 from jobledger.admin.replicas import (
@@ -40,6 +40,8 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
     UnreachableError,
 )
+from jobledger.ledger.nats import publisher
+from jobledger.ledger.nats.api import create_reader
 from jobledger.ledger.nats.infos import StreamInfo, StreamState
 from jobledger.ledger.nats.read_index import is_proven
 
@@ -195,18 +197,22 @@ async def test_a_ledger_grows_to_three_copies_under_load_and_its_clients_read_th
 async def test_a_server_that_is_away_is_told_with_the_streams_that_lack_a_copy(
     servers: Cluster, ledger: Ledger, tmp_path: Path
 ) -> None:
-    """`doctor`, the overview, the API and the metric have this list."""
+    """`doctor`, the overview, the API and the metric have this list, also while a reader lies on the server that is gone."""
     await ledger.enqueue(send, 1)
     assert await _missing(ledger, tmp_path) == []
+    reader = {"ack_policy": "none", "num_replicas": 1, "inactive_threshold": 60 * _SECOND_NS}
+    for _ in range(9):
+        await create_reader(ledger.inbox, ledger.names.ledger_stream, reader)
     number = await _follower(servers, ledger)
     server = list(servers.servers.values())[number]
     server.kill()
     await asyncio.to_thread(server.wait)
     try:
-        async with asyncio.timeout(2 * LIMIT_S):  # 10 s of silence, where no server was told to leave
-            while (told := await _missing(ledger, tmp_path)) == []:
+        told: list[Diagnosis] = []
+        async with asyncio.timeout(2 * LIMIT_S):  # an election of what it led, and 10 s of silence
+            while [(each.level, each.object) for each in told] != [("warn", f"server n{number}")]:
                 await asyncio.sleep(0.2)
-        assert [(each.level, each.object) for each in told] == [("warn", f"server n{number}")]
+                told = await _missing(ledger, tmp_path)
         streams = [
             f"{ledger.names.ledger_stream}",
             ledger.names.timers_stream,
@@ -265,9 +271,10 @@ async def test_the_loss_of_any_one_server_stops_nothing(servers: Cluster, ledger
 
 
 async def test_a_server_that_takes_no_write_is_left_though_it_answers(
-    servers: Cluster, ledger: Ledger, caplog: pytest.LogCaptureFixture
+    servers: Cluster, ledger: Ledger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is cut off from the other two keeps its clients. Here appends to it get lost, and nothing else does."""
+    monkeypatch.setattr(publisher, "_UNTAKEN_S", 3.0)  # instead of 8
     async with (
         Proxy(next(iter(servers.servers))) as proxy,
         connect(proxy.url, environment=ledger.names.environment) as other,
@@ -281,10 +288,32 @@ async def test_a_server_that_takes_no_write_is_left_though_it_answers(
         assert proxy.dropped > 1
         left, found = proxy.url, url.geturl()
     told = [each.getMessage() for each in caplog.records if each.name == "jobledger.connection"]
-    assert f"{left} took no write for 5 s, though it answers: another server is tried" in told
+    assert f"{left} took no write for 3 s, though it answers: another server is tried" in told
     assert re.fullmatch(rf"the server is back after [0-9.]+ s: connected to {re.escape(found)}", told[-1]), (
         told
     )
+
+
+async def test_a_server_is_not_left_by_a_client_that_lost_one_answer_and_writes_no_more(
+    servers: Cluster, ledger: Ledger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "_UNTAKEN_S", 3.5)  # instead of 8; beyond two tries of 1.5 s
+    monkeypatch.setattr(publisher, "_UNTAKEN_MORE_S", 0.0)
+    async with (
+        Proxy(next(iter(servers.servers))) as proxy,
+        connect(proxy.url, environment=ledger.names.environment) as other,
+    ):
+        proxy.to_steal[is_append_answer] = 1
+        job = await other.enqueue(send, 1)  # its outcome was read
+        assert proxy.stolen == 1
+        until = time.monotonic() + 4.0
+        while time.monotonic() < until:
+            assert await job.state() is JobState.QUEUED
+            await asyncio.sleep(0.1)
+        url = other.connection.connected_url
+        assert url is not None
+        assert url.port == proxy.port
+    assert "took no write" not in caplog.text
 
 
 async def test_who_needs_only_the_ledger_connects_while_another_stream_is_away(

@@ -94,6 +94,8 @@ REACTOR_LATE: Final = timedelta(seconds=10)
 _FULL_FAIL: Final = 0.95
 #: A copy that lacks so many changes is behind; fewer are on their way to it.
 _BEHIND: Final = 1_000
+#: How long a stream's leader may take to say how its copies are: this list is asked for every few seconds.
+_COPIES_S: Final = 1.0
 #: Of the streams that a server lacks so many are named.
 _STREAMS_NAMED: Final = 3
 #: How the names of durable consumers begin that may be behind, and are not reactors.
@@ -224,7 +226,12 @@ async def diagnose(ledger: Ledger, view: View, queues: tuple[str, ...] = ()) -> 
 
     Raises: ProjectionError, CorruptLedgerError, UnreachableError.
     """
-    return _judged(await _facts(ledger, view, queues), _PARTS)
+    now = ledger.clock.now()
+    copies = await list_copies(ledger, limit_s=_COPIES_S) if ledger.connection.is_clustered else []
+    away = {each.stream for each in copies if isinstance(each, StreamAway)}
+    if away & {ledger.names.ledger_stream, f"KV_{ledger.names.workers_bucket}"}:  # nothing else can be told
+        return list(_copies(copies, now))
+    return _judged(await _facts(ledger, view, queues, copies, now), _PARTS)
 
 
 def diagnose_past(view: View, queues: tuple[str, ...] = ()) -> list[Diagnosis]:
@@ -261,8 +268,13 @@ async def counted(ledger: Ledger, path: Path) -> dict[str, int]:
     return {str(kind): number for kind, number in by_kind(found).items()}
 
 
-async def _facts(ledger: Ledger, view: View, queues: tuple[str, ...]) -> Facts:
-    now = ledger.clock.now()
+async def _facts(
+    ledger: Ledger,
+    view: View,
+    queues: tuple[str, ...],
+    copies: list[StreamCopies | StreamAway],
+    now: datetime,
+) -> Facts:
     live = [each for each in await ledger.leases.all() if not each.stopped]
     workers = [each for each in live if each.kind == "worker"]
     states = await queue_states(ledger.log)
@@ -275,7 +287,7 @@ async def _facts(ledger: Ledger, view: View, queues: tuple[str, ...]) -> Facts:
         webhooks=await list_webhooks(ledger),
         firing=[each for each in await list_watches(ledger) if each.firing],
         room=None if stream is None else await room_of(ledger, stream, now),
-        copies=await list_copies(ledger) if ledger.connection.is_clustered else [],
+        copies=copies,
         late=await _late_reactors(ledger, now),
         rows=await anyio.to_thread.run_sync(_rows, view, workers, queues),
     )
@@ -633,21 +645,25 @@ def _reactors(facts: Facts) -> Iterator[Diagnosis]:
         )
 
 
-def _copies(facts: Facts) -> Iterator[Diagnosis]:
+def _copies(copies: Iterable[StreamCopies | StreamAway], now: datetime) -> Iterator[Diagnosis]:
     """Tell of streams that no server leads, of servers that lack copies, and of copies that no server is to have."""
     lacks: dict[str, list[StreamCopies]] = {}
     since: dict[str, datetime] = {}
-    for each in facts.copies:
+    leaderless: list[str] = []
+    for each in copies:
         if isinstance(each, StreamAway) or not each.leader:
-            yield _leaderless(each.stream)
+            leaderless.append(each.stream)
             continue
         for other in each.others:
             if _lacks(other):
                 lacks.setdefault(other.server, []).append(each)
-                begun = facts.now - timedelta(seconds=other.silent_s)
-                since[other.server] = min(begun, since.get(other.server, begun))
+                if other.away:
+                    begun = now - timedelta(seconds=other.silent_s)
+                    since[other.server] = min(begun, since.get(other.server, begun))
         if len(each.others) < each.replicas - 1:
             lacks.setdefault("", []).append(each)
+    if leaderless:
+        yield _leaderless(leaderless)
     for server, streams in sorted(lacks.items()):
         yield _lacking(server, streams, since.get(server))
 
@@ -656,22 +672,26 @@ def _lacks(other: Replica) -> bool:
     return other.away or (not other.current and other.behind >= _BEHIND)
 
 
-def _leaderless(stream: str) -> Diagnosis:
+def _leaderless(streams: list[str]) -> Diagnosis:
+    them = "it" if len(streams) == 1 else "them"
     return Diagnosis(
         kind="copies_missing",
         level="fail",
-        object=f"stream {stream}",
-        found="no server leads it, so nothing is written to it: too few of the servers that have it run",
+        object=f"stream{'' if len(streams) == 1 else 's'} {_named(streams)}",
+        found=f"no server answers for {them}, so nothing is written to {them}: the servers are away, or elect a leader",
         since=None,
-        advice="start its servers again; `jobledger cluster show` names them",
-        nouns=(Noun("ledger", "", stream),),
+        advice="where that lasts longer than an election, 4 to 9 s, start its servers; `jobledger cluster show` names them",
+        count=len(streams),
     )
 
 
-def _lacking(server: str, streams: list[StreamCopies], since: datetime | None) -> Diagnosis:
-    named = ", ".join(each.stream for each in streams[:_STREAMS_NAMED])
+def _named(streams: list[str]) -> str:
     more = len(streams) - _STREAMS_NAMED
-    named += f" and {count(more, 'more stream')}" if more > 0 else ""
+    return ", ".join(streams[:_STREAMS_NAMED]) + (f" and {count(more, 'more stream')}" if more > 0 else "")
+
+
+def _lacking(server: str, streams: list[StreamCopies], since: datetime | None) -> Diagnosis:
+    named = _named([each.stream for each in streams])
     is_last = any(
         2 * (1 + sum(not _lacks(each) for each in one.others)) - 2 < one.replicas for one in streams
     )
@@ -827,7 +847,7 @@ _PARTS: Final[tuple[Part, ...]] = (
     (_differing_schedules, "schedules list"),
     (_store, "doctor"),
     (_reactors, "doctor"),
-    (_copies, "cluster show"),
+    (lambda facts: _copies(facts.copies, facts.now), "cluster show"),
     (_dead_letters, "dlq list"),
     (_failing, "stats"),
     (_webhooks, "webhooks list"),

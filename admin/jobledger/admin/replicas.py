@@ -22,6 +22,7 @@ from jobledger.ledger.nats.infos import StreamInfo
 from jobledger.ledger.nats.streams import find_stream, give_replicas
 
 _LOOK_S: Final = 0.2
+_LIMIT_S: Final = 6.0  #: beyond what a question to a server takes at most
 _SECOND_NS: Final = 1_000_000_000
 #: How long a replica may be silent and count as there.
 _AWAY_NS: Final = 10 * _SECOND_NS
@@ -83,10 +84,17 @@ def copies_of(stream: str, info: StreamInfo) -> StreamCopies:
     )
 
 
-async def list_copies(ledger: Ledger) -> list[StreamCopies | StreamAway]:
-    """Return every stream of the environment that is there, the ledger first. Raises: RefusedError off a cluster."""
+async def list_copies(ledger: Ledger, *, limit_s: float = _LIMIT_S) -> list[StreamCopies | StreamAway]:
+    """Return every stream of the environment that is there, the ledger first.
+
+    One that no server answers for within `limit_s` counts as away.
+
+    Raises: RefusedError off a cluster; ServerUnreachableError without a connection.
+    """
     _require_cluster(ledger)
-    found = await asyncio.gather(*(_look(ledger, stream) for stream in ledger.names.streams))
+    found = await asyncio.gather(*(_look(ledger, stream, limit_s) for stream in ledger.names.streams))
+    if not ledger.connection.is_connected:  # that says nothing of the streams
+        raise ServerUnreachableError("there is no connection to a server")
     return [each for each in found if each is not None]
 
 
@@ -135,11 +143,14 @@ def _require_cluster(ledger: Ledger) -> None:
         )
 
 
-async def _look(ledger: Ledger, stream: str) -> StreamCopies | StreamAway | None:
+async def _look(ledger: Ledger, stream: str, limit_s: float) -> StreamCopies | StreamAway | None:
     try:
-        info = await find_stream(ledger.inbox, stream)
+        async with asyncio.timeout(limit_s):
+            info = await find_stream(ledger.inbox, stream)
     except (JetStreamDisabledError, UnreachableError) as error:
         return StreamAway(stream=stream, error=str(error))
+    except TimeoutError:
+        return StreamAway(stream=stream, error=f"no server answered for it within {limit_s:g} s")
     return None if info is None else copies_of(stream, info)
 
 

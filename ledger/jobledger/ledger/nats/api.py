@@ -46,10 +46,12 @@ TOO_FEW_SERVERS: Final = frozenset({10005, 10074})
 _ELECTING: Final = 10008  # of a stream, a consumer or the API itself, while its servers elect a leader
 _ENDINGS: Final = frozenset({"204", "404"})  # of a batch; of a direct get that found nothing
 _UNAVAILABLE: Final = 503  # as HTTP has it
-#: What is not asked for again: the second answer would be another one.
-_ONCE: Final = ("STREAM.PURGE.", "CONSUMER.DELETE.")
-#: How long one of several servers is waited for, and how long until the next try.
+_OFFLINE: Final = frozenset({10118, 10119})  # of a stream and a consumer whose only server was stopped
+#: One of several servers is asked again after this time: a leader that is gone answers nothing, and the next one knows
+#: nothing of the question. Only what is answered at once: a list of consumers takes 4 s while one server is away.
 _AGAIN_S: Final = 1.5
+#: How long a connection that broke is waited for. After that the server is away, and whoever asks learns that at once.
+_BACK_S: Final = 2.0
 _RETRY_S: Final = 0.2
 _PAGES_MAX: Final = 100  # of 256 consumers each, or of 1,024 names
 
@@ -131,7 +133,10 @@ async def stream_info(inbox: Inbox, stream: str, *, subjects: str | None = None)
     Raises: MissingError.
     """
     request = {} if subjects is None else {"subjects_filter": subjects}
-    return await _call(inbox, f"STREAM.INFO.{stream}", request, StreamInfo, f"stream {stream}")
+    is_quick = subjects is None  # else all subjects are counted
+    return await _call(
+        inbox, f"STREAM.INFO.{stream}", request, StreamInfo, f"stream {stream}", is_quick=is_quick
+    )
 
 
 async def stream_names(inbox: Inbox, *, names_max: int) -> list[str]:
@@ -163,7 +168,8 @@ async def update_stream(inbox: Inbox, stream: str, config: dict[str, Any]) -> St
 
 async def purge_stream(inbox: Inbox, stream: str, *, before_sequence: int) -> None:
     """Delete every message before a stream sequence."""
-    await _call(inbox, f"STREAM.PURGE.{stream}", {"seq": before_sequence}, _Done, f"the purge of {stream}")
+    what = f"the purge of {stream}"
+    await _call(inbox, f"STREAM.PURGE.{stream}", {"seq": before_sequence}, _Done, what, is_once=True)
 
 
 async def get_message(
@@ -175,7 +181,8 @@ async def get_message(
     """
     what = f"a message of {stream}"
     try:
-        found = await _call(inbox, f"STREAM.MSG.GET.{stream}", request, _Got, what, timeout_s=timeout_s)
+        call = f"STREAM.MSG.GET.{stream}"
+        found = await _call(inbox, call, request, _Got, what, timeout_s=timeout_s, is_quick=True)
     except MissingError:
         return None
     return found.message
@@ -258,7 +265,7 @@ async def consumer_info(inbox: Inbox, stream: str, consumer: str) -> ConsumerInf
     Raises: MissingError.
     """
     call = f"CONSUMER.INFO.{stream}.{consumer}"
-    return await _call(inbox, call, {}, ConsumerInfo, f"consumer {consumer}")
+    return await _call(inbox, call, {}, ConsumerInfo, f"consumer {consumer}", is_quick=True)
 
 
 async def create_consumer(
@@ -279,7 +286,8 @@ async def create_reader(
 ) -> ConsumerInfo:
     """Make a consumer that the server names, and forgets when nobody asks it any more."""
     request, what = {"stream_name": stream, "config": config}, f"a reader of {stream}"
-    return await _call(inbox, f"CONSUMER.CREATE.{stream}", request, ConsumerInfo, what, timeout_s=timeout_s)
+    call = f"CONSUMER.CREATE.{stream}"  # each time another one
+    return await _call(inbox, call, request, ConsumerInfo, what, timeout_s=timeout_s, is_once=True)
 
 
 async def delete_consumer(inbox: Inbox, stream: str, consumer: str) -> None:
@@ -287,7 +295,8 @@ async def delete_consumer(inbox: Inbox, stream: str, consumer: str) -> None:
 
     Raises: MissingError.
     """
-    await _call(inbox, f"CONSUMER.DELETE.{stream}.{consumer}", {}, _Done, f"the end of consumer {consumer}")
+    what = f"the end of consumer {consumer}"
+    await _call(inbox, f"CONSUMER.DELETE.{stream}.{consumer}", {}, _Done, what, is_once=True)
 
 
 async def pause_consumer(inbox: Inbox, stream: str, consumer: str, until: str) -> None:
@@ -342,17 +351,26 @@ def pull_subject(stream: str, consumer: str) -> str:
 
 
 async def _call(
-    inbox: Inbox, call: str, request: object, kind: type[T], what: str, *, timeout_s: float = TIMEOUT_S
+    inbox: Inbox,
+    call: str,
+    request: object,
+    kind: type[T],
+    what: str,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    is_once: bool = False,
+    is_quick: bool = False,
 ) -> T:
-    """Ask, and where it does no harm again, until the limit; `what` ends the sentence "the server refused ...".
+    """Ask, and unless it `is_once` again, until the limit; `what` ends the sentence "the server refused ...".
+
+    `is_quick`: a leader answers it at once, so that its silence means that it is gone.
 
     Raises: as `_ask`.
     """
     connection = inbox.connection
-    if call.startswith(_ONCE):
+    if is_once:
         return await _ask(inbox, call, request, kind, what, timeout_s=timeout_s)
-    # A leader that is gone answers nothing, and the next one knows nothing of what was asked.
-    each_s = _AGAIN_S if connection.is_clustered else timeout_s
+    each_s = _AGAIN_S if connection.is_clustered and is_quick else timeout_s
     give_up_at = connection.loop.time() + timeout_s
     while True:
         left_s = give_up_at - connection.loop.time()
@@ -365,13 +383,14 @@ async def _call(
 
 async def _may_ask_again(connection: Connection, give_up_at: float) -> bool:
     """Wait until what was not answered may be asked again: on another connection, or of another leader."""
-    if connection.is_connected and connection.is_clustered:
+    left_s = give_up_at - connection.loop.time()
+    if connection.is_connected:
+        if not connection.is_clustered or left_s <= _RETRY_S:
+            return False
         await asyncio.sleep(_RETRY_S)
-    elif not connection.is_connected:
-        with contextlib.suppress(ConnectionLostError):
-            await connection.wait_connected(give_up_at - connection.loop.time())
     else:
-        return False
+        with contextlib.suppress(ConnectionLostError):
+            await connection.wait_connected(min(left_s, _BACK_S - connection.lost_for_s))
     return connection.is_connected and connection.loop.time() < give_up_at
 
 
@@ -410,6 +429,8 @@ def _refused(what: str, refusal: _Refusal) -> LedgerError:
             f"the server has no room for {what} ({said}): raise max_file_store in its configuration, "
             "or ask for a smaller ledger (ledger_bytes_max)"
         )
+    if number in _OFFLINE:
+        return ServerUnreachableError(f"no server that runs has {what} ({said})")
     if number == _ELECTING:
         return ServerUnreachableError(f"the servers have no leader for {what} just now ({said}): try again")
     if refusal.code == _UNAVAILABLE:

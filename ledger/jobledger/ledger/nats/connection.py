@@ -108,6 +108,7 @@ class Connection(Client):
         self.refused_listeners: list[Callable[[PermissionRefusedError], None]] = []
         self.closed_for_good = asyncio.Event()  #: nats-py gave up; nothing works any more
         self.is_retired = False  #: its owner is done with it, and says so before closing it
+        self._lost_at: float | None = None  # since when there is no connection
         self._may_leave_at = 0.0
         self._leaving: asyncio.Task[None] | None = None
         self._pid = os.getpid()
@@ -287,8 +288,13 @@ class Connection(Client):
                 return
             await self._send_ping()
 
+    @property
+    def lost_for_s(self) -> float:
+        """For how long there has been no connection."""
+        return 0.0 if self._lost_at is None else time.monotonic() - self._lost_at
+
     def leave(self, why: str) -> None:
-        """Look for another server, where one is known: this one `why`, as "took no write for 5 s"."""
+        """Look for another server, where one is known: this one `why`, as "took no write for 8 s"."""
         now = time.monotonic()
         if len(self._server_pool) < 2 or not self.is_connected or now < self._may_leave_at:  # noqa: PLR2004 - another one
             return
@@ -337,6 +343,7 @@ class Connection(Client):
     async def on_lost(self) -> None:
         """Tell everybody who waits for an answer that it will not come on this connection."""
         self._up.clear()
+        self._lost_at = time.monotonic()
         self._put_last(self._current_server)
         if not self.is_closed:
             self.outage.note(f"the connection to {self.shown_server} is lost")
@@ -390,6 +397,7 @@ class Connection(Client):
     def mark_up(self) -> None:
         """Note that the connection stands."""
         self._attempts_left = None
+        self._lost_at = None
         self.failures.clear()
         self._up.set()
 

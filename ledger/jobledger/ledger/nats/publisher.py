@@ -7,6 +7,7 @@ lives on. Here a refusal is an ordinary answer. What an answer that never came m
 from __future__ import annotations
 
 import asyncio
+import random
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -24,8 +25,9 @@ REPLY_TIMEOUT_S: Final = 5.0
 #: takes it within a second or two of its election.
 _CLUSTER_REPLY_TIMEOUT_S: Final = 1.5
 #: A server that takes no write for so long is left for another one, though it answers pings: cut off from the others, it
-#: keeps its clients and serves none of them. Elections take 4 to 9 s.
-_UNTAKEN_S: Final = 5.0
+#: keeps its clients and serves none of them. Above what elections take, 4 to 8 s, and clients do not leave all at once.
+_UNTAKEN_S: Final = 8.0
+_UNTAKEN_MORE_S: Final = 1.0
 #: Codes of a refusal by the condition; ADR 001 says when which of them comes.
 WRONG_SEQUENCE_CODES: Final = frozenset({10071, 10164})
 _SWEEP_S: Final = 0.25
@@ -98,7 +100,9 @@ class Publisher:
         self._loop = connection.loop
         self.awaited: dict[str, _AwaitedAnswer] = {}  #: by reply subject, oldest first
         self.leaving: asyncio.TimerHandle | None = None  #: while the server takes no write
+        self._untaken_at = 0.0  # when it was last seen to take none
         self._sweeping: asyncio.TimerHandle | None = None
+        connection.lost_listeners.append(self.stay)
 
     @property
     def in_flight(self) -> int:
@@ -160,13 +164,18 @@ class Publisher:
         self._sweeping = loop.call_later(_SWEEP_S, self._sweep) if self.awaited else None
 
     def note_untaken(self) -> None:
-        """Leave the server unless it takes a write soon: that it takes none, it shows since the time of an answer."""
-        if self.leaving is None and self._connection.is_clustered:
-            self.leaving = self._loop.call_later(_UNTAKEN_S - self.reply_timeout_s, self._leave)
+        """Leave the server if it takes no write for some seconds, although it is tried again and again."""
+        if not self._connection.is_clustered:
+            return
+        self._untaken_at = self._loop.time()
+        if self.leaving is None:
+            more_s = random.random() * _UNTAKEN_MORE_S  # noqa: S311 - of a wait, not of a secret
+            self.leaving = self._loop.call_later(_UNTAKEN_S + more_s, self._leave)
 
     def _leave(self) -> None:
         self.leaving = None
-        self._connection.leave(f"took no write for {_UNTAKEN_S:g} s")
+        if self._loop.time() - self._untaken_at <= 2 * self.reply_timeout_s:
+            self._connection.leave(f"took no write for {_UNTAKEN_S:g} s")
 
     def stay(self) -> None:
         """Stay with the server: it answers, or it is another one."""
