@@ -7,6 +7,7 @@ What is slow, or what only concerns the machine of the server, is a check of `do
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -94,6 +95,8 @@ REACTOR_LATE: Final = timedelta(seconds=10)
 _FULL_FAIL: Final = 0.95
 #: A copy that lacks so many changes is behind; fewer are on their way to it.
 _BEHIND: Final = 1_000
+#: A list of consumers waits 4 s for those of a server that is away.
+_LATE_S: Final = 1.5
 #: How long a stream's leader may take to say how its copies are: this list is asked for every few seconds.
 _COPIES_S: Final = 1.0
 #: Of the streams that a server lacks so many are named.
@@ -288,7 +291,7 @@ async def _facts(
         firing=[each for each in await list_watches(ledger) if each.firing],
         room=None if stream is None else await room_of(ledger, stream, now),
         copies=copies,
-        late=await _late_reactors(ledger, now),
+        late=await _late_within(ledger, now),
         rows=await anyio.to_thread.run_sync(_rows, view, workers, queues),
     )
 
@@ -356,6 +359,16 @@ def _apart(live: Iterable[WorkerInfo]) -> list[Apart]:
             since = min((moment for moment in seen if moment is not None), default=None)
             found[each.host] = Apart(each.host, each.clock_apart_s, since)
     return [found[host] for host in sorted(found)]
+
+
+async def _late_within(ledger: Ledger, now: datetime) -> list[tuple[str, datetime, int]]:
+    """Return the same, and none where the server takes too long: the others are told all the same."""
+    limit_s = _LATE_S if ledger.connection.is_clustered else None
+    try:
+        async with asyncio.timeout(limit_s):
+            return await _late_reactors(ledger, now)
+    except TimeoutError:
+        return []
 
 
 async def _late_reactors(ledger: Ledger, now: datetime) -> list[tuple[str, datetime, int]]:
