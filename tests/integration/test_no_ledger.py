@@ -139,6 +139,7 @@ WORDS = {
     "replay": f"--to {PAST} --into FOLDER/then.db",
     "metrics": "--port 0",
     "doctor": "",
+    "health": "",
 }
 #: Those that make a ledger, by words or by themselves.
 CREATING = {

@@ -12,7 +12,7 @@ COUNT = int(os.environ.get("JOBLEDGER_SIM_COUNT", "300"))
 FIRST = int(os.environ.get("JOBLEDGER_SIM_FIRST", "0"))
 _ENOUGH_FOR_EVERY_KIND = 300
 #: The first seed by which an advisory of the server is lost: few are sent.
-_SELDOM = 583
+_SELDOM = 679
 
 
 def sweep(first: int, count: int) -> str:

@@ -43,6 +43,7 @@ class SimConnection:
         self.is_closed = False
         self.has_jetstream = True
         self.is_clustered = False
+        self.lost_for_s = 0.0  #: a loss is always waited for: it does not last long here
         self.outage = Outage(process.time)
         self.lost_listeners: list[Callable[[], None]] = []
         self.refused_listeners: list[Callable[[PermissionRefusedError], None]] = []
