@@ -93,13 +93,14 @@ SHOWN_MAX: Final = 12
 #: A reactor that has not been handed an event for so long is late.
 REACTOR_LATE: Final = timedelta(seconds=10)
 _FULL_FAIL: Final = 0.95
-#: A copy that lacks so many changes is behind; fewer are on their way to it.
+#: A copy counts as behind when it lacks at least this many changes. Under load each copy lacks some for a moment.
 _BEHIND: Final = 1_000
-#: A list of consumers waits 4 s for those of a server that is away.
+#: How long the server may take to list consumers. While one of its cluster is away it takes 4 s, which is all the time
+#: that the exporter has; the other diagnoses are then told without late reactors.
 _LATE_S: Final = 1.5
 #: How long a stream's leader may take to say how its copies are: this list is asked for every few seconds.
 _COPIES_S: Final = 1.0
-#: Of the streams that a server lacks so many are named.
+#: How many streams a sentence names; it only counts the others.
 _STREAMS_NAMED: Final = 3
 #: How the names of durable consumers begin that may be behind, and are not reactors.
 _NO_REACTORS: Final = ("work_", RECONCILER_CONSUMER_PREFIX, SUBSCRIPTION_CONSUMER_PREFIX)
@@ -362,7 +363,7 @@ def _apart(live: Iterable[WorkerInfo]) -> list[Apart]:
 
 
 async def _late_within(ledger: Ledger, now: datetime) -> list[tuple[str, datetime, int]]:
-    """Return the same, and none where the server takes too long: the others are told all the same."""
+    """Return the late reactors, and none where a cluster takes longer than `_LATE_S` to list its consumers."""
     limit_s = _LATE_S if ledger.connection.is_clustered else None
     try:
         async with asyncio.timeout(limit_s):
@@ -703,12 +704,15 @@ def _named(streams: list[str]) -> str:
     return ", ".join(streams[:_STREAMS_NAMED]) + (f" and {count(more, 'more stream')}" if more > 0 else "")
 
 
+def _has_no_spare(stream: StreamCopies) -> bool:
+    """Return whether fewer copies than a majority are left when one more is lost."""
+    whole = 1 + sum(not _lacks(each) for each in stream.others)  # the leader's own is one
+    return whole - 1 < stream.replicas // 2 + 1
+
+
 def _lacking(server: str, streams: list[StreamCopies], since: datetime | None) -> Diagnosis:
     named = _named([each.stream for each in streams])
-    is_last = any(
-        2 * (1 + sum(not _lacks(each) for each in one.others)) - 2 < one.replicas for one in streams
-    )
-    risk = "; the loss of one more server stops them" if is_last else ""
+    risk = "; the loss of one more server stops them" if any(map(_has_no_spare, streams)) else ""
     if server:
         found = f"it is away, or behind, with copies of {named}{risk}"
         advice = "start it again, or look why it is slow; `jobledger cluster show` tells of each stream"
