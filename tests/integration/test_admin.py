@@ -32,6 +32,7 @@ from jobledger.admin.past import AsOf, events_until
 from jobledger.admin.projection import projection_status
 from jobledger.admin.queues import together
 from jobledger.admin.rows import AnswerPosition, Rows, file_name
+from jobledger.admin.server_pages import Monitor
 from jobledger.admin.verbs.jobs import CancelJob, JobVerb, RetryJob
 from jobledger.admin.views import job_details
 from jobledger.ledger import Ledger, connect, task
@@ -263,8 +264,7 @@ async def test_an_examination_tells_a_sound_ledger_from_a_server_that_is_not_the
     asked = Examination(
         url=config.url,
         environment=rows.ledger.names.environment,
-        monitor_url="http://127.0.0.1:1",
-        port=1,
+        monitors=(Monitor("http://127.0.0.1:1", 1),),
         directory=tmp_path,
     )
     health = await examine(asked, lambda _: rows)

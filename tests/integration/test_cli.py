@@ -410,7 +410,7 @@ def test_doctor_does_not_believe_another_servers_page(cli: Cli) -> None:
     found = cli.there("doctor", "--json", "--monitor", "http://127.0.0.1:9")
     (durability,) = [each for each in found.lines[0]["checks"] if each["check"] == "durability"]
     assert (durability["status"], durability["found"]) == ("warn", "unknown")
-    assert "--monitor" in durability["advice"]
+    assert "http://127.0.0.1:9" in durability["advice"]
 
 
 def test_a_full_ledger_refuses_and_can_still_be_read(cli: Cli) -> None:

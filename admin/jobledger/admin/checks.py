@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
-from urllib.parse import urlsplit
+from typing import Final, Literal
 
-import anyio
-import anyio.to_thread
 import msgspec
 
 from jobledger.admin.amounts import duration, size
@@ -31,10 +27,6 @@ _CLOCK_WARN_S: Final = 1.0
 _CLOCK_FAIL_S: Final = 60.0
 _FULL_WARN: Final = 0.8
 _DISK_WARN_BYTES: Final = 1 << 30
-_SECOND_NS: Final = 1_000_000_000
-_MONITOR_TIMEOUT_S: Final = 1.0
-_MONITOR_BYTES_MAX: Final = 1 << 20
-_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,14 +173,17 @@ async def check_clock(inbox: Inbox, stream: str) -> Check:
             found="the server does not report its time",
             advice="compare by hand",
         )
-    there = server_time(text).timestamp()
-    apart_s = there - middle
+    return clock_apart("clock", server_time(text).timestamp() - middle)
+
+
+def clock_apart(check: str, apart_s: float) -> Check:
+    """Judge how many seconds a server's clock is ahead of this machine's."""
     found = f"the server is {duration(abs(apart_s))} {'ahead of' if apart_s > 0 else 'behind'} this machine"
     if abs(apart_s) < _CLOCK_WARN_S:
-        return Check(check="clock", status="ok", found=found)
+        return Check(check=check, status="ok", found=found)
     level: Level = "fail" if abs(apart_s) > _CLOCK_FAIL_S else "warn"
     return Check(
-        check="clock", status=level, found=found, advice="synchronise both clocks, with NTP for instance"
+        check=check, status=level, found=found, advice="synchronise both clocks, with NTP for instance"
     )
 
 
@@ -202,41 +197,3 @@ def check_disk(directory: Path) -> Check | None:
         advice = "make room: a full disk answers with silence until the server is restarted"
         return Check(check="disk", status="warn", found=found, advice=advice)
     return Check(check="disk", status="ok", found=found)
-
-
-async def check_durability(monitor_url: str, port: int) -> Check:
-    """Look up on the server's monitoring page what an acknowledged event survives; at most a second."""
-    page = await anyio.to_thread.run_sync(_varz, monitor_url, abandon_on_cancel=True)
-    if page is None or page.get("port") != port:  # another server's page says nothing about this one
-        advice = (
-            "look at sync_interval in the server's configuration, or name its monitoring page: "
-            "--monitor http://127.0.0.1:PORT"
-        )
-        return Check(check="durability", status="warn", found="unknown", advice=advice)
-    settings = page.get("jetstream", {}).get("config", {})
-    if settings.get("sync_always"):
-        return Check(
-            check="durability",
-            status="ok",
-            found="power: every event is on the disk before it is acknowledged",
-        )
-    every = duration(int(settings.get("sync_interval", 0)) / _SECOND_NS)
-    found = f"process: the disk is synced every {every}, a power cut loses later events"
-    advice = "for power cuts set `sync_interval: always`, or start with --durability power"
-    return Check(check="durability", status="warn", found=found, advice=advice)
-
-
-def _varz(monitor_url: str) -> dict[str, Any] | None:
-    """Read the monitoring page; None when it is not on this machine, or gives no answer we can read."""
-    parts = urlsplit(monitor_url)
-    if parts.hostname not in _LOOPBACK:
-        return None
-    link = http.client.HTTPConnection(parts.hostname, parts.port or 8222, timeout=_MONITOR_TIMEOUT_S)
-    try:
-        link.request("GET", "/varz")
-        page: Any = msgspec.json.decode(link.getresponse().read(_MONITOR_BYTES_MAX))
-    except (OSError, http.client.HTTPException, msgspec.MsgspecError):
-        return None
-    finally:
-        link.close()
-    return page if isinstance(page, dict) else None  # pyright: ignore[reportUnknownVariableType] # read by key

@@ -18,6 +18,7 @@ from jobledger.admin.diagnoses import Diagnosis, diagnose
 from jobledger.admin.limit_checks import check_limits
 from jobledger.admin.projection import projection_status
 from jobledger.admin.rows import Rows
+from jobledger.admin.server_pages import Monitor, check_pages
 from jobledger.audit.watch import AuditState, audited
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.config import LedgerConfig
@@ -66,8 +67,7 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     environment: str = ""
     access: Access = NO_ACCESS
-    monitor_url: str  #: the server's monitoring page; read only where it is on this machine
-    port: int  #: of the server, by which its page is known
+    monitors: tuple[Monitor, ...]  #: the servers' monitoring pages
     directory: Path  #: where an embedded server would keep its store
     former_ledger: FormerLedger = lambda _now: None  #: what this machine knows of a ledger there that is gone
 
@@ -126,7 +126,7 @@ async def _look_at_server(found: list[Check], asked: Examination) -> bool:
         await inbox.open()
         found += await checks.check_server(connection, shown(asked.url))
         found.append(await checks.check_jetstream(inbox))
-        found.append(await checks.check_durability(asked.monitor_url, asked.port))
+        found += await check_pages(asked.monitors)
         await _require(inbox, names, asked)
         complete = True
         for spec in specifications(

@@ -16,6 +16,7 @@ from jobledger.admin.checks import Check
 from jobledger.admin.diagnoses import words_of
 from jobledger.admin.health import Examination, Health, examine
 from jobledger.admin.projection_files import PROJECTIONS, READ_MODELS
+from jobledger.admin.server_pages import Monitor
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.embedded import MONITOR_ABOVE
@@ -37,11 +38,12 @@ async def doctor(
     *,
     directory: options.Directory = Path(".jobledger"),
     monitor: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--monitor",
             metavar="URL",
-            help="Monitoring page of the server, on this machine. (default: 4000 above the port of --url)",
+            help="Monitoring page of a server; repeat it, or separate several by commas. (default: on this machine, "
+            "4000 above the port of --url)",
         ),
     ] = None,
     clean: Annotated[
@@ -62,8 +64,7 @@ async def doctor(
         url=target.url,
         environment=target.environment,
         access=target.access,
-        monitor_url=monitor or _monitor_beside(target.url),
-        port=_port(target.url),
+        monitors=_monitors(target.url, monitor or []),
         directory=directory,
         former_ledger=cli.former_ledger,
     )
@@ -122,11 +123,17 @@ def _as_object(each: UnusedProjection) -> dict[str, Any]:
     return {"file": str(each.file), "size_bytes": each.size_bytes, "used_at": each.used_at}
 
 
-def _monitor_beside(url: str) -> str:
-    parts = urlsplit(url.partition(",")[0])
-    port = _port(url) + MONITOR_ABOVE
-    host = parts.hostname or "127.0.0.1"
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+def _monitors(url: str, named: list[str]) -> tuple[Monitor, ...]:
+    """Return the pages that were named, or else where those of an embedded server would be."""
+    pages = [each.strip() for word in named for each in word.split(",") if each.strip()]
+    if pages:
+        return tuple(Monitor(each if "://" in each else f"http://{each}") for each in pages)
+    return tuple(_monitor_beside(each) for each in url.split(","))
+
+
+def _monitor_beside(url: str) -> Monitor:
+    host, port = urlsplit(url).hostname or "127.0.0.1", _port(url)
+    return Monitor(f"http://{f'[{host}]' if ':' in host else host}:{port + MONITOR_ABOVE}", port)
 
 
 def _port(url: str) -> int:
