@@ -25,11 +25,22 @@ from jobledger.ledger.server import EmbeddedServer
 VARIABLE = "JOBLEDGER_FAULT_SEED"
 SEED = int(os.environ.get(VARIABLE) or secrets.randbelow(1 << 31))
 
+#: What rows say at the end of a run.
+_TOLD: list[str] = []
+
 ConnectTo = Callable[..., AbstractAsyncContextManager[Ledger]]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for line in _TOLD:
+        terminalreporter.write_line(line)
     terminalreporter.write_line(f"faults: {VARIABLE}={SEED} repeats this run's choices")
+
+
+@pytest.fixture
+def tell() -> Callable[[str], None]:
+    """Say a line at the end of the run, whatever becomes of the row."""
+    return _TOLD.append
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""`make faults`: the mixed run beside all single rows, one seed for both; `--record` puts the figures into the docs."""
+"""`make faults`: the mixed run beside all single rows, one seed for both; `--record` puts the figures into the docs.
+
+What is done to three servers comes after that, alone: its pauses are measured.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ LONG: Final = (
     "tests/fault/test_network.py",
     "tests/fault/test_big_ledgers.py",
 )
-#: Of each half. Both take twenty minutes on a fast machine, and twice that on a slow one.
+#: What runs after the others, by itself.
+ALONE: Final = "tests/fault/test_cluster.py"
+#: Of each part. The halves take twenty minutes on a fast machine, and twice that on a slow one.
 LIMIT_S: Final = 3_600.0
 _TOLD_EACH_S: Final = 60.0
 _END_S: Final = 60.0  #: within which a half ends that is asked to
@@ -77,19 +82,25 @@ def _start(seed: int, log: Path, *words: str) -> subprocess.Popen[bytes]:
         )
 
 
-def _halves() -> list[list[str]]:
-    """Return what runs beside each other, about as long each; the figures of earlier runs are gone."""
-    for path in FOLDER.glob("*.json"):
-        path.unlink()
-    return [[*_FOLDERS, *(f"--ignore={path}" for path in LONG)], [*LONG]]
+def _parts(only: str | None) -> list[list[list[str]]]:
+    """Return what runs one after the other: in each part what runs beside each other, about as long each."""
+    if only is not None:
+        return [[[*_FOLDERS, "-k", only]]]
+    return [[[*_FOLDERS, *(f"--ignore={path}" for path in (*LONG, ALONE))], [*LONG]], [[ALONE]]]
 
 
 def _run(seed: int, only: str | None) -> bool:
-    """Run both halves at once, or one test; return whether all is well."""
+    """Run all parts, or one test; return whether all is well. The figures of earlier runs are gone."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    halves = [[*_FOLDERS, "-k", only]] if only is not None else _halves()
-    logs = [FOLDER / f"half-{number}.log" for number in range(len(halves))]
-    running = [_start(seed, log, *words) for log, words in zip(logs, halves, strict=True)]
+    for path in FOLDER.glob("*.json") if only is None else ():
+        path.unlink()
+    well = [_run_part(seed, number, part) for number, part in enumerate(_parts(only))]
+    return all(well)
+
+
+def _run_part(seed: int, number: int, part: list[list[str]]) -> bool:
+    logs = [FOLDER / f"part-{number}-{beside}.log" for beside in range(len(part))]
+    running = [_start(seed, log, *words) for log, words in zip(logs, part, strict=True)]
     try:
         _wait(running, logs)
     finally:

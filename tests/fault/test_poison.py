@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from functools import partial
 from typing import Any
@@ -41,8 +42,13 @@ async def _enqueue(ledger: Ledger, name: str) -> tuple[dict[str, JobHandle[Any]]
 
 
 def _replaced(worker: WorkerProcess) -> int:
-    """How many silent workers the supervisor has killed."""
-    return worker.log_path.read_text(encoding="utf-8").count("has not been heard of")
+    """How many silent workers the supervisor has killed, and started another for: until then a stop would find them."""
+    said = worker.log_path.read_text(encoding="utf-8")
+    silent = re.findall(r"worker process (\d+) has not been heard of", said)
+    return sum(
+        re.search(rf"worker process {pid} was killed by SIGKILL: another starts", said) is not None
+        for pid in silent
+    )
 
 
 async def _judged(poison: dict[str, JobHandle[Any]], innocent: list[JobHandle[Any]]) -> dict[str, str]:

@@ -33,6 +33,7 @@ WORST_S: Final = 60.0
 _BEFORE_S: Final = 15.0
 _EACH_S: Final = 0.02  #: between two requests of the other key
 _JOBS: Final = 200
+_CPU_NOISE: Final = 0.01  #: of a core; a server that does almost nothing takes less than that
 _ROUTE: Final = {
     "scheme": "github",
     "secrets": ["env:NONE"],
@@ -165,7 +166,7 @@ async def test_who_does_the_worst_hardly_slows_another_key(
     assert (ready.status_code, after.status_code) == (200, 200)
     assert told.get("429", 0) > 100, "they were refused"
     assert during.p99_s <= 5 * before.p99_s + during.slack_s
-    assert during.server_cpu <= 2 * before.server_cpu
+    assert during.server_cpu <= 2 * before.server_cpu + _CPU_NOISE
     record(
         "40c",
         "a bound viewer and 2,000 connections without a key do their worst to a gateway",

@@ -59,7 +59,7 @@ async def test_workers_killed_a_hundred_times_lose_nothing_and_double_nothing(
     assert set(watch.ended.values()) == {"completed"}
     assert {job for _, job in enqueued} <= set(watch.ended)
     rerun_s = proof.judged.rerun_s
-    assert len(rerun_s) > KILLS
+    assert len(rerun_s) > KILLS / 2, "too few kills cut an attempt off for the row to say anything"
     # A job that loses one worker after the other is looked at less often each time.
     assert statistics.median(proof.judged.first_rerun_s) <= limit_s
     record(

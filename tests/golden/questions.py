@@ -202,6 +202,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "up": "it never ends",
     "server": "it never ends",
     "worker": "it never ends",
+    "reactors": "it never ends",
     "gateway": "it never ends",
     "top": "it never ends",
     "metrics": "it never ends",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from tests.support.command_line import CommandLine
@@ -181,3 +183,39 @@ def test_the_last_uses_of_more_keys_than_one_answer_has_are_told(cli: CommandLin
         assert len(await read_uses(ledger.connection, ledger.inbox, ledger.names, [*ids, made[1]])) == 1_101
 
     cli.with_ledger(work)
+
+
+def test_the_first_key_is_made_of_a_file_and_stands_in_the_ledger_once(
+    cli: CommandLine, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys" / "first.key"
+
+    def init() -> dict[str, Any]:
+        (said,) = cli.run("init", "--first-key-file", str(file), "--json", *cli.where).lines
+        return said
+
+    assert init()["first_key"] is not None
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    text = file.read_text(encoding="utf-8").strip()
+    shown = read_key(text)
+    assert shown is not None
+    assert init()["first_key"] is None  # at the next start
+    assert file.read_text(encoding="utf-8").strip() == text
+    (row,) = cli.run("keys", "list", "--json", *cli.where).lines
+    assert (row["key"], row["name"], row["role"]) == (shown.key, "first", "admin")
+    cli.run("keys", "revoke", shown.key, *cli.where)
+    assert init()["first_key"] is None  # nor does a key come back that was revoked
+    assert cli.run("keys", "list", "--json", *cli.where).lines == []
+
+
+def test_a_file_that_holds_no_key_is_refused_and_nothing_is_made(cli: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "first.key"
+    file.write_text("a password\n", encoding="utf-8")
+    found = cli.run("init", "--first-key-file", str(file), *cli.where)
+    assert found.code == 2
+    assert f"{file} holds no key, which is jl_ID_SECRET" in " ".join(found.err.split())
+    assert "a password" not in found.err
+    found = cli.run("init", "--first-key-file", str(tmp_path / "first.key" / "in-a-file"), *cli.where)
+    assert found.code == 2
+    assert "the first key cannot be kept in" in found.err
+    assert cli.run("keys", "list", "--json", *cli.where).lines == []

@@ -146,6 +146,7 @@ CREATING = {
     "up",
     "init",
     "worker",
+    "reactors",
     "gateway",
     "enqueue",
     "keys create",

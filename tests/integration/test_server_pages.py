@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from tests.conftest import ServerFactory
 
-from jobledger.admin import server_pages
 from jobledger.admin.server_pages import Monitor, check_pages
 from jobledger.ledger.server import EmbeddedServer
 
@@ -38,8 +39,8 @@ async def test_each_server_tells_its_durability_and_its_clock(
 async def test_a_clock_that_is_apart_is_told_with_its_server(
     servers: tuple[EmbeddedServer, EmbeddedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = server_pages.time.time
-    monkeypatch.setattr(server_pages.time, "time", lambda: real() - 90.0)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 90.0)
     found = await check_pages([Monitor(page(each)) for each in servers])
     clocks = [each for each in found if each.check.startswith("clock ")]
     assert [(each.status, "ahead of this machine" in each.found) for each in clocks] == [("fail", True)] * 2

@@ -24,9 +24,7 @@ _NOTHING: Final = b'{"error":{"code":404,"err_code":10037,"description":"no mess
 
 
 class _Read(Protocol):
-    def __call__(
-        self, request: dict[str, Any], *, batch: bool, timeout_s: float = ...
-    ) -> Awaitable[api.Batch]: ...
+    def __call__(self, request: dict[str, Any], *, batch: bool) -> Awaitable[api.Batch]: ...
 
 
 class _LaggingReplica:
@@ -38,10 +36,8 @@ class _LaggingReplica:
         self._shown = 0
         self._looks = 0
 
-    async def __call__(
-        self, request: dict[str, Any], *, batch: bool, timeout_s: float = api.TIMEOUT_S
-    ) -> api.Batch:
-        found = await self._read(request, batch=batch, timeout_s=timeout_s)
+    async def __call__(self, request: dict[str, Any], *, batch: bool) -> api.Batch:
+        found = await self._read(request, batch=batch)
         if not _is_of_chain(request):
             return found
         self._looks += 1

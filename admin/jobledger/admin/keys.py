@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from jobledger.admin.events.changes import Change, change_of
 from jobledger.ledger.access.keys import all_keys, change_key, find_key
-from jobledger.ledger.access.secret import new_key
+from jobledger.ledger.access.secret import new_key, read_key
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.files import make_folder, open_file, write_once
 from jobledger.ledger.model.envelope import Moment
-from jobledger.ledger.model.errors import InvalidInputError, NotFoundError
+from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, NotFoundError, RefusedError
 from jobledger.ledger.model.key import ACCESS, CreateKey, Key, RevokeKey, RotateKey, Standing
 from jobledger.ledger.model.rights.grants import PERMISSIONS, ROLES, Permission, Role
 from jobledger.ledger.nats.books.key_uses import KeyUse, read_uses
@@ -22,6 +24,7 @@ from jobledger.ledger.nats.books.key_uses import KeyUse, read_uses
 LINK_S: Final = 600.0
 LINK_S_MAX: Final = 7 * 24 * 3600.0
 SESSION_S: Final = 12 * 3600.0
+_FILE_BYTES_MAX: Final = 1_024
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +97,43 @@ async def create_key(
         name=name, sha256=made.sha256, **msgspec.structs.asdict(grant), expires_at=expires_at, reason=reason
     )
     return MadeKey(info=_info(await change_key(ledger, made.key, command, by=by), ledger), secret=made.text)
+
+
+async def ensure_first_key(ledger: Ledger, file: Path, *, by: str) -> KeyInfo | None:
+    """Give a ledger without keys its first one, which may do everything, from a file that holds its text.
+
+    A file that is missing is made, with a new key, for its owner alone. Return None where the ledger has keys, ended ones
+    too: then nothing is made, so that the same call can be made at each start.
+
+    Raises: ConfigurationError for a file that cannot be read or made, or holds no key; as `create_key`.
+    """
+    text = _read_or_make(file)
+    shown = read_key(text)
+    if shown is None:
+        raise ConfigurationError(
+            f"{file} holds no key, which is jl_ID_SECRET: delete it, and a key is made and kept there"
+        )
+    if await all_keys(ledger.log):
+        return None
+    command = CreateKey(name="first", sha256=shown.sha256, role="admin", reason="the first key, from a file")
+    try:
+        return _info(await change_key(ledger, shown.key, command, by=by), ledger)
+    except RefusedError:  # another process made it meanwhile
+        return None
+
+
+def _read_or_make(file: Path) -> str:
+    """Return what a file holds, after making it with a new key where it is missing. Raises: ConfigurationError."""
+    try:
+        if not file.exists():
+            make_folder(file.parent)
+            write_once(file, f"{new_key().text}\n".encode())
+        with open_file(file, bytes_max=_FILE_BYTES_MAX) as opened:
+            return opened.read().decode(errors="replace").strip()
+    except OSError as error:
+        raise ConfigurationError(
+            f"the first key cannot be kept in {file}: {error.strerror or error}"
+        ) from error
 
 
 async def create_link(

@@ -40,12 +40,14 @@ class _Page(NamedTuple):
 
 
 async def check_pages(monitors: Sequence[Monitor]) -> list[Check]:
-    """Look at durability, and where several pages are named at each server's clock, too; takes a second at most."""
+    """Look at durability, and where several pages are named at each server's clock, too; takes two seconds at most."""
     found: list[list[Check]] = [[] for _ in monitors]
     several = len(monitors) > 1
 
     async def check(number: int, monitor: Monitor) -> None:
-        page = await anyio.to_thread.run_sync(_read, monitor, abandon_on_cancel=True)
+        page: _Page | None = None
+        with anyio.move_on_after(2 * _TIMEOUT_S):  # a name may take long to be looked up
+            page = await anyio.to_thread.run_sync(_read, monitor, abandon_on_cancel=True)
         of = f" {urlsplit(monitor.url).netloc}" if several else ""
         if page is None:
             found[number] = [_unknown(monitor, of)]

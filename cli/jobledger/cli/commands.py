@@ -32,6 +32,7 @@ COMMANDS: Final = Group(
         "init": "init",
         "server": "processes.server",
         "worker": "processes.worker",
+        "reactors": "processes.reactors",
         "gateway": "processes.gateway",
         "enqueue": "jobs.enqueue",
         "top": "processes.top",
@@ -225,7 +226,7 @@ COMMANDS: Final = Group(
 
 #: The panels of `jobledger --help`, in its order, with what each lists; each command is in one of them.
 PANELS: Final[Mapping[str, tuple[str, ...]]] = {
-    "Run": ("up", "worker", "gateway", "server", "init", "metrics", "demo"),
+    "Run": ("up", "worker", "reactors", "gateway", "server", "init", "metrics", "demo"),
     "Jobs": ("enqueue", "jobs", "dlq", "workflows", "graphs", "queues", "limits", "schedules"),
     "Look": ("top", "stats", "doctor", "health", "events", "audit", "sql", "replay"),
     "Connect": ("webhooks", "routes", "watches", "keys"),
@@ -240,6 +241,7 @@ HELPS: Final[Mapping[str, str]] = {
     "init": "Make the ledger and the buckets of an environment where they are missing, and say what to do next.",
     "server": "Run nats-server with the project's nats.conf until Ctrl-C; its store is kept between runs.",
     "worker": "Run jobs until SIGTERM or Ctrl-C.",
+    "reactors": "Host the reactors (timers, retries, limits, schedules, runs) until SIGTERM or Ctrl-C, and run no task.",
     "gateway": "Serve the HTTP API and the dashboard until SIGTERM or Ctrl-C.",
     "enqueue": 'Add one job and print {"id", "created", "sequence"}; created is false if the id exists already.',
     "top": "Show queues, what hurts, and workers, again and again until Ctrl-C; once where stdout is no terminal.",

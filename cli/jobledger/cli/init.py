@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import msgspec
+import typer
 
 from jobledger.admin.amounts import size
 from jobledger.admin.environment import ReadyEnvironment, prepare
-from jobledger.cli.command import CREATES, Cli, command
+from jobledger.admin.keys import ensure_first_key
+from jobledger.cli.command import CREATES, WAITS, Cli, command
 from jobledger.cli.groups import TOP
-from jobledger.cli.session import opened
+from jobledger.cli.session import opened, operator
 from jobledger.ledger.model.errors import LedgerNotFoundError
 
 
-@command(TOP, "init", takes=("url", "environment", CREATES, "as_json"))
-async def init(cli: Cli) -> None:
+@command(TOP, "init", takes=("url", "environment", CREATES, WAITS, "as_json"))
+async def init(
+    cli: Cli,
+    *,
+    first_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--first-key-file",
+            metavar="FILE",
+            envvar="JOBLEDGER_FIRST_KEY_FILE",
+            help="A key for the gateway, which may do everything: valid from here on if the ledger has no key. A file that "
+            "is missing is made, with a new key.",
+        ),
+    ] = None,
+) -> None:
     """Make the ledger and the buckets of an environment where they are missing, and say what to do next.
 
     What is there already stays as it is. Whoever connects later needs no right to make streams.
@@ -21,10 +39,17 @@ async def init(cli: Cli) -> None:
     created = not await _is_there(cli)
     async with opened(cli.target) as ledger:
         prepared = await prepare(ledger)
+        key = (
+            None if first_key_file is None else await ensure_first_key(ledger, first_key_file, by=operator())
+        )
     if cli.output.as_json:
-        cli.output.object(prepared, created=created)
-    else:
-        _tell(cli, prepared, created=created)
+        cli.output.object(prepared, created=created, first_key=None if key is None else key.key)
+        return
+    _tell(cli, prepared, created=created)
+    if key is not None:
+        cli.output.note(
+            f"key {key.key} is valid from now on and may do everything: it stands in {first_key_file}"
+        )
 
 
 async def _is_there(cli: Cli) -> bool:

@@ -16,6 +16,7 @@ from jobledger.ledger.graphs.batch_run import run_batch
 from jobledger.ledger.graphs.graph_run import run_graph, run_stored_graph
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.model.errors import (
+    ConfigurationError,
     LedgerError,
     PermissionRefusedError,
     ServerUnreachableError,
@@ -104,12 +105,12 @@ class Worker:
         self._ledger = ledger
         self._config = config or WorkerConfig()
         self.queues = self._config.queues or tuple(tasks.queues)
-        self._tasks = with_hooks(tasks)
-        for task in (run_graph, run_stored_graph, run_batch):
-            self._tasks.add_built_in(task)
-        built_in = (BUILT_IN_QUEUE,) if self._config.reactors and BUILT_IN_QUEUE not in self.queues else ()
+        self.hosts_only = self.queues == (BUILT_IN_QUEUE,)  #: the reactors, and no task of an application
+        self._tasks = self._all_tasks(tasks)
+        built_in = (BUILT_IN_QUEUE,) if self._config.reactors or BUILT_IN_QUEUE in self.queues else ()
+        own = tuple(queue for queue in self.queues if queue not in built_in)
         #: The queues that it takes jobs of: its own, and that of the ledger's own runs.
-        self.served = (*self.queues, *built_in)
+        self.served = (*own, *built_in)
         self._pool: ProcessPool | None = None
         self._active: set[asyncio.Task[None]] = set()
         self._taken = 0  #: deliveries
@@ -119,7 +120,7 @@ class Worker:
         self._is_told_worn_out = False
         self._idle = asyncio.Event()
         self._intake = Intake(
-            ledger, self._config, self.queues, built_in=built_in, free=self._free, on_work=self._on_work
+            ledger, self._config, own, built_in=built_in, free=self._free, on_work=self._on_work
         )
         self._lease = self._lease_keeper(announce)
         self._abandoned = AbandonedSlots(self._on_abandoned_slots)
@@ -152,6 +153,18 @@ class Worker:
             find=self._attempts.made_by,
             on_stall=self._attempts.stalled,
         )
+
+    def _all_tasks(self, tasks: TaskRegistry) -> TaskRegistry:
+        """Return the application's tasks, those that call hooks of its schedules, and the ledger's own.
+
+        Raises: ConfigurationError where there is none, unless the worker takes the queue of the ledger's own runs alone.
+        """
+        if not len(tasks) and not self.hosts_only:
+            raise ConfigurationError("the worker has no task: load a module that holds some")
+        found = with_hooks(tasks)
+        for task in (run_graph, run_stored_graph, run_batch):
+            found.add_built_in(task)
+        return found
 
     def _lease_keeper(self, announce: Callable[[str], None] | None) -> LeaseKeeper:
         return LeaseKeeper(
@@ -258,7 +271,7 @@ class Worker:
         if self._config.reactors:
             self.flow = flow_reactor(self._ledger, self.name)
         self.taking.set()
-        logger.info("worker %s takes %s", self.identity, ", ".join(self.queues))
+        logger.info("worker %s takes %s", self.identity, ", ".join(self.served))
         keepers = [
             self._serve("the lease", self._lease.run),
             self._serve("keep-alive", self._intake.keep_alive),

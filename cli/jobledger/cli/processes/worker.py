@@ -93,8 +93,8 @@ def worker(
     registry = load_tasks(app)
     log_application(each.function.__module__ for each in registry)
     process.warn_of_foreign(served, registry)
-    ends = _Ends(on_eof=until_eof, when_idle=until_idle)
-    return _worker(cli.output, target, registry, config, parent, exposure, ends)
+    ends = Ends(on_eof=until_eof, when_idle=until_idle)
+    return work(cli.output, target, registry, config, parent, exposure, ends)
 
 
 def _beneath(target: Target) -> Target:
@@ -113,22 +113,23 @@ def _of_root(line: typer.Context, name: str) -> bool:
     return line.parent is not None and bool(line.parent.params.get(name))
 
 
-class _Ends(msgspec.Struct, frozen=True, kw_only=True):
+class Ends(msgspec.Struct, frozen=True, kw_only=True):
     """What ends the worker, beside a signal."""
 
     on_eof: bool
     when_idle: bool
 
 
-async def _worker(  # noqa: PLR0917 - what it was told
+async def work(  # noqa: PLR0917 - what it was told
     output: Output,
     target: Target,
     registry: TaskRegistry,
     config: WorkerConfig,
     parent: Parent | None,
     exposure: Exposure,
-    ends: _Ends,
+    ends: Ends,
 ) -> None:
+    """Be a worker until told to stop. Raises: as `Worker.run`."""
     tune_collector()
     async with stoppable() as stopping, opened(target) as ledger:
         log_what_nobody_catches(ledger.connection.loop)
@@ -161,7 +162,7 @@ async def _run(  # noqa: PLR0917 - what it was told
     made: Worker,
     parent: Parent | None,
     stopping: Stopping,
-    ends: _Ends,
+    ends: Ends,
 ) -> None:
     asked = False
 
@@ -208,4 +209,5 @@ async def _say_ready(output: Output, made: Worker, parent: Parent | None) -> Non
             output.object({"worker": made.identity, "queues": made.queues, "pid": os.getpid()})
         else:
             stop = "" if parent is not None else "; stop it with Ctrl-C"
-            output.say(f"worker {made.identity} takes jobs of {', '.join(made.queues)}{stop}")
+            what = "hosts the reactors" if made.hosts_only else f"takes jobs of {', '.join(made.queues)}"
+            output.say(f"worker {made.identity} {what}{stop}")

@@ -6,6 +6,7 @@ import math
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final
 
+import anyio.to_thread
 import msgspec
 
 from jobledger.admin.lists.stats import SpanRates, of_fleet_rows, stats
@@ -27,6 +28,7 @@ from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.model.subjects import check_token
 from jobledger.projections import BucketRow, FailureRow, TotalsRow
 from jobledger.projections.filters import of_fleet
+from jobledger.projections.statistics.demand import CONCURRENCY, TARGET_S, Demand, read_demand
 
 _BUCKETS_MAX: Final = 10_000
 _SPANS_MAX: Final = 1_500
@@ -86,6 +88,32 @@ class RatesQuery(StatsQuery, frozen=True, kw_only=True):
     step_s: Annotated[int, msgspec.Meta(ge=60, multiple_of=60)] = 60  #: length of a span: whole minutes
 
 
+class WantedQuery(Look, frozen=True, kw_only=True):
+    """Of what workers, and how soon."""
+
+    concurrency: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = (
+        CONCURRENCY  #: attempts that one of them runs at once
+    )
+    #: Within how many seconds the jobs that wait are to be taken.
+    target_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = TARGET_S
+
+
+class WantedWorkers(msgspec.Struct, frozen=True, kw_only=True):
+    """How many workers a queue needs, and of what that follows."""
+
+    queue: str
+    workers: int
+    slots: float  #: attempts at once
+    waiting: int  #: jobs that a worker could take
+    running: int
+    enqueued_per_s: float  #: in this minute and the one before
+    attempt_s: (
+        float | None
+    )  #: how long an attempt takes, on average of the last hour; null: none has ended yet
+    paused: bool
+    position: AnswerPosition
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """What happened since the projection begins, by queue and task."""
 
@@ -123,6 +151,24 @@ async def show_queue(asked: ApiRequest, queue: str, *, query: Look) -> QueueShow
             "NOT_FOUND", f"queue {queue} never had a job and is not paused: GET /v1/queues lists those"
         )
     return queue_for(asked.principal, queue_shown(together(rows)[0], paused))
+
+
+async def show_wanted(asked: ApiRequest, queue: str, *, query: WantedQuery) -> WantedWorkers:
+    """Show how many workers a queue needs at this moment, for whoever starts and stops them."""
+    asked.principal.require("view", check_token("queue", queue))
+    async with looking(asked, query) as (view, place):
+        demand = (await anyio.to_thread.run_sync(read_demand, view.store, view.now)).get(queue, Demand())
+    return WantedWorkers(
+        queue=queue,
+        workers=demand.workers(concurrency=query.concurrency, target_s=query.target_s),
+        slots=round(demand.slots(query.target_s), 3),
+        waiting=demand.waiting,
+        running=demand.running,
+        enqueued_per_s=round(demand.enqueued_per_s, 3),
+        attempt_s=demand.attempt_s,
+        paused=demand.is_paused,
+        position=place,
+    )
 
 
 async def _paused(asked: ApiRequest, queue: str, body: Pause) -> QueueState:
@@ -228,6 +274,14 @@ ENDPOINTS: Final = (
         QueueShown,
         query=Look,
         problems=(*READ, "NOT_FOUND"),
+    ),
+    _endpoint(
+        "GET",
+        "/v1/queues/{queue}/wanted",
+        show_wanted,
+        "Show how many workers a queue needs",
+        WantedWorkers,
+        query=WantedQuery,
     ),
     _endpoint(
         "POST",

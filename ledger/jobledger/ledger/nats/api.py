@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -50,6 +51,9 @@ _OFFLINE: Final = frozenset({10118, 10119})  # of a stream and a consumer whose 
 #: One of several servers is asked again after this time: a leader that is gone answers nothing, and the next one knows
 #: nothing of the question. Only what is answered at once: a list of consumers takes 4 s while one server is away.
 _AGAIN_S: Final = 1.5
+#: Any replica answers a direct get. One that is silent for so long, since it is frozen or cut off, is not relied on:
+#: another one is asked as well, which may be the same, and so on.
+_SILENT_S: Final = (0.3, 0.3, 0.3, 0.5, 0.5, 1.0, 1.0)
 #: How long a connection that broke is waited for. After that the server is away, and whoever asks learns that at once.
 _BACK_S: Final = 2.0
 _RETRY_S: Final = 0.2
@@ -227,9 +231,38 @@ async def _get(
     *,
     batch: bool,
 ) -> Batch:
-    """Ask once; see `direct_get`."""
+    """Ask one replica, and while it is silent others as well; the first whole answer counts. See `direct_get`."""
+    done: asyncio.Future[Batch] = connection.loop.create_future()
+    subject, data = f"{_ROOT}DIRECT.GET.{stream}", msgspec.json.encode(request)
+    replies: list[str] = []
+    try:
+        for limit_s in _limits(timeout_s, connection):
+            replies.append(inbox.expect(subject, _collector(done, stream, batch=batch)))
+            connection.send(subject, replies[-1], b"", data)
+            if (await asyncio.wait((done,), timeout=limit_s))[0]:
+                return done.result()
+    finally:
+        for reply in replies:
+            inbox.forget(reply)
+    raise ReplyTimeoutError(f"no answer to a read within {timeout_s:g} s")
+
+
+def _limits(timeout_s: float, connection: Connection) -> Iterator[float]:
+    """Yield how long to wait after each question, together `timeout_s`."""
+    left_s = timeout_s
+    for silent_s in _SILENT_S if connection.is_clustered else ():
+        if silent_s >= left_s:
+            break
+        left_s -= silent_s
+        yield silent_s
+    yield left_s
+
+
+def _collector(
+    done: asyncio.Future[Batch], stream: str, *, batch: bool
+) -> Callable[[bytes | Exception, bytes], None]:
+    """Return what takes the answers to one question."""
     found = Batch()
-    done: asyncio.Future[None] = connection.loop.create_future()
 
     def on_reply(data: bytes | Exception, headers: bytes) -> None:
         if isinstance(data, Exception):
@@ -242,21 +275,11 @@ async def _get(
             resolve(done, ConnectionLostError())
         elif status in _ENDINGS or not (status or batch):
             found.up_to = int(header(headers, b"Nats-UpTo-Sequence") or 0)
-            resolve(done, None)
+            resolve(done, found)
         elif status:
             resolve(done, ApiError(f"messages of {stream}", 0, f"status {status}"))
 
-    subject = f"{_ROOT}DIRECT.GET.{stream}"
-    reply = inbox.expect(subject, on_reply)
-    try:
-        connection.send(subject, reply, b"", msgspec.json.encode(request))
-        async with asyncio.timeout(timeout_s):
-            await done
-    except TimeoutError as error:
-        raise ReplyTimeoutError(f"no answer to a read within {timeout_s:g} s") from error
-    finally:
-        inbox.forget(reply)
-    return found
+    return on_reply
 
 
 async def consumer_info(inbox: Inbox, stream: str, consumer: str) -> ConsumerInfo:

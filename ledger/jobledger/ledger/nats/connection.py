@@ -50,7 +50,7 @@ _RECONNECT_WAIT_S: Final = 0.25
 #: A server that answers none of two pings is given up: within 8 s, whatever its process or the network do.
 _PINGS: Final[dict[str, Any]] = {"ping_interval": 2, "max_outstanding_pings": 2}
 #: A server is left for another one at most this often: where none takes a write, there is none to go to.
-_LEFT_EVERY_S: Final = 30.0
+_LEFT_EVERY_S: Final = 10.0
 _CLOSE_S: Final = 2.0
 _PERMISSION: Final = re.compile(
     r"permissions violation for (?P<verb>publish|subscription) to \"(?P<subject>[^\"]+)\"", re.IGNORECASE
@@ -294,7 +294,7 @@ class Connection(Client):
         return 0.0 if self._lost_at is None else time.monotonic() - self._lost_at
 
     def leave(self, why: str) -> None:
-        """Look for another server, where one is known: this one `why`, as "took no write for 8 s"."""
+        """Look for another server, where one is known: this one `why`, as "took no write"."""
         now = time.monotonic()
         if len(self._server_pool) < 2 or not self.is_connected or now < self._may_leave_at:  # noqa: PLR2004 - another one
             return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import itertools
 import operator
 import re
 import time
@@ -52,8 +51,6 @@ _PRESENT_BYTES_MAX: Final = 4 << 20
 _RETRY_S: Final = 0.05
 #: After this time without a stream that listens, an append asks whether the ledger was deleted.
 _GONE_S: Final = 0.5
-#: How long the first replicas of several are waited for that are asked; what comes late is read in vain.
-_SILENT_S: Final = (0.3, 0.5, 1.0)
 
 
 class _SubmittedAppend(msgspec.Struct, eq=False):
@@ -316,14 +313,10 @@ class JetStreamLog(JobReading):
         """
         loop = self._loop
         deadline = loop.time() + self._append_timeout_s
-        # Any replica answers: one that is silent, since it is frozen or cut off, is soon given up for another one.
-        limits_s = itertools.chain(
-            _SILENT_S if self._index is not None else (), itertools.repeat(api.TIMEOUT_S)
-        )
         while True:
             try:
                 await self._connection.wait_connected(max(deadline - loop.time(), _RETRY_S))
-                return await self._direct_get(request, batch=batch, timeout_s=next(limits_s))
+                return await self._direct_get(request, batch=batch)
             except (ConnectionLostError, ReplyTimeoutError) as error:
                 if self._connection.is_closed:
                     message = "the connection to the server is closed: connect again"
@@ -333,12 +326,8 @@ class JetStreamLog(JobReading):
                     raise ServerUnreachableError(message) from error
                 await asyncio.sleep(_RETRY_S)
 
-    async def _direct_get(
-        self, request: dict[str, Any], *, batch: bool, timeout_s: float = api.TIMEOUT_S
-    ) -> api.Batch:
-        return await api.direct_get(
-            self._connection, self._inbox, self._stream, request, batch=batch, timeout_s=timeout_s
-        )
+    async def _direct_get(self, request: dict[str, Any], *, batch: bool) -> api.Batch:
+        return await api.direct_get(self._connection, self._inbox, self._stream, request, batch=batch)
 
     async def head(self) -> Head:
         """Return both ends; see `Log.head`."""

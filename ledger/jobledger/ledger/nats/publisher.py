@@ -7,7 +7,6 @@ lives on. Here a refusal is an ordinary answer. What an answer that never came m
 from __future__ import annotations
 
 import asyncio
-import random
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -19,15 +18,12 @@ from jobledger.ledger.model.log import Entry
 from jobledger.ledger.nats.api import NO_ROOM
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, status_of
+from jobledger.ledger.nats.server_use import ServerUse
 
 REPLY_TIMEOUT_S: Final = 5.0
 #: Where the server is one of several: what was sent to a leader that is gone is answered by nobody, and the next one
 #: takes it within a second or two of its election.
 _CLUSTER_REPLY_TIMEOUT_S: Final = 1.5
-#: A server that takes no write for so long is left for another one, though it answers pings: cut off from the others, it
-#: keeps its clients and serves none of them. Above what elections take, 4 to 8 s, and clients do not leave all at once.
-_UNTAKEN_S: Final = 8.0
-_UNTAKEN_MORE_S: Final = 1.0
 #: Codes of a refusal by the condition; ADR 001 says when which of them comes.
 WRONG_SEQUENCE_CODES: Final = frozenset({10071, 10164})
 _SWEEP_S: Final = 0.25
@@ -80,9 +76,9 @@ class _AwaitedAnswer(msgspec.Struct, eq=False):
         self.publisher.awaited.pop(self.reply, None)
         result = data if isinstance(data, Exception) else _read_answer(data, headers)
         if type(result) is ConnectionLostError and result is not data:
-            self.publisher.note_untaken()
-        elif self.publisher.leaving is not None:
-            self.publisher.stay()
+            self.publisher.use.is_useless()
+        else:
+            self.publisher.use.is_useful()
         self.answered(result)
 
     def __repr__(self) -> str:
@@ -99,10 +95,8 @@ class Publisher:
         self._inbox = inbox
         self._loop = connection.loop
         self.awaited: dict[str, _AwaitedAnswer] = {}  #: by reply subject, oldest first
-        self.leaving: asyncio.TimerHandle | None = None  #: while the server takes no write
-        self._untaken_at = 0.0  # when it was last seen to take none
+        self.use = ServerUse(connection, "took no write")
         self._sweeping: asyncio.TimerHandle | None = None
-        connection.lost_listeners.append(self.stay)
 
     @property
     def in_flight(self) -> int:
@@ -159,33 +153,13 @@ class Publisher:
             if awaited.deadline > now:
                 break
             self.forget(awaited.reply)
-            self.note_untaken()
+            self.use.is_useless()
             awaited.answered(ReplyTimeoutError(f"no answer to an append within {self.reply_timeout_s:g} s"))
         self._sweeping = loop.call_later(_SWEEP_S, self._sweep) if self.awaited else None
 
-    def note_untaken(self) -> None:
-        """Leave the server if it takes no write for some seconds, although it is tried again and again."""
-        if not self._connection.is_clustered:
-            return
-        self._untaken_at = self._loop.time()
-        if self.leaving is None:
-            more_s = random.random() * _UNTAKEN_MORE_S  # noqa: S311 - of a wait, not of a secret
-            self.leaving = self._loop.call_later(_UNTAKEN_S + more_s, self._leave)
-
-    def _leave(self) -> None:
-        self.leaving = None
-        if self._loop.time() - self._untaken_at <= 2 * self.reply_timeout_s:
-            self._connection.leave(f"took no write for {_UNTAKEN_S:g} s")
-
-    def stay(self) -> None:
-        """Stay with the server: it answers, or it is another one."""
-        if self.leaving is not None:
-            self.leaving.cancel()
-            self.leaving = None
-
     def close(self) -> None:
         """Stop the timers; what still waits is answered by the connection's end."""
-        self.stay()
+        self.use.is_useful()
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None

@@ -16,6 +16,7 @@ from jobledger.ledger.model.errors import JetStreamDisabledError, ServerUnreacha
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError
 from jobledger.ledger.nats.infos import StreamInfo
+from jobledger.ledger.nats.server_use import ServerUse
 from jobledger.ledger.nats.streams import newest_at
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ class ReadIndex:
     def __init__(self, inbox: Inbox, stream: str, *, limit_s: float) -> None:
         """`limit_s`: how long to ask again while nobody proves that it leads."""
         self._inbox = inbox
+        self._use = ServerUse(inbox.connection, "showed no leader of the ledger")
         self._stream = stream
         self._limit_s = limit_s
         self._asking: asyncio.Task[LeaderEnd] | None = None
@@ -100,9 +102,12 @@ class ReadIndex:
                 found = await look()
             except (JetStreamDisabledError, ReplyTimeoutError, UnreachableError) as passing:
                 error = passing
+                self._use.is_useless()
             else:
                 if found is not None:
+                    self._use.is_useful()
                     return found
+                self._use.is_unproven()
             if loop.time() >= deadline:
                 raise error or ServerUnreachableError(
                     "the server that leads the ledger is cut off from the others: what it says may be out of date"
@@ -116,9 +121,14 @@ def _seen(task: asyncio.Task[LeaderEnd]) -> None:
 
 
 def is_proven(info: StreamInfo) -> bool:
-    """Return whether who answered has heard of a majority so lately that no other server leads the stream."""
+    """Return whether who answered has heard of a majority so lately that no other server leads the stream.
+
+    Without a leader any replica may answer, with its past. `active` 0 stands for a replica that was never heard of since.
+    """
+    if not leader_of(info):
+        return info.cluster is None  # a server alone
     replicas: list[dict[str, Any]] = (info.cluster or {}).get("replicas") or []
-    heard = sum(int(each.get("active", _HEARD_WITHIN_NS)) < _HEARD_WITHIN_NS for each in replicas)
+    heard = sum(0 < int(each.get("active", 0)) < _HEARD_WITHIN_NS for each in replicas)
     return 2 * (heard + 1) > len(replicas) + 1
 
 

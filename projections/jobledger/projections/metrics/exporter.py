@@ -40,6 +40,7 @@ from jobledger.projections.metrics.metrics import (
     lane_metrics,
     ledger_metrics,
     place_metrics,
+    wanted_metrics,
 )
 from jobledger.projections.projector import Position, Projector, ProjectorConfig
 from jobledger.projections.queries.store import Store
@@ -248,6 +249,7 @@ class Exporter:
         yield from figures_metrics(figures, self._ledger.clock.now())
         if facts is not None:
             yield from lane_metrics(facts, Labels(figures.shown, self._config.label_values_max))
+            yield from wanted_metrics(figures, facts)
 
     def _ask(self, place: Position | str) -> _ServerAnswer:
         """Ask the server through the event loop, once for all who wait for an answer at this moment."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Final
@@ -47,6 +48,9 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     lanes: tuple[LaneFacts, ...]
     workers: int
     queue_workers: dict[str, int]
+    queue_slots: dict[
+        str, int
+    ]  #: attempts that these workers run at once; those of a worker count for each of its queues
     lag_s: float | None  #: age of the first event after the position that was asked about; 0 without one
     audited: AuditState | None  #: None where it cannot be read
     now: datetime | None  #: by the server's clock; None where it tells no time
@@ -71,10 +75,12 @@ async def _ask(ledger: Ledger, position: int) -> ServerFacts:
     state, limit = stream.state, int(stream.config.get("max_bytes", -1))
     timers = await find_stream(ledger.inbox, ledger.names.timers_stream)
     workers = [info for info in await ledger.leases.all() if not info.stopped]
-    queue_workers: dict[str, int] = {}
+    queue_workers: Counter[str] = Counter()
+    queue_slots: Counter[str] = Counter()
     for info in workers:
         for queue in info.queues:
-            queue_workers[queue] = queue_workers.get(queue, 0) + 1
+            queue_workers[queue] += 1
+            queue_slots[queue] += info.concurrency
     return ServerFacts(
         first_sequence=max(1, state.first_sequence),
         head_sequence=state.last_sequence,
@@ -84,7 +90,8 @@ async def _ask(ledger: Ledger, position: int) -> ServerFacts:
         timers_messages=0 if timers is None else timers.state.messages,
         lanes=tuple(_lanes(await list_consumers(ledger.inbox, ledger.names.ledger_stream))),
         workers=len(workers),
-        queue_workers=queue_workers,
+        queue_workers=dict(queue_workers),
+        queue_slots=dict(queue_slots),
         lag_s=await _lag_s(ledger, position, state.last_sequence, stream.ts),
         audited=await _audited(ledger),
         now=_time(stream.ts),

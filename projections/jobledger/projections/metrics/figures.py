@@ -30,6 +30,7 @@ from jobledger.projections.statistics.answers import (
     queue_row,
     totals_row,
 )
+from jobledger.projections.statistics.demand import Demand, read_demand
 from jobledger.projections.statistics.held import HeldRow, folded, read_held
 from jobledger.projections.statistics.tables import LIMIT_STATISTICS
 from jobledger.projections.statistics.tally import STATISTICS
@@ -76,6 +77,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     hooks: HookStates  #: webhooks that are disabled, and watches that fire
     totals: list[TotalsRow]
     recent: RecentTimes
+    demand: dict[str, Demand]  #: of all queues that ever had a job
     failures: list[FailureRow]
 
 
@@ -117,6 +119,7 @@ def read_figures(store: Store, values_max: int, now: datetime) -> Figures:
             pauses=read_pauses(store.select),
             held=folded(held, values_max, OTHER),
             limit_waits=limit_waits,
+            demand=read_demand(store, now),
             ticking=ticking,
             running=running,
             hooks=read_hooks(store.select, values_max, OTHER),

@@ -26,6 +26,7 @@ from jobledger.projections.metrics.schedules import seconds_since, ticking_metri
 from jobledger.projections.metrics.shown import distribution
 from jobledger.projections.position import Position
 from jobledger.projections.statistics.answers import Histogram, QueueRow, TotalsRow
+from jobledger.projections.statistics.demand import CONCURRENCY, Demand
 from jobledger.projections.statistics.held import HeldRow
 from jobledger.projections.statistics.spread import HISTOGRAM_BOUNDS_S
 
@@ -177,3 +178,13 @@ def lane_metrics(facts: ServerFacts, labels: Labels) -> Iterator[Metric]:
         for lane in facts.lanes:
             counts[labels.queue(lane.queue), lane.priority] += count_of(lane)
         yield values(measure, counts.items())
+
+
+def wanted_metrics(figures: Figures, facts: ServerFacts) -> Iterator[Metric]:
+    """Return how many workers the queues with series of their own need, as large as those that serve them."""
+    samples: list[tuple[tuple[str], int]] = []
+    for queue in figures.shown:
+        count, slots = facts.queue_workers.get(queue, 0), facts.queue_slots.get(queue, 0)
+        concurrency = max(1, slots // count) if count and slots else CONCURRENCY
+        samples.append(((queue,), figures.demand.get(queue, Demand()).workers(concurrency=concurrency)))
+    yield values(names.WORKERS_WANTED, samples)

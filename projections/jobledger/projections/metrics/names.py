@@ -135,6 +135,12 @@ QUEUE_WORKERS: Final = Measure(
     "Worker processes with a living lease that serve the queue.",
     ("queue",),
 )
+WORKERS_WANTED: Final = Measure(
+    "jobledger_queue_workers_wanted",
+    "gauge",
+    "Workers that the queue needs, as large as those that serve it: for jobs that wait to be taken within 30 s.",
+    ("queue",),
+)
 UNDELIVERED: Final = Measure(
     "jobledger_queue_undelivered", "gauge", "Dispatches that no worker has been given yet.", _LANE
 )
@@ -383,6 +389,7 @@ EXPORTER_METRICS: Final = (
     OLDEST_WAITING,
     OLDEST_RUNNING,
     QUEUE_WORKERS,
+    WORKERS_WANTED,
     UNDELIVERED,
     UNSETTLED,
     REDELIVERED,

@@ -19,7 +19,7 @@ from jobledger.ledger.decorator import task
 from jobledger.ledger.derived_jobs import begin_derived, is_of_tick
 from jobledger.ledger.enqueuer import Enqueuer
 from jobledger.ledger.model.commands import Enqueue
-from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, ScheduleNotFoundError
+from jobledger.ledger.model.errors import InvalidInputError, ScheduleNotFoundError
 from jobledger.ledger.model.schedules.jobs import hooks_task, order_of
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.schedules.in_code import Schedule, Skip, Tick
@@ -27,12 +27,7 @@ from jobledger.ledger.tasks import Task, TaskRegistry
 
 
 def with_hooks(tasks: TaskRegistry) -> TaskRegistry:
-    """Return a worker's tasks with those that call the hooks of its schedules.
-
-    Raises: ConfigurationError where there is no task.
-    """
-    if not len(tasks):
-        raise ConfigurationError("the worker has no task: load a module that holds some")
+    """Return a worker's tasks with those that call the hooks of its schedules."""
     for schedule in tasks.schedules.values():
         if schedule.has_hooks and hooks_task(schedule.name) not in tasks:
             tasks.add(_calling(schedule))

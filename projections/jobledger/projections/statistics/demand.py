@@ -1,0 +1,100 @@
+"""How many workers queues need: from what comes in, what waits, and how long attempts take. For whoever scales them.
+
+    slots = (jobs in per s + jobs that wait / target) * seconds of an attempt
+
+Whoever runs now keeps its slot, and a paused queue needs nobody. Held and scheduled jobs ask for none: they are not
+counted as waiting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.model.job import JobState
+from jobledger.projections.queries.store import Store
+from jobledger.projections.statistics.answers import bucket_values
+from jobledger.projections.tables.queues import read_pauses
+
+#: Within how many seconds the jobs that wait are to be taken, unless it is said.
+TARGET_S: Final = 30.0
+#: Attempts that a worker runs at once, unless it says otherwise.
+CONCURRENCY: Final = 100
+#: Minutes whose jobs tell how many come in: this one, and the one before.
+_LATELY: Final = timedelta(minutes=1)
+#: Minutes whose attempts tell how long one takes; a queue without any has its whole past asked.
+_USUALLY: Final = timedelta(hours=1)
+_MICROSECOND: Final = 1e-6
+_CAME: Final = "SELECT queue, sum(enqueued) FROM buckets WHERE minute >= ? GROUP BY queue"
+_RAN: Final = "SELECT queue, sum(run_count), sum(run_us) FROM buckets WHERE minute >= ? GROUP BY queue"
+_EVER_RAN: Final = "SELECT queue, run_count, run_us FROM sums"
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """What one queue asks of its workers at one moment."""
+
+    waiting: int = 0  #: jobs that a worker could take
+    running: int = 0
+    enqueued_per_s: float = 0.0
+    attempt_s: float | None = None  #: None: no attempt of it has ended yet
+    is_paused: bool = False
+
+    def slots(self, target_s: float = TARGET_S) -> float:
+        """Return how many attempts have to run at once for the waiting jobs to be taken within `target_s` seconds."""
+        if self.is_paused:
+            return 0.0
+        wanted = (self.enqueued_per_s + self.waiting / target_s) * (self.attempt_s or 0.0)
+        return max(wanted, float(self.running))
+
+    def workers(self, *, concurrency: int, target_s: float = TARGET_S) -> int:
+        """Return how many workers have these slots: none where nothing waits, runs or came lately, else one at least."""
+        if self.is_paused or not (self.waiting or self.running or self.enqueued_per_s):
+            return 0
+        return max(1, math.ceil(self.slots(target_s) / concurrency))
+
+
+def read_demand(store: Store, now: datetime) -> dict[str, Demand]:
+    """Return the demand of each queue that ever had a job; `now`: by the server's clock. Raises: ProjectionError."""
+    with store.one_moment():
+        came = dict(store.select(_CAME, (_since(now, _LATELY),)))
+        lengths = _lengths(store, now)
+        pauses = read_pauses(store.select)
+        waiting, running = _counts(store)
+    passed_s = _LATELY.total_seconds() + now.second + now.microsecond * _MICROSECOND
+    return {
+        queue: Demand(
+            waiting=count,
+            running=running[queue],
+            enqueued_per_s=came.get(queue, 0) / passed_s,
+            attempt_s=lengths.get(queue),
+            is_paused=queue in pauses and pauses[queue].is_paused(now),
+        )
+        for queue, count in waiting.items()
+    }
+
+
+def _since(now: datetime, before: timedelta) -> object:
+    return bucket_values(now - before, None, 60)["since"]
+
+
+def _counts(store: Store) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    waiting: dict[str, int] = {}
+    running: dict[str, int] = {}
+    for row in store.queues():
+        waiting[row.queue] = waiting.get(row.queue, 0) + row.counts[JobState.QUEUED.value]
+        running[row.queue] = running.get(row.queue, 0) + row.counts[JobState.RUNNING.value]
+    return waiting, running
+
+
+def _lengths(store: Store, now: datetime) -> dict[str, float]:
+    """Return the mean seconds of an attempt by queue: of the last hour, or else of all that ever ended."""
+    ever = _means(store.select(_EVER_RAN))
+    return ever | _means(store.select(_RAN, (_since(now, _USUALLY),)))
+
+
+def _means(rows: list[tuple[str, int, int]]) -> dict[str, float]:
+    return {queue: total_us * _MICROSECOND / count for queue, count, total_us in rows if count}
