@@ -8,7 +8,7 @@ import itertools
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import httpx
@@ -67,12 +67,12 @@ class Load:
         return Answers([each for each in self.said if began <= each.began < ended], began, ended)
 
     async def _each(
-        self, seconds: float, do: Callable[[int], Awaitable[None]], group: asyncio.TaskGroup
+        self, seconds: float, do: Callable[[int], Coroutine[Any, Any, None]], group: asyncio.TaskGroup
     ) -> None:
         for number in itertools.count():
             if self._stops.is_set():
                 return
-            group.create_task(do(number))  # type: ignore[arg-type] - all are coroutines
+            group.create_task(do(number))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stops.wait(), seconds)
 
