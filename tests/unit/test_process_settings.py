@@ -93,11 +93,15 @@ def test_no_two_options_of_a_process_share_a_variable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "function", "settings"),
-    [(worker, "_worker", WORKER | LEDGER), (up, "_up", WORKER | LEDGER), (gateway, "_gateway", GATEWAY)],
+    ("command", "module", "function", "settings"),
+    [
+        ("worker", worker, "work", WORKER | LEDGER),
+        ("up", up, "_up", WORKER | LEDGER),
+        ("gateway", gateway, "_gateway", GATEWAY),
+    ],
 )
 def test_what_a_variable_says_reaches_the_configuration(
-    module: Any, function: str, settings: Mapping[str, Setting], monkeypatch: pytest.MonkeyPatch
+    command: str, module: Any, function: str, settings: Mapping[str, Setting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: dict[str, Any] = {}
 
@@ -110,8 +114,7 @@ def test_what_a_variable_says_reaches_the_configuration(
     for field, setting in settings.items():
         monkeypatch.setenv(setting.variable, _VALUES[field][0])
     monkeypatch.setenv("JOBLEDGER_APP", "jobledger.cli.demo.tasks")
-    arguments = [function.removeprefix("_")]
-    typer.main.get_command(program())(arguments, standalone_mode=False)
+    typer.main.get_command(program())([command], standalone_mode=False)
     cli, plan = found.get("cli"), found.get("plan")
     target: Target = cli.target if isinstance(cli, Cli) else found["target"]
     ledger = LedgerConfig(**target.words())

@@ -32,6 +32,7 @@ _LISTS: Final = (
     "/v1/dead-letters/groups",
     "/v1/acts",
     "/v1/queues",
+    "/v1/queues/mail/wanted",
     "/v1/queues/mail",
     "/v1/stats",
     "/v1/stats/buckets",

@@ -81,4 +81,27 @@ async def figures(asker: Asker) -> None:
         assert {each["queue"] for each in own[rows]} == {ACTS_QUEUE}
 
 
-CASES: Final = (listing, pausing, draining, figures)
+async def wanting(asker: Asker) -> None:
+    await asker.completed(queue="q-five")
+    nobody = await asker.get("/v1/queues/nobodys/wanted")
+    assert (nobody["workers"], nobody["attempt_s"]) == (0, None)
+    jobs = [await asker.job(queue="q-five") for _ in range(5)]
+    seen = {"min_sequence": jobs[-1].sequence}
+    found = await asker.get("/v1/queues/q-five/wanted", params=seen)
+    assert (found["waiting"], found["running"], found["workers"]) == (5, 0, 1)
+    assert found["enqueued_per_s"] > 0
+    assert found["attempt_s"] >= 0
+    await asker.running(jobs[0])
+    crowded = {"concurrency": 1, "target_s": 1, **seen}
+    assert (await asker.get("/v1/queues/q-five/wanted", params=crowded))["slots"] >= 1
+    await asker.sees("GET", "/v1/queues/q-five/wanted?concurrency=0", "BAD_REQUEST")
+    await asker.sees(
+        "GET", "/v1/queues/q-five/wanted", "JOB_ACCESS_DENIED", who=someone("view", queues=("q-two",))
+    )
+    await asker.post("/v1/queues/q-five/pause", {})
+    paused = await asker.get("/v1/queues/q-five/wanted")
+    assert (paused["workers"], paused["paused"]) == (0, True)
+    await asker.post("/v1/queues/q-five/resume", {})
+
+
+CASES: Final = (listing, pausing, draining, figures, wanting)

@@ -28,7 +28,7 @@ from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.model.subjects import check_token
 from jobledger.projections import BucketRow, FailureRow, TotalsRow
 from jobledger.projections.filters import of_fleet
-from jobledger.projections.statistics.demand import CONCURRENCY, TARGET_S, Demand, read_demand
+from jobledger.projections.queries.demand import CONCURRENCY, TARGET_S, Demand, read_demand
 
 _BUCKETS_MAX: Final = 10_000
 _SPANS_MAX: Final = 1_500

@@ -20,6 +20,7 @@ from jobledger.projections.metrics.runs import Running, read_running
 from jobledger.projections.metrics.schedules import TickingRow, read_ticking
 from jobledger.projections.metrics.shown import Labels, minus, shown
 from jobledger.projections.position import Position
+from jobledger.projections.queries.demand import Demand, read_demand
 from jobledger.projections.queries.store import Store
 from jobledger.projections.statistics.answers import (
     QUEUES_OTHER_SQL,
@@ -30,7 +31,6 @@ from jobledger.projections.statistics.answers import (
     queue_row,
     totals_row,
 )
-from jobledger.projections.statistics.demand import Demand, read_demand
 from jobledger.projections.statistics.held import HeldRow, folded, read_held
 from jobledger.projections.statistics.tables import LIMIT_STATISTICS
 from jobledger.projections.statistics.tally import STATISTICS

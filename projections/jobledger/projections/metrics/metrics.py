@@ -25,8 +25,8 @@ from jobledger.projections.metrics.runs import running_metrics
 from jobledger.projections.metrics.schedules import seconds_since, ticking_metrics
 from jobledger.projections.metrics.shown import distribution
 from jobledger.projections.position import Position
+from jobledger.projections.queries.demand import CONCURRENCY, Demand
 from jobledger.projections.statistics.answers import Histogram, QueueRow, TotalsRow
-from jobledger.projections.statistics.demand import CONCURRENCY, Demand
 from jobledger.projections.statistics.held import HeldRow
 from jobledger.projections.statistics.spread import HISTOGRAM_BOUNDS_S
 
