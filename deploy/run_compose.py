@@ -53,6 +53,7 @@ class Services:
             name: each for name, each in said["services"].items() if "profiles" not in each
         }
         self._ports: dict[tuple[str, str], str] = {}
+        self._made: set[Path] = set()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "app").mkdir(parents=True, exist_ok=True)
         (folder / "app" / "app.py").write_text(APP, encoding="utf-8")
@@ -205,6 +206,9 @@ class Services:
                 return folder / rest
             if (origin := self._file.parent / source).is_file():
                 made = self._folder / f"{name}-{origin.name}"
+                if made in self._made:  # a program may be reading it
+                    return made
+                self._made.add(made)
                 text = self._with_ports(name, origin.read_text(encoding="utf-8"))
                 made.write_text(self._with_folders(name, text, but=inside), encoding="utf-8")
                 return made

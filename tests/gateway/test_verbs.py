@@ -45,6 +45,7 @@ REASONS: Final[dict[str, str]] = {
     "decided_again": _PART,
     "emit": "POST /in/{route} does it for who sends a webhook",
     "enqueue_many": "needs the task's code; POST /v1/jobs/bulk enqueues by name",
+    "ensure_first_key": "lets somebody in where nobody can be yet",
     "examine": _DOCTOR,
     "execute": _PART,
     "export_table": _FILES,

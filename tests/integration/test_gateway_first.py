@@ -107,7 +107,7 @@ def test_init_makes_the_ledger_says_what_is_next_and_changes_nothing_that_is_the
     assert f"jobledger worker --app MODULE --url {line.url} --environment {line.environment}" in made.out
     again = line.run("init", "--json", *line.where, "--ledger-bytes-max", str(32 << 20))
     there = {"url": line.url, "environment": line.environment, "ledger_bytes_max": 16 << 20}
-    assert again.lines == [{**there, "last_sequence": 0, "replicas": 1, "created": False}]
+    assert again.lines == [{**there, "last_sequence": 0, "replicas": 1, "created": False, "first_key": None}]
 
     async def streams(ledger: Ledger) -> set[str]:
         prefix = f"{ledger.names.environment.upper()}_"

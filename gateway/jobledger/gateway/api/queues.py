@@ -156,6 +156,7 @@ async def show_queue(asked: ApiRequest, queue: str, *, query: Look) -> QueueShow
 async def show_wanted(asked: ApiRequest, queue: str, *, query: WantedQuery) -> WantedWorkers:
     """Show how many workers a queue needs at this moment, for whoever starts and stops them."""
     asked.principal.require("view", check_token("queue", queue))
+    asked.principal.require_all_tasks()
     async with looking(asked, query) as (view, place):
         demand = (await anyio.to_thread.run_sync(read_demand, view.store, view.now)).get(queue, Demand())
     return WantedWorkers(

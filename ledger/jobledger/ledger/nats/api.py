@@ -244,6 +244,8 @@ async def _get(
     finally:
         for reply in replies:
             inbox.forget(reply)
+        if not done.cancel() and not done.cancelled():
+            done.exception()  # whoever asked may have been cancelled in the same turn, and nobody else looks at it
     raise ReplyTimeoutError(f"no answer to a read within {timeout_s:g} s")
 
 
