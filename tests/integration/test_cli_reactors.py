@@ -54,7 +54,11 @@ def test_a_worker_without_reactors_and_the_reactors_beside_it_run_everything(
     assert {queue: row["reactors"] for queue, row in listed.items()} == {"mail": False, "jobledger": True}
     healthy = cli.run("health", "--role", "worker", "--queue", "jobledger", *cli.where)
     assert healthy.code == 0
-    assert [each.end(signal.SIGTERM) for each in (reactors, worker)] == [0, 0]
+    assert worker.end(signal.SIGTERM) == 0
+    assert cli.run("health", "--role", "worker", *cli.where).code == 1, (
+        "reactors are no worker of the application"
+    )
+    assert reactors.end(signal.SIGTERM) == 0
     assert cli.run("audit", "verify", *cli.where).code == 0
 
 

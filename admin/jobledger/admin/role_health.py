@@ -13,6 +13,7 @@ import msgspec
 from jobledger.admin.replicas import copies_of
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import InvalidInputError
+from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.nats.streams import find_stream
 
 Role = Literal["server", "worker", "gateway"]
@@ -46,9 +47,11 @@ async def look_at_server(ledger: Ledger) -> RoleHealth:
 async def look_at_workers(ledger: Ledger, host: str, queues: Collection[str] = ()) -> RoleHealth:
     """Return whether a worker of this host holds a lease; with `queues`, for each of them one that takes its jobs.
 
-    A worker that is dead or stuck loses its lease within the lease time. Raises: UnreachableError.
+    Processes that host the reactors alone count where their queue is named. A worker that is dead or stuck loses its lease
+    within the lease time. Raises: UnreachableError.
     """
-    alive = [each for each in await ledger.leases.all() if each.host == host and not each.stopped]
+    here = [each for each in await ledger.leases.all() if each.host == host and not each.stopped]
+    alive = [each for each in here if queues or each.queues != (BUILT_IN_QUEUE,)]
     served = {queue for each in alive for queue in each.queues}
     missing = [queue for queue in queues if queue not in served]
     if not alive:
