@@ -64,3 +64,10 @@ async def test_the_page_of_another_server_says_nothing(
     one, other = servers
     (found,) = await check_pages([Monitor(page(one), other.port)])
     assert found.found == "unknown"
+
+
+@pytest.mark.parametrize("url", ["http://host:abc", "http://", "http://[::1", "http://127.0.0.1:99999"])
+async def test_an_address_that_is_none_is_named_and_ends_nothing(url: str) -> None:
+    (found,) = await check_pages([Monitor(url)])
+    assert (found.status, found.found) == ("warn", "unknown")
+    assert url in found.advice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import time
 from collections.abc import Sequence
@@ -96,18 +97,21 @@ def _clock(page: _Page, of: str) -> Check | None:
 
 def _read(monitor: Monitor) -> _Page | None:
     """Read a page; None where it gives no answer that can be read, or is not the one that was looked for."""
-    parts = urlsplit(monitor.url)
-    if not parts.hostname or (monitor.port is not None and parts.hostname not in _LOOPBACK):
-        return None
-    link = http.client.HTTPConnection(parts.hostname, parts.port or _PORT_DEFAULT, timeout=_TIMEOUT_S)
     before = time.time()
     try:
-        link.request("GET", "/varz")
-        said: Any = msgspec.json.decode(link.getresponse().read(_BYTES_MAX))
-    except (OSError, http.client.HTTPException, msgspec.MsgspecError):
+        parts = urlsplit(monitor.url)
+        if not parts.hostname or (monitor.port is not None and parts.hostname not in _LOOPBACK):
+            return None
+        link = http.client.HTTPConnection(parts.hostname, parts.port or _PORT_DEFAULT, timeout=_TIMEOUT_S)
+        with contextlib.closing(link):
+            link.request("GET", "/varz")
+            said: Any = msgspec.json.decode(link.getresponse().read(_BYTES_MAX))
+    except (
+        OSError,
+        ValueError,
+        http.client.HTTPException,
+    ):  # a port that is none, or text that is no JSON, among them
         return None
-    finally:
-        link.close()
     if not isinstance(said, dict) or (monitor.port is not None and said.get("port") != monitor.port):  # pyright: ignore[reportUnknownMemberType] # read by key
         return None
     return _Page(said, (before + time.time()) / 2)  # pyright: ignore[reportUnknownArgumentType]

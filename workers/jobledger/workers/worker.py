@@ -105,7 +105,8 @@ class Worker:
         self._ledger = ledger
         self._config = config or WorkerConfig()
         self.queues = self._config.queues or tuple(tasks.queues)
-        self.hosts_only = self.queues == (BUILT_IN_QUEUE,)  #: the reactors, and no task of an application
+        #: Whether it hosts the reactors, and runs no task of an application.
+        self.hosts_only = self._config.reactors and self.queues == (BUILT_IN_QUEUE,)
         self._tasks = self._all_tasks(tasks)
         built_in = (BUILT_IN_QUEUE,) if self._config.reactors or BUILT_IN_QUEUE in self.queues else ()
         own = tuple(queue for queue in self.queues if queue not in built_in)

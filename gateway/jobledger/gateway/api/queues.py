@@ -109,7 +109,7 @@ class WantedWorkers(msgspec.Struct, frozen=True, kw_only=True):
     enqueued_per_s: float  #: in this minute and the one before
     attempt_s: (
         float | None
-    )  #: how long an attempt takes, on average of the last hour; null: none has ended yet
+    )  #: how long an attempt takes, on average of the last ten minutes; null: none has ended yet
     paused: bool
     position: AnswerPosition
 
@@ -158,7 +158,8 @@ async def show_wanted(asked: ApiRequest, queue: str, *, query: WantedQuery) -> W
     asked.principal.require("view", check_token("queue", queue))
     asked.principal.require_all_tasks()
     async with looking(asked, query) as (view, place):
-        demand = (await anyio.to_thread.run_sync(read_demand, view.store, view.now)).get(queue, Demand())
+        found = await anyio.to_thread.run_sync(read_demand, view.store, (queue,), view.now)
+    demand = found.get(queue, Demand())
     return WantedWorkers(
         queue=queue,
         workers=demand.workers(concurrency=query.concurrency, target_s=query.target_s),

@@ -235,10 +235,13 @@ async def _get(
     done: asyncio.Future[Batch] = connection.loop.create_future()
     subject, data = f"{_ROOT}DIRECT.GET.{stream}", msgspec.json.encode(request)
     replies: list[str] = []
+    answers: list[Batch] = []
     try:
         for limit_s in _limits(timeout_s, connection):
-            replies.append(inbox.expect(subject, _collector(done, stream, batch=batch)))
-            connection.send(subject, replies[-1], b"", data)
+            if not any(answers):  # who has begun to answer is not silent, but slow
+                answers.append(Batch())
+                replies.append(inbox.expect(subject, _collector(answers[-1], done, stream, batch=batch)))
+                connection.send(subject, replies[-1], b"", data)
             if (await asyncio.wait((done,), timeout=limit_s))[0]:
                 return done.result()
     finally:
@@ -261,10 +264,9 @@ def _limits(timeout_s: float, connection: Connection) -> Iterator[float]:
 
 
 def _collector(
-    done: asyncio.Future[Batch], stream: str, *, batch: bool
+    found: Batch, done: asyncio.Future[Batch], stream: str, *, batch: bool
 ) -> Callable[[bytes | Exception, bytes], None]:
-    """Return what takes the answers to one question."""
-    found = Batch()
+    """Return what takes the messages that answer one question."""
 
     def on_reply(data: bytes | Exception, headers: bytes) -> None:
         if isinstance(data, Exception):

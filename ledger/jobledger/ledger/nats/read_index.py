@@ -126,7 +126,7 @@ def is_proven(info: StreamInfo) -> bool:
     Without a leader any replica may answer, with its past. `active` 0 stands for a replica that was never heard of since.
     """
     if not leader_of(info):
-        return info.cluster is None  # a server alone
+        return False
     replicas: list[dict[str, Any]] = (info.cluster or {}).get("replicas") or []
     heard = sum(0 < int(each.get("active", 0)) < _HEARD_WITHIN_NS for each in replicas)
     return 2 * (heard + 1) > len(replicas) + 1

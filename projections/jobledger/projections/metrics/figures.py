@@ -77,7 +77,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     hooks: HookStates  #: webhooks that are disabled, and watches that fire
     totals: list[TotalsRow]
     recent: RecentTimes
-    demand: dict[str, Demand]  #: of all queues that ever had a job
+    demand: dict[str, Demand]  #: of the queues that are shown
     failures: list[FailureRow]
 
 
@@ -119,7 +119,7 @@ def read_figures(store: Store, values_max: int, now: datetime) -> Figures:
             pauses=read_pauses(store.select),
             held=folded(held, values_max, OTHER),
             limit_waits=limit_waits,
-            demand=read_demand(store, now),
+            demand=read_demand(store, queues, now),
             ticking=ticking,
             running=running,
             hooks=read_hooks(store.select, values_max, OTHER),

@@ -9,13 +9,12 @@ counted as waiting.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
 
-from jobledger.ledger.model.job import JobState
 from jobledger.projections.queries.store import Store
 from jobledger.projections.statistics.answers import bucket_values
 from jobledger.projections.tables.queues import read_pauses
@@ -27,11 +26,15 @@ CONCURRENCY: Final = 100
 #: Minutes whose jobs tell how many come in: this one, and the one before.
 _LATELY: Final = timedelta(minutes=1)
 #: Minutes whose attempts tell how long one takes; a queue without any has its whole past asked.
-_USUALLY: Final = timedelta(hours=1)
+_USUALLY: Final = timedelta(minutes=10)
 _MICROSECOND: Final = 1e-6
-_CAME: Final = "SELECT queue, sum(enqueued) FROM buckets WHERE minute >= ? GROUP BY queue"
-_RAN: Final = "SELECT queue, sum(run_count), sum(run_us) FROM buckets WHERE minute >= ? GROUP BY queue"
-_EVER_RAN: Final = "SELECT queue, run_count, run_us FROM sums"
+_OF_THESE: Final = "queue IN (SELECT value FROM json_each(?))"
+_NOW: Final = f"SELECT queue, sum(queued), sum(running) FROM queues WHERE {_OF_THESE} GROUP BY queue"  # noqa: S608 - constants
+_CAME: Final = f"SELECT queue, sum(enqueued) FROM buckets WHERE minute >= ? AND {_OF_THESE} GROUP BY queue"  # noqa: S608
+_RAN: Final = (
+    f"SELECT queue, sum(run_count), sum(run_us) FROM buckets WHERE minute >= ? AND {_OF_THESE} GROUP BY queue"  # noqa: S608
+)
+_EVER_RAN: Final = f"SELECT queue, run_count, run_us FROM sums WHERE {_OF_THESE}"  # noqa: S608
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,23 +60,28 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         return max(1, math.ceil(self.slots(target_s) / concurrency))
 
 
-def read_demand(store: Store, now: datetime) -> dict[str, Demand]:
-    """Return the demand of each queue that ever had a job; `now`: by the server's clock. Raises: ProjectionError."""
+def read_demand(store: Store, queues: Sequence[str], now: datetime) -> dict[str, Demand]:
+    """Return the demand of those of these queues that ever had a job; `now`: by the server's clock.
+
+    Raises: ProjectionError.
+    """
+    listed = msgspec.json.encode(queues).decode()
     with store.one_moment():
-        came = dict(store.select(_CAME, (_since(now, _LATELY),)))
-        lengths = _lengths(store, now)
+        counts = store.select(_NOW, (listed,))
+        came = dict(store.select(_CAME, (_since(now, _LATELY), listed)))
+        usual = store.select(_RAN, (_since(now, _USUALLY), listed))
+        lengths = _means(store.select(_EVER_RAN, (listed,))) | _means(usual)
         pauses = read_pauses(store.select)
-        waiting, running = _counts(store)
     passed_s = _LATELY.total_seconds() + now.second + now.microsecond * _MICROSECOND
     return {
         queue: Demand(
-            waiting=count,
-            running=running[queue],
+            waiting=waiting,
+            running=running,
             enqueued_per_s=came.get(queue, 0) / passed_s,
             attempt_s=lengths.get(queue),
             is_paused=queue in pauses and pauses[queue].is_paused(now),
         )
-        for queue, count in waiting.items()
+        for queue, waiting, running in counts
     }
 
 
@@ -81,20 +89,6 @@ def _since(now: datetime, before: timedelta) -> object:
     return bucket_values(now - before, None, 60)["since"]
 
 
-def _counts(store: Store) -> tuple[Mapping[str, int], Mapping[str, int]]:
-    waiting: dict[str, int] = {}
-    running: dict[str, int] = {}
-    for row in store.queues():
-        waiting[row.queue] = waiting.get(row.queue, 0) + row.counts[JobState.QUEUED.value]
-        running[row.queue] = running.get(row.queue, 0) + row.counts[JobState.RUNNING.value]
-    return waiting, running
-
-
-def _lengths(store: Store, now: datetime) -> dict[str, float]:
-    """Return the mean seconds of an attempt by queue: of the last hour, or else of all that ever ended."""
-    ever = _means(store.select(_EVER_RAN))
-    return ever | _means(store.select(_RAN, (_since(now, _USUALLY),)))
-
-
 def _means(rows: list[tuple[str, int, int]]) -> dict[str, float]:
+    """Return the mean seconds of an attempt by queue, where any ended."""
     return {queue: total_us * _MICROSECOND / count for queue, count, total_us in rows if count}
