@@ -126,21 +126,11 @@ class Worker:
         self._lease = self._lease_keeper(announce)
         self._abandoned = AbandonedSlots(self._on_abandoned_slots)
         self._threads = Threads(ledger.connection.loop, self._config.concurrency, self._abandoned)
-        policy = RetryPolicy(random.Random())  # noqa: S311 - jitter
-        self._execution = Execution(Surroundings.of(ledger), self._threads, policy)
         self._kept = KeptChains()
         self._tables = WorkerTables(ledger, self._config, self._threads)
-        self._runs = RunExecution(
-            Surroundings.of(ledger),
-            self._execution,
-            self._threads,
-            policy,
-            children=ChildJobs(ledger, Opening(ledger)),
-            kept=self._kept,
-            tables=self._tables,
-            may_linger=lambda: self._free() > 0 and not self._stopping.is_set(),
-        )
-        self._execution.runs = self._runs
+        policy = RetryPolicy(random.Random())  # noqa: S311 - jitter
+        self._execution = Execution(Surroundings.of(ledger), self._threads, policy)
+        self._runs = self._execution.runs = self._make_runs(policy)
         self._hooks = HookRunner(tasks)
         self._pauses = PauseWatch(ledger, self.served, on_change=self._on_queue)
         self._logs = LogKeeper(ledger, self._config, lambda: self._attempts.running)
@@ -186,6 +176,18 @@ class Worker:
             reactors=self._config.reactors,
             announce=announce,
             outage=self._ledger.connection.outage,
+        )
+
+    def _make_runs(self, policy: RetryPolicy) -> RunExecution:
+        return RunExecution(
+            Surroundings.of(self._ledger),
+            self._execution,
+            self._threads,
+            policy,
+            children=ChildJobs(self._ledger, Opening(self._ledger)),
+            kept=self._kept,
+            tables=self._tables,
+            may_linger=lambda: self._free() > 0 and not self._stopping.is_set(),
         )
 
     def _make_attempts(self) -> Attempts:
