@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+from jobledger.ledger.deadlines import Deadline, Deadlines
 from jobledger.ledger.model.errors import (
     AppendOutcomeUnknownError,
     JetStreamDisabledError,
@@ -29,6 +30,7 @@ class Patience:
     def __init__(self, connection: Connection | None, limit_s: float) -> None:
         self._connection = connection
         self._limit_s = limit_s
+        self._deadlines: Deadlines | None = None
 
     async def read(self, work: Callable[[], Awaitable[R]]) -> R:
         """Await what changes no job; one of several servers is asked again while they elect a leader.
@@ -36,10 +38,10 @@ class Patience:
         Raises: ServerUnreachableError at the limit, and what `work` raises.
         """
         connection = self._require_here()
-        limit = asyncio.timeout(self._limit_s)
+        limit = self._limit(connection)
         passing: Exception | None = None
         try:
-            async with limit:
+            with limit:
                 while True:
                     try:
                         return await work()
@@ -49,7 +51,7 @@ class Patience:
                         passing = error
                     await asyncio.sleep(_RETRY_S)
         except TimeoutError as error:
-            if not limit.expired():
+            if not limit.has_expired:
                 raise
             if isinstance(passing, UnreachableError):
                 raise passing from error
@@ -66,19 +68,18 @@ class Patience:
             answer, both at the limit; what `work` raises.
         """
         connection = self._require_here()
-        # Each look for the running loop is a system call, and this is the way of every lone enqueue.
-        loop = asyncio.get_running_loop() if connection is None else connection.loop
-        limit = asyncio.timeout_at(loop.time() + self._limit_s)
+        limit = self._limit(connection)
         if connection is not None and not connection.is_connected:
-            await self._await_connection(connection)
+            left_s = await self._await_connection(connection)
+            limit = Deadline(Deadlines(connection.loop, left_s))
         try:
-            async with limit:
+            with limit:
                 return await work()
         except AppendOutcomeUnknownError as error:  # the log itself was to wait no longer
             error.job_id = job_id
             raise
         except TimeoutError as error:
-            if not limit.expired():
+            if not limit.has_expired:
                 raise
             raise AppendOutcomeUnknownError(
                 f"the server gave no answer within {self._limit_s:g} s, so it is not known whether job {job_id} {doing}: "
@@ -91,9 +92,19 @@ class Patience:
             self._connection.require_here()
         return self._connection
 
-    async def _await_connection(self, connection: Connection) -> None:
+    def _limit(self, connection: Connection | None) -> Deadline:
+        # Each look for the running loop is a system call, and this is the way of every lone enqueue and read.
+        loop = asyncio.get_running_loop() if connection is None else connection.loop
+        if self._deadlines is None or self._deadlines.loop is not loop:
+            self._deadlines = Deadlines(loop, self._limit_s)
+        return Deadline(self._deadlines)
+
+    async def _await_connection(self, connection: Connection) -> float:
+        """Return how many seconds of the limit are left then. Raises: ServerUnreachableError where none are."""
+        ends_at = connection.loop.time() + self._limit_s
         try:
             await connection.wait_connected(self._limit_s)
+            return ends_at - connection.loop.time()
         except ConnectionLostError as error:
             message = f"there was no connection to the server for {self._limit_s:g} s: nothing was changed"
             raise ServerUnreachableError(message) from error
