@@ -322,3 +322,26 @@ async def test_no_key_reads_more_than_an_index_or_the_limits_allow(store: Store,
 
 def test_every_key_is_tried() -> None:
     assert {*TEXTS} == BY_INDEX | FEW_BY_INDEX | LOOKED_AT >= {*KEYS}
+
+
+@pytest.mark.parametrize("row_us", [1.0, 2.5, 4.5, 5.0, 9.0])
+def test_a_search_takes_no_larger_step_than_it_has_time_for(
+    monkeypatch: pytest.MonkeyPatch, row_us: float
+) -> None:
+    """Steps grow while they are short; the last one must not be one of twice the time that is left."""
+    now, count, looked = [0.0], 0, 0
+
+    def select(sql: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+        nonlocal count, looked
+        if "OFFSET ?" in sql:  # where the next step ends
+            count = int(str(values[-1])) + 1
+            return [(f"2025-01-31T08:00:00.{10**6 - looked - count:06d}Z", 1)]
+        if sql.startswith("SELECT created_at, rowid"):  # the step itself
+            looked += count
+            now[0] += count * row_us / 1e6
+        return [(1,)] if sql.startswith("SELECT count(*) FROM jobs WHERE created_at") else []
+
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    found = find_jobs(select, JobFilter(text="no such"), limit=50, limits=SearchLimits(seconds_max=0.03))
+    assert found.searched_back_to is not None
+    assert 0.015 < now[0] <= 0.03

@@ -53,6 +53,7 @@ from jobledger.projections import DeadLetterFilter, DeadLetterGroup, QueueRow, S
 from jobledger.projections.filters import of_fleet, visible
 from jobledger.projections.statistics.held import HeldRow, read_held
 from jobledger.projections.statistics.rates import Minute, minutes_of, rates
+from jobledger.projections.tables.job_schema import LACKS_CHILD
 from jobledger.projections.tables.schedules import ScheduleRow, late_schedules, read_schedules
 from jobledger.projections.tables.slots import slots_taken
 
@@ -118,10 +119,10 @@ _MOVED: Final = (
     f"SELECT id, queue, created_at, task, coalesce(json_extract(metadata, '$.{INSTEAD_OF}'), '') FROM jobs "  # noqa: S608
     f"WHERE id > '{TAKEN}' AND id < '{TAKEN}g' ORDER BY created_at DESC LIMIT 1000"
 )
-#: Runs that ended since another job has the id of a child, among the newest dead letters.
+#: Runs that ended since another job has the id of a child.
 _CHILD_TAKEN: Final = (
-    "SELECT job_id, queue, dead_at FROM (SELECT * FROM dead_letters ORDER BY dead_at DESC LIMIT 10000) "
-    "WHERE error_type = 'ChildIdTakenError'"
+    "SELECT job_id, queue, dead_at FROM dead_letters INDEXED BY dead_letters_by_error_type_dead_at "  # noqa: S608
+    f"WHERE {LACKS_CHILD} ORDER BY dead_at DESC LIMIT 1000"
 )
 
 

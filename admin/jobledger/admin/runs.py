@@ -19,6 +19,7 @@ from jobledger.ledger.model.rights.marks import PAYLOAD
 from jobledger.ledger.model.runs.orders import ChildOrder
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.projections import Store
+from jobledger.projections.tables.job_schema import IS_DEAD_CHILD
 from jobledger.projections.tables.steps import (
     NotedSteps,
     SignalRow,
@@ -47,9 +48,10 @@ _OPEN_CHILDREN: Final = {
 _DEAD_MAX: Final = 10_000
 #: Of the newest dead letters, those that are children of a run that waits for its children.
 _DEAD_CHILDREN: Final = (
-    "SELECT p.queue, p.id, c.parent_step, c.queue, c.id, c.parent_item, c.completed_at, c.error "
-    "FROM (SELECT queue, id, parent_queue, parent_id, parent_step, parent_item, completed_at, error FROM jobs "
-    "WHERE status = 'dead_lettered' ORDER BY created_at DESC LIMIT 10000) AS c "
+    "SELECT p.queue, p.id, c.parent_step, c.queue, c.id, c.parent_item, c.completed_at, c.error "  # noqa: S608
+    "FROM (SELECT queue, id, parent_queue, parent_id, parent_step, parent_item, completed_at, error "
+    f"FROM jobs INDEXED BY jobs_by_created_at_parent_id WHERE {IS_DEAD_CHILD} "
+    "ORDER BY created_at DESC LIMIT 10000) AS c "
     "JOIN jobs AS p ON p.id = c.parent_id AND p.queue = c.parent_queue "
     "WHERE p.status = 'paused' AND p.awaiting LIKE '%children%' ORDER BY c.completed_at, c.parent_item"
 )
@@ -230,7 +232,7 @@ class DeadChildren(msgspec.Struct, kw_only=True):
 
 
 def dead_children(store: Store) -> list[DeadChildren]:
-    """Return the runs that wait for a person, who waits longest in front; only the newest dead letters are looked at."""
+    """Return the runs that wait for a person, who waits longest in front; only the newest dead children are looked at."""
     runs: dict[tuple[str, str], Job | None] = {}
     found: dict[tuple[str, str], DeadChildren] = {}
     for queue, job_id, key, child_queue, child, item, since, error in store.select(_DEAD_CHILDREN, ()):

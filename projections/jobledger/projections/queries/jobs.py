@@ -113,16 +113,19 @@ class _Search:
         took_s, self._stepped_s = now_s - self._stepped_s, now_s
         if each is None or (each.has_begun and (self._left <= 0 or now_s + took_s > self._ends_s)):
             return None
-        self._adapt(took_s)
+        self._adapt(took_s, self._ends_s - now_s)
         count = max(1, min(self._slice, self._left))
         began, each.at = each.at, self._walk.edge(each.lane, count, after=each.at)
         each.has_begun = True
         self._left -= count
         return each.lane, began, each.at
 
-    def _adapt(self, took_s: float) -> None:
-        """Choose the size of the next slice by what the one before took: rows that lie apart take much longer."""
-        if took_s < _SLICE_SHORT_S:
+    def _adapt(self, took_s: float, left_s: float) -> None:
+        """Choose the size of the next slice by what the one before took: rows that lie apart take much longer.
+
+        A larger one is taken only where there is time left for it.
+        """
+        if took_s < _SLICE_SHORT_S and 2 * took_s <= left_s:
             self._slice = min(2 * self._slice, self._slice_max)
         elif took_s > _SLICE_LONG_S:
             self._slice = max(self._slice // 2, 1)

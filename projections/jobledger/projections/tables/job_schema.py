@@ -76,6 +76,10 @@ _OF_RUNS: Final = {
         "spaces, or `operator` where a person paused the job; NULL: it is not paused, or its own code knows"
     ),
 }
+#: Dead children of runs, and runs that died since another job has the id of a child. Each is looked for every few
+#: seconds, among dead letters that may be many.
+IS_DEAD_CHILD: Final = "status = 'dead_lettered' AND parent_id IS NOT NULL"
+LACKS_CHILD: Final = "error_type = 'ChildIdTakenError'"
 JOBS: Final = Table(
     name="jobs",
     columns={**_JOB_KEY, **_FIXED, **_CHANGING, **_OF_RUNS},
@@ -97,6 +101,7 @@ JOBS: Final = Table(
         Index(("queue", "priority", "status", "since_us"), where=OF_INTEREST),
         Index(("limits", "since_us", "status"), where=IS_HELD),
         Index(("parent_id", "parent_queue", "parent_step", "parent_item"), where="parent_id IS NOT NULL"),
+        Index(("created_at", "parent_id"), where=IS_DEAD_CHILD),
         Index(("awaiting",), where="awaiting IS NOT NULL"),
         Index(("version",), where="version IS NOT NULL"),
     ),
@@ -144,7 +149,11 @@ DEAD_LETTERS: Final = Table(
     },
     key=("job_id", "queue"),
     # Causes are counted by these columns alone: without the rows, which hold tracebacks.
-    indexes=(Index(("dead_at",)), Index(("fingerprint", "dead_at", "queue", "task", "tenant"))),
+    indexes=(
+        Index(("dead_at",)),
+        Index(("fingerprint", "dead_at", "queue", "task", "tenant")),
+        Index(("error_type", "dead_at"), where=LACKS_CHILD),
+    ),
     sequence="last_sequence",
 )
 V_JOBS: Final = View(name="v_jobs", of=JOBS, renamed={"started_at": "processed_at", "error": "last_error"})

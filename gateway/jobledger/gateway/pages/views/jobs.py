@@ -29,10 +29,12 @@ _MOSTLY: Final = 0.95
 _COMPARED_MAX: Final = 250
 _SHARED_WITHIN: Final = SearchLimits(seconds_max=0.25)
 _LAST: Final = datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
-#: A page asks three questions. All three together take no longer than one answer of the API (`SearchLimits`).
+#: A page asks three questions, and a fourth where nothing fits. The first three together take no longer than one answer
+#: of the API (`SearchLimits`).
 _ROWS_WITHIN: Final = SearchLimits(seconds_max=0.03)
 _COUNTS_WITHIN: Final = SearchLimits(seconds_max=0.02)
 _NEWER_WITHIN: Final = SearchLimits(seconds_max=0.01)
+_LACKING_S_MAX: Final = 0.01  #: of all its counts together
 
 Text = Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
 #: Conditions as older addresses, and other pages, name them: a field of `Query` and the key of a search.
@@ -262,13 +264,16 @@ def _bars(trait: Trait) -> Markup:
 def _lacking(looked: Viewer, view: View, asked: SearchChoice) -> list[tuple[Chip, int]]:
     """Return how many jobs would fit without each condition, most first."""
     chips = asked.chips()[:_CHIPS_MAX]
-    found = [(chip, _count(looked, view, chip.without)) for chip in chips if len(chips) > 1]
+    if len(chips) < 2:  # noqa: PLR2004 - without the only one, all jobs fit
+        return []
+    within = SearchLimits(seconds_max=_LACKING_S_MAX / len(chips))
+    found = [(chip, _count(looked, view, chip.without, within)) for chip in chips]
     return sorted((each for each in found if each[1]), key=lambda each: -each[1])
 
 
-def _count(looked: Viewer, view: View, text: str) -> int:
+def _count(looked: Viewer, view: View, text: str, within: SearchLimits) -> int:
     chosen = ask(text, view.store, looked.principal, view.now).chosen
-    counts = view.store.job_counts(chosen, limits=_NEWER_WITHIN).by_state
+    counts = view.store.job_counts(chosen, limits=within).by_state
     return sum(counts[state] for state in chosen.states or counts)
 
 
