@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -86,6 +86,9 @@ class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
     events: list[dict[str, Any]]  #: as they are stored, without inputs, results and checkpoints
 
 
+D = TypeVar("D", bound=JobDetails)
+
+
 async def job_details(
     ledger: Ledger,
     job: Job,
@@ -100,9 +103,23 @@ async def job_details(
 
     Raises: UnreachableError.
     """
+    return await details_as(JobDetails, ledger, job, history, archived, hidden=hidden)
+
+
+async def details_as(
+    kind: type[D],
+    ledger: Ledger,
+    job: Job,
+    history: Iterable[StoredEvent],
+    archived: PayloadFiles | None = None,
+    *,
+    hidden: Hidden = NOTHING,
+    **more: Any,
+) -> D:
+    """Return the same as a structure that has `more` fields."""
     events = list(history)
     results = ledger.results if job.order.member is None else ledger.inputs
-    return JobDetails(
+    return kind(
         id=job.id,
         queue=job.queue,
         task=job.task,
@@ -133,6 +150,7 @@ async def job_details(
         rerun_of=job.order.rerun_of,
         attempts=attempt_views(job),
         events=[event_fields(stored, hidden) for stored in events],
+        **more,
     )
 
 

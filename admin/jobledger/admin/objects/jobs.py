@@ -149,12 +149,6 @@ def job_now(job: Job) -> JobNow:
     )
 
 
-def job_shown(details: JobDetails, check: ChainCheck, then: Moment | None = None) -> JobShown:
-    """Return a job whole; `then`: the past moment that it is shown of."""
-    fields = msgspec.structs.asdict(details)
-    return JobShown(**fields, as_of=msgspec.UNSET if then is None else then, chain=checked(check))
-
-
 def dead_letter_shown(details: JobDetails, job: Job, check: ChainCheck) -> DeadLetterShown:
     """Return a dead letter whole."""
     fields = msgspec.structs.asdict(details)

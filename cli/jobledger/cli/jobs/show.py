@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 
 from jobledger.admin.archived import archived_payloads
-from jobledger.admin.objects.jobs import job_shown
+from jobledger.admin.objects.jobs import JobShown, checked
 from jobledger.admin.past import AsOf, events_until, moment_words
 from jobledger.admin.runs import run_tree
-from jobledger.admin.views import job_details
+from jobledger.admin.views import details_as
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import UsageError
@@ -50,15 +50,17 @@ async def show(
         events = newest(found.history if then is None else events_until(found.history, then), output)
         job = fold(events).job
         assert job is not None, "a history is not empty"
-        details = await job_details(found.ledger, job, events, archived_payloads(found.log))
+        archived = archived_payloads(found.log)
+        more: dict[str, Any] = {"as_of": then or msgspec.UNSET, "chain": checked(found.chain)}
+        shown = await details_as(JobShown, found.ledger, job, events, archived, **more)
         now = found.ledger.clock.now()
     if then is not None:
         output.say(moment_words(then), style="dim")
         now = then.at or now
     if output.as_json:
-        output.object(job_shown(details, found.chain, then))
+        output.object(shown)
     else:
-        show_job(output, job, details, events, now=now, chain=found.chain)
+        show_job(output, job, shown, events, now=now, chain=found.chain)
     if found.missing:
         output.note(found.missing)
     refuse_broken(found.chain, f"job {job.id}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from jobledger.admin.objects.jobs import JobShown, job_shown
+import msgspec
+
+from jobledger.admin.objects.jobs import JobShown, checked
 from jobledger.admin.past import events_until
-from jobledger.admin.views import job_details
+from jobledger.admin.views import details_as
 from jobledger.audit.verify.links import check_history
 from jobledger.gateway.api.parameters import Past
 from jobledger.gateway.parts import Gateway
@@ -117,5 +119,7 @@ async def missing_job(asked: Asker, queue: str | None, job_id: str) -> Exception
 async def shown(asked: Asker, held: JobAtMoment) -> JobShown:
     """Return a job whole; what its asker may not see is hidden."""
     ledger = asked.gateway.ledger
-    details = await job_details(ledger, held.job, held.history, hidden=hidden_from(asked.principal))
-    return job_shown(details, await check_history(ledger.log, held.history), held.then)
+    check = await check_history(ledger.log, held.history)
+    hidden = hidden_from(asked.principal)
+    more: dict[str, Any] = {"as_of": held.then or msgspec.UNSET, "chain": checked(check)}
+    return await details_as(JobShown, ledger, held.job, held.history, hidden=hidden, **more)

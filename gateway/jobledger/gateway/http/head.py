@@ -40,8 +40,8 @@ def request_id_of(scope: Scope) -> str:
     """Return the id of a request: the one that came with it where it can be one, else a new one."""
     known: str | None = scope.get(_ID)
     if known is None:
-        given = headers_of(scope).get(REQUEST_ID, "")
-        known = scope[_ID] = given if is_token(given) else f"{_drawn.getrandbits(64):016x}"
+        given = headers_of(scope).get(REQUEST_ID)
+        known = scope[_ID] = given if given and is_token(given) else f"{_drawn.getrandbits(64):016x}"
     return known
 
 

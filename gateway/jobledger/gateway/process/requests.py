@@ -38,7 +38,7 @@ _GUARDS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b
 def _complete(head: Message, scope: Scope) -> None:
     """Give the head of an answer the headers that it has whatever it answers."""
     headers = [*head.get("headers", ()), *added_headers(scope)]
-    said = dict(headers)
+    said = {name for name, _ in headers}
     headers += [pair for pair in _GUARDS if pair[0] not in said]
     head["headers"] = headers
 
@@ -139,6 +139,6 @@ def _note(counted: Counters, log: AccessLog, scope: Scope, status: int, seconds:
             if route and "{token" in route
             else scope["raw_path"].decode("latin-1")[:_PATH_SHOWN_MAX],
             "status": status,
-            "ms": round(seconds * 1000, 1),
+            "ms": int(seconds * 10_000 + 0.5) / 10,  # `round` takes half a microsecond
         }
     )
