@@ -2,7 +2,7 @@
 
 docs/code.md lists the folders; docs/events.md, docs/lifecycle.md and docs/locks.md follow from the
 declarations of events, docs/projections.md from those of tables, the settings in docs/cli.md from the options,
-docs/search.md from the keys of searches, docs/errors.md from the classes of errors, each docs/diagrams/*.svg from the text
+docs/search.md from the keys of searches, docs/subjects.md from the table of rights, docs/errors.md from the classes of errors, each docs/diagrams/*.svg from the text
 beside it. What people wrote stays: only what lies between the markers is replaced.
 """
 
@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple, get_args
 from diagrams import diagram
 
 import jobledger.ledger
+from jobledger.admin.permissions import PARTS, Part
 from jobledger.cli.options import Setting
 from jobledger.cli.processes.settings import GATEWAY, LEDGER, WORKER
 from jobledger.ledger.model.aggregate import Aggregate
@@ -432,6 +433,21 @@ def _search_page(text: str) -> str:
     return _between_markers(text, "keys", head + keys)
 
 
+# What roles may.
+
+
+def _rights_page(text: str) -> str:
+    """Return the page with a table for each part of the work."""
+    parts = (_rights_of(title, part) for title, part in PARTS.items())
+    return _after_marker(text, "\n".join(("", *parts)))
+
+
+def _rights_of(title: str, part: Part) -> str:
+    rows = "".join(f"| {right.verb} | `{right.subject}` | {right.why} |\n" for right in part.rights)
+    about = "\n".join(textwrap.wrap(part.about, 110, break_long_words=False, break_on_hyphens=False))
+    return f"## {title}\n\n{about}\n\n| Verb | Subject | For |\n|---|---|---|\n{rows}"
+
+
 def _diagram(text: str) -> Callable[[str], str]:
     return lambda _: diagram(text)
 
@@ -445,6 +461,7 @@ PAGES: Final[dict[str, Callable[[str], str]]] = {
     "locks.md": _lock_page,
     "projections.md": _projection_page,
     "search.md": _search_page,
+    "subjects.md": _rights_page,
     **{
         f"diagrams/{path.stem}.svg": _diagram(path.read_text(encoding="utf-8"))
         for path in sorted((DOCS / "diagrams").glob("*.txt"))

@@ -159,7 +159,7 @@ CREATING = {
     "demo",
 }
 #: Those that need no ledger.
-OFFLINE = {"server", "events schema", "events asyncapi", "audit keygen", "webhooks keygen"}
+OFFLINE = {"server", "events schema", "events asyncapi", "audit keygen", "webhooks keygen", "permissions"}
 
 
 class Cli(CommandLine):

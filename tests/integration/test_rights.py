@@ -1,9 +1,8 @@
-"""What a server refuses is told at once, with verb and subject; what docs/subjects.md lists is enough for each role."""
+"""What a server refuses is told at once, with verb and subject; what `jobledger permissions` prints is enough for each role."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -13,14 +12,17 @@ import anyio
 import pytest
 from tests.support.limits import LIMIT_S
 from tests.support.secured import Secured, secured
-from tests.support.subjects import EVERYBODY, rows
 from tests.support.working import until, working
 
+from jobledger.admin.permissions import allowed, as_configuration
 from jobledger.cli.main import run
 from jobledger.ledger import JobState, Ledger, Limit, TaskRegistry, connect, task
 from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
+from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.nats.access import inbox_of
 from jobledger.workers import Worker
 
 pytestmark = pytest.mark.anyio
@@ -113,26 +115,20 @@ def user(name: str, publish: str = "", subscribe: str = "") -> str:
 
 
 def role(name: str) -> str:
-    """Return a user who may do what docs/subjects.md says of a role, and nothing else."""
-    may: dict[str, set[str]] = {"publish": set(), "subscribe": set()}
-    for row in rows():
-        if row.role in {EVERYBODY, name}:
-            shape = re.sub(r"<[^>]+[.]{3}>", ">", row.shape)
-            tokens = ["*" if "<" in token else token for token in shape.split(".")]
-            may[row.verb].add(".".join(tokens))
-    allowed = ", ".join(f"{verb}: {{ allow: {json.dumps(sorted(each))} }}" for verb, each in may.items())
-    return f"{{ user: {name}, password: p, permissions: {{ {allowed} }} }}"
+    """Return a user who may do what `jobledger permissions` prints of a role, and nothing else."""
+    may = as_configuration(allowed(name, Names(), inbox_prefix=inbox_of(f"may_{name}")))
+    return f"{{ user: may_{name}, password: p, {may} }}"
 
 
 @pytest.fixture(scope="module")
 def server(nats_server_binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """One user for each right that is missing, one for each role, and one who may do everything."""
     users = [user(name, subject) for name, (subject, _, _) in DENIED.items()]
-    users += [user("info", "$JS.API.STREAM.INFO.>"), user("inbox", subscribe="_INBOX.>")]
+    users += [user("info", "$JS.API.STREAM.INFO.>"), user("inbox", subscribe="_INBOX_inbox.>")]
     users += [
         user("claim", "ledger.job.*.*.started"),
         user("define", "ledger.limit.>"),
-        *(role(each) for each in ("Producer", "Worker", "Auditor")),
+        *map(role, ("producer", "worker", "reactors", "reader")),
     ]
     text = f"authorization {{ users: [ {{ user: all, password: p }}, {', '.join(users)} ] }}\n"
     with secured(nats_server_binary, tmp_path_factory.mktemp("rights"), text) as running:
@@ -159,7 +155,8 @@ async def test_a_refused_right_is_told_at_once(ready: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("info", "publish to $JS.API.STREAM.INFO.LEDGER"), ("inbox", "subscribe to _INBOX.")]
+    ("name", "words"),
+    [("info", "publish to $JS.API.STREAM.INFO.LEDGER"), ("inbox", "subscribe to _INBOX_inbox.")],
 )
 async def test_what_connecting_needs_is_told_at_once(
     ready: str, name: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -200,11 +197,12 @@ async def test_the_rights_of_the_page_are_enough_for_a_role(
     ready: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        producer, worker, auditor = [
-            await stack.enter_async_context(connect(ready, user=each, password="p"))
-            for each in ("Producer", "Worker", "Auditor")
+        producer, worker, reactors, auditor = [
+            await stack.enter_async_context(connect(ready, user=f"may_{each}", password="p"))
+            for each in ("producer", "worker", "reactors", "reader")
         ]
-        await stack.enter_async_context(working(worker, add, keep))
+        await stack.enter_async_context(working(worker, add, keep, reactors=False))
+        await stack.enter_async_context(working(reactors, queues=(BUILT_IN_QUEUE,), schedules=False))
         small, large = await producer.enqueue(add, 1, 2), await producer.enqueue(keep, "w" * 90_000)
         assert await small.result(timeout_s=LIMIT_S) == 3
         assert len(await large.result(timeout_s=LIMIT_S)) == 90_000

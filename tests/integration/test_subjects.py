@@ -1,6 +1,6 @@
-"""What each role publishes and subscribes to, recorded while it does its work, against docs/subjects.md.
+"""What each role publishes and subscribes to, recorded while it does its work, against the table of rights.
 
-Permissions are made from that page: a subject that is missing there is refused to somebody in production.
+Permissions are made of that table: a subject that is missing there is refused to somebody in production.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.jetstream import api
 from tests.support.limited import define, undefine
 from tests.support.limited import enqueue as limited
 from tests.support.schedules import declare
-from tests.support.subjects import EVERYBODY, ONLY_IN_A_CLUSTER, Recorder, Row, Use, rows
+from tests.support.subjects import EVERYBODY, ONLY_IN_A_CLUSTER, REACTORS_TOO, Recorder, Row, Use, rows
 from tests.support.working import LIMIT_S, becomes, ended, until, working
 
 from jobledger.admin.keys import list_keys
@@ -48,7 +48,7 @@ from jobledger.ledger import (
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import Claim, Complete
 from jobledger.ledger.model.errors import JobCancelledError, JobFailedError, TaskNotFoundError
-from jobledger.ledger.model.runs.orders import ChildNode, ChildOrder
+from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE, ChildNode, ChildOrder
 from jobledger.ledger.model.schedules.decisions import Remove
 from jobledger.projections import Projector
 from jobledger.projections.metrics.facts import server_facts
@@ -60,7 +60,16 @@ from jobledger.workers.reactors.reconciler import Reconciler
 if TYPE_CHECKING:
     from jobledger.ledger.server import EmbeddedServer
 
-ROLES = ("Producer", "Worker", "Subscriber", "Projector", "Operator", "Auditor")
+#: Who acts on the stage -> the parts of the table that are theirs.
+ROLES = {
+    "Producer": ("Producer",),
+    "Worker": ("Worker",),
+    "Reactors": ("Reactors", REACTORS_TOO),
+    "Subscriber": ("Subscriber",),
+    "Projector": ("Projector",),
+    "Operator": ("Operator", "Owner"),
+    "Auditor": ("Auditor",),
+}
 go = Signal("go", bool)
 LARGE = "x" * 3_000_000
 
@@ -99,6 +108,18 @@ async def tabulates(run: Run) -> int:
     rows = await run.write("rows", [{"data": _noise()}])
     await run.wait(go)
     return (await rows.path()).stat().st_size
+
+
+@task(queue="work")
+async def small(number: int) -> int:
+    return number
+
+
+@workflow(queue="work")
+async def gathers(run: Run) -> int:
+    numbers = await run.map(small, [1, 2])
+    await run.wait(go)
+    return sum(numbers)
 
 
 class Stage:
@@ -140,6 +161,9 @@ class Stage:
                     await failing.result(timeout_s=LIMIT_S)
             assert await delayed.result(timeout_s=LIMIT_S) == 1
             await self._by_name(ledger)
+            gathered = await ledger.enqueue(gathers.options(id="gathered"))
+            await ledger.signal(gathered, go, True)
+            assert await gathered.result(timeout_s=LIMIT_S) == 3
             async with ledger.lock("account", "42"):
                 assert (await (await ledger.job("delayed")).snapshot()).attempts
 
@@ -163,11 +187,13 @@ class Stage:
 
     async def work(self) -> None:
         """Run a worker with every reactor while another process produces."""
-        code = TaskRegistry([large, later, never, forever, tabulates])
+        code = TaskRegistry([large, later, never, forever, tabulates, small, gathers])
         code.add_route(Route("declared", RouteDefinition(scheme="internal")))
         async with (
-            self.client("Worker", inline_bytes_max=1) as ledger,  # a snapshot of the limits is above that
-            working(ledger, registry=code, ack_wait_s=1.0) as worker,
+            self.client("Reactors", inline_bytes_max=1) as host,  # a snapshot of the limits is above that
+            working(host, registry=TaskRegistry([]), queues=(BUILT_IN_QUEUE,), schedules=False),
+            self.client("Worker", inline_bytes_max=1) as ledger,
+            working(ledger, registry=code, ack_wait_s=1.0, reactors=False) as worker,
         ):
             await worker.taking.wait()
             await declare(ledger, "often", every_s=1)
@@ -179,7 +205,7 @@ class Stage:
                 await ledger.schedules.act(name, Remove())
             assert await ledger.leases.find("nobody") is None  # as claims do before they take a job over
             await self._resume_by_hand(ledger)
-            await until(lambda: self._has_used("Worker", "$JS.ACK.LEDGER.reconcile_"))
+            await until(lambda: self._has_used("Reactors", "$JS.ACK.LEDGER.reconcile_"))
             await until(lambda: self._has_used("Worker", "ledger.route.declared."))
 
     async def _limit(self) -> None:
@@ -213,14 +239,20 @@ class Stage:
             await operator.pause_queue("work")
             consumer = f"CONSUMER.PAUSE.{ledger.names.ledger_stream}.work_work_normal"
             await api(operator.inbox, consumer, {})
-            await until(lambda: Use("publish", "hint.queue.work") in self._recorder.used["Worker"])
+            await until(lambda: Use("publish", "hint.queue.work") in self._recorder.used["Reactors"])
             await operator.resume_queue("work")
 
     async def recover(self) -> None:
         """Find streams gone that reactors can make again, and hear of a dispatch that was given up."""
-        async with self.client("Worker") as ledger, working(ledger, never, tabulates) as worker:
+        async with (
+            self.client("Reactors") as host,
+            working(host, registry=TaskRegistry([]), queues=(BUILT_IN_QUEUE,), schedules=False) as hosting,
+            self.client("Worker") as ledger,
+            working(ledger, never, tabulates, reactors=False) as worker,
+        ):
+            await hosting.taking.wait()
             await worker.taking.wait()
-            async with connect(self._url, name="nobody") as other:
+            async with self.client("Operator") as other:
                 await other.signal("tabulated", go, True)
                 await ended(await other.job("tabulated"))
                 tabled = await other.enqueue(tabulates.options(id="tabled"))
@@ -232,8 +264,8 @@ class Stage:
             )
             async with connect(self._url, name="nobody") as server:
                 server.connection.send(subject, "", b"", advisory)
-            await until(lambda: self._has_used("Worker", "$JS.ACK.ADVISORIES."))
-            await until(lambda: self._has_used("Worker", "$JS.API.CONSUMER.DELETE.LEDGER.timers_"))
+            await until(lambda: self._has_used("Reactors", "$JS.ACK.ADVISORIES."))
+            await until(lambda: self._has_used("Reactors", "$JS.API.CONSUMER.DELETE.LEDGER.timers_"))
 
     def _has_used(self, role: str, beginning: str) -> bool:
         return any(use.subject.startswith(beginning) for use in self._recorder.used[role])
@@ -423,21 +455,25 @@ def test_each_role_uses_the_subjects_of_the_page_and_no_others(
 
 
 def _missing(page: list[Row], role: str, used: set[Use]) -> list[str]:
-    its = [row for row in page if row.role in {role, EVERYBODY, ONLY_IN_A_CLUSTER}]
+    its = [row for row in page if row.role in {*ROLES[role], EVERYBODY, ONLY_IN_A_CLUSTER}]
     return [
-        f"{role} uses a subject that docs/subjects.md does not have: add `| {use.verb} | `{use.subject}` | why |` "
-        f"to its section `## {role}`, with `<word>` for what differs from job to job"
+        f"{role} uses a subject that admin.permissions does not have: add `{use.verb} {use.subject} | why` "
+        f"to the part {role}, with `<word>` for what differs from job to job"
         for use in sorted(used)
         if not any(row.fits(use) for row in its)
     ]
 
 
 def _unused(row: Row, recorder: Recorder) -> str | None:
-    roles = ROLES if row.role == EVERYBODY else (row.role,)
+    roles = [role for role, parts in ROLES.items() if row.role in {*parts, EVERYBODY}]
     idle = [role for role in roles if not any(map(row.fits, recorder.used.get(role, ())))]
-    if not idle or row.role == ONLY_IN_A_CLUSTER:
+    if row.role == "Worker" and any(map(row.fits, recorder.used["Reactors"])):
+        return None  # whichever of them comes first makes what both need
+    if not idle or row.role in {ONLY_IN_A_CLUSTER, REACTORS_TOO}:
         return None
-    return f"`{row.verb} {row.shape}` was not used by {', '.join(idle)}: take it out of docs/subjects.md, or use it here"
+    return (
+        f"`{row.verb} {row.shape}` was not used by {', '.join(idle)}: take it out of its part, or use it here"
+    )
 
 
 def test_a_new_shape_of_subject_is_told_with_the_place_to_add_it() -> None:
@@ -445,6 +481,6 @@ def test_a_new_shape_of_subject_is_told_with_the_place_to_add_it() -> None:
     known, new = Use("publish", "$JS.API.STREAM.INFO.LEDGER"), Use("publish", "$JS.API.STREAM.DELETE.LEDGER")
     (said,) = _missing(page, "Auditor", {known, new})
     assert "$JS.API.STREAM.DELETE.LEDGER" in said
-    assert "`## Auditor`" in said
+    assert "to the part Auditor" in said
     assert len(_missing(page, "Producer", {Use("publish", "ledger.job.work.j1.completed")})) == 1
     assert len(_missing(page, "Producer", {Use("subscribe", "ledger.>")})) == 1

@@ -1,24 +1,24 @@
-"""Which subjects each role publishes to and subscribes to: recorded at the connection, compared with docs/subjects.md."""
+"""Which subjects each role publishes to and subscribes to: recorded at the connection, compared with `admin.permissions`."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import pytest
 
+from jobledger.admin.permissions import PARTS, bound_to
+from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.nats.connection import Connection
 
-PAGE = Path(__file__).parents[2] / "docs" / "subjects.md"
-#: Of the page: rows that every role has, and rows of which a single server sees nothing.
+#: Of the table: rows that every role has, and rows of which a single server sees nothing.
 EVERYBODY = "Everybody"
 ONLY_IN_A_CLUSTER = "In a cluster"
-
-_ROW = re.compile(r"^\| (publish|subscribe) \| `([^`]+)` \| (.+) \|$")
+#: Of the reactors: what a worker of the queue of the ledger's own runs has.
+REACTORS_TOO = "Reactors too"
 
 
 class Use(NamedTuple):
@@ -27,7 +27,7 @@ class Use(NamedTuple):
 
 
 class Row(NamedTuple):
-    role: str
+    role: str  # the title of its part
     verb: str
     shape: str  # `<word>` stands for one token, a last `<words...>` for several
     why: str
@@ -43,14 +43,11 @@ class Row(NamedTuple):
 
 def rows() -> list[Row]:
     """Return the rows of the page."""
-    found: list[Row] = []
-    role = ""
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
-        if line.startswith("## "):
-            role = line.removeprefix("## ")
-        elif (match := _ROW.match(line)) is not None:
-            found.append(Row(role, *match.groups()))
-    return found
+    return [Row(title, *right) for title, part in PARTS.items() for right in part.rights] + [
+        Row(REACTORS_TOO, right.verb, bound, right.why)
+        for right in PARTS["Worker"].rights
+        for bound in bound_to(right.subject, (BUILT_IN_QUEUE,))
+    ]
 
 
 class Recorder:

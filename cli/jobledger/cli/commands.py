@@ -215,6 +215,7 @@ COMMANDS: Final = Group(
         "timers": Group(groups.TIMERS, {"status": "jobs.timers", "rebuild": "jobs.timers"}),
         "workers": Group(groups.WORKERS, {"list": "processes.workers"}),
         "cluster": Group(groups.CLUSTER, {"show": "cluster", "replicas": "cluster"}),
+        "permissions": "permissions",
         "replay": "projection.replay",
         "metrics": "health.metrics",
         "doctor": "health.doctor",
@@ -230,7 +231,7 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {
     "Jobs": ("enqueue", "jobs", "dlq", "workflows", "graphs", "queues", "limits", "schedules"),
     "Look": ("top", "stats", "doctor", "health", "events", "audit", "sql", "replay"),
     "Connect": ("webhooks", "routes", "watches", "keys"),
-    "Inside": ("workers", "cluster", "locks", "unique", "tables", "timers", "projection"),
+    "Inside": ("workers", "cluster", "permissions", "locks", "unique", "tables", "timers", "projection"),
 }
 
 
@@ -248,6 +249,7 @@ HELPS: Final[Mapping[str, str]] = {
     "stats": "Show what happened to jobs in a span of time: how many completed and failed, and how long they waited and ran.",
     "sql": "Ask the projection a question in SQL. It reads the rows, brought up to now, and changes nothing.",
     "replay": "Write the tables as of a past moment to a SQLite file.",
+    "permissions": "Print what a role may publish and subscribe to, as the entry `permissions` of its user in a nats.conf.",
     "metrics": "Serve the metrics of all queues, tasks and workers for Prometheus, until Ctrl-C.",
     "doctor": "Check server, streams, projection, clock and disk, and tell what hurts; exits with 0 if nothing failed.",
     "health": "Say whether the server answers, a worker of this machine is alive, or the gateway is ready; exits with 0 if so.",

@@ -62,7 +62,7 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
     #: where the server is far away.
     prefetch_max: int = 2_048
     tracing: bool = False  #: spans by OpenTelemetry (extra `otel`) for what is enqueued and run here
-    inbox_prefix: str = "_INBOX"  #: one per role where permissions are used
+    inbox_prefix: str = ""  #: where answers come; "": `_INBOX_<user>`, without a user `_INBOX`
     #: For nats-py's connect: tls (a context), tls_handshake_first, ...
     nats_options: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
 

@@ -130,7 +130,11 @@ LEDGER: Final[dict[str, Setting]] = {
             ("commit", "WAY", "How appends are sent: group, pipeline, or auto for the faster one."),
             ("enqueue_in_flight_max", "", "Appends of one bulk enqueue that wait for an answer."),
             ("prefetch_max", "", "Events that a reader of the ledger asks for at a time."),
-            ("inbox_prefix", "SUBJECT", "Where answers come: one per role that has permissions."),
+            (
+                "inbox_prefix",
+                "SUBJECT",
+                "What subjects of answers begin with. (default: _INBOX_ and the user)",
+            ),
         )
     },
 }

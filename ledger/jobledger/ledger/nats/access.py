@@ -19,6 +19,7 @@ import msgspec
 
 from jobledger.ledger.files import open_file
 from jobledger.ledger.model.errors import ConfigurationError
+from jobledger.ledger.model.subjects import is_token
 from jobledger.ledger.nats.addresses import shown
 from jobledger.ledger.variables import variable
 
@@ -26,6 +27,11 @@ _FILE_BYTES_MAX: Final = 1 << 20
 _JWT: Final = re.compile(rb"-----BEGIN NATS USER JWT-----\s+(\S+)\s")
 _SEED: Final = re.compile(rb"(?:^|\s)(SU[A-Z2-7]{56})(?:\s|$)")
 _WAYS: Final = (("creds",), ("nkey",), ("user", "password", "password_file"), ("token", "token_file"))
+
+
+def inbox_of(user: str) -> str:
+    """Return what the inboxes of a user begin with unless somebody says otherwise: then no other user hears its answers."""
+    return f"_INBOX_{user}" if is_token(user) else "_INBOX"
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):

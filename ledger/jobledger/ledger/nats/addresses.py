@@ -46,6 +46,16 @@ def shown(url: str) -> str:
     return ", ".join(redact(part) for part in _NEXT_ADDRESS.split(url))
 
 
+def user_of(servers: list[str]) -> str:
+    """Return the user that addresses name, "" where they name none; what stands there without a password is a token."""
+    for server in servers:
+        with contextlib.suppress(ValueError):
+            parts = urlsplit(server if "://" in server else f"nats://{server}")
+            if parts.username and parts.password is not None:
+                return unquote(parts.username)
+    return ""
+
+
 def decoded_credentials(servers: list[str]) -> dict[str, Any]:
     """Return what `%XX` in the credentials of an address stands for: nats-py would send them as they are spelled.
 

@@ -33,8 +33,15 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
     UnsupportedServerError,
 )
-from jobledger.ledger.nats.access import NO_ACCESS, Access
-from jobledger.ledger.nats.addresses import check_addresses, decoded_credentials, redact, servers_of, shown
+from jobledger.ledger.nats.access import NO_ACCESS, Access, inbox_of
+from jobledger.ledger.nats.addresses import (
+    check_addresses,
+    decoded_credentials,
+    redact,
+    servers_of,
+    shown,
+    user_of,
+)
 from jobledger.ledger.nats.outage import Outage
 from jobledger.ledger.nats.parser import Collector, Handler, MessageParser
 from jobledger.ledger.nats.reasons import ConnectFailedError, check_tls, failure, most_telling
@@ -417,14 +424,14 @@ async def open_connection(
     name: str,
     timeout_s: float,
     access: Access = NO_ACCESS,
-    inbox_prefix: str = "_INBOX",
+    inbox_prefix: str = "",
     prefetch_max: int = PREFETCH_MAX,
     options: dict[str, Any] | None = None,
 ) -> Connection:
     """Connect, check the server, and keep the connection up from then on without limit.
 
     `url` may name several servers, comma separated: they are tried in any order, each once, within `timeout_s` in all.
-    `options` go to nats-py's `connect` as they are.
+    `options` go to nats-py's `connect` as they are. `inbox_prefix`: "" gives a user an inbox of its own, see `inbox_of`.
 
     Raises: ConfigurationError, ServerUnreachableError, UnsupportedServerError, JetStreamDisabledError.
     """
@@ -449,7 +456,7 @@ async def open_connection(
                 dont_randomize=True,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type] # the same
-                inbox_prefix=inbox_prefix,
+                inbox_prefix=inbox_prefix or inbox_of(access.user or user_of(servers)),
                 pending_size=PENDING_BYTES_MAX,
                 skip_subject_validation=True,  # every token was checked at the entry, see subjects.check_token
                 **{**_PINGS, **(access.login() or decoded_credentials(servers)), **(options or {})},

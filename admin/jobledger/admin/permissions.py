@@ -1,0 +1,406 @@
+"""What each role may publish and subscribe to on the NATS server: one table for users of a nats.conf and docs/subjects.md.
+
+`<word>` stands for one token of a subject, `<words...>` for one or more. A test lets each role do its work on a real
+server and compares what its connections sent with this table, both ways. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+from jobledger.ledger.model.envelope import PRIORITIES
+from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
+from jobledger.ledger.model.subjects import Names
+
+Verb = Literal["publish", "subscribe"]
+
+
+class Right(NamedTuple):
+    """One line of the table."""
+
+    verb: Verb
+    subject: str  #: as the plain environment has it
+    why: str
+
+
+class Part(NamedTuple):
+    """What one part of the work needs."""
+
+    about: str  #: whose work it is
+    rights: tuple[Right, ...]
+
+
+def _part(text: str) -> Part:
+    """Read a sentence or more, and behind an empty line the rights, each as `verb subject | why`."""
+    about, _, lines = text.strip().partition("\n\n")
+    found: list[Right] = []
+    for line in lines.splitlines():
+        words, _, why = line.partition(" | ")
+        verb, subject = words.split()
+        assert verb in {"publish", "subscribe"}, line
+        found.append(Right("publish" if verb == "publish" else "subscribe", subject, why))
+    return Part(about, tuple(found))
+
+
+#: What each part of the work needs, by its title in docs/subjects.md.
+PARTS: Final[Mapping[str, Part]] = {
+    "Everybody": _part(
+        """Whoever connects looks at every stream, and makes those that are missing: let an operator run `jobledger init` first, then nobody else needs `$JS.API.STREAM.CREATE.<stream>`, but for the buckets `OBJ_TABLES` and `KV_LOGS`, which workers make, and `OBJ_BODIES`, which gateways make. Where an operator only connected, workers make `KV_TASKS` and gateways `KV_ACCESS`. Who connects with `create=False`, as all commands that only read, makes none; where there is no ledger it publishes to `$JS.API.STREAM.NAMES`, to name those that there are.
+
+publish $JS.API.STREAM.INFO.LEDGER | checked at connect; the ledger's end
+publish $JS.API.STREAM.INFO.TIMERS | checked at connect
+publish $JS.API.STREAM.INFO.ADVISORIES | checked at connect
+publish $JS.API.STREAM.INFO.DLQ | checked at connect
+publish $JS.API.STREAM.INFO.KV_WORKERS | checked at connect; the length of a lease
+publish $JS.API.STREAM.INFO.OBJ_PAYLOADS | checked at connect
+publish $JS.API.STREAM.INFO.OBJ_RESULTS | checked at connect
+subscribe _INBOX.<id>.* | answers, and deliveries of consumers
+subscribe hint.ended.<client> | "a job that you wait for has ended"
+"""
+    ),
+    "Producer": _part(
+        """An application that enqueues, waits for results, acts on its own jobs and holds locks. A task that takes locks or enqueues needs the same in its worker.
+
+publish ledger.job.<queue>.<job>.queued.<priority> | enqueue
+publish ledger.job.<queue>.<job>.held | enqueue a job that has limits
+publish ledger.job.<queue>.<job>.scheduled | enqueue for later, reschedule
+publish ledger.unique.<task>.<key>.taken | enqueue or requeue a unique job
+publish ledger.job.<queue>.<job>.cancelled | cancel a job that waits
+publish ledger.job.<queue>.<job>.cancel_requested | cancel a job that runs
+publish hint.cancel.<queue>.<job> | tell its worker to look
+publish ledger.job.<queue>.<job>.signalled | send a run a signal
+publish hint.resume.<queue>.<job> | tell its worker to look
+publish $JS.API.DIRECT.GET.LEDGER | read a job's events
+publish $O.PAYLOADS.C.<object> | an input above the inline limit: its chunks
+publish $O.PAYLOADS.M.<object> | and what they are
+publish $JS.API.STREAM.NAMES | find the object store
+publish $JS.API.STREAM.MSG.GET.OBJ_PAYLOADS | whether an input is there already
+publish $JS.API.STREAM.MSG.GET.OBJ_RESULTS | read a result above the inline limit
+publish $JS.API.CONSUMER.CREATE.OBJ_RESULTS | its chunks
+publish $JS.FC.OBJ_RESULTS.<numbers...> | and their flow control
+publish ledger.limit.<limit>.set | define the limits that its code has; without this right a person has to
+publish $JS.API.STREAM.MSG.GET.KV_TASKS | enqueue by name: what a worker announced of the task
+publish $JS.API.STREAM.INFO.KV_TASKS | names like that of a task that no worker announced
+publish ledger.lock.<scope>.<lock>.<event> | take, renew and give back a lock
+publish hint.lock.<scope>.<lock> | "this lock is free"
+publish $KV.WORKERS.<client> | the lease of a client that holds a lock
+subscribe hint.lock.<scope>.<lock> | whoever waits for a lock
+subscribe _INBOX.<id> | chunks of a result
+"""
+    ),
+    "Worker": _part(
+        """A worker with `--no-reactors`. `--queue` binds it to the queues that it takes.
+
+publish ledger.job.<queue>.<job>.<event> | claims, outcomes, receipts
+publish ledger.job.<queue>.<job>.queued.<priority> | a retry, a child of a run
+publish ledger.job.<queue>.<job>.completed.limited | the end of a job with limits
+publish $JS.API.DIRECT.GET.LEDGER | read a job's events
+publish $JS.API.CONSUMER.CREATE.LEDGER.work_<queue_priority>.ledger.job.<queue>.*.queued.<priority> | make the consumer of its work
+publish $JS.API.CONSUMER.INFO.LEDGER.work_<queue_priority> | look for it
+publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.work_<queue_priority> | ask it for jobs
+publish $JS.ACK.LEDGER.work_<queue_priority>.<numbers...> | settle a delivery
+publish $KV.WORKERS.<worker> | its lease
+publish $JS.API.DIRECT.GET.KV_WORKERS | another worker's lease
+publish $JS.API.STREAM.MSG.GET.KV_WORKERS | whether a worker's lease has expired, before its job is taken over
+publish $JS.API.STREAM.INFO.KV_TASKS | look for the bucket of what tasks are
+publish $JS.API.STREAM.CREATE.KV_TASKS | make it where it is missing
+publish $KV.TASKS.<task> | say what its task is; without these three rights its work goes on
+publish $O.RESULTS.C.<object> | a result above the inline limit: its chunks
+publish $O.RESULTS.M.<object> | and what they are
+publish $O.PAYLOADS.C.<object> | a checkpoint, or a value of a step, above that: its chunks
+publish $O.PAYLOADS.M.<object> | and what they are
+publish $JS.API.STREAM.NAMES | find the object store
+publish $JS.API.STREAM.MSG.GET.OBJ_RESULTS | whether a result is there already
+publish $JS.API.STREAM.MSG.GET.OBJ_PAYLOADS | read an input above the inline limit
+publish $JS.API.CONSUMER.CREATE.OBJ_PAYLOADS | its chunks
+publish $JS.FC.OBJ_PAYLOADS.<numbers...> | and their flow control
+publish $JS.API.STREAM.INFO.OBJ_TABLES | look for the bucket of tables of runs
+publish $JS.API.STREAM.CREATE.OBJ_TABLES | make it where it is missing
+publish $O.TABLES.C.<object> | a table: its chunks
+publish $O.TABLES.M.<object> | and what they are
+publish $JS.API.STREAM.MSG.GET.OBJ_TABLES | read a table that another worker made
+publish $JS.API.CONSUMER.CREATE.OBJ_TABLES | its chunks
+publish $JS.FC.OBJ_TABLES.<numbers...> | and their flow control
+publish $JS.API.STREAM.INFO.KV_LOGS | look for the bucket of what tasks log
+publish $JS.API.STREAM.CREATE.KV_LOGS | make it where it is missing
+publish $KV.LOGS.<queue>.<job>.<claim> | what an attempt logged; without these three rights its work goes on
+publish hint.ended.<client> | tell a client that its job has ended
+publish hint.progress.<queue>.<job> | a task's progress
+subscribe hint.cancel.<queue>.* | "this running job is to end"
+subscribe hint.resume.<queue>.* | "this run has news"
+subscribe hint.queue.<queue> | "this queue was paused or resumed"
+subscribe _INBOX.<id> | chunks of an input
+publish ledger.schedule.<schedule>.<event> | a schedule that the worker's code declares
+publish ledger.route.<route>.<event> | a route that the worker's code declares
+publish ledger.job.<queue>.<job>.completed.child.<parent> | the end of a run's child
+publish ledger.job.<queue>.<job>.completed.child.<parent>.limited | the same of one with limits
+"""
+    ),
+    "Reactors": _part(
+        """`jobledger reactors`, and each worker that hosts them. They see to jobs of every queue, and have what a worker of the queue `jobledger` has, too.
+
+publish ledger.job.<queue>.<job>.queued.<priority> | a timer that is due, a slot that is given, a tick, a child
+publish ledger.job.<queue>.<job>.<event> | what becomes of runs, and of jobs that nobody can finish
+publish hint.resume.<queue>.<job> | tell the worker of a run that its children have ended
+publish ledger.schedule.<schedule>.<event> | a schedule that ticks
+publish $JS.API.CONSUMER.PAUSE.LEDGER.work_<queue_priority> | the reconciler: pause or resume it as the ledger says of its queue
+publish hint.queue.<queue> | the reconciler: tell the others that a consumer was
+publish timer.at.job.<queue>.<job>.<sequence> | set a timer
+publish timer.at.schedule.<schedule>.<sequence> | set the timer of a schedule
+publish $JS.API.STREAM.CREATE.TIMERS | make the timers' stream where it was lost
+publish $JS.API.CONSUMER.NAMES.LEDGER | find consumers of a timers' stream that was lost
+publish $JS.API.CONSUMER.DELETE.LEDGER.timers_<id> | and delete them
+publish $JS.API.CONSUMER.CREATE.LEDGER.timers_<id> | the consumer that sets timers
+publish $JS.API.CONSUMER.INFO.LEDGER.timers_<id> | look for it
+publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.timers_<id> | ask it for waits
+publish $JS.ACK.LEDGER.timers_<id>.<numbers...> | a timer is set
+publish $JS.API.CONSUMER.CREATE.TIMERS.due.timer.due.> | the consumer of timers that fired
+publish $JS.API.CONSUMER.INFO.TIMERS.due | look for it
+publish $JS.API.CONSUMER.MSG.NEXT.TIMERS.due | ask it for timers
+publish $JS.ACK.TIMERS.due.<numbers...> | its job is dispatched
+publish $JS.API.STREAM.CREATE.ADVISORIES | make the stream where it was lost
+publish $JS.API.CONSUMER.CREATE.ADVISORIES.dead_letters | the consumer of dispatches that were given up
+publish $JS.API.CONSUMER.INFO.ADVISORIES.dead_letters | look for it
+publish $JS.API.CONSUMER.MSG.NEXT.ADVISORIES.dead_letters | ask it for advisories
+publish $JS.ACK.ADVISORIES.dead_letters.<numbers...> | its job is seen to
+publish $JS.API.CONSUMER.CREATE.LEDGER.children | the consumer of ends of runs and their children
+publish $JS.API.CONSUMER.INFO.LEDGER.children | look for it
+publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.children | ask it for ends
+publish $JS.ACK.LEDGER.children.<numbers...> | an end is counted
+publish $JS.API.STREAM.MSG.GET.LEDGER | what became of a run while its children were enqueued
+publish $JS.API.CONSUMER.LIST.LEDGER | the reconciler: how far each queue is
+publish $JS.API.CONSUMER.CREATE.LEDGER.reconcile_<queue_priority>.ledger.job.<queue>.*.queued.<priority> | the consumer that walks behind
+publish $JS.API.CONSUMER.INFO.LEDGER.reconcile_<queue_priority> | look for it
+publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.reconcile_<queue_priority> | ask it for dispatches
+publish $JS.ACK.LEDGER.reconcile_<queue_priority>.<numbers...> | a dispatch is done with
+publish $JS.API.CONSUMER.CREATE.LEDGER | limits: read who waits and who holds slots
+publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.<reader> | ask for these events
+publish $JS.API.CONSUMER.DELETE.LEDGER.<reader> | tidy up
+publish ledger.flow.main.<event> | limits: who is given slots
+publish $O.PAYLOADS.C.<object> | limits: a snapshot above the inline limit: its chunks; nothing in their place, once it is not needed
+publish $O.PAYLOADS.M.<object> | and what they are
+"""
+    ),
+    "Subscriber": _part(
+        """A program that reads events, with a reader of its own or as a named subscription.
+
+publish $JS.API.CONSUMER.CREATE.LEDGER | a reader of one's own
+publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.<reader> | ask it for events
+publish $JS.API.CONSUMER.DELETE.LEDGER.<reader> | delete it at the end
+publish $JS.API.CONSUMER.CREATE.LEDGER.events_<name> | make a named subscription
+publish $JS.API.CONSUMER.INFO.LEDGER.events_<name> | look for it
+publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.events_<name> | ask it for events
+publish $JS.ACK.LEDGER.events_<name>.<numbers...> | settle a delivery
+"""
+    ),
+    "Projector": _part(
+        """It keeps tables up to date and tells metrics; it appends nothing.
+
+publish $JS.API.CONSUMER.CREATE.LEDGER | read the ledger in order
+publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.<reader> | ask for events
+publish $JS.API.CONSUMER.DELETE.LEDGER.<reader> | tidy up
+publish $JS.API.DIRECT.GET.LEDGER | the event at its position
+publish $JS.API.CONSUMER.LIST.LEDGER | metrics: what waits in each queue
+publish $JS.API.DIRECT.GET.KV_WORKERS | metrics: which workers live
+"""
+    ),
+    "Operator": _part(
+        """A person, or the gateway in a person's name.
+
+publish $JS.API.INFO | `doctor`: what the account has used
+publish $JS.API.CONSUMER.CREATE.LEDGER | read the ledger in order: lists, tail
+publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.<reader> | ask for events
+publish $JS.API.CONSUMER.DELETE.LEDGER.<reader> | tidy up; forget a subscription
+publish $JS.API.DIRECT.GET.LEDGER | read a job's events
+publish $JS.API.CONSUMER.LIST.LEDGER | `doctor`, subscriptions, what an archive run would take from them
+publish $JS.API.CONSUMER.INFO.LEDGER.<consumer> | `jobs why`, `timers status`, a subscription
+publish $JS.API.CONSUMER.INFO.TIMERS.due | `timers status`
+publish $JS.API.DIRECT.GET.TIMERS | `timers status`: when the next is due
+publish timer.at.job.<queue>.<job>.<sequence> | `timers rebuild`
+publish timer.at.schedule.<schedule>.<sequence> | the same
+publish $JS.API.DIRECT.GET.KV_WORKERS | `workers list`
+publish $JS.API.STREAM.MSG.GET.KV_TASKS | `jobs why`, `schedules add`, `enqueue` without `--app`: what a worker announced of a task
+publish $JS.API.STREAM.INFO.KV_TASKS | names like that of a task that no worker announced; `init`, a gateway with `--app`: look for the bucket
+publish $JS.API.STREAM.CREATE.KV_TASKS | `init`, a gateway with `--app`: make it where it is missing
+publish $KV.TASKS.<task> | a gateway with `--app`: say what its task is
+publish ledger.job.<queue>.<job>.<event> | `jobs cancel`, `dlq discard`, what an archive run carries forward
+publish ledger.job.<queue>.<job>.queued.<priority> | `jobs retry`, `dlq requeue`
+publish hint.cancel.<queue>.<job> | `jobs cancel` of a job that runs
+publish hint.resume.<queue>.<job> | `jobs signal`
+publish ledger.limit.<limit>.<event> | `limits set`, `limits remove`
+publish ledger.queue.<queue>.<event> | `queues pause`, `queues resume`
+publish ledger.access.<key>.<event> | `keys create`, `keys link`, `keys rotate`, `keys revoke`
+publish $JS.API.STREAM.INFO.KV_ACCESS | `keys list`, `init`, a gateway: look for the bucket of when keys were last used
+publish $JS.API.STREAM.CREATE.KV_ACCESS | `init`, a gateway: make it where it is missing
+publish $KV.ACCESS.<key> | a gateway: when a key was last used; without this right it is not known
+publish $KV.ACCESS.ended.<session> | a gateway: that somebody logged out; without this right other gateways are not told
+publish $JS.API.DIRECT.GET.KV_ACCESS | `keys list`, a gateway: read it
+publish $JS.API.DIRECT.GET.KV_LOGS | `jobs logs`, a gateway: what the attempts of a job logged
+publish $JS.API.STREAM.MSG.GET.LEDGER | a gateway: whether it knows of every change of a key
+publish ledger.route.<route>.<event> | `routes set`, `routes remove`
+publish ledger.delivery.<route>.<delivery>.<event> | a gateway, `emit`, `routes retry`: what was delivered to a route
+publish $JS.API.STREAM.INFO.OBJ_BODIES | the same: look for the bucket of bodies
+publish $JS.API.STREAM.CREATE.OBJ_BODIES | make it where it is missing
+publish $O.BODIES.C.<object> | keep a body: its chunks
+publish $O.BODIES.M.<object> | and what names them
+publish $JS.API.STREAM.MSG.GET.OBJ_BODIES | whether a body is kept already; `routes test`, `routes retry`: read it
+publish $JS.API.CONSUMER.CREATE.OBJ_BODIES | its chunks
+publish ledger.schedule.<schedule>.<event> | `schedules add` and all that changes one; what an archive run carries forward
+publish $JS.API.CONSUMER.PAUSE.LEDGER.work_<queue_priority> | the same, for the consumers of its work
+publish hint.queue.<queue> | tell its workers to look
+publish ledger.unique.<task>.<key>.taken | `jobs retry`, `dlq requeue` of a unique job
+publish ledger.reactor.<name>.<event> | `audit seal`, `audit archive`, `audit verify --record`
+publish ledger.unreadable.<sequence>.acknowledged | `audit acknowledge`
+publish $JS.API.STREAM.NAMES | find an object store
+publish $JS.API.STREAM.MSG.GET.OBJ_PAYLOADS | read inputs, for lists and archives
+publish $JS.API.STREAM.MSG.GET.OBJ_RESULTS | read results
+publish $JS.API.CONSUMER.CREATE.OBJ_PAYLOADS | their chunks
+publish $JS.FC.OBJ_PAYLOADS.<numbers...> | and their flow control
+publish $JS.API.CONSUMER.CREATE.OBJ_RESULTS | their chunks
+publish $JS.FC.OBJ_RESULTS.<numbers...> | and their flow control
+subscribe _INBOX.<id> | chunks of a payload
+publish $JS.API.STREAM.INFO.OBJ_TABLES | doctor: how full the bucket of tables is; find a table
+publish $JS.API.STREAM.MSG.GET.OBJ_TABLES | whether a table is there
+publish $JS.API.CONSUMER.CREATE.OBJ_TABLES | copy a table: its chunks
+publish $JS.FC.OBJ_TABLES.<numbers...> | and their flow control
+publish $O.TABLES.C.<object> | remove a table: nothing in the place of its chunks
+publish $O.TABLES.M.<object> | and that it is gone
+"""
+    ),
+    "Owner": _part(
+        """A person who makes the streams, and archives.
+
+publish $JS.API.STREAM.CREATE.LEDGER | make an environment
+publish $JS.API.STREAM.CREATE.TIMERS | the same
+publish $JS.API.STREAM.CREATE.ADVISORIES | the same
+publish $JS.API.STREAM.CREATE.DLQ | the same
+publish $JS.API.STREAM.CREATE.KV_WORKERS | the same
+publish $JS.API.STREAM.CREATE.OBJ_PAYLOADS | the same
+publish $JS.API.STREAM.CREATE.OBJ_RESULTS | the same
+publish $JS.API.STREAM.PURGE.LEDGER | `audit archive`
+"""
+    ),
+    "Auditor": _part(
+        """It proves and exports; it appends nothing.
+
+publish $JS.API.CONSUMER.CREATE.LEDGER | read the ledger in order
+publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.<reader> | ask for events
+publish $JS.API.CONSUMER.DELETE.LEDGER.<reader> | tidy up
+publish $JS.API.DIRECT.GET.LEDGER | read a job's events
+publish $JS.API.STREAM.NAMES | find an object store
+publish $JS.API.STREAM.MSG.GET.OBJ_PAYLOADS | export inputs
+publish $JS.API.STREAM.MSG.GET.OBJ_RESULTS | export results
+publish $JS.API.CONSUMER.CREATE.OBJ_PAYLOADS | their chunks
+publish $JS.FC.OBJ_PAYLOADS.<numbers...> | and their flow control
+publish $JS.API.CONSUMER.CREATE.OBJ_RESULTS | their chunks
+publish $JS.FC.OBJ_RESULTS.<numbers...> | and their flow control
+subscribe _INBOX.<id> | chunks of a payload
+"""
+    ),
+    "In a cluster": _part(
+        """Whoever reads the ledger in order asks the stream's leader whether its end is reached ([ADR 004](adr/004-own-hot-paths-on-nats-py.md)); a worker asks it for a wait that its replica does not have.
+
+publish $JS.API.STREAM.MSG.GET.LEDGER | whether nothing is left to read
+"""
+    ),
+}
+
+#: What a role may, by the parts of the work that it does.
+ROLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "producer": ("Producer",),
+    "worker": ("Worker",),
+    "reactors": ("Reactors",),
+    "subscriber": ("Subscriber",),
+    "reader": ("Projector", "Auditor"),
+    "gateway": ("Operator", "Projector", "Worker", "Reactors"),
+    "operator": ("Operator", "Owner", "Projector", "Auditor"),
+}
+#: Of every role.
+COMMON: Final = ("Everybody", "In a cluster")
+#: Roles whose rights can be bound to queues: others see to jobs of every queue, or read the whole ledger.
+BOUND: Final = ("producer", "worker")
+_MORE: Final = re.compile(r"<[^>]*[.]{3}>")
+_BUCKETS: Final = ("KV_", "OBJ_")
+_ACK: Final = "$JS.ACK."
+
+
+class Allowed(NamedTuple):
+    """The subjects of one NATS user; nothing else is allowed, and nothing is denied."""
+
+    publish: list[str]
+    subscribe: list[str]
+
+
+def allowed(role: str, names: Names, *, queues: Sequence[str] = (), inbox_prefix: str = "_INBOX") -> Allowed:
+    """Return what a role may; `queues`: those that it is bound to, none: all of them.
+
+    Raises: KeyError for a role that there is not.
+    """
+    renamed = _renamed(names)
+    found: dict[Verb, set[str]] = {"publish": set(), "subscribe": set()}
+    for part, bound in parts_of(role, queues):
+        for right in PARTS[part].rights:
+            shape = ".".join(renamed.get(token, token) for token in right.subject.split("."))
+            for subject in bound_to(shape, bound):
+                found[right.verb].update(_patterns(subject, inbox_prefix))
+    return Allowed(sorted(found["publish"]), sorted(found["subscribe"]))
+
+
+def parts_of(role: str, queues: Sequence[str] = ()) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the parts of a role, each with the queues that it is bound to there."""
+    for part in (*COMMON, *ROLES[role]):
+        yield part, queues
+        if part == "Reactors":  # the ledger's own runs are theirs
+            yield "Worker", (BUILT_IN_QUEUE,)
+
+
+def _renamed(names: Names) -> dict[str, str]:
+    """Return the tokens that are others in an environment: streams, buckets, and what subjects begin with."""
+    plain = Names()
+    found = dict(zip(plain.streams, names.streams, strict=True))
+    for before, after in list(found.items()):
+        if before.startswith(_BUCKETS):
+            found[before.partition("_")[2]] = after.partition("_")[2]
+    return found | dict(zip(_roots(plain), _roots(names), strict=True))
+
+
+def _roots(names: Names) -> list[str]:
+    return [each.partition(".")[0] for each in (names.all_events, names.all_timers, names.queue_hint("*"))]
+
+
+def bound_to(subject: str, queues: Sequence[str]) -> Iterator[str]:
+    """Yield a subject for each queue, and where it has a consumer's name for each priority of that queue."""
+    if not queues or "<queue" not in subject:
+        yield subject
+        return
+    for queue in queues:
+        of_queue = subject.replace("<queue>", queue)
+        if "<queue_priority>" not in subject:
+            yield of_queue
+            continue
+        for priority in PRIORITIES:
+            yield of_queue.replace("<queue_priority>", f"{queue}_{priority}")
+
+
+def _patterns(subject: str, inbox_prefix: str) -> Iterator[str]:
+    """Yield a subject as nats-server takes it."""
+    if subject.startswith("_INBOX."):
+        yield f"{inbox_prefix}.>"
+        return
+    tokens = _MORE.sub(">", subject).split(".")
+    pattern = ".".join("*" if "<" in token else token for token in tokens)
+    yield pattern
+    if pattern.startswith(_ACK):  # newer servers put domain and account before the stream
+        yield f"{_ACK}*.*.{pattern.removeprefix(_ACK)}"
+
+
+def as_configuration(allow: Allowed) -> str:
+    """Return the rights as the entry `permissions` of a user in a nats.conf."""
+    return f"permissions: {{\n{_listed('publish', allow.publish)}{_listed('subscribe', allow.subscribe)}}}\n"
+
+
+def _listed(verb: Verb, subjects: Sequence[str]) -> str:
+    lines = "".join(f'      "{each}"\n' for each in subjects)
+    return f"  {verb}: {{\n    allow: [\n{lines}    ]\n  }}\n"
