@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
 go = Signal("go", bool)
 #: User of the server -> words of the command that prints its rights.
 USERS = {
-    "app": ("producer", "--queue", "mail"),
+    "app": ("producer", "--queue", "mail", "--limits"),
     "mailer": ("worker", "--queue", "mail"),
     "hosts": ("reactors",),
     "billing": ("subscriber",),
@@ -158,6 +158,8 @@ REFUSED = (
     ("app", "publish", "ledger.access.k1.created"),
     ("app", "publish", "$JS.API.STREAM.PURGE.LEDGER"),
     ("app", "publish", "$JS.API.CONSUMER.MSG.NEXT.LEDGER.work_mail_normal"),
+    ("app", "publish", "ledger.lock.account.42.acquired"),
+    ("app", "publish", "$KV.WORKERS.somebody"),
     ("app", "subscribe", "_INBOX_ann.>"),
     ("app", "subscribe", "ledger.>"),
     ("mailer", "publish", "ledger.job.bank.j1.started"),
@@ -212,6 +214,7 @@ def test_what_is_no_role_and_what_is_not_bound_to_queues_is_told() -> None:
         (("worke",), "there is no role 'worke': the roles are producer, worker,"),
         (("reader", "--queue", "mail"), "--queue is for producer and worker: reader sees to every queue"),
         (("worker", "--queue", "a b"), "queue 'a b' is not valid"),
+        (("reader", "--locks"), "--enqueues, --locks and --limits are for producer and worker"),
     ):
         found = command(*words)
         assert found.code == 2
@@ -230,7 +233,12 @@ def test_an_environment_has_names_of_its_own_and_a_queue_of_any_name_is_kept() -
 
 
 def test_every_part_of_the_table_belongs_to_a_role() -> None:
-    assert {part for parts in ROLES.values() for part in parts} | {"Everybody", "In a cluster"} == {*PARTS}
+    assert {part for parts in ROLES.values() for part in parts} | {
+        "Everybody",
+        "In a cluster",
+        "Locks",
+        "Limits",
+    } == {*PARTS}
 
 
 def test_the_json_is_the_same_list() -> None:

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 #: Who acts on the stage -> the parts of the table that are theirs.
 ROLES = {
-    "Producer": ("Producer",),
+    "Producer": ("Producer", "Locks", "Limits"),
     "Worker": ("Worker",),
     "Reactors": ("Reactors", REACTORS_TOO),
     "Subscriber": ("Subscriber",),

@@ -61,7 +61,7 @@ subscribe hint.ended.<client> | "a job that you wait for has ended"
 """
     ),
     "Producer": _part(
-        """An application that enqueues, waits for results, acts on its own jobs and holds locks. A task that takes locks or enqueues needs the same in its worker.
+        """An application that enqueues, waits for results and acts on its own jobs. A task that enqueues needs the same in its worker: `--enqueues` adds it there.
 
 publish ledger.job.<queue>.<job>.queued.<priority> | enqueue
 publish ledger.job.<queue>.<job>.held | enqueue a job that has limits
@@ -80,14 +80,24 @@ publish $JS.API.STREAM.MSG.GET.OBJ_PAYLOADS | whether an input is there already
 publish $JS.API.STREAM.MSG.GET.OBJ_RESULTS | read a result above the inline limit
 publish $JS.API.CONSUMER.CREATE.OBJ_RESULTS | its chunks
 publish $JS.FC.OBJ_RESULTS.<numbers...> | and their flow control
-publish ledger.limit.<limit>.set | define the limits that its code has; without this right a person has to
 publish $JS.API.STREAM.MSG.GET.KV_TASKS | enqueue by name: what a worker announced of the task
 publish $JS.API.STREAM.INFO.KV_TASKS | names like that of a task that no worker announced
+subscribe _INBOX.<id> | chunks of a result
+"""
+    ),
+    "Locks": _part(
+        """A producer, or the worker of a task, that holds locks: `--locks` adds it.
+
 publish ledger.lock.<scope>.<lock>.<event> | take, renew and give back a lock
 publish hint.lock.<scope>.<lock> | "this lock is free"
 publish $KV.WORKERS.<client> | the lease of a client that holds a lock
 subscribe hint.lock.<scope>.<lock> | whoever waits for a lock
-subscribe _INBOX.<id> | chunks of a result
+"""
+    ),
+    "Limits": _part(
+        """A producer, or a worker, that defines the limits that its code has: `--limits` adds it. Without it a person has to, and it could define each of them anew.
+
+publish ledger.limit.<limit>.set | define the limits that its code has
 """
     ),
     "Worker": _part(
@@ -333,14 +343,21 @@ class Allowed(NamedTuple):
     subscribe: list[str]
 
 
-def allowed(role: str, names: Names, *, queues: Sequence[str] = (), inbox_prefix: str = "_INBOX") -> Allowed:
-    """Return what a role may; `queues`: those that it is bound to, none: all of them.
+def allowed(
+    role: str,
+    names: Names,
+    *,
+    queues: Sequence[str] = (),
+    inbox_prefix: str = "_INBOX",
+    more: Sequence[str] = (),
+) -> Allowed:
+    """Return what a role may; `queues`: those that it is bound to, none: all of them. `more`: further parts.
 
     Raises: KeyError for a role that there is not.
     """
     renamed = _renamed(names)
     found: dict[Verb, set[str]] = {"publish": set(), "subscribe": set()}
-    for part, bound in parts_of(role, queues):
+    for part, bound in (*parts_of(role, queues), *((each, queues) for each in more)):
         for right in PARTS[part].rights:
             shape = ".".join(renamed.get(token, token) for token in right.subject.split("."))
             for subject in bound_to(shape, bound):

@@ -30,6 +30,15 @@ _User = Annotated[
         help="The NATS user, whose inbox gets the answers. (default: named as the role)",
     ),
 ]
+_Enqueues = Annotated[
+    bool, typer.Option("--enqueues", metavar="", help="Of a worker: its tasks enqueue jobs.")
+]
+_Locks = Annotated[
+    bool, typer.Option("--locks", metavar="", help="Of a producer or a worker: it holds locks.")
+]
+_Limits = Annotated[
+    bool, typer.Option("--limits", metavar="", help="Of a producer or a worker: its code defines limits.")
+]
 _Environment = Annotated[
     str | None,
     typer.Option(
@@ -49,6 +58,9 @@ def permissions(
     role: _Role,
     queue: _Queue = None,
     of: _User = None,
+    enqueues: _Enqueues = False,
+    locks: _Locks = False,
+    limits: _Limits = False,
     environment: _Environment = None,
 ) -> None:
     """Print what a role may publish and subscribe to, as the entry `permissions` of its user in a nats.conf.
@@ -59,8 +71,12 @@ def permissions(
         raise UsageError(f"there is no role {role[:40]!r}: the roles are {_ROLES}")
     if queue and role not in BOUND:
         raise UsageError(f"--queue is for {' and '.join(BOUND)}: {role} sees to every queue")
+    more = [part for part, given in (("Producer", enqueues), ("Locks", locks), ("Limits", limits)) if given]
+    if more and role not in BOUND:
+        raise UsageError(f"--enqueues, --locks and --limits are for {' and '.join(BOUND)}")
     queues = [check_users_queue(each) for each in queue or ()]
-    allow = allowed(role, Names(environment or ""), queues=queues, inbox_prefix=inbox_of(of or role))
+    inbox = inbox_of(of or role)
+    allow = allowed(role, Names(environment or ""), queues=queues, inbox_prefix=inbox, more=more)
     if cli.output.as_json:
         cli.output.object(allow._asdict())
     else:
