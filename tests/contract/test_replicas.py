@@ -39,6 +39,25 @@ async def test_a_replica_that_lags_is_believed_without_the_proof_and_not_with_it
     assert await _older(ledger, "unproven") > 0
 
 
+async def test_an_event_that_a_replica_lacks_is_not_taken_for_an_archived_one(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depose_leader(ledger, monkeypatch)
+    log = ledger.log
+    for number in range(20):
+        sequence = await log.append([entry(log, 0, event(f"single-{number}"))])
+        found = await log.get(sequence)
+        assert found is not None
+        assert found.stream_sequence == sequence
+        assert await log.get(sequence + 1) is None
+    log._index = None  # type: ignore[attr-defined]
+    older = 0
+    for number in range(20):
+        sequence = await log.append([entry(log, 0, event(f"unproven-{number}"))])
+        older += await log.get(sequence) is None
+    assert older > 0
+
+
 async def test_a_deposed_leader_is_believed_if_it_seems_to_lead_and_not_if_it_tells(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:

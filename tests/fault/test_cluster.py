@@ -264,6 +264,8 @@ async def test_one_server_of_three_is_lost_and_no_caller_notices(
     began, at, events = time.monotonic(), time.time(), lab.counted.count
     whose = await row.do(lab.servers)
     await lab.servers.healthy(HEALTHY_S)
+    for server in await lab.servers.whole(HEALTHY_S):
+        tell(f"{row.name}: {server} did not catch up by itself, and was restarted")
     await asyncio.sleep(SETTLE_S)
     answers, acknowledged = lab.load.between(began, time.monotonic()), set(lab.load.acknowledged)
     await asyncio.to_thread(by_hand.read_on, lab.counted)

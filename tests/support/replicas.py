@@ -38,7 +38,7 @@ class _LaggingReplica:
 
     async def __call__(self, request: dict[str, Any], *, batch: bool) -> api.Batch:
         found = await self._read(request, batch=batch)
-        if not _is_of_chain(request):
+        if not _has_proof(request):
             return found
         self._looks += 1
         if self._looks % _LOOKS == 0:
@@ -49,10 +49,10 @@ class _LaggingReplica:
         return shown
 
 
-def _is_of_chain(request: dict[str, Any]) -> bool:
-    """Return whether a read is one that has to be proven: not of a single event, nor of which subjects are in use."""
+def _has_proof(request: dict[str, Any]) -> bool:
+    """Return whether a read is one that has to be proven: all but that of which subjects are in use."""
     subjects = request.get("multi_last", ())
-    return "seq" not in request or "next_by_subj" in request if not subjects else ">" in subjects[0]
+    return not subjects or ">" in subjects[0]
 
 
 class _InboxOfDeposed(Inbox):

@@ -243,7 +243,10 @@ class Log(Protocol):
         ...
 
     async def get(self, stream_sequence: int) -> Message | None:
-        """Return the message at one sequence, readable or not; None where there is none."""
+        """Return the message at one sequence, readable or not; None where there is none.
+
+        Proven to be so: of an event that was acknowledged it says that it was moved into an archive.
+        """
         ...
 
     async def present(self, subjects: Sequence[str]) -> set[str]:

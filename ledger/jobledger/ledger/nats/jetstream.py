@@ -281,9 +281,17 @@ class JetStreamLog(JobReading):
         return found[0] if found else None
 
     async def get(self, stream_sequence: int) -> Message | None:
-        """Return one event; see `Log.get`."""
+        """Return one event; see `Log.get`. That there is none counts only if the stream's leader has none."""
         if stream_sequence < 1:
             return None
+        found = await self._get(stream_sequence)
+        if found is not None or self._index is None or not await self._index.has(stream_sequence):
+            return found
+        return await self._index.until_reached(
+            stream_sequence, lambda: self._get(stream_sequence), _sequence_of
+        )
+
+    async def _get(self, stream_sequence: int) -> Message | None:
         found = await self._read({"seq": stream_sequence}, batch=False)
         return found[0] if found else None
 

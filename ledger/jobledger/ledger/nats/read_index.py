@@ -66,6 +66,18 @@ class ReadIndex:
 
         return await self._patiently(look)
 
+    async def has(self, sequence: int) -> bool:
+        """Return whether there is a message at a sequence, proven as `newest`. Raises: UnreachableError."""
+
+        async def look() -> bool | None:
+            before = await self.end()
+            if sequence > before.last_sequence:
+                return False
+            found = await api.get_message(self._inbox, self._stream, {"seq": sequence})
+            return found is not None if (await self.end()).leader == before.leader else None
+
+        return await self._patiently(look)
+
     async def until_reached(self, newest: int, read: Callable[[], Awaitable[T]], at: Callable[[T], int]) -> T:
         """Read again until some replica has shown this sequence; `at` tells how far an answer is.
 
