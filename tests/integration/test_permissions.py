@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
-from collections.abc import AsyncGenerator, Iterator
+import runpy
+import signal
+from collections.abc import AsyncGenerator, Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import msgspec
 import nats
 import pytest
+from tests.integration.conftest import Process
+from tests.support.gateways import as_account
 from tests.support.limits import LIMIT_S
 from tests.support.schedules import declare
 from tests.support.secured import Secured, secured
@@ -30,9 +37,11 @@ from jobledger.ledger import (
     workflow,
 )
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
+from jobledger.ledger.model.schedules.decisions import Remove
 
 pytestmark = pytest.mark.anyio
 go = Signal("go", bool)
+EXAMPLE = Path(__file__).parents[2] / "examples" / "delayed_and_retried.py"
 #: User of the server -> words of the command that prints its rights.
 USERS = {
     "app": ("producer", "--queue", "mail", "--limits"),
@@ -92,7 +101,7 @@ class Printed(NamedTuple):
     err: str
 
 
-def command(*words: str) -> Printed:
+def ask(*words: str) -> Printed:
     with (
         contextlib.redirect_stdout(io.StringIO()) as out,
         contextlib.redirect_stderr(io.StringIO()) as err,
@@ -102,7 +111,7 @@ def command(*words: str) -> Printed:
 
 
 def printed(*words: str) -> str:
-    found = command(*words)
+    found = ask(*words)
     assert found.code == 0, found.err
     return found.out
 
@@ -140,6 +149,7 @@ async def test_roles_do_their_work_without_one_refusal(
         await app.signal(run, go, True)
         await declare(ann, "often", queue="mail")
         await until(lambda: bool(ticks))
+        await ann.schedules.act("often", Remove())
         assert [await each.result(timeout_s=LIMIT_S) for each in (delayed, limited, large)] == [1, 2, 90_000]
         assert await run.result(timeout_s=LIMIT_S) == 90_003
         assert [stored async for stored in billing.events(follow=False)]
@@ -148,6 +158,46 @@ async def test_roles_do_their_work_without_one_refusal(
                 await delivery.ack()
         assert [stored async for stored in tables.events(follow=False)]
     assert "does not allow" not in caplog.text
+
+
+@pytest.mark.usefixtures("made")
+async def test_an_example_runs_on_processes_that_have_these_rights_alone(
+    server: Secured, command: Callable[..., Process], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def begin(user: str, *words: str) -> Process:
+        variables = {"JOBLEDGER_URL": server.url(), "JOBLEDGER_USER": user, "JOBLEDGER_PASSWORD": "p"}
+        return command(*words, "--json", variables=variables)
+
+    begun = (
+        begin("mailer", "worker", "--app", str(EXAMPLE), "--queue", "mail", "--no-reactors"),
+        begin("hosts", "reactors"),
+        begin("web", "gateway", "--port", "0", "--projection", "rows.db"),
+    )
+    ready = [await asyncio.to_thread(each.line) for each in begun]
+    async with opened(server, "app") as app:
+        await runpy.run_path(str(EXAMPLE))["run"](app)
+    assert "sent to ada at attempt 3" in capsys.readouterr().out
+    async with httpx.AsyncClient(base_url=ready[2]["gateway"], headers=as_account(ready[2])) as front:
+        made = await front.post(
+            "/v1/jobs", json={"task": "remind", "input": {"user": "bob"}}, timeout=LIMIT_S
+        )
+        assert made.status_code in {200, 202}, made.text
+        job = made.json()["id"]
+        await becomes_over_http(front, f"/v1/jobs/mail/{job}")
+        cancelled = await front.post(
+            "/v1/jobs", json={"task": "remind", "input": {"user": "eve"}, "delay_s": 60}
+        )
+        acted = await front.post(f"/v1/jobs/mail/{cancelled.json()['id']}/cancel", json={"reason": "a test"})
+        assert acted.status_code == 200, acted.text
+    for each in begun:
+        assert await asyncio.to_thread(each.end, signal.SIGTERM) == 0
+        assert "does not allow" not in each.errors
+
+
+async def becomes_over_http(front: httpx.AsyncClient, path: str) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while (await front.get(path)).json()["status"] != "completed":
+            await asyncio.sleep(0.05)
 
 
 #: What a role must not do: its user, verb and subject.
@@ -216,7 +266,7 @@ def test_what_is_no_role_and_what_is_not_bound_to_queues_is_told() -> None:
         (("worker", "--queue", "a b"), "queue 'a b' is not valid"),
         (("reader", "--locks"), "--enqueues, --locks and --limits are for producer and worker"),
     ):
-        found = command(*words)
+        found = ask(*words)
         assert found.code == 2
         assert said in found.err
         assert not found.out
