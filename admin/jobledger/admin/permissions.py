@@ -336,7 +336,7 @@ _BUCKETS: Final = ("KV_", "OBJ_")
 _ACK: Final = "$JS.ACK."
 
 
-class Allowed(NamedTuple):
+class SubjectLists(NamedTuple):
     """The subjects of one NATS user; nothing else is allowed, and nothing is denied."""
 
     publish: list[str]
@@ -350,7 +350,7 @@ def allowed(
     queues: Sequence[str] = (),
     inbox_prefix: str = "_INBOX",
     more: Sequence[str] = (),
-) -> Allowed:
+) -> SubjectLists:
     """Return what a role may; `queues`: those that it is bound to, none: all of them. `more`: further parts.
 
     Raises: KeyError for a role that there is not.
@@ -362,7 +362,7 @@ def allowed(
             shape = ".".join(renamed.get(token, token) for token in right.subject.split("."))
             for subject in bound_to(shape, bound):
                 found[right.verb].update(_patterns(subject, inbox_prefix))
-    return Allowed(sorted(found["publish"]), sorted(found["subscribe"]))
+    return SubjectLists(sorted(found["publish"]), sorted(found["subscribe"]))
 
 
 def parts_of(role: str, queues: Sequence[str] = ()) -> Iterator[tuple[str, Sequence[str]]]:
@@ -413,7 +413,7 @@ def _patterns(subject: str, inbox_prefix: str) -> Iterator[str]:
         yield f"{_ACK}*.*.{pattern.removeprefix(_ACK)}"
 
 
-def as_configuration(allow: Allowed) -> str:
+def as_configuration(allow: SubjectLists) -> str:
     """Return the rights as the entry `permissions` of a user in a nats.conf."""
     return f"permissions: {{\n{_listed('publish', allow.publish)}{_listed('subscribe', allow.subscribe)}}}\n"
 
