@@ -262,9 +262,12 @@ async def test_what_is_anothers_is_refused(server: Secured, user: str) -> None:
 def test_what_is_no_role_and_what_is_not_bound_to_queues_is_told() -> None:
     for words, said in (
         (("worke",), "there is no role 'worke': the roles are producer, worker,"),
-        (("reader", "--queue", "mail"), "--queue is for producer and worker: reader sees to every queue"),
+        (("reader", "--queue", "mail"), "--queue is for the role producer and worker, not for reader"),
+        (("producer", "--enqueues", "mail"), "--enqueues is for the role worker, not for producer"),
+        (("worker", "--of", "a.b"), "user 'a.b' is not valid"),
+        (("worker", "--of", ""), "user '' is not valid"),
         (("worker", "--queue", "a b"), "queue 'a b' is not valid"),
-        (("reader", "--locks"), "--enqueues, --locks and --limits are for producer and worker"),
+        (("reader", "--locks"), "--locks is for the role producer and worker, not for reader"),
     ):
         found = ask(*words)
         assert found.code == 2
@@ -282,11 +285,23 @@ def test_an_environment_has_names_of_its_own_and_a_queue_of_any_name_is_kept() -
     assert not {"LEDGER", "TIMERS", "KV_WORKERS", "OBJ_RESULTS", "hint"} & {*words}
 
 
+def test_a_worker_may_have_the_reactors_and_queues_to_enqueue_to() -> None:
+    alone, both = (
+        {*msgspec.json.decode(printed("worker", "--queue", "mail", "--json", *more))["publish"]}
+        for more in ((), ("--reactors", "--enqueues", "reports"))
+    )
+    hosts = {*msgspec.json.decode(printed("reactors", "--json"))["publish"]}
+    assert alone | hosts < both
+    assert {each for each in both - alone - hosts if each.startswith("ledger.job.")} == {
+        f"ledger.job.reports.*.{event}"
+        for event in ("queued.*", "held", "scheduled", "cancelled", "cancel_requested", "signalled")
+    }
+
+
 def test_every_part_of_the_table_belongs_to_a_role() -> None:
     assert {part for parts in ROLES.values() for part in parts} | {
         "Everybody",
         "In a cluster",
-        "Locks",
         "Limits",
     } == {*PARTS}
 

@@ -116,7 +116,7 @@ def user(name: str, publish: str = "", subscribe: str = "") -> str:
 
 def role(name: str) -> str:
     """Return a user who may do what `jobledger permissions` prints of a role, and nothing else."""
-    may = as_configuration(allowed(name, Names(), inbox_prefix=inbox_of(f"may_{name}")))
+    may = as_configuration(allowed(name, Names(), inbox_prefix=inbox_of(f"may_{name}")), about=name)
     return f"{{ user: may_{name}, password: p, {may} }}"
 
 

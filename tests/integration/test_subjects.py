@@ -67,7 +67,7 @@ ROLES = {
     "Reactors": ("Reactors", REACTORS_TOO),
     "Subscriber": ("Subscriber",),
     "Projector": ("Projector",),
-    "Operator": ("Operator", "Owner"),
+    "Operator": ("Operator", "Owner", "Owner of a cluster"),
     "Auditor": ("Auditor",),
 }
 go = Signal("go", bool)
@@ -469,7 +469,7 @@ def _unused(row: Row, recorder: Recorder) -> str | None:
     idle = [role for role in roles if not any(map(row.fits, recorder.used.get(role, ())))]
     if row.role == "Worker" and any(map(row.fits, recorder.used["Reactors"])):
         return None  # whichever of them comes first makes what both need
-    if not idle or row.role in {ONLY_IN_A_CLUSTER, REACTORS_TOO}:
+    if not idle or row.role in {ONLY_IN_A_CLUSTER, REACTORS_TOO, "Owner of a cluster"}:
         return None
     return (
         f"`{row.verb} {row.shape}` was not used by {', '.join(idle)}: take it out of its part, or use it here"

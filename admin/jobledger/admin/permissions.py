@@ -47,7 +47,7 @@ def _part(text: str) -> Part:
 #: What each part of the work needs, by its title in docs/subjects.md.
 PARTS: Final[Mapping[str, Part]] = {
     "Everybody": _part(
-        """Whoever connects looks at every stream, and makes those that are missing: let an operator run `jobledger init` first, then nobody else needs `$JS.API.STREAM.CREATE.<stream>`, but for the buckets `OBJ_TABLES` and `KV_LOGS`, which workers make, and `OBJ_BODIES`, which gateways make. Where an operator only connected, workers make `KV_TASKS` and gateways `KV_ACCESS`. Who connects with `create=False`, as all commands that only read, makes none; where there is no ledger it publishes to `$JS.API.STREAM.NAMES`, to name those that there are.
+        """Whoever connects looks at every stream, and makes those that are missing: let an operator run `jobledger init` first, since nobody else has the right to make the ledger. Workers may make the buckets `KV_TASKS`, `KV_LOGS` and `OBJ_TABLES`, gateways `KV_ACCESS` and `OBJ_BODIES`, and reactors make `TIMERS` and `ADVISORIES` again where they were lost. Who connects with `create=False`, as all commands that only read, makes none; where there is no ledger it publishes to `$JS.API.STREAM.NAMES`, to name those that there are.
 
 publish $JS.API.STREAM.INFO.LEDGER | checked at connect; the ledger's end
 publish $JS.API.STREAM.INFO.TIMERS | checked at connect
@@ -213,6 +213,7 @@ publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.<reader> | ask for events
 publish $JS.API.CONSUMER.DELETE.LEDGER.<reader> | tidy up
 publish $JS.API.DIRECT.GET.LEDGER | the event at its position
 publish $JS.API.CONSUMER.LIST.LEDGER | metrics: what waits in each queue
+publish $JS.API.STREAM.INFO.<stream> | metrics: where its copies are
 publish $JS.API.DIRECT.GET.KV_WORKERS | metrics: which workers live
 """
     ),
@@ -220,6 +221,7 @@ publish $JS.API.DIRECT.GET.KV_WORKERS | metrics: which workers live
         """A person, or the gateway in a person's name.
 
 publish $JS.API.INFO | `doctor`: what the account has used
+publish $JS.API.STREAM.INFO.<stream> | `doctor`, `cluster show`: where its copies are
 publish $JS.API.CONSUMER.CREATE.LEDGER | read the ledger in order: lists, tail
 publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.<reader> | ask for events
 publish $JS.API.CONSUMER.DELETE.LEDGER.<reader> | tidy up; forget a subscription
@@ -292,6 +294,12 @@ publish $JS.API.STREAM.CREATE.OBJ_RESULTS | the same
 publish $JS.API.STREAM.PURGE.LEDGER | `audit archive`
 """
     ),
+    "Owner of a cluster": _part(
+        """A person who says how many copies each stream has.
+
+publish $JS.API.STREAM.UPDATE.<stream> | `cluster replicas`
+"""
+    ),
     "Auditor": _part(
         """It proves and exports; it appends nothing.
 
@@ -325,7 +333,7 @@ ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "subscriber": ("Subscriber",),
     "reader": ("Projector", "Auditor"),
     "gateway": ("Operator", "Projector", "Worker", "Reactors"),
-    "operator": ("Operator", "Owner", "Projector", "Auditor"),
+    "operator": ("Operator", "Owner", "Owner of a cluster", "Projector", "Auditor", "Producer", "Locks"),
 }
 #: Of every role.
 COMMON: Final = ("Everybody", "In a cluster")
@@ -349,15 +357,17 @@ def allowed(
     *,
     queues: Sequence[str] = (),
     inbox_prefix: str = "_INBOX",
-    more: Sequence[str] = (),
+    more: Sequence[tuple[str, Sequence[str]]] = (),
 ) -> SubjectLists:
-    """Return what a role may; `queues`: those that it is bound to, none: all of them. `more`: further parts.
+    """Return what a role may; `queues`: those that it is bound to, none: all of them.
+
+    `more`: further parts, each with the queues that it is bound to.
 
     Raises: KeyError for a role that there is not.
     """
     renamed = _renamed(names)
     found: dict[Verb, set[str]] = {"publish": set(), "subscribe": set()}
-    for part, bound in (*parts_of(role, queues), *((each, queues) for each in more)):
+    for part, bound in (*parts_of(ROLES[role], queues), *more):
         for right in PARTS[part].rights:
             shape = ".".join(renamed.get(token, token) for token in right.subject.split("."))
             for subject in bound_to(shape, bound):
@@ -365,9 +375,9 @@ def allowed(
     return SubjectLists(sorted(found["publish"]), sorted(found["subscribe"]))
 
 
-def parts_of(role: str, queues: Sequence[str] = ()) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield the parts of a role, each with the queues that it is bound to there."""
-    for part in (*COMMON, *ROLES[role]):
+def parts_of(parts: Sequence[str], queues: Sequence[str] = ()) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield what everybody has, these parts, and what they need beside them, each with the queues that it is bound to."""
+    for part in (*COMMON, *parts):
         yield part, queues
         if part == "Reactors":  # the ledger's own runs are theirs
             yield "Worker", (BUILT_IN_QUEUE,)
@@ -413,9 +423,10 @@ def _patterns(subject: str, inbox_prefix: str) -> Iterator[str]:
         yield f"{_ACK}*.*.{pattern.removeprefix(_ACK)}"
 
 
-def as_configuration(allow: SubjectLists) -> str:
-    """Return the rights as the entry `permissions` of a user in a nats.conf."""
-    return f"permissions: {{\n{_listed('publish', allow.publish)}{_listed('subscribe', allow.subscribe)}}}\n"
+def as_configuration(allow: SubjectLists, *, about: str) -> str:
+    """Return the rights as the entry `permissions` of a user in a nats.conf; `about`: a comment on whose they are."""
+    lists = _listed("publish", allow.publish) + _listed("subscribe", allow.subscribe)
+    return f"# {about}\npermissions: {{\n{lists}}}\n"
 
 
 def _listed(verb: Verb, subjects: Sequence[str]) -> str:

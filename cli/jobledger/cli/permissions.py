@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import typer
 
-from jobledger.admin.permissions import BOUND, ROLES, allowed, as_configuration
+from jobledger.admin.permissions import BOUND, ROLES, allowed, as_configuration, parts_of
 from jobledger.cli.command import OFFLINE, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import TOP
-from jobledger.ledger.model.subjects import Names, check_users_queue
+from jobledger.ledger.model.subjects import Names, check_token, check_users_queue
+from jobledger.ledger.model.version import VERSION
 from jobledger.ledger.nats.access import inbox_of
 from jobledger.ledger.variables import variable
 
@@ -27,11 +29,17 @@ _User = Annotated[
     typer.Option(
         "--of",
         metavar="USER",
-        help="The NATS user, whose inbox gets the answers. (default: named as the role)",
+        help="The name of the NATS user, whose inbox gets the answers. (default: that of the role)",
     ),
 ]
 _Enqueues = Annotated[
-    bool, typer.Option("--enqueues", metavar="", help="Of a worker: its tasks enqueue jobs.")
+    list[str] | None,
+    typer.Option(
+        "--enqueues", metavar="NAME", help="Of a worker: a queue that its tasks enqueue to; may be repeated."
+    ),
+]
+_Reactors = Annotated[
+    bool, typer.Option("--reactors", metavar="", help="Of a worker: it hosts the reactors, too.")
 ]
 _Locks = Annotated[
     bool, typer.Option("--locks", metavar="", help="Of a producer or a worker: it holds locks.")
@@ -58,7 +66,8 @@ def permissions(
     role: _Role,
     queue: _Queue = None,
     of: _User = None,
-    enqueues: _Enqueues = False,
+    reactors: _Reactors = False,
+    enqueues: _Enqueues = None,
     locks: _Locks = False,
     limits: _Limits = False,
     environment: _Environment = None,
@@ -69,16 +78,28 @@ def permissions(
     """
     if role not in ROLES:
         raise UsageError(f"there is no role {role[:40]!r}: the roles are {_ROLES}")
-    if queue and role not in BOUND:
-        raise UsageError(f"--queue is for {' and '.join(BOUND)}: {role} sees to every queue")
-    more = [part for part, given in (("Producer", enqueues), ("Locks", locks), ("Limits", limits)) if given]
-    if more and role not in BOUND:
-        raise UsageError(f"--enqueues, --locks and --limits are for {' and '.join(BOUND)}")
+    for option, given, roles in (
+        ("--queue", queue, BOUND),
+        ("--locks", locks, BOUND),
+        ("--limits", limits, BOUND),
+        ("--reactors", reactors, ("worker",)),
+        ("--enqueues", enqueues, ("worker",)),
+    ):
+        if given and role not in roles:
+            raise UsageError(f"{option} is for the role {' and '.join(roles)}, not for {role}")
     queues = [check_users_queue(each) for each in queue or ()]
-    inbox = inbox_of(of or role)
+    more: list[tuple[str, Sequence[str]]] = [
+        ("Producer", [check_users_queue(each)]) for each in enqueues or ()
+    ]
+    more += [(part, queues) for part, given in (("Locks", locks), ("Limits", limits)) if given]
+    more += parts_of(("Reactors",)) if reactors else ()
+    user = check_token("user", role if of is None else of)
+    inbox = inbox_of(user)
     allow = allowed(role, Names(environment or ""), queues=queues, inbox_prefix=inbox, more=more)
     if cli.output.as_json:
         cli.output.object(allow._asdict())
-    else:
-        for line in as_configuration(allow).splitlines():
-            cli.output.say(line)
+        return
+    where = f"queue {', '.join(queues)}" if queues else "every queue"
+    about = f"jobledger {VERSION}: {role}, {where}; answers come to {inbox}"
+    for line in as_configuration(allow, about=about).splitlines():
+        cli.output.say(line)
