@@ -62,6 +62,16 @@ async def test_what_ends_in_time_is_left_alone_and_the_next_one_still_ends() -> 
     assert task.cancelling() == 0
 
 
+async def test_the_timer_of_a_single_wait_is_taken_back_with_it() -> None:
+    loop = asyncio.get_running_loop()
+    among = Deadlines(loop, LIMIT_S, is_single=True)
+    with Deadline(among):
+        timer = among._timer
+        assert timer is not None
+    assert timer.cancelled()
+    assert await wait(Deadlines(loop, LIMIT_S, is_single=True)) >= LIMIT_S - ROUNDED_S
+
+
 async def test_another_cancel_is_heard_also_when_the_limit_is_reached_too() -> None:
     loop = asyncio.get_running_loop()
     among = Deadlines(loop, LIMIT_S)

@@ -67,6 +67,7 @@ class Examination(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     environment: str = ""
     access: Access = NO_ACCESS
+    inbox_prefix: str = ""  #: see `LedgerConfig.inbox_prefix`
     monitors: tuple[Monitor, ...]  #: the servers' monitoring pages
     directory: Path  #: where an embedded server would keep its store
     former_ledger: FormerLedger = lambda _now: None  #: what this machine knows of a ledger there that is gone
@@ -119,7 +120,11 @@ async def _look_at_server(found: list[Check], asked: Examination) -> bool:
     config = LedgerConfig(url=asked.url, environment=asked.environment)
     names = Names(asked.environment)
     connection = await open_connection(
-        asked.url, name="jobledger-doctor", timeout_s=config.connect_timeout_s, access=asked.access
+        asked.url,
+        name="jobledger-doctor",
+        timeout_s=config.connect_timeout_s,
+        access=asked.access,
+        inbox_prefix=asked.inbox_prefix,
     )
     try:
         inbox = Inbox(connection)

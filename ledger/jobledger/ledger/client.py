@@ -107,6 +107,8 @@ class Ledger:
         self.inputs = inputs
         self.results = results
         self.patience = Patience(connection, config.request_timeout_s)
+        # A task would spend an attempt where a request is better told soon. One for all attempts: see `Deadlines`.
+        self._patience_of_tasks = Patience(connection, config.append_timeout_s)
         self.config = config
         self.clock = clock
         self.identity = new_identity()  #: who this client is in the events it appends
@@ -153,8 +155,7 @@ class Ledger:
 
     def _work_for(self, children: Children) -> None:
         self.identity = children.parent.worker
-        # A task would spend an attempt where a request is better told soon.
-        self.patience = Patience(self.connection, self.config.append_timeout_s)
+        self.patience = self._patience_of_tasks
         self._children = children
         self._enqueuer = Enqueuer(
             self, config=self.config, clock=self.clock, tracing=self.tracing, children=children

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
+
+#: uvloop counts milliseconds: a timer may fire by so much too early, and one that is set for less fires at once.
+_ROUNDED_S: Final = 0.001
 
 
 class Deadlines:
     """Waits on one event loop that may each last `limit_s` seconds."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
-        """Nothing is begun before the first wait."""
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit_s: float, *, is_single: bool = False) -> None:
+        """Nothing is begun before the first wait. `is_single`: there is one, so its timer is taken back with it."""
         self.loop = loop
         self.limit_s = limit_s
+        self._is_single = is_single
         self._waits: dict[Deadline, float] = {}  # by when each ends; the one that ends first is the first
         self._timer: asyncio.TimerHandle | None = None
 
@@ -30,12 +34,15 @@ class Deadlines:
     def end(self, wait: Deadline) -> None:
         """Count a wait as over. The timer is left as it is: when it fires it looks who is first then."""
         self._waits.pop(wait, None)
+        if self._is_single and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _expire(self) -> None:
         self._timer = None
         now = self.loop.time()
         for wait, ends_at in list(self._waits.items()):
-            if ends_at > now:
+            if ends_at > now + _ROUNDED_S:
                 self._timer = self.loop.call_at(ends_at, self._expire)
                 return
             del self._waits[wait]

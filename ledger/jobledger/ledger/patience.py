@@ -71,7 +71,7 @@ class Patience:
         limit = self._limit(connection)
         if connection is not None and not connection.is_connected:
             left_s = await self._await_connection(connection)
-            limit = Deadline(Deadlines(connection.loop, left_s))
+            limit = Deadline(Deadlines(connection.loop, left_s, is_single=True))
         try:
             with limit:
                 return await work()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -26,6 +27,7 @@ from jobledger.cli.output import Output
 from jobledger.cli.session import data_folder
 from jobledger.cli.text import LEVEL_STYLES, moment, plain
 from jobledger.ledger.model.errors import NoDataFolderError
+from jobledger.ledger.variables import variable
 from jobledger.projections import ProjectionError
 from jobledger.projections.unused import UNUSED_DAYS, UnusedProjection, find_unused, remove
 
@@ -64,6 +66,7 @@ async def doctor(
         url=target.url,
         environment=target.environment,
         access=target.access,
+        inbox_prefix=target.settings.get("inbox_prefix") or os.environ.get(variable("inbox_prefix"), ""),
         monitors=_monitors(target.url, monitor or []),
         directory=directory,
         former_ledger=cli.former_ledger,

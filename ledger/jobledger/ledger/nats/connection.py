@@ -414,6 +414,16 @@ def _place(server: Srv) -> str:
     return redact(server.uri.geturl())
 
 
+def _user(access: Access, servers: list[str], options: dict[str, Any]) -> str:
+    """Return the name that a server will know this client by; "" where it logs in by a key, or as one user or another."""
+    if access.user:
+        return access.user
+    if access.creds or access.nkey or access.token or access.token_file:
+        return ""
+    users = {user_of([each]) for each in servers}
+    return str(options.get("user") or (users.pop() if len(users) == 1 else ""))
+
+
 async def _unused(_: object) -> None:
     """Stand in as nats-py's callback; `Connection._process_msg` never queues for it."""
 
@@ -456,7 +466,7 @@ async def open_connection(
                 dont_randomize=True,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type] # the same
-                inbox_prefix=inbox_prefix or inbox_of(access.user or user_of(servers)),
+                inbox_prefix=inbox_prefix or inbox_of(_user(access, servers, options or {})),
                 pending_size=PENDING_BYTES_MAX,
                 skip_subject_validation=True,  # every token was checked at the entry, see subjects.check_token
                 **{**_PINGS, **(access.login() or decoded_credentials(servers)), **(options or {})},

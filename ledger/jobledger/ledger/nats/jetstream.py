@@ -287,9 +287,14 @@ class JetStreamLog(JobReading):
         found = await self._get(stream_sequence)
         if found is not None or self._index is None or not await self._index.has(stream_sequence):
             return found
-        return await self._index.until_reached(
-            stream_sequence, lambda: self._get(stream_sequence), _sequence_of
-        )
+        try:
+            return await self._index.until_reached(
+                stream_sequence, lambda: self._get(stream_sequence), _sequence_of
+            )
+        except ServerUnreachableError:
+            if await self._index.has(stream_sequence):
+                raise
+            return None  # an archive run took it away meanwhile
 
     async def _get(self, stream_sequence: int) -> Message | None:
         found = await self._read({"seq": stream_sequence}, batch=False)
