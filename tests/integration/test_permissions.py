@@ -36,6 +36,7 @@ from jobledger.ledger import (
     task,
     workflow,
 )
+from jobledger.ledger.model.aggregates import AGGREGATES
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.schedules.decisions import Remove
 
@@ -304,6 +305,16 @@ def test_every_part_of_the_table_belongs_to_a_role() -> None:
         "In a cluster",
         "Limits",
     } == {*PARTS}
+
+
+def test_somebody_may_append_what_each_aggregate_has() -> None:
+    roots = {
+        right.subject.split(".")[1]
+        for part in PARTS.values()
+        for right in part.rights
+        if "ledger." in right.subject[:7]
+    }
+    assert {AGGREGATES[name].name for name in AGGREGATES} <= roots
 
 
 def test_the_json_is_the_same_list() -> None:

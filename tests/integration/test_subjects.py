@@ -38,6 +38,7 @@ from jobledger.ledger import (
     Route,
     RouteDefinition,
     Run,
+    Schedule,
     Signal,
     TaskRegistry,
     Unique,
@@ -50,6 +51,7 @@ from jobledger.ledger.model.commands import Claim, Complete
 from jobledger.ledger.model.errors import JobCancelledError, JobFailedError, TaskNotFoundError
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE, ChildNode, ChildOrder
 from jobledger.ledger.model.schedules.decisions import Remove
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.projections import Projector
 from jobledger.projections.metrics.facts import server_facts
 from jobledger.workers.announcement import announce_tasks
@@ -122,6 +124,26 @@ async def gathers(run: Run) -> int:
     return sum(numbers)
 
 
+@workflow(queue="work", deadline_s=1.5)
+async def ends_late(run: Run) -> None:
+    await run.call(forever, 1)
+
+
+@workflow(queue="work")
+async def races(run: Run) -> int:
+    """One branch ends once the child of the other runs, which is then told to end."""
+
+    async def first() -> int:
+        await run.sleep(1.5)
+        return 1
+
+    async def other() -> int:
+        await run.call(forever, 1)
+        return 2
+
+    return await run.race(first, other)
+
+
 class Stage:
     """A server, and the roles that act on it, one after the other or at the same time."""
 
@@ -164,6 +186,11 @@ class Stage:
             gathered = await ledger.enqueue(gathers.options(id="gathered"))
             await ledger.signal(gathered, go, True)
             assert await gathered.result(timeout_s=LIMIT_S) == 3
+            late = await ledger.enqueue(ends_late.options(id="late"))
+            raced = await ledger.enqueue(races.options(id="raced"))
+            assert await raced.result(timeout_s=LIMIT_S) == 1
+            with pytest.raises(JobCancelledError):
+                await late.result(timeout_s=LIMIT_S)
             async with ledger.lock("account", "42"):
                 assert (await (await ledger.job("delayed")).snapshot()).attempts
 
@@ -180,6 +207,9 @@ class Stage:
         async with asyncio.timeout(LIMIT_S):
             while not (await stuck.snapshot()).attempts:
                 await asyncio.sleep(0.01)
+        async with ledger.hints.watch_progress(stuck.ref, lambda _: None):
+            pass
+        assert await ledger.leases.find("nobody") is None  # as who waits for a lock does
         await ledger.cancel(stuck.ref)
         await ledger.cancel((await ledger.enqueue(never.options(delay_s=3600.0), 1)).ref)
         with pytest.raises(JobCancelledError):
@@ -187,7 +217,10 @@ class Stage:
 
     async def work(self) -> None:
         """Run a worker with every reactor while another process produces."""
-        code = TaskRegistry([large, later, never, forever, tabulates, small, gathers])
+        code = TaskRegistry([large, later, never, forever, tabulates, small, gathers, races, ends_late])
+        code.add_schedule(
+            Schedule("alone", cron="30 2 1 1 *", task=small, input={"number": 1}, overlap="buffer_one")
+        )
         code.add_route(Route("declared", RouteDefinition(scheme="internal")))
         async with (
             self.client("Reactors", inline_bytes_max=1) as host,  # a snapshot of the limits is above that
@@ -308,6 +341,9 @@ class Stage:
         ):
             await until(lambda: self._has_used("Operator", "$JS.API.STREAM.MSG.GET.LEDGER"))
             (info,) = await list_keys(ledger)
+            async with ledger.hints.watch_progress(JobRef(queue="work", job_id="delayed"), lambda _: None):
+                pass  # as `enqueue` does while it waits
+            assert await ledger.leases.find("nobody") is None  # as `jobs why` does of a worker that died
             access.uses.note(info.key, "127.0.0.1")
             await access.uses.store()
             await access.end_session(access.sessions.open(key=info.key, sha256="a"), by="ann")
@@ -372,6 +408,7 @@ class Stage:
         act("routes", "retry", "orders", "o1")
         act("routes", "remove", "orders")
         act("queues", "resume", "work")
+        self._operate_on_hooks_and_graphs()
         act("dlq", "requeue", "dead")
         act("jobs", "why", "dead")
         act("jobs", "cancel", "dead")
@@ -379,6 +416,23 @@ class Stage:
         act("events", "subscriptions", "list")
         act("events", "subscriptions", "remove", "billing")
         self._operate_on_tables_and_proofs()
+
+    def _operate_on_hooks_and_graphs(self) -> None:
+        act = functools.partial(self.command, "Operator")
+        target = ("--to", "https://example.org/hook", "--secret", "env:HOOK")
+        act("webhooks", "set", "one", *target, "--event", "dead_lettered")
+        act("webhooks", "set", "two", *target, "--event", "dead_lettered", "--event", "completed")
+        act("webhooks", "pause", "two")
+        act("webhooks", "remove", "one")
+        act("watches", "set", "deep", "--figure", "depth", "--above", "100")
+        act("watches", "remove", "deep")
+        graph = self._folder / "graph.json"
+        graph.write_text(
+            '{"nodes": [{"name": "first", "task": "small", "input": {"number": 1}}]}', encoding="utf-8"
+        )
+        act("graphs", "put", "nightly", "--file", str(graph))
+        act("graphs", "remove", "nightly")
+        act("locks", "list")
 
     def _operate_on_tables_and_proofs(self) -> None:
         act = functools.partial(self.command, "Operator")

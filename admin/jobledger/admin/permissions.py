@@ -61,7 +61,7 @@ subscribe hint.ended.<client> | "a job that you wait for has ended"
 """
     ),
     "Producer": _part(
-        """An application that enqueues, waits for results and acts on its own jobs. A task that enqueues needs the same in its worker: `--enqueues` adds it there.
+        """An application that enqueues, waits for results and acts on its own jobs. A task that enqueues needs the same in its worker: `--enqueues` adds it there. Graphs and batches are runs in a queue of the ledger's own: who adds them, writes notes, discards jobs or reads their logs needs the rights of an operator.
 
 publish ledger.job.<queue>.<job>.queued.<priority> | enqueue
 publish ledger.job.<queue>.<job>.held | enqueue a job that has limits
@@ -72,6 +72,7 @@ publish ledger.job.<queue>.<job>.cancel_requested | cancel a job that runs
 publish hint.cancel.<queue>.<job> | tell its worker to look
 publish ledger.job.<queue>.<job>.signalled | send a run a signal
 publish hint.resume.<queue>.<job> | tell its worker to look
+subscribe hint.progress.<queue>.<job> | what a running job says of its progress
 publish $JS.API.DIRECT.GET.LEDGER | read a job's events
 publish $O.PAYLOADS.C.<object> | an input above the inline limit: its chunks
 publish $O.PAYLOADS.M.<object> | and what they are
@@ -91,6 +92,8 @@ subscribe _INBOX.<id> | chunks of a result
 publish ledger.lock.<scope>.<lock>.<event> | take, renew and give back a lock
 publish hint.lock.<scope>.<lock> | "this lock is free"
 publish $KV.WORKERS.<client> | the lease of a client that holds a lock
+publish $JS.API.DIRECT.GET.KV_WORKERS | whether the holder of a lock lives
+publish $JS.API.STREAM.MSG.GET.KV_WORKERS | the same, where its lease is gone
 subscribe hint.lock.<scope>.<lock> | whoever waits for a lock
 """
     ),
@@ -143,6 +146,8 @@ subscribe hint.resume.<queue>.* | "this run has news"
 subscribe hint.queue.<queue> | "this queue was paused or resumed"
 subscribe _INBOX.<id> | chunks of an input
 publish ledger.schedule.<schedule>.<event> | a schedule that the worker's code declares
+publish ledger.limit.schedule.set | the limit of one that lets no two of its jobs run at once
+publish hint.cancel.<queue>.<job> | tell the worker of a run's child that it is to end
 publish ledger.route.<route>.<event> | a route that the worker's code declares
 publish ledger.job.<queue>.<job>.completed.child.<parent> | the end of a run's child
 publish ledger.job.<queue>.<job>.completed.child.<parent>.limited | the same of one with limits
@@ -154,6 +159,7 @@ publish ledger.job.<queue>.<job>.completed.child.<parent>.limited | the same of 
 publish ledger.job.<queue>.<job>.queued.<priority> | a timer that is due, a slot that is given, a tick, a child
 publish ledger.job.<queue>.<job>.<event> | what becomes of runs, and of jobs that nobody can finish
 publish hint.resume.<queue>.<job> | tell the worker of a run that its children have ended
+publish hint.cancel.<queue>.<job> | tell a worker that its job is to end: a deadline, a limit that replaces it
 publish ledger.schedule.<schedule>.<event> | a schedule that ticks
 publish $JS.API.CONSUMER.PAUSE.LEDGER.work_<queue_priority> | the reconciler: pause or resume it as the ledger says of its queue
 publish hint.queue.<queue> | the reconciler: tell the others that a consumer was
@@ -241,6 +247,13 @@ publish ledger.job.<queue>.<job>.<event> | `jobs cancel`, `dlq discard`, what an
 publish ledger.job.<queue>.<job>.queued.<priority> | `jobs retry`, `dlq requeue`
 publish hint.cancel.<queue>.<job> | `jobs cancel` of a job that runs
 publish hint.resume.<queue>.<job> | `jobs signal`
+subscribe hint.progress.<queue>.<job> | `enqueue` that waits: its progress
+publish $JS.API.STREAM.MSG.GET.KV_WORKERS | `jobs why`, `locks list`: a worker whose lease is gone
+publish ledger.webhook.<webhook>.<event> | `webhooks set` and all that changes one; a gateway: that nothing arrives
+publish $JS.API.CONSUMER.CREATE.LEDGER.webhooks_<id> | the place of a webhook in the ledger
+publish $JS.API.CONSUMER.CREATE.LEDGER.webhooks_<id>.<filter...> | the same, of one type of event
+publish ledger.watch.<watch>.<event> | `watches set`, `watches remove`; a gateway: that one fires
+publish ledger.graph.<graph>.<event> | `graphs put`, `graphs remove`
 publish ledger.limit.<limit>.<event> | `limits set`, `limits remove`
 publish ledger.queue.<queue>.<event> | `queues pause`, `queues resume`
 publish ledger.access.<key>.<event> | `keys create`, `keys link`, `keys rotate`, `keys revoke`
