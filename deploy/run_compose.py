@@ -140,9 +140,11 @@ class Services:
             return
         command = [self._here(name, word) for word in check["test"][1:]]
         until = began + _seconds(check["interval"]) * check["retries"]
-        while time.monotonic() < until:
+        while True:
             if process.poll() is not None:
                 sys.exit(f"{name} ended with {process.returncode}: {self._last(name)}")
+            if time.monotonic() >= until:
+                break
             asked = subprocess.run(
                 [_program(command[0]), *command[1:]], env=self._environment(name), capture_output=True, check=False,
                 timeout=_seconds(check["timeout"]) + 5.0,

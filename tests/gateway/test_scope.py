@@ -269,6 +269,7 @@ _OF_THE_LEDGER: Final = {
     "renewed_at",
     "since",
     "until",
+    "enqueued_per_s",  # of the seconds that have passed, so it is another one a moment later
 }
 #: Sequences, ids, times and spans of time; and bars of a time in which nothing happened, as another minute may begin.
 _PASSING: Final = re.compile(
