@@ -76,6 +76,7 @@ subscribe hint.progress.<queue>.<job> | what a running job says of its progress
 publish $JS.API.DIRECT.GET.LEDGER | read a job's events
 publish $O.PAYLOADS.C.<object> | an input above the inline limit: its chunks
 publish $O.PAYLOADS.M.<object> | and what they are
+publish $JS.API.STREAM.PURGE.OBJ_PAYLOADS | two processes stored the same at once: the chunks of one
 publish $JS.API.STREAM.NAMES | find the object store
 publish $JS.API.STREAM.MSG.GET.OBJ_PAYLOADS | whether an input is there already
 publish $JS.API.STREAM.MSG.GET.OBJ_RESULTS | read a result above the inline limit
@@ -122,8 +123,10 @@ publish $JS.API.STREAM.CREATE.KV_TASKS | make it where it is missing
 publish $KV.TASKS.<task> | say what its task is; without these three rights its work goes on
 publish $O.RESULTS.C.<object> | a result above the inline limit: its chunks
 publish $O.RESULTS.M.<object> | and what they are
+publish $JS.API.STREAM.PURGE.OBJ_RESULTS | two processes stored the same at once: the chunks of one
 publish $O.PAYLOADS.C.<object> | a checkpoint, or a value of a step, above that: its chunks
 publish $O.PAYLOADS.M.<object> | and what they are
+publish $JS.API.STREAM.PURGE.OBJ_PAYLOADS | two processes stored the same at once: the chunks of one
 publish $JS.API.STREAM.NAMES | find the object store
 publish $JS.API.STREAM.MSG.GET.OBJ_RESULTS | whether a result is there already
 publish $JS.API.STREAM.MSG.GET.OBJ_PAYLOADS | read an input above the inline limit
@@ -133,6 +136,7 @@ publish $JS.API.STREAM.INFO.OBJ_TABLES | look for the bucket of tables of runs
 publish $JS.API.STREAM.CREATE.OBJ_TABLES | make it where it is missing
 publish $O.TABLES.C.<object> | a table: its chunks
 publish $O.TABLES.M.<object> | and what they are
+publish $JS.API.STREAM.PURGE.OBJ_TABLES | two processes stored the same at once: the chunks of one
 publish $JS.API.STREAM.MSG.GET.OBJ_TABLES | read a table that another worker made
 publish $JS.API.CONSUMER.CREATE.OBJ_TABLES | its chunks
 publish $JS.FC.OBJ_TABLES.<numbers...> | and their flow control
@@ -197,6 +201,7 @@ publish $JS.API.CONSUMER.DELETE.LEDGER.<reader> | tidy up
 publish ledger.flow.main.<event> | limits: who is given slots
 publish $O.PAYLOADS.C.<object> | limits: a snapshot above the inline limit: its chunks; nothing in their place, once it is not needed
 publish $O.PAYLOADS.M.<object> | and what they are
+publish $JS.API.STREAM.PURGE.OBJ_PAYLOADS | two processes stored the same at once: the chunks of one
 """
     ),
     "Subscriber": _part(
@@ -270,6 +275,7 @@ publish $JS.API.STREAM.INFO.OBJ_BODIES | the same: look for the bucket of bodies
 publish $JS.API.STREAM.CREATE.OBJ_BODIES | make it where it is missing
 publish $O.BODIES.C.<object> | keep a body: its chunks
 publish $O.BODIES.M.<object> | and what names them
+publish $JS.API.STREAM.PURGE.OBJ_BODIES | two processes stored the same at once: the chunks of one
 publish $JS.API.STREAM.MSG.GET.OBJ_BODIES | whether a body is kept already; `routes test`, `routes retry`: read it
 publish $JS.API.CONSUMER.CREATE.OBJ_BODIES | its chunks
 publish ledger.schedule.<schedule>.<event> | `schedules add` and all that changes one; what an archive run carries forward
