@@ -37,8 +37,10 @@ from jobledger.ledger import (
     workflow,
 )
 from jobledger.ledger.model.aggregates import AGGREGATES
+from jobledger.ledger.model.envelope import PRIORITIES
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.schedules.decisions import Remove
+from jobledger.ledger.nats import api
 
 pytestmark = pytest.mark.anyio
 go = Signal("go", bool)
@@ -142,7 +144,12 @@ async def test_roles_do_their_work_without_one_refusal(
         await stack.enter_async_context(
             working(hosts, registry=TaskRegistry([]), queues=(BUILT_IN_QUEUE,), schedules=False)
         )
-        await stack.enter_async_context(working(mailer, send, keep, letters, add, reactors=False))
+        worker = await stack.enter_async_context(working(mailer, send, keep, letters, add, reactors=False))
+        await worker.taking.wait()
+        for (
+            priority
+        ) in PRIORITIES:  # before there is a job: else it looks for where to begin, and is refused that
+            await is_there(ann, ann.names.consumer("mail", priority))
         delayed = await app.enqueue(send.options(delay_s=0.2), 1)
         limited = await app.enqueue(send.options(limits=(Limit("smtp", slots=1),)), 2)
         large = await app.enqueue(keep, "w" * 90_000)
@@ -199,6 +206,15 @@ async def becomes_over_http(front: httpx.AsyncClient, path: str) -> None:
     async with asyncio.timeout(LIMIT_S):
         while (await front.get(path)).json()["status"] != "completed":
             await asyncio.sleep(0.05)
+
+
+async def is_there(ledger: Ledger, consumer: str) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            with contextlib.suppress(api.MissingError):
+                await api.consumer_info(ledger.inbox, ledger.names.ledger_stream, consumer)
+                return
+            await asyncio.sleep(0.01)
 
 
 #: What a role must not do: its user, verb and subject.
