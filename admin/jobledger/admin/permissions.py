@@ -99,7 +99,7 @@ subscribe hint.lock.<scope>.<lock> | whoever waits for a lock
 """
     ),
     "Limits": _part(
-        """A producer, or a worker, that defines the limits that its code has: `--limits` adds it. Without it a person has to, and it could define each of them anew.
+        """A producer or a worker whose code defines limits: `--limits` adds it. It can then define every limit, also one of others. Without it an operator defines the limits.
 
 publish ledger.limit.<limit>.set | define the limits that its code has
 """

@@ -46,7 +46,7 @@ _OPEN_CHILDREN: Final = {
 }
 #: How many of the newest dead letters are looked at for children of runs.
 _DEAD_MAX: Final = 10_000
-#: Of the newest dead letters, those that are children of a run that waits for its children.
+#: Of the newest dead children of runs, those whose run waits for its children.
 _DEAD_CHILDREN: Final = (
     "SELECT p.queue, p.id, c.parent_step, c.queue, c.id, c.parent_item, c.completed_at, c.error "  # noqa: S608
     "FROM (SELECT queue, id, parent_queue, parent_id, parent_step, parent_item, completed_at, error "

@@ -106,11 +106,7 @@ def _read(monitor: Monitor) -> _Page | None:
         with contextlib.closing(link):
             link.request("GET", "/varz")
             said: Any = msgspec.json.decode(link.getresponse().read(_BYTES_MAX))
-    except (
-        OSError,
-        ValueError,
-        http.client.HTTPException,
-    ):  # a port that is none, or text that is no JSON, among them
+    except (OSError, ValueError, http.client.HTTPException):  # ValueError: a wrong port, or no JSON
         return None
     if not isinstance(said, dict) or (monitor.port is not None and said.get("port") != monitor.port):  # pyright: ignore[reportUnknownMemberType] # read by key
         return None
