@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, get_args
 from diagrams import diagram
 
 import jobledger.ledger
-from jobledger.admin.permissions import PARTS, Part
+from jobledger.admin.permissions import PARTS, ROLES, Part, let_through
 from jobledger.cli.options import Setting
 from jobledger.cli.processes.settings import GATEWAY, LEDGER, WORKER
 from jobledger.ledger.model.aggregate import Aggregate
@@ -439,13 +439,29 @@ def _search_page(text: str) -> str:
 def _rights_page(text: str) -> str:
     """Return the page with a table for each part of the work."""
     parts = (_rights_of(title, part) for title, part in PARTS.items())
-    return _after_marker(text, "\n".join(("", *parts)))
+    return _after_marker(text, "\n".join(("", *parts, _beside())))
+
+
+def _beside() -> str:
+    """Return the section on what each role may that is another's work."""
+    about = (
+        "Acts of others that the list of a role does not refuse, since their subjects look like those of its own. Of "
+        "a producer or a worker: as bound to a queue, and only in that queue."
+    )
+    rows = "".join(
+        f"| `{role}` | {right.verb} | `{right.subject}` |\n" for role in ROLES for right in let_through(role)
+    )
+    head = "| Role | Verb | Subject |\n|---|---|---|\n"
+    return f"## What lists let through beside\n\n{_filled(about)}\n\n{head}{rows}"
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 110, break_long_words=False, break_on_hyphens=False)
 
 
 def _rights_of(title: str, part: Part) -> str:
     rows = "".join(f"| {right.verb} | `{right.subject}` | {right.why} |\n" for right in part.rights)
-    about = "\n".join(textwrap.wrap(part.about, 110, break_long_words=False, break_on_hyphens=False))
-    return f"## {title}\n\n{about}\n\n| Verb | Subject | For |\n|---|---|---|\n{rows}"
+    return f"## {title}\n\n{_filled(part.about)}\n\n| Verb | Subject | For |\n|---|---|---|\n{rows}"
 
 
 def _diagram(text: str) -> Callable[[str], str]:

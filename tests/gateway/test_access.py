@@ -20,6 +20,7 @@ from jobledger.admin.keys import Grant, MadeKey, create_link, list_keys, revoke_
 from jobledger.gateway.access import ring
 from jobledger.gateway.access.rates import Quota
 from jobledger.gateway.api.table import ENDPOINTS
+from jobledger.gateway.http import guard
 from jobledger.gateway.http.endpoint import Endpoint
 from jobledger.ledger import Ledger
 from jobledger.ledger.additions.announced import entry_of
@@ -485,8 +486,26 @@ async def test_a_gateway_that_cannot_read_the_keys_lets_nobody_in(
         monkeypatch.setattr(home.access.ring, "prove", _nothing)
         later = home.ledger.clock.monotonic() + 11
         monkeypatch.setattr(home.access.ring._clock, "monotonic", lambda: later, raising=False)
+        monkeypatch.setattr(guard, "_SURE_WITHIN_S", 0.3)
         answer = await holder.get("/v1/me")
         assert (answer.status_code, code_of(answer)) == (503, "LEDGER_UNREACHABLE")
+
+
+async def test_a_request_waits_for_a_while_until_the_keys_are_known_again(
+    home: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as an election lasts; who comes when very many wait is refused at once."""
+    made = await home.key()
+    async with home.holder(made) as holder:
+        assert (await holder.get("/v1/me")).status_code == 200
+        monkeypatch.setattr(ring, "STALE_S", -1.0)
+        monkeypatch.setattr(guard, "_WAITING_MAX", 1)
+        asked = [asyncio.create_task(holder.get("/v1/me")) for _ in range(2)]
+        (refused,), (waiting,) = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        assert refused.result().status_code == 503
+        assert refused.result().headers["retry-after"]
+        monkeypatch.setattr(ring, "STALE_S", 10.0)
+        assert (await waiting).status_code == 200
 
 
 async def test_keys_are_followed_anew_when_reading_them_failed(
@@ -527,6 +546,7 @@ async def test_who_may_ask_is_not_known_for_a_while(home: House, monkeypatch: py
         reading = asyncio.create_task(holder.get("/v1/jobs/mail/a/result", headers={"prefer": "wait=1"}))
         await until(lambda: home.gateway.shares.open["waits"] == 2)
         monkeypatch.setattr(ring, "STALE_S", -1.0)
+        monkeypatch.setattr(guard, "_SURE_WITHIN_S", 0.3)
         home.access.gate.sweep()
         assert code_of(await acting) == 202
         assert code_of(await reading) == "LEDGER_UNREACHABLE"

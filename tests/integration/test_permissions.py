@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
+import re
 import runpy
 import signal
 from collections.abc import AsyncGenerator, Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import msgspec
-import nats
 import pytest
 from tests.integration.conftest import Process
+from tests.support.cluster import cluster
 from tests.support.gateways import as_account
 from tests.support.limits import LIMIT_S
+from tests.support.roles import ask, authorization, printed, user
 from tests.support.schedules import declare
 from tests.support.secured import Secured, secured
 from tests.support.working import until, working
@@ -32,25 +34,26 @@ from jobledger.ledger import (
     Run,
     Signal,
     TaskRegistry,
+    Unique,
     connect,
     task,
     workflow,
 )
 from jobledger.ledger.model.aggregates import AGGREGATES
-from jobledger.ledger.model.envelope import PRIORITIES
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.schedules.decisions import Remove
-from jobledger.ledger.nats import api
+from jobledger.ledger.model.subjects import fits
 
 pytestmark = pytest.mark.anyio
 go = Signal("go", bool)
+PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "delayed_and_retried.py"
 #: User of the server -> words of the command that prints its rights.
 USERS = {
     "app": ("producer", "--queue", "mail", "--limits"),
     "mailer": ("worker", "--queue", "mail"),
     "hosts": ("reactors",),
-    "billing": ("subscriber",),
+    "billing": ("subscriber", "--subscription", "bills"),
     "tables": ("reader",),
     "web": ("gateway",),
     "ann": ("operator",),
@@ -85,42 +88,26 @@ async def letters(run: Run) -> int:
     return sum(sent) + kept
 
 
+class Place(NamedTuple):
+    """One server, or several."""
+
+    addresses: str
+
+    def url(self) -> str:
+        return self.addresses
+
+
 @pytest.fixture(scope="module")
 def server(nats_server_binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """A user for each role, with the rights that the command prints."""
     folder = tmp_path_factory.mktemp("permissions")
-    users = ["{ user: all, password: p }"]
-    for user, words in USERS.items():
-        (folder / f"{user}.conf").write_text(printed(*words, "--of", user), encoding="utf-8")
-        users.append(f'{{ user: {user}, password: p, include "{user}.conf" }}')
-    text = f"authorization {{ users: [ {', '.join(users)} ] }}\n"
-    with secured(nats_server_binary, folder, text) as running:
+    users = [user(name, printed(*words, "--of", name)) for name, words in USERS.items()]
+    with secured(nats_server_binary, folder, authorization(*users)) as running:
         yield running
 
 
-class Printed(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-def ask(*words: str) -> Printed:
-    with (
-        contextlib.redirect_stdout(io.StringIO()) as out,
-        contextlib.redirect_stderr(io.StringIO()) as err,
-    ):
-        code = run_command(("permissions", *words))
-    return Printed(code, out.getvalue(), err.getvalue())
-
-
-def printed(*words: str) -> str:
-    found = ask(*words)
-    assert found.code == 0, found.err
-    return found.out
-
-
 @contextlib.asynccontextmanager
-async def opened(server: Secured, user: str, **settings: Any) -> AsyncGenerator[Ledger, None]:
+async def opened(server: Secured | Place, user: str, **settings: Any) -> AsyncGenerator[Ledger, None]:
     async with connect(server.url(), user=user, password="p", **settings) as ledger:
         yield ledger
 
@@ -128,7 +115,11 @@ async def opened(server: Secured, user: str, **settings: Any) -> AsyncGenerator[
 @pytest.fixture
 async def made(server: Secured) -> None:
     """Whoever operates makes the ledger."""
-    async with opened(server, "ann", ledger_bytes_max=64 << 20):
+    await make(server)
+
+
+async def make(server: Secured | Place, who: str = "ann") -> None:
+    async with opened(server, who, ledger_bytes_max=64 << 20):
         pass
 
 
@@ -136,6 +127,24 @@ async def made(server: Secured) -> None:
 async def test_roles_do_their_work_without_one_refusal(
     server: Secured, caplog: pytest.LogCaptureFixture
 ) -> None:
+    await play(server)
+    assert "does not allow" not in caplog.text
+
+
+async def test_roles_do_the_same_on_three_servers(
+    nats_server_binary: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    users = [user(name, printed(*words, "--of", name)) for name, words in USERS.items()]
+    async with cluster(
+        nats_server_binary, tmp_path, configuration=authorization(*users), login="all:p@"
+    ) as servers:
+        place = Place(servers.url.replace("all:p@", ""))
+        await make(place)
+        await play(place)
+    assert "does not allow" not in caplog.text
+
+
+async def play(server: Secured | Place) -> None:
     async with contextlib.AsyncExitStack() as stack:
         app, mailer, hosts, billing, tables, ann = [
             await stack.enter_async_context(opened(server, each))
@@ -146,10 +155,6 @@ async def test_roles_do_their_work_without_one_refusal(
         )
         worker = await stack.enter_async_context(working(mailer, send, keep, letters, add, reactors=False))
         await worker.taking.wait()
-        for (
-            priority
-        ) in PRIORITIES:  # before there is a job: else it looks for where to begin, and is refused that
-            await is_there(ann, ann.names.consumer("mail", priority))
         delayed = await app.enqueue(send.options(delay_s=0.2), 1)
         limited = await app.enqueue(send.options(limits=(Limit("smtp", slots=1),)), 2)
         large = await app.enqueue(keep, "w" * 90_000)
@@ -165,7 +170,6 @@ async def test_roles_do_their_work_without_one_refusal(
             async for delivery in deliveries:
                 await delivery.ack()
         assert [stored async for stored in tables.events(follow=False)]
-    assert "does not allow" not in caplog.text
 
 
 @pytest.mark.usefixtures("made")
@@ -202,78 +206,100 @@ async def test_an_example_runs_on_processes_that_have_these_rights_alone(
         assert "does not allow" not in each.errors
 
 
+async def test_the_set_up_of_the_page_of_security_works(
+    nats_server_binary: str,
+    tmp_path: Path,
+    command: Callable[..., Process],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its commands print the files, its configuration is the server's, and its processes start."""
+    page = PAGE.read_text(encoding="utf-8")
+    commands, (configuration, programs) = (
+        re.findall(rf"^```{kind}\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+        for kind in ("console", "text")
+    )
+    for line in "".join(commands).splitlines():
+        words, _, file = line.removeprefix("$ jobledger permissions ").partition(" > ")
+        (tmp_path / file).write_text(printed(*words.split()), encoding="utf-8")
+    for variable in re.findall(r"[$]([A-Z]+)", configuration):
+        monkeypatch.setenv(variable, f"of-{variable.lower()}")
+    with secured(nats_server_binary, tmp_path, configuration) as running:
+        begun: list[Process] = []
+        for line in programs.splitlines():
+            *words, role = line.removeprefix("jobledger ").replace("--app mail", f"--app {EXAMPLE}").split()
+            place = {"JOBLEDGER_URL": running.url(), "JOBLEDGER_PASSWORD": f"of-{role}"}
+            place["JOBLEDGER_LEDGER_BYTES_MAX"] = "67108864"
+            more = ("--port", "0") if role == "gateway" else ()
+            begun.append(command(*words, role, *more, "--json", variables=place))
+            assert await asyncio.to_thread(begun[-1].line)
+        async with connect(running.url(), user="producer", password="of-producer") as app:
+            await runpy.run_path(str(EXAMPLE))["run"](app)
+        for each in begun[1:]:
+            assert await asyncio.to_thread(each.end, signal.SIGTERM) == 0
+            assert "does not allow" not in each.errors
+
+
+async def test_an_archiver_says_again_what_is_in_force(
+    nats_server_binary: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each aggregate that an archive run restates, and of keys that jobs hold."""
+    graph = tmp_path / "graph.json"
+    graph.write_text('{"nodes": [{"name": "one", "task": "keep", "input": {"text": "x"}}]}', encoding="utf-8")
+    made: tuple[tuple[str, ...], ...] = (
+        ("limits", "set", "smtp", "--slots", "1"),
+        ("routes", "set", "orders", "--scheme", "internal"),
+        (
+            "webhooks",
+            "set",
+            "told",
+            "--to",
+            "https://example.org/",
+            "--secret",
+            "env:X",
+            "--event",
+            "completed",
+        ),
+        ("watches", "set", "deep", "--figure", "depth", "--above", "100"),
+        ("graphs", "put", "nightly", "--file", str(graph)),
+        ("keys", "create", "ci", "--role", "viewer"),
+    )
+    rights = authorization(user("archiver", printed("archiver")))
+    monkeypatch.setenv("JOBLEDGER_LEDGER_BYTES_MAX", "67108864")
+    with secured(nats_server_binary, tmp_path / "server", rights) as server:
+        monkeypatch.setenv("JOBLEDGER_URL", server.url(host="all:p@127.0.0.1"))
+        await make(server, "all")
+        async with opened(server, "all") as ledger, working(ledger, keep, reactors=False) as worker:
+            await worker.taking.wait()
+            await until_known(ledger, keep.name)
+        for words in made:
+            assert await asyncio.to_thread(run_command, words) == 0, words
+        async with opened(server, "all") as ledger:
+            await ledger.enqueue(keep.options(delay_s=3600.0, unique=Unique()), "x")
+            before = (await ledger.log.head()).last_sequence
+        monkeypatch.setenv("JOBLEDGER_URL", server.url(host="archiver:p@127.0.0.1"))
+        words = ("audit", "archive", "--before", datetime.now(UTC).isoformat(), "--to", str(tmp_path / "a"))
+        assert await asyncio.to_thread(run_command, words) == 0
+        async with opened(server, "all") as ledger:
+            said = [
+                message.subject.split(".")[1]
+                async for batch in ledger.log.read_messages(from_sequence=before + 1)
+                for message in batch
+            ]
+            assert (await ledger.log.head()).first_sequence > 1
+    restated = {each.name for each in AGGREGATES.values() if each.restated}
+    assert {*restated, "unique", "job", "reactor"} <= {*said}
+
+
+async def until_known(ledger: Ledger, task_name: str) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while await ledger.find_task(task_name) is None:
+            await asyncio.sleep(0.01)
+
+
 async def becomes_over_http(front: httpx.AsyncClient, path: str) -> None:
     async with asyncio.timeout(LIMIT_S):
         while (await front.get(path)).json()["status"] != "completed":
             await asyncio.sleep(0.05)
-
-
-async def is_there(ledger: Ledger, consumer: str) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            with contextlib.suppress(api.MissingError):
-                await api.consumer_info(ledger.inbox, ledger.names.ledger_stream, consumer)
-                return
-            await asyncio.sleep(0.01)
-
-
-#: What a role must not do: its user, verb and subject.
-REFUSED = (
-    ("app", "publish", "ledger.job.mail.j1.started"),
-    ("app", "publish", "ledger.job.bank.j1.queued.normal"),
-    ("app", "publish", "ledger.queue.mail.paused"),
-    ("app", "publish", "ledger.access.k1.created"),
-    ("app", "publish", "$JS.API.STREAM.PURGE.LEDGER"),
-    ("app", "publish", "$JS.API.CONSUMER.MSG.NEXT.LEDGER.work_mail_normal"),
-    ("app", "publish", "ledger.lock.account.42.acquired"),
-    ("app", "publish", "$KV.WORKERS.somebody"),
-    ("app", "subscribe", "_INBOX_ann.>"),
-    ("app", "subscribe", "ledger.>"),
-    ("mailer", "publish", "ledger.job.bank.j1.started"),
-    ("mailer", "publish", "ledger.limit.smtp.set"),
-    ("mailer", "publish", "ledger.access.k1.created"),
-    ("mailer", "publish", "ledger.flow.main.slots"),
-    ("mailer", "publish", "timer.at.job.mail.j1.7"),
-    ("mailer", "publish", "$JS.API.CONSUMER.MSG.NEXT.LEDGER.work_bank_normal"),
-    ("mailer", "publish", "$JS.API.CONSUMER.DELETE.LEDGER.work_bank_normal"),
-    ("mailer", "publish", "$JS.API.STREAM.PURGE.LEDGER"),
-    ("mailer", "subscribe", "_INBOX_app.>"),
-    ("hosts", "publish", "ledger.access.k1.created"),
-    ("hosts", "publish", "ledger.limit.smtp.set"),
-    ("hosts", "publish", "$JS.API.STREAM.PURGE.LEDGER"),
-    ("billing", "publish", "ledger.job.mail.j1.queued.normal"),
-    ("billing", "publish", "$KV.WORKERS.somebody"),
-    ("tables", "publish", "ledger.job.mail.j1.queued.normal"),
-    ("tables", "publish", "$O.PAYLOADS.C.x"),
-    ("tables", "subscribe", "_INBOX_ann.>"),
-    ("web", "publish", "$JS.API.STREAM.PURGE.LEDGER"),
-    ("web", "publish", "$JS.API.STREAM.DELETE.LEDGER"),
-    ("ann", "publish", "$JS.API.STREAM.DELETE.LEDGER"),
-    ("ann", "subscribe", "_INBOX_app.>"),
-)
-
-
-@pytest.mark.parametrize("user", USERS)
-async def test_what_is_anothers_is_refused(server: Secured, user: str) -> None:
-    refused: list[str] = []
-
-    async def told(error: Exception) -> None:
-        refused.append(str(error).lower())
-
-    client = await nats.connect(server.url(), user=user, password="p", error_cb=told)
-    try:
-        tried = [(verb, subject) for who, verb, subject in REFUSED if who == user]
-        for verb, subject in tried:
-            if verb == "publish":
-                await client.publish(subject, b"")
-            else:
-                await client.subscribe(subject)
-        await client.flush()
-        await until(lambda: len(refused) >= len(tried))
-    finally:
-        await client.close()
-    for verb, subject in tried:
-        assert any(subject.lower() in each for each in refused), (verb, subject)
 
 
 def test_what_is_no_role_and_what_is_not_bound_to_queues_is_told() -> None:
@@ -284,6 +310,8 @@ def test_what_is_no_role_and_what_is_not_bound_to_queues_is_told() -> None:
         (("worker", "--of", "a.b"), "user 'a.b' is not valid"),
         (("worker", "--of", ""), "user '' is not valid"),
         (("worker", "--queue", "a b"), "queue 'a b' is not valid"),
+        (("reader", "--subscription", "bills"), "--subscription is for the role subscriber, not for reader"),
+        (("subscriber", "--subscription", "a b"), "subscription 'a b' is not valid"),
         (("reader", "--locks"), "--locks is for the role producer and worker, not for reader"),
     ):
         found = ask(*words)
@@ -303,13 +331,13 @@ def test_an_environment_has_names_of_its_own_and_a_queue_of_any_name_is_kept() -
 
 
 def test_a_worker_may_have_the_reactors_and_queues_to_enqueue_to() -> None:
-    alone, both = (
-        {*msgspec.json.decode(printed("worker", "--queue", "mail", "--json", *more))["publish"]}
-        for more in ((), ("--reactors", "--enqueues", "reports"))
+    alone, more, both = (
+        msgspec.json.decode(printed("worker", "--queue", "mail", "--json", *more))["publish"]
+        for more in ((), ("--enqueues", "reports"), ("--reactors", "--enqueues", "reports"))
     )
-    hosts = {*msgspec.json.decode(printed("reactors", "--json"))["publish"]}
-    assert alone | hosts < both
-    assert {each for each in both - alone - hosts if each.startswith("ledger.job.")} == {
+    hosts = msgspec.json.decode(printed("reactors", "--of", "worker", "--json"))["publish"]
+    assert [each for each in (*more, *hosts) if not any(fits(each, other) for other in both)] == []
+    assert {each for each in {*more} - {*alone} if each.startswith("ledger.job.")} == {
         f"ledger.job.reports.*.{event}"
         for event in ("queued.*", "held", "scheduled", "cancelled", "cancel_requested", "signalled")
     }
@@ -320,6 +348,7 @@ def test_every_part_of_the_table_belongs_to_a_role() -> None:
         "Everybody",
         "In a cluster",
         "Limits",
+        "Named subscription",
     } == {*PARTS}
 
 

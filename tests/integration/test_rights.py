@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -75,14 +77,22 @@ async def batch(ledger: Ledger) -> None:
     await ledger.log.append([Entry(name, b"{}", name.rpartition(".")[0] + ".*", 0) for name in names])
 
 
+#: Users who cannot read the ledger through a consumer, and which right they lack.
+WITHOUT_CONSUMER = {
+    "direct": "$JS.API.CONSUMER.CREATE.LEDGER",
+    "stopped": "$JS.API.CONSUMER.MSG.NEXT.LEDGER.*",
+}
 Act = Callable[[Ledger], Awaitable[Any]]
 DENIED: dict[str, tuple[str, Act, str]] = {
     "append": ("ledger.job.>", lambda ledger: ledger.enqueue(add, 1, 2), "publish to ledger.job.work."),
     "lease": ("$KV.WORKERS.>", work, "publish to $KV.WORKERS."),
     "batch": ("ledger.lock.*.a.>", batch, "publish to ledger.lock.scope.a."),
     "chain": ("$JS.API.DIRECT.GET.LEDGER", look, "publish to $JS.API.DIRECT.GET.LEDGER"),
-    "reader": ("$JS.API.CONSUMER.CREATE.LEDGER", read, "publish to $JS.API.CONSUMER.CREATE.LEDGER"),
-    "read": ("$JS.API.CONSUMER.MSG.NEXT.LEDGER.*", read, "publish to $JS.API.CONSUMER.MSG.NEXT.LEDGER."),
+    "blind": (
+        "$JS.API.CONSUMER.CREATE.LEDGER, $JS.API.DIRECT.GET.LEDGER",
+        read,
+        "publish to $JS.API.DIRECT.GET.LEDGER",
+    ),
     "work": (
         "$JS.API.CONSUMER.MSG.NEXT.LEDGER.*",
         work,
@@ -110,7 +120,11 @@ DENIED: dict[str, tuple[str, Act, str]] = {
 
 def user(name: str, publish: str = "", subscribe: str = "") -> str:
     denied = {"publish": publish, "subscribe": subscribe}
-    rights = ", ".join(f'{verb}: {{ deny: "{subject}" }}' for verb, subject in denied.items() if subject)
+    rights = ", ".join(
+        f"{verb}: {{ deny: [{', '.join(map(json.dumps, subjects.split(', ')))}] }}"
+        for verb, subjects in denied.items()
+        if subjects
+    )
     return f"{{ user: {name}, password: p, permissions: {{ {rights} }} }}"
 
 
@@ -124,6 +138,7 @@ def role(name: str) -> str:
 def server(nats_server_binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """One user for each right that is missing, one for each role, and one who may do everything."""
     users = [user(name, subject) for name, (subject, _, _) in DENIED.items()]
+    users += [user(name, subject) for name, subject in WITHOUT_CONSUMER.items()]
     users += [user("info", "$JS.API.STREAM.INFO.>"), user("inbox", subscribe="_INBOX_inbox.>")]
     users += [
         user("claim", "ledger.job.*.*.started"),
@@ -172,6 +187,47 @@ async def test_what_connecting_needs_is_told_at_once(
     assert await anyio.to_thread.run_sync(run, ["doctor", *at]) in {1, 4}
     assert words in capsys.readouterr().out
     assert time.monotonic() - begun < 3 * AT_ONCE_S
+
+
+@pytest.mark.parametrize("name", WITHOUT_CONSUMER)
+async def test_who_may_use_no_consumer_reads_the_same_without_one(
+    ready: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="jobledger.feed")
+    async with (
+        connect(ready, user="all", password="p") as all_of_it,
+        connect(ready, user=name, password="p") as ledger,
+    ):
+        for number in range(1_200):  # more than one answer holds
+            await all_of_it.enqueue(add.options(id=f"{name}-{number}"), 1, 2)
+        whole = [each async for each in all_of_it.events(follow=False)]
+        assert [each async for each in ledger.events(follow=False)] == whole
+        choices: tuple[dict[str, Any], ...] = (
+            {"types": ("queued",), "queue": "work"},
+            {"types": ("queued", "held")},
+            {"since": whole[700].stored_at},
+            {"from_sequence": whole[900].stream_sequence},
+        )
+        for chosen in choices:
+            expected = [each async for each in all_of_it.events(follow=False, **chosen)]
+            assert expected
+            assert [each async for each in ledger.events(follow=False, **chosen)] == expected
+        begun = asyncio.Event()
+
+        async def follow() -> str:
+            async for each in ledger.events(from_sequence=whole[-1].stream_sequence):
+                begun.set()
+                if each.stream_sequence > whole[-1].stream_sequence:
+                    return each.event.job
+            return ""
+
+        following = asyncio.create_task(follow())
+        await begun.wait()
+        await all_of_it.enqueue(add.options(id=f"{name}-new"), 1, 2)
+        async with asyncio.timeout(LIMIT_S):
+            assert await following == f"{name}-new"
+    assert "reading goes on by direct gets, without a consumer" in caplog.text
+    assert "ERROR" not in caplog.text
 
 
 async def test_a_worker_that_may_not_claim_says_so_and_lives_on(

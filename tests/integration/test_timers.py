@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import nats
 import pytest
 from tests.support.working import Connect, working
 
@@ -33,6 +34,7 @@ from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import CancelJob, Claim, Pause
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.lifecycle import due_at
+from jobledger.ledger.nats import api
 from jobledger.ledger.outcome import SNOOZE_S_MIN
 from jobledger.ledger.timer_upkeep import timers_status
 
@@ -90,6 +92,27 @@ async def test_a_delayed_job_runs_when_its_time_has_come(ledger: Ledger, delay_s
             return await in_stream(ledger) == 0
 
         await until(settled)  # nothing is left of its timer
+
+
+async def test_a_timer_that_was_handed_to_a_process_that_stands_still_is_hardly_late_elsewhere(
+    ledger: Ledger, nats_server: EmbeddedServer
+) -> None:
+    """Whoever gets it then has heard nothing of the server's clock: what is delivered again was stamped long ago."""
+    async with reacting(ledger):
+        before = await ledger.enqueue(add.options(delay_s=0.1), 1)
+        await until(partial(has_been_queued, before))
+    job = await ledger.enqueue(add.options(delay_s=0.2), 1)
+    consumers = await api.consumers(ledger.inbox, ledger.names.ledger_stream)
+    (setter,) = [each.name for each in consumers if each.name.startswith("timers_")]
+    stranger = await nats.connect(nats_server.url)
+    try:
+        pulling = await stranger.jetstream().pull_subscribe_bind(setter, ledger.names.ledger_stream)
+        assert await pulling.fetch(1, timeout=LIMIT_S)
+    finally:
+        await stranger.close()
+    async with reacting(ledger):
+        await until(partial(has_been_queued, job))
+    assert (await lateness(ledger))[-1] < 3.0
 
 
 async def test_a_moment_that_is_past_means_at_once(ledger: Ledger) -> None:

@@ -20,18 +20,20 @@ from jobledger.ledger.model.errors import LedgerError
 SIZE = 3
 
 
-def _configuration(number: int, folder: Path, ports: Sequence[int]) -> str:
+def _configuration(number: int, folder: Path, ports: Sequence[int], more: str) -> str:
     routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports[SIZE:])
     return (
         f'server_name: "n{number}"\nserver_tags: ["n{number}"]\nhost: "127.0.0.1"\nport: {ports[number]}\n'
         f'jetstream {{ store_dir: "{folder / f"store-{number}"}", max_file_store: 2GB }}\n'
-        f'cluster {{ name: "c", host: "127.0.0.1", port: {ports[SIZE + number]}, routes: [{routes}] }}\n'
+        f'cluster {{ name: "c", host: "127.0.0.1", port: {ports[SIZE + number]}, routes: [{routes}] }}\n{more}'
     )
 
 
-def _start(binary: str, number: int, folder: Path, ports: Sequence[int]) -> subprocess.Popen[bytes]:
+def _start(
+    binary: str, number: int, folder: Path, ports: Sequence[int], more: str
+) -> subprocess.Popen[bytes]:
     path = folder / f"n{number}.conf"
-    path.write_text(_configuration(number, folder, ports), encoding="utf-8")
+    path.write_text(_configuration(number, folder, ports, more), encoding="utf-8")
     return subprocess.Popen([binary, "-c", str(path), "-l", str(folder / f"n{number}.log")])
 
 
@@ -66,16 +68,23 @@ class Cluster(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def cluster(binary: str, folder: Path) -> AsyncGenerator[Cluster]:
-    """Yield the cluster once it stores what it is given; frozen servers are gone at the end, too."""
+async def cluster(
+    binary: str, folder: Path, *, configuration: str = "", login: str = ""
+) -> AsyncGenerator[Cluster]:
+    """Yield the cluster once it stores what it is given; frozen servers are gone at the end, too.
+
+    `configuration`: more for each server. `login`: who its addresses log in, as "user:password@".
+    """
     ports = kept_ports(2 * SIZE)
     servers: dict[int, subprocess.Popen[bytes]] = {}
     try:
         for number in range(SIZE):
-            servers[ports[number]] = _start(binary, number, folder, ports)
-        url = ",".join(f"nats://127.0.0.1:{port}" for port in ports[:SIZE])
+            servers[ports[number]] = _start(binary, number, folder, ports, configuration)
+        url = ",".join(f"nats://{login}127.0.0.1:{port}" for port in ports[:SIZE])
         await _ready(url)
-        yield Cluster(url, servers, functools.partial(_start, binary, folder=folder, ports=ports))
+        yield Cluster(
+            url, servers, functools.partial(_start, binary, folder=folder, ports=ports, more=configuration)
+        )
     finally:
         for server in servers.values():
             server.kill()

@@ -14,6 +14,8 @@ from jobledger.ledger.nats.lock_hints import Hint, LockWatch
 class MemoryLeases:
     """Keys that live until a test takes them away, or cuts the way to them."""
 
+    user = ""
+
     def __init__(self, duration_s: float) -> None:
         self._duration_s = duration_s
         self.keys: dict[str, tuple[WorkerInfo, int]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Generator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -19,6 +19,7 @@ EVERYBODY = "Everybody"
 ONLY_IN_A_CLUSTER = "In a cluster"
 #: Of the reactors: what a worker of the queue of the ledger's own runs has.
 REACTORS_TOO = "Reactors too"
+_INBOX: Final = re.compile(r"^_INBOX_[A-Za-z0-9-]+\.")
 
 
 class Use(NamedTuple):
@@ -79,6 +80,11 @@ class Recorder:
         monkeypatch.setattr(Connection, "_send_command", command)
 
     def _note(self, connection: Connection, use: Use) -> None:
+        """Note a use, without the name of the user that inboxes and leases have."""
+        subject = _INBOX.sub("_INBOX.", use.subject)
+        if connection.user:
+            subject = subject.replace(f"$KV.WORKERS.{connection.user}.", "$KV.WORKERS.")
+        use = Use(use.verb, subject)
         self.used.setdefault(self._roles[connection], set()).add(use)
 
     @contextlib.contextmanager

@@ -41,6 +41,7 @@ from jobledger.ledger.model.schedules.definition import Definition
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.schedules.ticks import Spec
 from jobledger.ledger.model.subjects import JobRef, Names
+from jobledger.ledger.nats.fleet_clock import FleetClock
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.nats.timer_stream import id_of
 from jobledger.ledger.timers import (
@@ -206,6 +207,16 @@ def test_a_moment_has_come_when_both_clocks_say_so() -> None:
     clocks.heard(_stamped(30))
     assert clocks.wait_s(NOW + timedelta(seconds=1)) == 1.0  # a server ahead of us does not make us early
     assert clocks.wait_s(NOW - timedelta(seconds=1)) == -1.0
+
+
+def test_a_clock_that_was_told_the_servers_time_is_a_second_ahead_of_it_at_most() -> None:
+    machine = _Clock()
+    clocks = TwoClocks(FleetClock(machine))
+    assert clocks.wait_s(NOW) == 1.0  # also before anything was heard, as where a timer was handed out before
+    clocks.heard(_stamped(-60))
+    assert clocks.wait_s(NOW) == 1.0
+    clocks.heard(_stamped(-0.2))
+    assert clocks.wait_s(NOW) == pytest.approx(0.2)
 
 
 def test_what_is_known_of_the_servers_clock_is_forgotten_after_a_minute() -> None:

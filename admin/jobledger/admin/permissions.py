@@ -12,7 +12,8 @@ from typing import Final, Literal, NamedTuple
 
 from jobledger.ledger.model.envelope import PRIORITIES
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
-from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.model.subjects import Names, fits
+from jobledger.ledger.nats.access import inbox_of, user_of_inbox
 
 Verb = Literal["publish", "subscribe"]
 
@@ -92,7 +93,7 @@ subscribe _INBOX.<id> | chunks of a result
 
 publish ledger.lock.<scope>.<lock>.<event> | take, renew and give back a lock
 publish hint.lock.<scope>.<lock> | "this lock is free"
-publish $KV.WORKERS.<client> | the lease of a client that holds a lock
+publish $KV.WORKERS.<client> | the lease of a client that holds a lock; its name begins with its user
 publish $JS.API.DIRECT.GET.KV_WORKERS | whether the holder of a lock lives
 publish $JS.API.STREAM.MSG.GET.KV_WORKERS | the same, where its lease is gone
 subscribe hint.lock.<scope>.<lock> | whoever waits for a lock
@@ -115,7 +116,7 @@ publish $JS.API.CONSUMER.CREATE.LEDGER.work_<queue_priority>.ledger.job.<queue>.
 publish $JS.API.CONSUMER.INFO.LEDGER.work_<queue_priority> | look for it
 publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.work_<queue_priority> | ask it for jobs
 publish $JS.ACK.LEDGER.work_<queue_priority>.<numbers...> | settle a delivery
-publish $KV.WORKERS.<worker> | its lease
+publish $KV.WORKERS.<worker> | its lease; its name begins with its user
 publish $JS.API.DIRECT.GET.KV_WORKERS | another worker's lease
 publish $JS.API.STREAM.MSG.GET.KV_WORKERS | whether a worker's lease has expired, before its job is taken over
 publish $JS.API.STREAM.INFO.KV_TASKS | look for the bucket of what tasks are
@@ -205,24 +206,24 @@ publish $JS.API.STREAM.PURGE.OBJ_PAYLOADS | two processes stored the same at onc
 """
     ),
     "Subscriber": _part(
-        """A program that reads events, with a reader of its own or as a named subscription.
+        """A program that reads events. It makes no consumer, so it can touch no other's.
 
-publish $JS.API.CONSUMER.CREATE.LEDGER | a reader of one's own
-publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.<reader> | ask it for events
-publish $JS.API.CONSUMER.DELETE.LEDGER.<reader> | delete it at the end
-publish $JS.API.CONSUMER.CREATE.LEDGER.events_<name> | make a named subscription
-publish $JS.API.CONSUMER.INFO.LEDGER.events_<name> | look for it
-publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.events_<name> | ask it for events
-publish $JS.ACK.LEDGER.events_<name>.<numbers...> | settle a delivery
+publish $JS.API.DIRECT.GET.LEDGER | read the ledger in order
+"""
+    ),
+    "Named subscription": _part(
+        """A program that follows a named subscription: `--subscription` adds it.
+
+publish $JS.API.CONSUMER.CREATE.LEDGER.events_<subscription> | make it
+publish $JS.API.CONSUMER.INFO.LEDGER.events_<subscription> | look for it
+publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.events_<subscription> | ask it for events
+publish $JS.ACK.LEDGER.events_<subscription>.<numbers...> | settle a delivery
 """
     ),
     "Projector": _part(
         """It keeps tables up to date and tells metrics; it appends nothing.
 
-publish $JS.API.CONSUMER.CREATE.LEDGER | read the ledger in order
-publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.<reader> | ask for events
-publish $JS.API.CONSUMER.DELETE.LEDGER.<reader> | tidy up
-publish $JS.API.DIRECT.GET.LEDGER | the event at its position
+publish $JS.API.DIRECT.GET.LEDGER | read the ledger in order
 publish $JS.API.CONSUMER.LIST.LEDGER | metrics: what waits in each queue
 publish $JS.API.STREAM.INFO.<stream> | metrics: where its copies are
 publish $JS.API.DIRECT.GET.KV_WORKERS | metrics: which workers live
@@ -301,7 +302,7 @@ publish $O.TABLES.M.<object> | and that it is gone
 """
     ),
     "Owner": _part(
-        """A person who makes the streams, and archives.
+        """A person who makes the streams.
 
 publish $JS.API.STREAM.CREATE.LEDGER | make an environment
 publish $JS.API.STREAM.CREATE.TIMERS | the same
@@ -310,7 +311,6 @@ publish $JS.API.STREAM.CREATE.DLQ | the same
 publish $JS.API.STREAM.CREATE.KV_WORKERS | the same
 publish $JS.API.STREAM.CREATE.OBJ_PAYLOADS | the same
 publish $JS.API.STREAM.CREATE.OBJ_RESULTS | the same
-publish $JS.API.STREAM.PURGE.LEDGER | `audit archive`
 """
     ),
     "Owner of a cluster": _part(
@@ -322,10 +322,7 @@ publish $JS.API.STREAM.UPDATE.<stream> | `cluster replicas`
     "Auditor": _part(
         """It proves and exports; it appends nothing.
 
-publish $JS.API.CONSUMER.CREATE.LEDGER | read the ledger in order
-publish $JS.API.CONSUMER.MSG.NEXT.LEDGER.<reader> | ask for events
-publish $JS.API.CONSUMER.DELETE.LEDGER.<reader> | tidy up
-publish $JS.API.DIRECT.GET.LEDGER | read a job's events
+publish $JS.API.DIRECT.GET.LEDGER | read the ledger in order; a job's events
 publish $JS.API.STREAM.NAMES | find an object store
 publish $JS.API.STREAM.MSG.GET.OBJ_PAYLOADS | export inputs
 publish $JS.API.STREAM.MSG.GET.OBJ_RESULTS | export results
@@ -334,6 +331,25 @@ publish $JS.FC.OBJ_PAYLOADS.<numbers...> | and their flow control
 publish $JS.API.CONSUMER.CREATE.OBJ_RESULTS | their chunks
 publish $JS.FC.OBJ_RESULTS.<numbers...> | and their flow control
 subscribe _INBOX.<id> | chunks of a payload
+"""
+    ),
+    "Archiver": _part(
+        """It moves what has ended into archives, and takes that from the ledger. It reads as an auditor does.
+
+publish ledger.reactor.<name>.<event> | that the archive was made, with its hash; `audit seal`
+publish ledger.job.<queue>.<job>.<event> | what is carried forward of jobs
+publish ledger.job.<queue>.<job>.queued.<priority> | the job of a tick that nobody had made yet
+publish timer.at.job.<queue>.<job>.<sequence> | the timer of a job that waits, set again
+publish ledger.schedule.<schedule>.<event> | what is carried forward of schedules
+publish ledger.unique.<task>.<key>.taken | the unique key of a job that lives on, said again
+publish ledger.limit.<limit>.<event> | what is in force of limits, said again
+publish ledger.route.<route>.<event> | what is in force of routes, said again
+publish ledger.webhook.<webhook>.<event> | what is in force of webhooks, said again
+publish ledger.watch.<watch>.<event> | what is in force of watches, said again
+publish ledger.graph.<graph>.<event> | what is in force of graphs, said again
+publish ledger.access.<key>.<event> | what is in force of keys, said again
+publish $JS.API.CONSUMER.LIST.LEDGER | what it would take from subscriptions
+publish $JS.API.STREAM.PURGE.LEDGER | take away what was archived
 """
     ),
     "In a cluster": _part(
@@ -351,13 +367,26 @@ ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "reactors": ("Reactors",),
     "subscriber": ("Subscriber",),
     "reader": ("Projector", "Auditor"),
+    "archiver": ("Auditor", "Archiver"),
     "gateway": ("Operator", "Projector", "Worker", "Reactors"),
-    "operator": ("Operator", "Owner", "Owner of a cluster", "Projector", "Auditor", "Producer", "Locks"),
+    "operator": (
+        "Operator",
+        "Owner",
+        "Owner of a cluster",
+        "Archiver",
+        "Projector",
+        "Auditor",
+        "Producer",
+        "Locks",
+    ),
 }
 #: Of every role.
 COMMON: Final = ("Everybody", "In a cluster")
-#: Roles whose rights can be bound to queues: others see to jobs of every queue, or read the whole ledger.
+#: Roles whose rights can be bound to queues; others see to jobs of every queue, or read the whole ledger.
 BOUND: Final = ("producer", "worker")
+_NAMED: Final = re.compile(r"<(queue|queue_priority|subscription)>")
+_QUEUE: Final = "mail"
+_WORD: Final = re.compile(r"<[^>]+>")
 _MORE: Final = re.compile(r"<[^>]*[.]{3}>")
 _BUCKETS: Final = ("KV_", "OBJ_")
 _ACK: Final = "$JS.ACK."
@@ -391,7 +420,7 @@ def allowed(
             shape = ".".join(renamed.get(token, token) for token in right.subject.split("."))
             for subject in bound_to(shape, bound):
                 found[right.verb].update(_patterns(subject, inbox_prefix))
-    return SubjectLists(sorted(found["publish"]), sorted(found["subscribe"]))
+    return SubjectLists(_widest(found["publish"]), _widest(found["subscribe"]))
 
 
 def parts_of(parts: Sequence[str], queues: Sequence[str] = ()) -> Iterator[tuple[str, Sequence[str]]]:
@@ -400,6 +429,37 @@ def parts_of(parts: Sequence[str], queues: Sequence[str] = ()) -> Iterator[tuple
         yield part, queues
         if part == "Reactors":  # the ledger's own runs are theirs
             yield "Worker", (BUILT_IN_QUEUE,)
+
+
+def let_through(role: str) -> list[Right]:
+    """Return what a role may beside its own work: acts of others whose subjects its list does not tell from its own.
+
+    Of a role that can be bound to queues: as one that is bound to a queue. Raises: KeyError for no role.
+    """
+    queues = (_QUEUE,) if role in BOUND else ()
+    inbox_prefix = inbox_of(role)
+    may = allowed(role, Names(), queues=queues, inbox_prefix=inbox_prefix)._asdict()
+    own = {
+        right[:2]
+        for part, bound in parts_of(ROLES[role], queues)
+        for right in PARTS[part].rights
+        if not bound or _QUEUE in bound or "<queue" not in right.subject
+    }
+    found = {right[:2]: right for part in PARTS.values() for right in part.rights if right[:2] not in own}
+    return [
+        right
+        for right in found.values()
+        if not right.subject.startswith("_INBOX.")  # its own
+        and any(fits(example(right.subject, inbox_prefix), each) for each in may[right.verb])
+    ]
+
+
+def example(subject: str, inbox_prefix: str, queue: str = _QUEUE) -> str:
+    """Return one of the subjects that a subject of the table stands for."""
+    if subject.startswith("_INBOX."):
+        return subject.replace("_INBOX", inbox_prefix).replace("<id>", "x")
+    of_queue = next(bound_to(subject, (queue,))) if "<queue" in subject else subject
+    return _WORD.sub("x", _MORE.sub("1.2", of_queue))
 
 
 def _renamed(names: Names) -> dict[str, str]:
@@ -416,27 +476,42 @@ def _roots(names: Names) -> list[str]:
     return [each.partition(".")[0] for each in (names.all_events, names.all_timers, names.queue_hint("*"))]
 
 
-def bound_to(subject: str, queues: Sequence[str]) -> Iterator[str]:
-    """Yield a subject for each queue, and where it has a consumer's name for each priority of that queue."""
-    if not queues or "<queue" not in subject:
+def bound_to(subject: str, names: Sequence[str]) -> Iterator[str]:
+    """Yield a subject for each queue or subscription, and for each priority where a consumer of work is meant."""
+    if not names or not _NAMED.search(subject):
         yield subject
         return
-    for queue in queues:
-        of_queue = subject.replace("<queue>", queue)
+    for name in names:
+        of_name = subject.replace("<queue>", name).replace("<subscription>", name)
         if "<queue_priority>" not in subject:
-            yield of_queue
+            yield of_name
             continue
         for priority in PRIORITIES:
-            yield of_queue.replace("<queue_priority>", f"{queue}_{priority}")
+            yield of_name.replace("<queue_priority>", f"{name}_{priority}")
+
+
+def _widest(patterns: set[str]) -> list[str]:
+    """Return the patterns, sorted, without those of which another one lets all through."""
+    return sorted(
+        each
+        for each in patterns
+        if not any(
+            fits(each, other) and (other.endswith(">") or not each.endswith(">"))
+            for other in patterns
+            if other != each
+        )
+    )
 
 
 def _patterns(subject: str, inbox_prefix: str) -> Iterator[str]:
-    """Yield a subject as nats-server takes it."""
+    """Yield a subject as nats-server takes it; `inbox_prefix` names its user."""
     if subject.startswith("_INBOX."):
         yield f"{inbox_prefix}.>"
         return
     tokens = _MORE.sub(">", subject).split(".")
     pattern = ".".join("*" if "<" in token else token for token in tokens)
+    if pattern.startswith("$KV.") and tokens[1].endswith("WORKERS") and (user := user_of_inbox(inbox_prefix)):
+        pattern = f"{pattern.removesuffix('*')}{user}.*"
     yield pattern
     if pattern.startswith(_ACK):  # newer servers put domain and account before the stream
         yield f"{_ACK}*.*.{pattern.removeprefix(_ACK)}"

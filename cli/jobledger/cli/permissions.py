@@ -38,6 +38,14 @@ _Enqueues = Annotated[
         "--enqueues", metavar="NAME", help="Of a worker: a queue that its tasks enqueue to; may be repeated."
     ),
 ]
+_Subscription = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--subscription",
+        metavar="NAME",
+        help="Of a subscriber: a named subscription that it follows; may be repeated.",
+    ),
+]
 _Reactors = Annotated[
     bool, typer.Option("--reactors", metavar="", help="Of a worker: it hosts the reactors, too.")
 ]
@@ -68,6 +76,7 @@ def permissions(
     of: _User = None,
     reactors: _Reactors = False,
     enqueues: _Enqueues = None,
+    subscription: _Subscription = None,
     locks: _Locks = False,
     limits: _Limits = False,
     environment: _Environment = None,
@@ -84,6 +93,7 @@ def permissions(
         ("--limits", limits, BOUND),
         ("--reactors", reactors, ("worker",)),
         ("--enqueues", enqueues, ("worker",)),
+        ("--subscription", subscription, ("subscriber",)),
     ):
         if given and role not in roles:
             raise UsageError(f"{option} is for the role {' and '.join(roles)}, not for {role}")
@@ -93,6 +103,8 @@ def permissions(
     ]
     more += [(part, queues) for part, given in (("Locks", locks), ("Limits", limits)) if given]
     more += parts_of(("Reactors",)) if reactors else ()
+    if subscription:
+        more.append(("Named subscription", [check_token("subscription", each) for each in subscription]))
     user = check_token("user", role if of is None else of)
     inbox = inbox_of(user)
     allow = allowed(role, Names(environment or ""), queues=queues, inbox_prefix=inbox, more=more)

@@ -41,8 +41,8 @@ from jobledger.ledger.patience import Patience
 _REPLICAS: Final = {1: 1, 2: 3, 3: 3, 4: 5, 5: 5}
 _ON_CLUSTER: Final = 3  #: replicas of a ledger that is made on a cluster, where nobody says how many
 #: How long connecting and each call of an application may last where the server is one of several, unless the caller
-#: says otherwise: an election takes 4 to 9 s.
-_ELECTION_S: Final = 12.0
+#: says otherwise: an election takes 4 to 9 s, and twice that where votes are split.
+_ELECTION_S: Final = 20.0
 _PATIENT: Final = ("connect_timeout_s", "request_timeout_s")
 logger = logging.getLogger("jobledger.connection")
 

@@ -86,7 +86,7 @@ class LeaseKeeper:
         self._revision = 0
         self._valid_until = 0.0
         self._started_at = clock.now()
-        self.identity = new_identity()
+        self.identity = new_identity(leases.user)
         self.duration_s = 0.0
         self.renewals = 0  #: accepted, the first one of each identity included
         self.failures = 0  #: renewals without an answer in time; each is tried again
@@ -115,7 +115,9 @@ class LeaseKeeper:
                 if self._clock.monotonic() >= until:
                     raise
                 logger.warning("no lease yet: %s", error)
-                self.identity = new_identity()  # an attempt without an answer may have taken the name
+                self.identity = new_identity(
+                    self._leases.user
+                )  # an attempt without an answer may have taken the name
                 await asyncio.sleep(_RETRY_S)
             else:
                 return
@@ -153,7 +155,7 @@ class LeaseKeeper:
         return max(0.0, self._valid_until - self._clock.monotonic())
 
     def _lose(self, why: str) -> None:
-        lost, self.identity = self.identity, new_identity()
+        lost, self.identity = self.identity, new_identity(self._leases.user)
         self.losses += 1
         self._revision = 0
         self._valid_until = 0.0  # the new identity has no lease yet, so it may claim nothing

@@ -66,6 +66,8 @@ class Loopback:
 class MemoryLeases:
     """Leases of those who work in this process; they end when they are given back."""
 
+    user = ""
+
     def __init__(self, duration_s: float = 3600.0) -> None:
         self._duration_s = duration_s
         self.keys: dict[str, tuple[WorkerInfo, int]] = {}

@@ -39,6 +39,7 @@ class SimConnection:
         self.loop = process
         self.process = process
         self.max_payload = 1 << 20
+        self.user = ""
         self.is_connected = True
         self.is_closed = False
         self.has_jetstream = True
@@ -46,7 +47,8 @@ class SimConnection:
         self.lost_for_s = 0.0  #: a loss is always waited for: it does not last long here
         self.outage = Outage(process.time)
         self.lost_listeners: list[Callable[[], None]] = []
-        self.refused_listeners: list[Callable[[PermissionRefusedError], None]] = []
+        self.optional_rights: dict[str, bool] = {}
+        self.refused_listeners: list[Callable[[PermissionRefusedError], bool]] = []
         self.closed_for_good = asyncio.Event()
         self.held_until = 0.0  #: nothing passes before this moment: the network holds it back
         self.generation = 0  #: grows with each loss; what was sent before is gone

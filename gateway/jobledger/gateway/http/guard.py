@@ -23,6 +23,11 @@ from jobledger.gateway.shares import Asker, network_of
 _FAILED: Final = 500
 #: Answered however much is open: who asks decides whether this process gets more.
 _ALWAYS: Final = frozenset({"/healthz", "/readyz"})
+#: While it is not known which keys were revoked, a request waits: an election ends, or another server is found.
+_SURE_WITHIN_S: Final = 10.0
+_LOOK_EVERY_S: Final = 0.1
+#: So many requests at most; who comes then is refused at once.
+_WAITING_MAX: Final = 100
 
 
 class Guard:
@@ -34,6 +39,7 @@ class Guard:
         self._gateway = gateway
         self._gate = gate
         self._visits: set[_Visit] = set()
+        self._waiting = 0
         gate.on_sweep(self._sweep)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,7 +48,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         try:
-            arrived = self._gate.enter(scope, headers_of(scope), added_headers(scope))
+            arrived = await self._enter(scope)
         except ProblemError as error:
             await _refuse(error, scope, receive, send)
             return
@@ -71,6 +77,28 @@ class Guard:
                 await self._app(scope, receive, send)
         finally:
             asker.end()
+
+    async def _enter(self, scope: Scope) -> ArrivedRequest | None:
+        """Return who asks; where that is not known for the moment, once it is, or as unknown when the time is over.
+
+        Raises: what `Gate.enter` does.
+        """
+        headers, added = headers_of(scope), added_headers(scope)
+        before = len(added)
+        arrived = self._gate.enter(scope, headers, added)
+        if not _is_unsure(arrived) or scope["path"] in _ALWAYS or self._waiting >= _WAITING_MAX:
+            return arrived
+        self._waiting += 1
+        try:
+            for _ in range(round(_SURE_WITHIN_S / _LOOK_EVERY_S)):
+                await asyncio.sleep(_LOOK_EVERY_S)
+                del added[before:]
+                arrived = self._gate.enter(scope, headers, added)
+                if not _is_unsure(arrived):
+                    break
+        finally:
+            self._waiting -= 1
+        return arrived
 
     def _asker(self, arrived: ArrivedRequest) -> Asker:
         """Return whose share a request takes: who is not known has that of a network address."""
@@ -158,6 +186,10 @@ class _Visit:
     def _has_acted(self, refused: ProblemError) -> bool:
         """Return whether the answer tells what an act came to of somebody who was let in, and may be so still."""
         return refused.code == UNSURE and self._scope["method"] not in SAFE
+
+
+def _is_unsure(arrived: ArrivedRequest | None) -> bool:
+    return arrived is not None and isinstance(arrived.who, ProblemError) and arrived.who.code == UNSURE
 
 
 async def _refuse(error: ProblemError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -20,7 +20,10 @@ def is_identity(name: str) -> bool:
     return _IDENTITY.fullmatch(name) is not None
 
 
-def new_identity() -> str:
-    """Return a name for this process that no other has had: `<host>-<pid>-<random>`, fit for a subject."""
+def new_identity(user: str = "") -> str:
+    """Return a name for this process that no other has had: `<host>-<pid>-<random>`, fit for a subject.
+
+    With the `user` of the server that it connects as, `<user>.<host>-<pid>-<random>`: two words of a subject.
+    """
     host = _UNSAFE.sub("-", socket.gethostname())[:_HOST_LENGTH_MAX] or "host"
-    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+    return f"{user}{'.' if user else ''}{host}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -34,6 +34,12 @@ def inbox_of(user: str) -> str:
     return f"_INBOX_{user}" if is_token(user) else "_INBOX"
 
 
+def user_of_inbox(prefix: str) -> str:
+    """Return whose inbox a prefix names, as `inbox_of` does; "" for one that is nobody's."""
+    user = prefix.removeprefix("_INBOX_")
+    return user if user != prefix and is_token(user) else ""
+
+
 class Access(msgspec.Struct, frozen=True, kw_only=True):
     """The same words everywhere: settings of `connect`, options of a command, variables of an environment.
 

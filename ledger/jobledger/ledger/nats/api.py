@@ -308,12 +308,17 @@ async def create_consumer(
     return await _call(inbox, call, request, ConsumerInfo, f"consumer {consumer}")
 
 
+def right_to_read(stream: str) -> str:
+    """Return the subject that makes a consumer which the server names."""
+    return f"{_ROOT}CONSUMER.CREATE.{stream}"
+
+
 async def create_reader(
     inbox: Inbox, stream: str, config: dict[str, Any], *, timeout_s: float = TIMEOUT_S
 ) -> ConsumerInfo:
     """Make a consumer that the server names, and forgets when nobody asks it any more."""
     request, what = {"stream_name": stream, "config": config}, f"a reader of {stream}"
-    call = f"CONSUMER.CREATE.{stream}"  # each time another one
+    call = right_to_read(stream).removeprefix(_ROOT)  # each time another one
     return await _call(inbox, call, request, ConsumerInfo, what, timeout_s=timeout_s, is_once=True)
 
 

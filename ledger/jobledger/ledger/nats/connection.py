@@ -33,7 +33,7 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
     UnsupportedServerError,
 )
-from jobledger.ledger.nats.access import NO_ACCESS, Access, inbox_of
+from jobledger.ledger.nats.access import NO_ACCESS, Access, inbox_of, user_of_inbox
 from jobledger.ledger.nats.addresses import (
     check_addresses,
     decoded_credentials,
@@ -97,6 +97,7 @@ class Connection(Client):
         super().__init__()
         self._access = access
         self.prefetch_max = prefetch_max  #: messages that a reader on it asks for at a time
+        self.user = ""  #: of the server, whose inbox this connection uses; "": everybody's
         self._attempts_left: int | None = (
             servers  # of the first connection; later ones are tried without limit
         )
@@ -111,8 +112,10 @@ class Connection(Client):
         self._up = asyncio.Event()
         self.outage = Outage()
         self.lost_listeners: list[Callable[[], None]] = []  #: called when the connection breaks
-        #: Called when the server refuses a right.
-        self.refused_listeners: list[Callable[[PermissionRefusedError], None]] = []
+        #: Subjects to publish to that we can do without, and whether the server is still thought to allow it.
+        self.optional_rights: dict[str, bool] = {}
+        #: Called when the server refuses a right; each returns whether somebody waits who is told of it now.
+        self.refused_listeners: list[Callable[[PermissionRefusedError], bool]] = []
         self.closed_for_good = asyncio.Event()  #: nats-py gave up; nothing works any more
         self.is_retired = False  #: its owner is done with it, and says so before closing it
         self._lost_at: float | None = None  # since when there is no connection
@@ -328,9 +331,10 @@ class Connection(Client):
             return
         verb = "publish" if refused["verb"].lower() == "publish" else "subscribe"
         error = PermissionRefusedError(verb, refused["subject"])
-        logger.error("%s", error)
-        for listener in tuple(self.refused_listeners):
-            listener(error)
+        if verb == "publish" and error.subject in self.optional_rights:
+            self.optional_rights[error.subject] = False  # whoever asked goes another way
+        told = [listener(error) for listener in tuple(self.refused_listeners)]
+        logger.log(logging.INFO if any(told) else logging.ERROR, "%s", error)
 
     async def close(self) -> None:
         """Close; what was sent has left by then if the server takes it."""
@@ -454,6 +458,8 @@ async def open_connection(
     connection = Connection(access, servers=len(servers), prefetch_max=prefetch_max)
     try:
         check_addresses(servers)
+        inbox_prefix = inbox_prefix or inbox_of(_user(access, servers, options or {}))
+        connection.user = user_of_inbox(inbox_prefix)
         async with asyncio.timeout(timeout_s):
             await connection.connect(
                 servers=servers,
@@ -466,7 +472,7 @@ async def open_connection(
                 dont_randomize=True,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type] # the same
-                inbox_prefix=inbox_prefix or inbox_of(_user(access, servers, options or {})),
+                inbox_prefix=inbox_prefix,
                 pending_size=PENDING_BYTES_MAX,
                 skip_subject_validation=True,  # every token was checked at the entry, see subjects.check_token
                 **{**_PINGS, **(access.login() or decoded_credentials(servers)), **(options or {})},

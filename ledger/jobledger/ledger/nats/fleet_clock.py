@@ -27,7 +27,7 @@ COMPARE_EVERY_S: Final = 10.0
 #: A machine whose clock differs from the server's by more says so: in its log and lease, in `doctor` and a metric.
 APART_S_MAX: Final = 5.0
 #: An answer that took longer says too little about the server's clock to correct a known one.
-_ANSWER_S_MAX: Final = 2.0
+ANSWER_S_MAX: Final = 2.0
 #: Looked up once: every event of every job is stamped.
 _fromtimestamp: Final = datetime.fromtimestamp
 
@@ -59,7 +59,7 @@ class FleetClock:
         """
         earliest, latest = server.timestamp() - received, server.timestamp() - sent
         agrees = earliest <= self._offset_s <= latest
-        if agrees or (self._is_known and received - sent > _ANSWER_S_MAX):
+        if agrees or (self._is_known and received - sent > ANSWER_S_MAX):
             self._is_known = True
             return
         self._offset_s = (earliest + latest) / 2

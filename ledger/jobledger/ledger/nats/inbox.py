@@ -70,7 +70,7 @@ class Inbox:
         for handler, _, _ in abandoned.values():
             handler(ConnectionLostError(), b"")
 
-    def _on_refused(self, error: PermissionRefusedError) -> None:
+    def _on_refused(self, error: PermissionRefusedError) -> bool:
         subject = error.subject
         hears_nothing = error.verb == "subscribe" and subject == f"{self._prefix}*"
         if hears_nothing:
@@ -82,6 +82,7 @@ class Inbox:
         ]
         for token in refused:
             self._waiting.pop(token)[0](error, b"")
+        return bool(refused)
 
     async def ask(self, subject: str, payload: object, *, timeout_s: float) -> tuple[bytes, bytes]:
         """Send one request as JSON and return the first answer's data and header block.

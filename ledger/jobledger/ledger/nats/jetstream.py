@@ -14,13 +14,11 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.model.aggregates import read_message
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import (
     AppendOutcomeUnknownError,
     LedgerError,
     LedgerFullError,
-    MalformedEventError,
     PayloadTooLargeError,
     RefusedError,
     ServerUnreachableError,
@@ -33,6 +31,7 @@ from jobledger.ledger.nats import api
 from jobledger.ledger.nats.append_stats import AppendMeter
 from jobledger.ledger.nats.chain_reader import ChainReader
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
+from jobledger.ledger.nats.direct_reader import message_of
 from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, header, resolve
 from jobledger.ledger.nats.ordered_reader import OrderedReader
 from jobledger.ledger.nats.publisher import (
@@ -124,7 +123,7 @@ class JetStreamLog(JobReading):
         self.writer = Writer(publisher, commit=commit)
         connection.lost_listeners.append(self.writer.forget_observations)
         self._index = ReadIndex(inbox, self._stream, limit_s=append_timeout_s) if has_replicas else None
-        self._chains = ChainReader(self._loop, functools.partial(self._read_raw, batch=True), _message)
+        self._chains = ChainReader(self._loop, functools.partial(self._read_raw, batch=True), message_of)
 
     async def append(self, entries: Sequence[Entry]) -> int:
         """Store the entries as one; see `Log.append`.
@@ -227,7 +226,7 @@ class JetStreamLog(JobReading):
             if entry.expected is None:
                 continue
             request = {"seq": entry.expected + 1, "next_by_subj": entry.chain, "batch": 1}
-            found = [_message(*each) for each in await self._direct_get(request, batch=True)]
+            found = [message_of(*each) for each in await self._direct_get(request, batch=True)]
             if not found:
                 continue
             if found[0].data != entry.data:  # our own event is told from another's by its bytes
@@ -317,7 +316,7 @@ class JetStreamLog(JobReading):
 
     async def _read(self, request: dict[str, Any], *, batch: bool) -> list[Message]:
         """Read messages; see `_read_raw`."""
-        return [_message(data, headers) for data, headers in await self._read_raw(request, batch=batch)]
+        return [message_of(data, headers) for data, headers in await self._read_raw(request, batch=batch)]
 
     async def _read_raw(self, request: dict[str, Any], *, batch: bool) -> api.Batch:
         """Read with patience for a reconnect; return data and headers.
@@ -424,14 +423,3 @@ def _raise_final(error: AppendRefusedError) -> None:
         raise LedgerFullError(message) from error
     message = str(error)
     raise LedgerError(message) from error
-
-
-def _message(data: bytes, headers: bytes) -> Message:
-    try:
-        sequence = int(header(headers, b"Nats-Sequence"))
-        stored_at = server_time(header(headers, b"Nats-Time-Stamp").decode())
-    except ValueError as error:
-        message = "the server answered a direct get without sequence or time"
-        raise MalformedEventError(message) from error
-    subject = header(headers, b"Nats-Subject").decode(errors="replace")
-    return read_message(subject, data, sequence, stored_at)

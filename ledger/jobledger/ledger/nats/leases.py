@@ -60,7 +60,7 @@ class LeaseLostError(RefusedError):
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker, or a client that holds locks, says of itself with each renewal."""
 
-    worker: str  #: `<host>-<pid>-<random>`
+    worker: str  #: `<host>-<pid>-<random>`, behind `<user>.` where it connects as a user
     host: str
     pid: int
     queues: tuple[str, ...]
@@ -99,6 +99,8 @@ _UNKNOWN: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class Leases(Protocol):
     """What claims and workers need of a lease store."""
 
+    user: str  #: of the server, whose leases these are; each one's name begins with it. "": there is none
+
     async def duration_s(self) -> float:
         """Return how long a lease is good for after a renewal."""
         ...
@@ -119,6 +121,7 @@ class JetStreamLeases:
     """Leases in the WORKERS bucket."""
 
     def __init__(self, connection: Connection, inbox: Inbox, publisher: Publisher, names: Names) -> None:
+        self.user = connection.user
         self._connection = connection
         self._inbox = inbox
         self._publisher = publisher

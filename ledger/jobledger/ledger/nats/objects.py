@@ -250,10 +250,12 @@ class ObjectBucket:
         try:
             async with asyncio.timeout(_TRANSFER_S + size_bytes / _BYTES_PER_S_MIN) as limit:
 
-                def on_refused(error: PermissionRefusedError) -> None:
-                    if self._bucket in error.subject or error.subject == LOOK_UP:
-                        refused.append(error)
-                        limit.reschedule(0.0)
+                def on_refused(error: PermissionRefusedError) -> bool:
+                    if self._bucket not in error.subject and error.subject != LOOK_UP:
+                        return False
+                    refused.append(error)
+                    limit.reschedule(0.0)
+                    return True
 
                 self._connection.refused_listeners.append(on_refused)
                 try:

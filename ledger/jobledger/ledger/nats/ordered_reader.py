@@ -1,12 +1,14 @@
 """Reading the stream in order through a consumer of one's own, for as long as it takes.
 
 The consumer is thrown away with its reader; when it is lost (server restart, leader change, silence) another one
-goes on after the last sequence handed out, so the reader sees every event once and in order.
+goes on after the last sequence handed out, so the reader sees every event once and in order. Who has no right to make
+a consumer reads by direct gets.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator
 from datetime import datetime
@@ -17,12 +19,14 @@ from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import (
     CorruptLedgerError,
     JetStreamDisabledError,
+    PermissionRefusedError,
     SequenceGapError,
     ServerUnreachableError,
     UnreachableError,
 )
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
+from jobledger.ledger.nats.direct_reader import DirectReader
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.parser import Raw
@@ -78,7 +82,7 @@ class OrderedReader:
         failing_since: float | None = None
         while until is None or self._next <= until:
             try:
-                async for batch in self._one_consumer(until):
+                async for batch in self._some(until):
                     failing_since = None
                     yield batch
                 if self._exhausted and until is not None:
@@ -100,6 +104,59 @@ class OrderedReader:
                     raise ServerUnreachableError(message) from error
                 logger.info("reading goes on from stream sequence %d with a new consumer", self._next)
                 await asyncio.sleep(_RETRY_S)
+
+    async def _some(self, until: int | None) -> AsyncGenerator[list[Message], None]:
+        """Yield batches for as long as it goes well, the way that this user may read."""
+        rights, right = self._connection.optional_rights, api.right_to_read(self._stream)
+        if rights.setdefault(right, True):
+            try:
+                async for batch in self._one_consumer(until):
+                    yield batch
+            except PermissionRefusedError as refused:
+                logger.info("reading goes on by direct gets, without a consumer: %s", refused)
+            else:
+                return
+        async for batch in self._without_consumer(until):
+            yield batch
+
+    async def _without_consumer(self, until: int | None) -> AsyncGenerator[list[Message], None]:
+        await self._connection.wait_connected(_FINITE_PATIENCE_S)
+        if self._begun:
+            await self._check_not_rewound()
+        self._begun = True
+        self._in_cluster = self._connection.is_clustered
+        reader = DirectReader(
+            self._connection,
+            self._inbox,
+            self._stream,
+            begin=self._next,
+            since=self._from_time,
+            filters=self._filters,
+        )
+        try:
+            async with contextlib.aclosing(reader.batches(follow=until is None)) as batches:
+                async for batch in batches:
+                    self._take(batch)
+                    if until is not None and self._next > until:
+                        if rest := [each for each in batch if each.stream_sequence <= until]:
+                            yield rest
+                        return
+                    yield batch
+        except CorruptLedgerError as problem:
+            if until is None or problem.stream_sequence <= until:
+                raise
+            self._exhausted = True
+            return
+        if until is not None:
+            await self._end(until)
+
+    def _take(self, batch: list[Message]) -> None:
+        """Note how far a batch leads. Raises: SequenceGapError where one is missing."""
+        for message in batch:
+            if self._dense and self._from_time is None and message.stream_sequence != self._next:
+                raise _gap(self._next, message.stream_sequence)
+            self._from_time = None  # only the first event is found by time
+            self._next = message.stream_sequence + 1
 
     async def _one_consumer(self, until: int | None) -> AsyncGenerator[list[Message], None]:
         await self._connection.wait_connected(_FINITE_PATIENCE_S)

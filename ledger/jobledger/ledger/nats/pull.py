@@ -264,10 +264,11 @@ class PullConsumer:
         self.forget()
         self._on_ended("lost")
 
-    def _on_refused(self, error: PermissionRefusedError) -> None:
+    def _on_refused(self, error: PermissionRefusedError) -> bool:
         if error.subject == self._subject:
             self._refused = error
             self._on_lost()
+        return False  # who asks for work waits for no answer
 
     def require_right(self) -> None:
         """Return if the consumer may be asked; to be called when it was lost.

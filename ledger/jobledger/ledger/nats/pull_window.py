@@ -177,10 +177,12 @@ class PullWindow(Collector):
         self._owed_bytes = sum(len(raw.subject) + len(raw.reply) + raw.wire_bytes for raw in self.messages)
         self._woken.set()
 
-    def _on_refused(self, error: PermissionRefusedError) -> None:
-        if error.subject == self._subject:
-            self._refused = error
-            self._lose()
+    def _on_refused(self, error: PermissionRefusedError) -> bool:
+        if error.subject != self._subject:
+            return False
+        self._refused = error
+        self._lose()
+        return True
 
     def _lose(self) -> None:
         """End with what has come: after it something may be missing, though later messages still arrive."""

@@ -28,6 +28,7 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
 )
 from jobledger.ledger.nats.consumer import Source
+from jobledger.ledger.nats.fleet_clock import ANSWER_S_MAX, FleetClock
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.nats.timer_stream import DUE_CONSUMER, made_at
 from jobledger.ledger.timers import (
@@ -59,6 +60,8 @@ _DISPATCHES_MAX: Final = 256
 _NEAR_S: Final = 1.0
 #: How far the server's clock may be behind ours for us to wait for it.
 _SKEW_S_MAX: Final = 5.0
+#: The same where our clock was told the server's time: half of how long the answer may have been on its way.
+_TOLD_SKEW_S_MAX: Final = ANSWER_S_MAX / 2
 _CLOCK_KEPT_S: Final = 60.0
 _SLEEP_S_MAX: Final = 0.5
 #: How long before its tick a schedule is looked at.
@@ -73,11 +76,13 @@ class TwoClocks:
     """How long until a moment by our clock and by the server's, whichever says so later.
 
     What the server's clock shows is known from its stamps on what it delivers: it is never behind the newest. So a
-    job is early by neither clock while they differ by less than five seconds, and late by as much as they differ.
+    job is early by neither clock while they differ by less than five seconds, and late by as much as they differ. A
+    fleet's clock was compared with the server's: they differ by a second at most, also before anything was heard.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._behind_s_max = _TOLD_SKEW_S_MAX if isinstance(clock, FleetClock) else _SKEW_S_MAX
         self._ahead_s = -_SKEW_S_MAX  # the server's clock against ours, at least
         self._kept_until = 0.0
 
@@ -107,7 +112,7 @@ class TwoClocks:
 
     def wait_s(self, moment: datetime) -> float:
         """Return the seconds until `moment` has come by both clocks; 0 or less when it has."""
-        behind_s = min(max(0.0, -self._ahead_s), _SKEW_S_MAX)
+        behind_s = min(max(0.0, -self._ahead_s), self._behind_s_max)
         return (moment - self._clock.now()).total_seconds() + behind_s
 
     async def reach(self, moment: datetime) -> None:

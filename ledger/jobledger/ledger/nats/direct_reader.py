@@ -1,0 +1,103 @@
+"""Reading the stream in order by direct gets: for who has no right to make a consumer, and so none to touch another's.
+
+Each batch is one question, which any replica answers with what it has, in order and without a hole. A look for what is
+new goes out four times a second, where the server sends it to a consumer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from datetime import datetime
+from typing import Any, Final
+
+from jobledger.ledger.model.aggregates import read_message
+from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.errors import CorruptLedgerError, MalformedEventError
+from jobledger.ledger.model.subjects import fits
+from jobledger.ledger.model.times import server_time
+from jobledger.ledger.nats import api
+from jobledger.ledger.nats.connection import Connection
+from jobledger.ledger.nats.inbox import Inbox, header
+
+#: Of one answer.
+_MESSAGES_MAX: Final = 1_000
+_BYTES_MAX: Final = 4 << 20
+_LOOK_EVERY_S: Final = 0.25
+
+
+class DirectReader:
+    """One reader's way through the stream, from a sequence on, or for the first answer from a time on."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        inbox: Inbox,
+        stream: str,
+        *,
+        begin: int,
+        since: datetime | None,
+        filters: tuple[str, ...],
+    ) -> None:
+        """`filters`: what is handed out; none: everything. Of several the server is asked for everything."""
+        self._connection = connection
+        self._inbox = inbox
+        self._stream = stream
+        self._next = begin
+        self._since = since
+        self._filters = filters
+
+    async def batches(self, *, follow: bool) -> AsyncGenerator[list[Message], None]:
+        """Yield batches in stream order; without `follow` up to where whoever answers has no more.
+
+        None is empty. Raises: CorruptLedgerError after what stands before it, and what `api.direct_get` raises.
+        """
+        while True:
+            found = await api.direct_get(
+                self._connection, self._inbox, self._stream, self._request(), batch=True
+            )
+            if not found:
+                if not follow:
+                    return
+                await asyncio.sleep(_LOOK_EVERY_S)
+                continue
+            self._since = None
+            batch, problem = self._read(found)
+            if batch:
+                yield batch
+            if problem is not None:
+                raise problem
+
+    def _request(self) -> dict[str, Any]:
+        request: dict[str, Any] = {"batch": _MESSAGES_MAX, "max_bytes": _BYTES_MAX}
+        request |= {"seq": self._next} if self._since is None else {"start_time": self._since.isoformat()}
+        return request | ({"next_by_subj": self._filters[0]} if len(self._filters) == 1 else {})
+
+    def _read(self, found: api.Batch) -> tuple[list[Message], CorruptLedgerError | None]:
+        """Read what came up to the first that cannot be read, and leave out what fits none of several filters."""
+        batch: list[Message] = []
+        for data, headers in found:
+            self._next = int(header(headers, b"Nats-Sequence") or 0) + 1
+            subject = header(headers, b"Nats-Subject").decode(errors="replace")
+            if len(self._filters) > 1 and not any(fits(subject, each) for each in self._filters):
+                continue
+            try:
+                batch.append(message_of(data, headers))
+            except CorruptLedgerError as error:
+                return batch, error
+        return batch, None
+
+
+def message_of(data: bytes, headers: bytes) -> Message:
+    """Read what a direct get found.
+
+    Raises: CorruptLedgerError for what is no event.
+    """
+    try:
+        sequence = int(header(headers, b"Nats-Sequence"))
+        stored_at = server_time(header(headers, b"Nats-Time-Stamp").decode())
+    except ValueError as error:
+        message = "the server answered a direct get without sequence or time"
+        raise MalformedEventError(message) from error
+    subject = header(headers, b"Nats-Subject").decode(errors="replace")
+    return read_message(subject, data, sequence, stored_at)
