@@ -20,7 +20,7 @@ from jobledger.ledger.model.errors import LockLostError
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.consumer import HeldDeliveries
 from jobledger.ledger.nats.durables import delete_consumer, make_consumer, reactor_consumer
-from jobledger.ledger.nats.leases import LeaseLostError
+from jobledger.ledger.nats.leases import LeaseLostError, WorkerInfo
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import services
 from jobledger.workers.attempt import intake
@@ -67,6 +67,15 @@ async def purge(ledger: Ledger, worker: str) -> None:
 
 async def garble(ledger: Ledger, worker: str) -> None:
     await write(ledger, worker, b'{"worker": ')
+
+
+async def test_a_lease_under_another_name_than_its_own_is_nobodys(ledger: Ledger) -> None:
+    """A user can write keys that begin with its name; what they hold must not speak for others' workers."""
+    at = ledger.clock.now()
+    info = WorkerInfo(worker="ann.host-1-00000000", host="h", pid=1, queues=(), started_at=at, renewed_at=at)
+    await write(ledger, info.worker, msgspec.json.encode(info))
+    await write(ledger, "bob.host-1-00000000", msgspec.json.encode(info))
+    assert [each.worker for each in await ledger.leases.all()] == [info.worker]
 
 
 @pytest.mark.parametrize("damage", [remove, purge, garble])

@@ -115,7 +115,7 @@ def test_limits_in_the_docs_are_the_defaults() -> None:
     )
     assert f"Only if that fails for {ledger.append_timeout_s:g} s" in said["guarantees.md"]
     assert (
-        f"give up after {ledger.request_timeout_s:g} s (`request_timeout_s`; 12 s on a"
+        f"give up after {ledger.request_timeout_s:g} s (`request_timeout_s`; 20 s on a"
         in said["guarantees.md"]
     )
     assert f"| `request_timeout_s` | {ledger.request_timeout_s:g} |" in said["operations.md"]

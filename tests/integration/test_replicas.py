@@ -277,7 +277,7 @@ async def test_a_server_that_takes_no_write_is_left_though_it_answers(
         connect(proxy.url, environment=ledger.names.environment) as other,
     ):
         proxy.drop_share = {b"HPUB ": 1.0}
-        job = await other.enqueue(send, 1)  # within the 12 s that a call has
+        job = await other.enqueue(send, 1)  # within the 20 s that a call has
         assert await job.state() is JobState.QUEUED
         url = other.connection.connected_url
         assert url is not None

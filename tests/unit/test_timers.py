@@ -211,7 +211,12 @@ def test_a_moment_has_come_when_both_clocks_say_so() -> None:
 
 def test_a_clock_that_was_told_the_servers_time_is_a_second_ahead_of_it_at_most() -> None:
     machine = _Clock()
-    clocks = TwoClocks(FleetClock(machine))
+    told = FleetClock(machine)
+    clocks = TwoClocks(told)
+    assert clocks.wait_s(NOW) == 5.0  # nobody told it yet
+    told.compared(NOW, 0.0, 3.0)
+    assert clocks.wait_s(NOW) == 5.0  # an answer that was long on its way says too little
+    told.compared(NOW, 0.0, 0.0)
     assert clocks.wait_s(NOW) == 1.0  # also before anything was heard, as where a timer was handed out before
     clocks.heard(_stamped(-60))
     assert clocks.wait_s(NOW) == 1.0

@@ -21,10 +21,12 @@ from jobledger.gateway.problems import ProblemError, code_of
 from jobledger.gateway.shares import Asker, network_of
 
 _FAILED: Final = 500
+_API: Final = "/v1/"
 #: Answered however much is open: who asks decides whether this process gets more.
 _ALWAYS: Final = frozenset({"/healthz", "/readyz"})
-#: While it is not known which keys were revoked, a request waits: an election ends, or another server is found.
-_SURE_WITHIN_S: Final = 10.0
+#: While it is not known which keys were revoked, a request of the API waits: an election ends, or another server is
+#: found. Clients wait for ten seconds, ours too.
+_SURE_WITHIN_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.1
 #: So many requests at most; who comes then is refused at once.
 _WAITING_MAX: Final = 100
@@ -86,7 +88,7 @@ class Guard:
         headers, added = headers_of(scope), added_headers(scope)
         before = len(added)
         arrived = self._gate.enter(scope, headers, added)
-        if not _is_unsure(arrived) or scope["path"] in _ALWAYS or self._waiting >= _WAITING_MAX:
+        if not _is_unsure(arrived) or not scope["path"].startswith(_API) or self._waiting >= _WAITING_MAX:
             return arrived
         self._waiting += 1
         try:

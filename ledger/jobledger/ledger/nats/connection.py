@@ -331,9 +331,10 @@ class Connection(Client):
             return
         verb = "publish" if refused["verb"].lower() == "publish" else "subscribe"
         error = PermissionRefusedError(verb, refused["subject"])
+        told = [listener(error) for listener in tuple(self.refused_listeners)]
         if verb == "publish" and error.subject in self.optional_rights:
             self.optional_rights[error.subject] = False  # whoever asked goes another way
-        told = [listener(error) for listener in tuple(self.refused_listeners)]
+            told.append(True)
         logger.log(logging.INFO if any(told) else logging.ERROR, "%s", error)
 
     async def close(self) -> None:

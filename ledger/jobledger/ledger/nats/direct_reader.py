@@ -17,12 +17,12 @@ from jobledger.ledger.model.errors import CorruptLedgerError, MalformedEventErro
 from jobledger.ledger.model.subjects import fits
 from jobledger.ledger.model.times import server_time
 from jobledger.ledger.nats import api
-from jobledger.ledger.nats.connection import Connection
+from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.inbox import Inbox, header
 
 #: Of one answer.
 _MESSAGES_MAX: Final = 1_000
-_BYTES_MAX: Final = 4 << 20
+_BYTES_MAX: Final = 512 << 10  # which a slow network carries within the time of one question
 _LOOK_EVERY_S: Final = 0.25
 
 
@@ -43,49 +43,64 @@ class DirectReader:
         self._connection = connection
         self._inbox = inbox
         self._stream = stream
-        self._next = begin
+        self.reached = begin  #: the next stream sequence to ask for
         self._since = since
         self._filters = filters
 
-    async def batches(self, *, follow: bool) -> AsyncGenerator[list[Message], None]:
-        """Yield batches in stream order; without `follow` up to where whoever answers has no more.
+    async def pages(
+        self, *, follow: bool
+    ) -> AsyncGenerator[tuple[list[Message], CorruptLedgerError | None], None]:
+        """Yield what was found, in stream order, and what behind it cannot be read; `reached` says how far that leads.
 
-        None is empty. Raises: CorruptLedgerError after what stands before it, and what `api.direct_get` raises.
+        Without `follow` up to where whoever answers has no more. Raises: ConnectionLostError when the connection was lost,
+        for another server may have another stream; and what `api.direct_get` raises.
         """
-        while True:
-            found = await api.direct_get(
-                self._connection, self._inbox, self._stream, self._request(), batch=True
-            )
-            if not found:
-                if not follow:
-                    return
-                await asyncio.sleep(_LOOK_EVERY_S)
-                continue
-            self._since = None
-            batch, problem = self._read(found)
-            if batch:
-                yield batch
-            if problem is not None:
-                raise problem
+        lost = asyncio.Event()
+        self._connection.lost_listeners.append(lost.set)
+        asking: asyncio.Task[api.Batch] | None = None
+        try:
+            while True:
+                found = await (asking or self._ask())
+                asking = None
+                if lost.is_set():
+                    raise ConnectionLostError
+                if not found:
+                    if not follow:
+                        return
+                    await asyncio.sleep(_LOOK_EVERY_S)
+                    continue
+                self._since = None
+                self.reached = int(header(found[-1][1], b"Nats-Sequence")) + 1
+                asking = self._connection.loop.create_task(self._ask())  # answered while this page is read
+                yield self._read(found)
+        finally:
+            self._connection.lost_listeners.remove(lost.set)
+            if asking is not None and not asking.cancel() and not asking.cancelled():
+                asking.exception()  # nobody looks at it any more
+
+    async def _ask(self) -> api.Batch:
+        return await api.direct_get(self._connection, self._inbox, self._stream, self._request(), batch=True)
 
     def _request(self) -> dict[str, Any]:
         request: dict[str, Any] = {"batch": _MESSAGES_MAX, "max_bytes": _BYTES_MAX}
-        request |= {"seq": self._next} if self._since is None else {"start_time": self._since.isoformat()}
+        request |= {"seq": self.reached} if self._since is None else {"start_time": self._since.isoformat()}
         return request | ({"next_by_subj": self._filters[0]} if len(self._filters) == 1 else {})
 
     def _read(self, found: api.Batch) -> tuple[list[Message], CorruptLedgerError | None]:
         """Read what came up to the first that cannot be read, and leave out what fits none of several filters."""
         batch: list[Message] = []
         for data, headers in found:
-            self._next = int(header(headers, b"Nats-Sequence") or 0) + 1
-            subject = header(headers, b"Nats-Subject").decode(errors="replace")
-            if len(self._filters) > 1 and not any(fits(subject, each) for each in self._filters):
+            if len(self._filters) > 1 and not self._fits(headers):
                 continue
             try:
                 batch.append(message_of(data, headers))
             except CorruptLedgerError as error:
                 return batch, error
         return batch, None
+
+    def _fits(self, headers: bytes) -> bool:
+        subject = header(headers, b"Nats-Subject").decode(errors="replace")
+        return any(fits(subject, each) for each in self._filters)
 
 
 def message_of(data: bytes, headers: bytes) -> Message:

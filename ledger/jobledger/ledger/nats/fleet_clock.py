@@ -40,6 +40,7 @@ class FleetClock:
         self.monotonic = machine.monotonic  #: the machine's monotonic seconds
         self._offset_s = machine.now().timestamp() - machine.monotonic()
         self._is_known = False
+        self.is_told = False  #: whether an answer came soon enough to say what the server's clock shows
         self._apart_since: datetime | None = None
 
     def now(self) -> datetime:
@@ -58,6 +59,7 @@ class FleetClock:
         the answers' ways, and beside the server it is the machine's, to the microsecond.
         """
         earliest, latest = server.timestamp() - received, server.timestamp() - sent
+        self.is_told = self.is_told or received - sent <= ANSWER_S_MAX
         agrees = earliest <= self._offset_s <= latest
         if agrees or (self._is_known and received - sent > ANSWER_S_MAX):
             self._is_known = True

@@ -133,8 +133,11 @@ def status_of(headers: bytes) -> str:
 
 
 def header(headers: bytes, name: bytes) -> bytes:
-    """Return one header's value, b"" when it is not there."""
-    at = headers.find(b"\r\n" + name + b": ")
+    """Return one header's value, b"" when it is not there.
+
+    Of several the last one: behind what somebody stored the server puts its own.
+    """
+    at = headers.rfind(b"\r\n" + name + b": ")
     if at < 0:
         return b""
     start = at + len(name) + 4

@@ -255,7 +255,7 @@ class JetStreamLeases:
     async def all(self) -> list[WorkerInfo]:
         """Return every worker whose key lives, stopped ones included, by name; clients that hold locks are none.
 
-        A key that cannot be read is left out, and told in the log.
+        A key that cannot be read is left out, and told in the log; one that holds the lease of another name is left out.
 
         Raises: ServerUnreachableError.
         """
@@ -273,8 +273,12 @@ class JetStreamLeases:
         except (ConnectionLostError, ReplyTimeoutError, api.ApiError) as error:
             raise ServerUnreachableError("the workers' bucket gave no answer") from error
         keys = {header(headers, b"Nats-Subject").decode(): data for data, headers in found if data}
-        infos = [self._read(subject, keys[subject]) for subject in subjects if subject in keys]
-        return [info for info in infos if info is not None and info.kind == "worker"]
+        infos = [(each, self._read(each, keys[each])) for each in subjects if each in keys]
+        return [
+            info
+            for subject, info in infos
+            if info is not None and info.kind == "worker" and subject == self._prefix + info.worker
+        ]
 
 
 def _unreadable(worker: str) -> WorkerInfo:

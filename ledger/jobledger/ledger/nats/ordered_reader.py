@@ -113,6 +113,7 @@ class OrderedReader:
                 async for batch in self._one_consumer(until):
                     yield batch
             except PermissionRefusedError as refused:
+                rights[right] = False
                 logger.info("reading goes on by direct gets, without a consumer: %s", refused)
             else:
                 return
@@ -133,30 +134,30 @@ class OrderedReader:
             since=self._from_time,
             filters=self._filters,
         )
-        try:
-            async with contextlib.aclosing(reader.batches(follow=until is None)) as batches:
-                async for batch in batches:
-                    self._take(batch)
-                    if until is not None and self._next > until:
-                        if rest := [each for each in batch if each.stream_sequence <= until]:
-                            yield rest
-                        return
+        async with contextlib.aclosing(reader.pages(follow=until is None)) as pages:
+            async for found, unreadable in pages:
+                batch, gap = self._whole(found)
+                problem = gap or unreadable
+                if until is not None:
+                    batch = [each for each in batch if each.stream_sequence <= until]
+                if batch:
                     yield batch
-        except CorruptLedgerError as problem:
-            if until is None or problem.stream_sequence <= until:
-                raise
-            self._exhausted = True
-            return
+                if problem is not None and (until is None or problem.stream_sequence <= until):
+                    raise problem
+                self._next = reader.reached  # what fits none of several filters was passed, too
+                if until is not None and self._next > until:
+                    return
         if until is not None:
             await self._end(until)
 
-    def _take(self, batch: list[Message]) -> None:
-        """Note how far a batch leads. Raises: SequenceGapError where one is missing."""
-        for message in batch:
+    def _whole(self, found: list[Message]) -> tuple[list[Message], SequenceGapError | None]:
+        """Return what comes before the first that is missing, where the sequences must be dense."""
+        for number, message in enumerate(found):
             if self._dense and self._from_time is None and message.stream_sequence != self._next:
-                raise _gap(self._next, message.stream_sequence)
+                return found[:number], _gap(self._next, message.stream_sequence)
             self._from_time = None  # only the first event is found by time
             self._next = message.stream_sequence + 1
+        return found, None
 
     async def _one_consumer(self, until: int | None) -> AsyncGenerator[list[Message], None]:
         await self._connection.wait_connected(_FINITE_PATIENCE_S)
@@ -252,6 +253,8 @@ class OrderedReader:
         """
         try:
             state = (await api.stream_info(self._inbox, self._stream)).state
+        except api.MissingError:
+            raise
         except api.ApiError:
             return  # `_create` tells it better
         if self._dense and self._from_time is None and state.first_sequence > self._next:

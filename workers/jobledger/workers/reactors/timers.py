@@ -82,7 +82,6 @@ class TwoClocks:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._behind_s_max = _TOLD_SKEW_S_MAX if isinstance(clock, FleetClock) else _SKEW_S_MAX
         self._ahead_s = -_SKEW_S_MAX  # the server's clock against ours, at least
         self._kept_until = 0.0
 
@@ -112,7 +111,8 @@ class TwoClocks:
 
     def wait_s(self, moment: datetime) -> float:
         """Return the seconds until `moment` has come by both clocks; 0 or less when it has."""
-        behind_s = min(max(0.0, -self._ahead_s), self._behind_s_max)
+        is_told = isinstance(self._clock, FleetClock) and self._clock.is_told
+        behind_s = min(max(0.0, -self._ahead_s), _TOLD_SKEW_S_MAX if is_told else _SKEW_S_MAX)
         return (moment - self._clock.now()).total_seconds() + behind_s
 
     async def reach(self, moment: datetime) -> None:
