@@ -28,7 +28,7 @@ _ALWAYS: Final = frozenset({"/healthz", "/readyz"})
 #: found. Clients wait for ten seconds, ours too.
 _SURE_WITHIN_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.1
-#: So many requests at most; who comes then is refused at once.
+#: How many requests may wait so at the same time; a further one is refused at once.
 _WAITING_MAX: Final = 100
 
 

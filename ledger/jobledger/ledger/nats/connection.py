@@ -112,7 +112,7 @@ class Connection(Client):
         self._up = asyncio.Event()
         self.outage = Outage()
         self.lost_listeners: list[Callable[[], None]] = []  #: called when the connection breaks
-        #: Subjects to publish to that we can do without, and whether the server is still thought to allow it.
+        #: Subjects that this client can do without, and whether the server may still allow to publish to each.
         self.optional_rights: dict[str, bool] = {}
         #: Called when the server refuses a right; each returns whether somebody waits who is told of it now.
         self.refused_listeners: list[Callable[[PermissionRefusedError], bool]] = []
@@ -333,7 +333,7 @@ class Connection(Client):
         error = PermissionRefusedError(verb, refused["subject"])
         told = [listener(error) for listener in tuple(self.refused_listeners)]
         if verb == "publish" and error.subject in self.optional_rights:
-            self.optional_rights[error.subject] = False  # whoever asked goes another way
+            self.optional_rights[error.subject] = False  # the reader that asked goes on without a consumer
             told.append(True)
         logger.log(logging.INFO if any(told) else logging.ERROR, "%s", error)
 

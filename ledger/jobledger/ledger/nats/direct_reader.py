@@ -1,7 +1,7 @@
-"""Reading the stream in order by direct gets: for who has no right to make a consumer, and so none to touch another's.
+"""Reading the stream in order by direct gets, for users who have no right to make a consumer.
 
-Each batch is one question, which any replica answers with what it has, in order and without a hole. A look for what is
-new goes out four times a second, where the server sends it to a consumer.
+Each page is one question, which any replica answers with what it has, in order and without a hole. Who follows asks four
+times a second for what is new. Source: ADR 055.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def status_of(headers: bytes) -> str:
 def header(headers: bytes, name: bytes) -> bytes:
     """Return one header's value, b"" when it is not there.
 
-    Of several the last one: behind what somebody stored the server puts its own.
+    Where it stands there twice, the last one: the server adds its own headers behind those of whoever stored the message.
     """
     at = headers.rfind(b"\r\n" + name + b": ")
     if at < 0:
