@@ -89,13 +89,14 @@ async def measure(options: argparse.Namespace) -> int:
             async with connect(servers.url, environment="bench", ledger_bytes_max=256 << 20):
                 pass
             wrong = reads = 0
+            of_each = -(-options.reads // len(servers.servers))
             while not reads or (options.without_proof and not wrong and reads < UNPROVEN_MAX):
                 for url in servers.url.split(","):
                     async with connect(url, environment="bench") as client:
                         if options.without_proof:
                             cast("JetStreamLog", client.log)._index = None  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-                        wrong += await older(client, options.reads // len(servers.servers))
-                        reads += options.reads // len(servers.servers)
+                        wrong += await older(client, of_each)
+                        reads += of_each
             async with connect(servers.url, environment="bench") as ledger:
                 many = await ratios(ledger, AT_ONCE, options.pairs)
                 one = await ratios(ledger, 1, options.pairs)
@@ -112,7 +113,7 @@ async def measure(options: argparse.Namespace) -> int:
 def main() -> int:
     """Read the command line and measure."""
     parser = argparse.ArgumentParser(description="Measure reads on three servers.")
-    parser.add_argument("--reads", type=int, default=999)
+    parser.add_argument("--reads", type=int, default=1_000)
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--without-proof", action="store_true")
     parser.add_argument("--json", action="store_true")

@@ -99,8 +99,9 @@ def show(figures: Mapping[str, float], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(figures))
         return
+    width = max(map(len, figures))
     for name, value in figures.items():
-        print(f"{name:20} {value:>12,}")
+        print(f"{name:{width}} {value:>12,}")
 
 
 def run(work: Coroutine[Any, Any, R]) -> R:

@@ -159,18 +159,27 @@ def _row(figures: Figures) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _order(figures: Figures) -> tuple[int, str, str]:
-    digits = "".join(filter(str.isdigit, figures.row))
-    return (int(digits) if digits else 1_000, figures.row, figures.what)
+def _order(line: str) -> tuple[bool, str, int, str]:
+    """Return the place of a line of the table: rows by their letter and number, then those that are named by a word."""
+    row, what = line.strip("| ").split(" | ")[:2]
+    numbered = re.fullmatch(r"([A-Z]?)(\d+).*", row)
+    return (
+        numbered is None,
+        numbered[1] if numbered else row,
+        int(numbered[2]) if numbered else 0,
+        row + what,
+    )
 
 
-def _record(files: Iterable[Path]) -> None:
-    """Put the table of all figures that are there into the page."""
-    found = sorted((msgspec.json.decode(path.read_bytes(), type=Figures) for path in files), key=_order)
-    table = "\n".join([BEGIN, "", *_HEAD, *map(_row, found), "", END])
+def _record(files: Iterable[Path], *, keep_others: bool) -> None:
+    """Put the figures that are there into the table of the page; `keep_others`: what it has of other rows stays."""
     text = PAGE.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
+    table, _, after = rest.partition(END)
+    had = [line for line in table.splitlines() if line.startswith("| ") and line not in _HEAD]
+    found = [_row(msgspec.json.decode(path.read_bytes(), type=Figures)) for path in files]
+    lines = {_order(line): line for line in (*(had if keep_others else ()), *found)}
+    table = "\n".join([BEGIN, "", *_HEAD, *(lines[place] for place in sorted(lines)), "", END])
     PAGE.write_text(before + table + after, encoding="utf-8")
 
 
@@ -194,7 +203,7 @@ def main() -> int:
         took_s = time.monotonic() - began
         _say(f"faults: {'passed' if well else 'FAILED'} in {took_s:.0f} s, seed {seed}\n")
     if given.record and well:
-        _record(FOLDER.glob("*.json"))
+        _record(FOLDER.glob("*.json"), keep_others=given.only is not None)
     return 0 if well else 1
 
 

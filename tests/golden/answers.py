@@ -9,7 +9,6 @@ from string import Template
 from typing import Any, Final
 
 import anyio
-import typer
 from tests.golden.conftest import Recorded
 from tests.golden.questions import QUESTIONS, Question
 from tests.golden.shapes import is_list, is_map, merged, shape_of
@@ -45,7 +44,7 @@ class _Asking:
     def __init__(self, recorded: Recorded, cli: CommandLine, folder: Path) -> None:
         self._recorded = recorded
         self._cli = cli
-        self._root: Any = typer.main.get_command(program())
+        self._root: Any = program()
         self._names = {**recorded.names, "environment": recorded.environment}
         self._words: dict[str, Any] = {
             "$nodes": GRAPH["nodes"],

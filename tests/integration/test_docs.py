@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import anyio
 import anyio.to_thread
 import pytest
-import typer.main
 from tests.support.limits import LIMIT_S
 from tests.support.ports import kept_port
 from tests.support.tables import each_row
@@ -33,7 +32,7 @@ from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = typer.main.get_command(program())
+PROGRAM = program()
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 README = ROOT / "README.md"
 WEB = ROOT / "docs" / "web.md"  # its programs run under web servers, in test_web_servers.py

@@ -10,7 +10,6 @@ from typing import Any
 import anyio
 import nats
 import pytest
-import typer
 from nats.aio.client import Client
 from tests.support.command_line import Answer, CommandLine
 from tests.support.gateway import send
@@ -223,7 +222,7 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, A
 
 
 def test_every_command_is_known_to_make_a_ledger_or_none() -> None:
-    found = dict(_commands(typer.main.get_command(program())))
+    found = dict(_commands(program()))
     assert set(found) == set(WORDS) | CREATING | OFFLINE
     makes = {name for name, each in found.items() if CREATES in {option.name for option in each.params}}
     assert makes == CREATING - {"demo"}, "whoever can say how large a ledger is makes one, and nobody else"

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
 from tests.support.tables import each_row
 
 from jobledger.cli.main import program
@@ -23,7 +22,7 @@ def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         yield from _commands(member, (*path, name))
 
 
-PROGRAM = typer.main.get_command(program())
+PROGRAM = program()
 COMMANDS = dict(_commands(PROGRAM, ("jobledger",)))
 
 

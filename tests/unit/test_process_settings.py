@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import msgspec
 import pytest
-import typer
 
 from jobledger.cli.command import Cli
 from jobledger.cli.main import program
@@ -71,7 +70,7 @@ _VALUES: Final[Mapping[str, tuple[str, Any]]] = {
 
 @pytest.mark.parametrize("name", ["worker", "gateway", "up"])
 def test_every_field_has_an_option_and_a_variable(name: str) -> None:
-    whole: Any = typer.main.get_command(program())
+    whole: Any = program()
     params = {each.name: each for each in whole.commands[name].params}
     fields, exceptions = {*LedgerConfig.__struct_fields__}, {*_PYTHON_ONLY}
     if name == "gateway":
@@ -86,7 +85,7 @@ def test_every_field_has_an_option_and_a_variable(name: str) -> None:
 
 
 def test_no_two_options_of_a_process_share_a_variable() -> None:
-    whole: Any = typer.main.get_command(program())
+    whole: Any = program()
     for name in ("worker", "gateway", "up"):
         variables = [each.envvar for each in whole.commands[name].params if each.envvar]
         assert len(variables) == len({*variables})
@@ -114,7 +113,7 @@ def test_what_a_variable_says_reaches_the_configuration(
     for field, setting in settings.items():
         monkeypatch.setenv(setting.variable, _VALUES[field][0])
     monkeypatch.setenv("JOBLEDGER_APP", "jobledger.cli.demo.tasks")
-    typer.main.get_command(program())([command], standalone_mode=False)
+    program()([command], standalone_mode=False)
     cli, plan = found.get("cli"), found.get("plan")
     target: Target = cli.target if isinstance(cli, Cli) else found["target"]
     ledger = LedgerConfig(**target.words())
@@ -136,7 +135,7 @@ def test_the_processes_of_a_supervisor_are_told_what_stood_on_its_command_line(
     monkeypatch.setattr(worker, "supervise", supervise)
     words = ["worker", "--app", "jobledger.cli.demo.tasks", "--processes", "2", "--tables", "file:///t"]
     words += ["--pool-memory", "64", "--no-reactors", "--lease", "1m", "--traces", "--stall", "2s"]
-    typer.main.get_command(program())(words, standalone_mode=False)
+    program()(words, standalone_mode=False)
     told = environment_of_child(found[0])
     assert {name: told[name] for name in found[0].setting_variables} == {
         "JOBLEDGER_TABLES": "file:///t",

@@ -10,7 +10,7 @@ from jobledger.cli.help import Group
 
 
 def _group(words: str) -> typer.Typer:
-    return typer.Typer(help=words, no_args_is_help=True, cls=Group)
+    return typer.Typer(help=words, cls=Group)
 
 
 TOP: Final = typer.Typer()  #: of the commands without a group

@@ -10,16 +10,17 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Annotated, Any, Final, TextIO
 
 import typer
 from typer.core import TyperGroup
 
-from jobledger.cli.commands import add_commands, is_command, named_by
+from jobledger.cli.commands import PANELS, add_commands, is_command, named_by
 from jobledger.cli.completion import completed_words, is_completing
 from jobledger.cli.errors import DONE, INTERRUPTED, StoppedBySignalError, first_of, report
 from jobledger.cli.exit import exit_at_once
-from jobledger.cli.help import Group
+from jobledger.cli.help import COLUMNS_MAX, Group
 from jobledger.cli.server_options import SERVER_OPTIONS, leading
 from jobledger.cli.streams import LogFormat, is_broken, let_go
 from jobledger.ledger.model.version import VERSION
@@ -28,6 +29,8 @@ from jobledger.ledger.model.version import VERSION
 _SWITCHES: Final = ("--verbose", "--debug")
 _LOG_FORMAT: Final = "--log-format"
 _IDLE_THREADS_END_S: Final = 0.1
+#: The commands in the order of `jobledger --help`.
+_PLACES: Final = {name: place for place, name in enumerate(chain.from_iterable(PANELS.values()))}
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - the shape of typer's callbacks
@@ -84,27 +87,30 @@ def _root_with_server() -> Callable[..., None]:
     return root
 
 
-def program(words: Sequence[str] | None = None) -> typer.Typer:
+def program(words: Sequence[str] | None = None) -> TyperGroup:
     """Return the command line with what is needed to answer these words; with every command for None."""
     app = typer.Typer(
         name="jobledger",
         cls=Group,
+        rich_markup_mode=None,
         help="An event-sourced job ledger on NATS JetStream: know, not guess, what happened to a job.",
         epilog="Options of the server may stand before a command or behind it, and each has a variable: --tls-ca is "
         "JOBLEDGER_TLS_CA. Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 cannot reach the server. "
         "Commands act as an operator, who may do everything; events name the account that runs them.",
         callback=_root_with_server(),
-        no_args_is_help=True,
         # Only these need it, and it imports modules that no command uses.
         add_completion=is_completing() or not words or words[0].startswith("-"),
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": COLUMNS_MAX},
     )
     if is_completing():
         words = _switches_apart(completed_words())[1]
         words = words[leading(words) :]
     add_commands(app, words)
-    return app
+    command = typer.main.get_command(app)
+    assert isinstance(command, TyperGroup)
+    command.commands = dict(sorted(command.commands.items(), key=lambda each: _PLACES[each[0]]))
+    return command
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -154,17 +160,11 @@ def run(arguments: Sequence[str]) -> int:
 
 def _command_for(words: Sequence[str]) -> TyperGroup:
     path = named_by(words)
-    return _built(path) if path and not is_completing() else _build(words)
-
-
-def _build(words: Sequence[str]) -> TyperGroup:
-    command = typer.main.get_command(program(words))
-    assert isinstance(command, TyperGroup)
-    return command
+    return _built(path) if path and not is_completing() else program(words)
 
 
 #: A process that runs many commands, such as one of tests, reads their signatures once.
-_built: Final = functools.cache(_build)
+_built: Final = functools.cache(program)
 
 
 def _after_error(group: BaseException, words: Sequence[str]) -> int:
