@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from jobledger.ledger import Context, task
-from jobledger.workers.pool.pool import Call, Listener, PoolConfig, ProcessPool, Returned
+from jobledger.workers.pool.pool import Call, Listener, PoolConfig, ProcessPool, TaskValue
 
 ECHO = """
 import socket, sys
@@ -115,7 +115,7 @@ async def measure(count: int) -> dict[str, float]:
         def run(asked: Call, listener: Listener | None = None) -> Callable[[], Awaitable[Any]]:
             async def once() -> None:
                 result = await pool.run(asked, listener)
-                assert isinstance(result, Returned), result
+                assert isinstance(result, TaskValue), result
 
             return once
 

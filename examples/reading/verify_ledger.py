@@ -6,7 +6,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from jobledger.audit.verify import Expected, Report, leftovers, verify
+from jobledger.audit.verify import Expectation, Report, leftovers, verify
 from jobledger.ledger import JobRef, Ledger, TaskRegistry, connect, task
 from jobledger.ledger.events import Completed
 from jobledger.ledger.model.chain import commit, load
@@ -22,7 +22,7 @@ async def send_welcome(user_id: int) -> str:
 async def prove(ledger: Ledger, jobs: list[str]) -> bytes:
     """Check the whole ledger, and that it holds these jobs and no others, all of them final."""
     left = await leftovers(ledger.inbox, ledger.names, within_s=5)
-    expected = Expected(enqueued=[("email", job) for job in jobs], all_final=True, leftovers=left)
+    expected = Expectation(enqueued=[("email", job) for job in jobs], all_final=True, leftovers=left)
     report = await verify(ledger.log, expected=expected)
     print(report.text())
     return msgspec.json.encode(report)

@@ -18,7 +18,7 @@ from tests.support.fleet import Fleet, load_tasks
 from tests.support.proof import prove
 from tests.support.watch import Watch
 
-from jobledger.audit.verify import Expected, verify
+from jobledger.audit.verify import Expectation, verify
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.errors import UnreachableError
 
@@ -82,7 +82,7 @@ async def test_fifty_kills_in_mid_append_lose_and_double_no_enqueue(
                 back_s.append(time.monotonic() - since)
             over.set()
         # Nobody runs these: what is asked is whether exactly they are in the ledger, once each.
-        report = await verify(ledger.log, expected=Expected(enqueued=acknowledged))
+        report = await verify(ledger.log, expected=Expectation(enqueued=acknowledged))
     assert report.sound, report.text()
     assert report.events == len(set(acknowledged)) == len(acknowledged)
     assert made_twice == []

@@ -17,7 +17,7 @@ from jobledger.audit.archive.witness import ArchiveWitness
 from jobledger.audit.errors import ArchiveIncompleteError, NotAnExportError
 from jobledger.audit.export import manifest_sha256, previous_of, read_manifest, write_export
 from jobledger.audit.export.manifest import MANIFEST, manifest_bytes, sealed
-from jobledger.audit.verify import Compared, Report, verify
+from jobledger.audit.verify import CrossCheck, Report, verify
 from jobledger.ledger.model.codec import decode
 from jobledger.ledger.model.commands import Complete
 from jobledger.ledger.model.events import Completed
@@ -50,7 +50,7 @@ async def proven(world: World, *places: Path) -> Report:
     return await verify(past.log, witnesses=[ArchiveWitness(past, world.log, is_archive=is_archive)])
 
 
-def told(report: Report) -> Compared:
+def told(report: Report) -> CrossCheck:
     (compared,) = [each for each in report.compared if each.what == "archive"]
     return compared
 

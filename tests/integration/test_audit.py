@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.support.limits import LIMIT_S
 
-from jobledger.audit.verify import Expected, Report, leftovers, verify
+from jobledger.audit.verify import Expectation, Report, leftovers, verify
 from jobledger.ledger import Backoff, Context, Ledger, Retry, TaskRegistry, task
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.codec import digest, encode
@@ -67,7 +67,7 @@ def found(report: Report) -> list[tuple[int, str]]:
 async def test_what_workers_made_is_sound_and_nothing_is_left(ledger: Ledger) -> None:
     enqueued = await drained(ledger, 40)
     left = await leftovers(ledger.inbox, ledger.names)
-    report = await verify(ledger.log, expected=Expected(enqueued=enqueued, all_final=True, leftovers=left))
+    report = await verify(ledger.log, expected=Expectation(enqueued=enqueued, all_final=True, leftovers=left))
     assert report.violations == ()
     assert report.states == {"completed": 32, "dead_lettered": 8}
     assert report.head_sequence == (await ledger.log.head()).last_sequence
@@ -126,6 +126,6 @@ async def test_what_no_worker_took_is_left_in_the_consumer(ledger: Ledger) -> No
     enqueued = await ledger.enqueue(double, 7)
     left = await leftovers(ledger.inbox, ledger.names)
     assert [(each.consumer, each.pending, each.ack_pending) for each in left] == [("work_work_normal", 1, 0)]
-    report = await verify(ledger.log, expected=Expected(all_final=True, leftovers=left))
+    report = await verify(ledger.log, expected=Expectation(all_final=True, leftovers=left))
     assert report.broken == {"consumer": 1, "final": 1}
     assert report.violations[0].stream_sequence == enqueued.sequence

@@ -26,7 +26,7 @@ from jobledger.workers.pool.pool import (
     PoolClosedError,
     PoolConfig,
     ProcessPool,
-    Raised,
+    TaskFailure,
 )
 
 pytestmark = pytest.mark.anyio
@@ -76,7 +76,7 @@ async def test_whatever_a_task_raises_is_told_and_the_process_lives(
 ) -> None:
     before = value(await pool.run(call("pid")))
     raised = await pool.run(call("fail", how=how))
-    assert isinstance(raised, Raised)
+    assert isinstance(raised, TaskFailure)
     assert (raised.error.kind, raised.error.type, raised.may_retry) == ("exception", kind, may_retry)
     assert words in raised.error.message
     assert len(raised.error.message) <= 2000
@@ -99,7 +99,7 @@ async def test_what_does_not_fit_is_refused_in_words(
     pools: Pools, asked: Call, kind: str, words: str
 ) -> None:
     raised = await pools().run(asked)
-    assert isinstance(raised, Raised)
+    assert isinstance(raised, TaskFailure)
     assert raised.error.kind == kind
     assert words in raised.error.message
     assert raised.may_retry == (kind == "exception")  # what was done is not done again
@@ -109,7 +109,7 @@ async def test_a_result_may_be_as_large_as_the_limit_and_no_larger(pool: Process
     limit = 8 << 20
     assert len(value(await pool.run(call("give", what="text", size=limit - 2)))) == limit - 2
     raised = await pool.run(call("give", what="text", size=limit - 1))
-    assert isinstance(raised, Raised)
+    assert isinstance(raised, TaskFailure)
     assert raised.error.kind == "invalid_result"
     assert raised.error.message == (
         "the result of task give has 8,388,609 bytes and the limit is 8,388,608: "
@@ -118,7 +118,7 @@ async def test_a_result_may_be_as_large_as_the_limit_and_no_larger(pool: Process
     with pytest.raises(PayloadTooLargeError, match="input of task give has 8,388,6"):
         await pool.run(call("give", what="x" * limit))
     raised = await pool.run(call("keep_too_much", size=limit), Heard())
-    assert isinstance(raised, Raised)
+    assert isinstance(raised, TaskFailure)
     assert raised.error.type == "PayloadTooLargeError"
 
 

@@ -19,11 +19,11 @@ from jobledger.ledger.model.errors import LedgerError
 from jobledger.workers.pool import child_process
 from jobledger.workers.pool.pool import (
     ChildStartError,
-    Died,
     PoolClosedError,
     PoolConfig,
+    ProcessDeath,
     ProcessPool,
-    Raised,
+    TaskFailure,
 )
 
 # What a worker does about them is tried with each run of the tests, in test_process_tasks.py.
@@ -50,7 +50,7 @@ async def test_a_death_is_told_and_the_pool_is_whole_again(
     pool = pools()
     before = value(await pool.run(call("pid")))
     died = await pool.run(call("die", how=how))
-    assert isinstance(died, Died)
+    assert isinstance(died, ProcessDeath)
     assert (died.exit_code, died.signal) == (code, number)
     assert words in died.sentence
     assert died.error.message == died.sentence
@@ -65,13 +65,13 @@ async def test_a_process_that_closes_its_line_is_killed(
 ) -> None:
     monkeypatch.setattr(child_process, "_EXIT_LIMIT_S", 0.1)
     died = await pools().run(call("die", how="close"))
-    assert isinstance(died, Died)
+    assert isinstance(died, ProcessDeath)
     assert died.sentence == "the process running the task was killed: it closed its line to the worker"
 
 
 async def test_a_crash_is_told_with_the_line_of_the_task(pools: Pools) -> None:
     died = await pools().run(call("die", how="segfault"))
-    assert isinstance(died, Died)
+    assert isinstance(died, ProcessDeath)
     assert "Segmentation fault" in died.traceback
     assert "pool_tasks.py" in died.traceback
     assert " in die" in died.traceback
@@ -82,7 +82,7 @@ async def test_memory_that_runs_out_is_an_exception_and_a_fresh_process(pools: P
     pool = pools(memory_bytes_max=2 << 30)
     before = value(await pool.run(call("pid")))
     raised = await pool.run(call("use_memory", size_bytes=4 << 30))
-    assert isinstance(raised, Raised)
+    assert isinstance(raised, TaskFailure)
     assert raised.error.type == "MemoryError"
     began = time.monotonic()
     assert value(await pool.run(call("pid"))) != before
@@ -94,8 +94,8 @@ async def test_one_death_leaves_the_other_calls_alone(pools: Pools) -> None:
     heard = Heard()
     napping = asyncio.create_task(pool.run(call("nap", seconds=0.6), heard))
     await heard.began.wait()
-    assert isinstance(await pool.run(call("die", how="segfault")), Died)
-    assert isinstance(await pool.run(call("die", how="exit")), Died)
+    assert isinstance(await pool.run(call("die", how="segfault")), ProcessDeath)
+    assert isinstance(await pool.run(call("die", how="exit")), ProcessDeath)
     assert value(await napping) == "awake"
 
 
@@ -119,7 +119,7 @@ async def test_a_process_that_dies_between_calls_is_replaced_by_the_next(pools: 
 async def test_a_process_that_breaks_the_protocol_is_killed(pools: Pools, how: str, words: str) -> None:
     pool = pools()
     died = await pool.run(call("send", how=how), Heard())
-    assert isinstance(died, Died)
+    assert isinstance(died, ProcessDeath)
     assert words in died.sentence
     assert value(await pool.run(call("add", left=1, right=1))) == 2
 
@@ -285,7 +285,7 @@ async def test_close_kills_what_is_left_after_its_limit_and_refuses_who_waits(po
     await asyncio.sleep(0)
     await pool.close(limit_s=0.1)
     died = await hanging
-    assert isinstance(died, Died)
+    assert isinstance(died, ProcessDeath)
     assert died.sentence.endswith("was killed because the worker's pool was closed")
     with pytest.raises(PoolClosedError):
         await waiting
@@ -298,7 +298,7 @@ def test_the_standard_loop_will_do() -> None:
             results = await asyncio.gather(*(pool.run(call("add", left=n, right=0)) for n in range(6)))
             assert [value(each) for each in results] == list(range(6))
             died = await pool.run(call("die", how="segfault"))
-            assert isinstance(died, Died)
+            assert isinstance(died, ProcessDeath)
             assert died.signal == signal.SIGSEGV
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.2):
@@ -359,7 +359,7 @@ async def test_a_process_says_that_the_worker_was_silent(pools: Pools) -> None:
     assert pool._ticking is not None
     pool._ticking.cancel()
     died = await hanging
-    assert isinstance(died, Died)
+    assert isinstance(died, ProcessDeath)
     assert died.signal == signal.SIGKILL
     words = "the process running the task ended itself: the worker gave no sign of life for 1 s"
     assert died.sentence.startswith(words)

@@ -31,7 +31,7 @@ from jobledger.ledger import (
     workflow,
 )
 from jobledger.ledger.model.commands import Claim, CompleteStep, Interrupt
-from jobledger.ledger.model.events import Copied, StepCompleted, StepFailed
+from jobledger.ledger.model.events import CopiedEnd, StepCompleted, StepFailed
 from jobledger.ledger.reruns.plans import plan_rerun
 
 pytestmark = pytest.mark.anyio
@@ -128,7 +128,7 @@ async def test_a_rerun_copies_what_was_recorded_before_a_step_and_does_the_rest(
     assert [stored.data for stored in await source.history()] == before  # and it stays as it was
     # What was copied was not executed again, nor were its children: only the function passed by the failed step.
     assert dict(CALLS) == {**calls, "charge": calls["charge"] + 1, "caught": calls["caught"] + 1}
-    own, copies = await again.history(), dict[str, Copied]()
+    own, copies = await again.history(), dict[str, CopiedEnd]()
     first, run = own[0].event, await again.snapshot()
     assert (first.by, run.order.member, run.order.rerun_of and run.order.rerun_of.steps) == ("alice", None, 6)
     of_source = {stored.stream_sequence: stored for stored in await source.history()}
@@ -209,7 +209,7 @@ async def test_copying_goes_on_where_an_attempt_was_lost(connected: Connect) -> 
             result_ref=event.result_ref,
             tries=event.tries,
             duration_ms=event.duration_ms,
-            copied=Copied(sequence=known.stream_sequence, sha256=known.hash),
+            copied=CopiedEnd(sequence=known.stream_sequence, sha256=known.hash),
         )
         await ledger.execute(again.ref, copy)
         await ledger.execute(again.ref, Interrupt(epoch=claimed.claim_epoch, reason="it was lost"))

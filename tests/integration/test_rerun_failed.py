@@ -33,7 +33,7 @@ from jobledger.ledger import (
 )
 from jobledger.ledger.children import child_ref
 from jobledger.ledger.model.commands import Claim, CopyEnds, Interrupt, StartStep
-from jobledger.ledger.model.events import Copied, Joined, StepStarted
+from jobledger.ledger.model.events import CopiedEnd, Joined, StepStarted
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.reruns import groups
 from jobledger.ledger.reruns.plans import plan_rerun
@@ -344,7 +344,7 @@ async def test_copying_ends_of_children_goes_on_where_an_attempt_was_lost(
             order=event.order,
             items=event.items,
             items_ref=event.items_ref,
-            copied=Copied(sequence=group.begun.stream_sequence, sha256=group.begun.hash),
+            copied=CopiedEnd(sequence=group.begun.stream_sequence, sha256=group.begun.hash),
         )
         await ledger.execute(again.ref, begun)
         items, ends = next(group.facts())

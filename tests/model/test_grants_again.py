@@ -14,12 +14,12 @@ from jobledger.ledger.model.envelope import Envelope
 from jobledger.ledger.model.limits.definition import LimitSet, Override, evolve
 from jobledger.ledger.model.limits.flow import Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import POLICY, Granter
-from jobledger.ledger.model.limits.recompute import Author, Recomputation, Recomputed
+from jobledger.ledger.model.limits.recompute import Author, GrantComparison, Recomputation
 from jobledger.ledger.model.limits.simulation import KeyWaits, Recording, recorded, simulated
 
 
-def _recomputed(events: list[Envelope]) -> Recomputed:
-    found = Recomputed()
+def _recomputed(events: list[Envelope]) -> GrantComparison:
+    found = GrantComparison()
     for author in sorted({Author(event.by, event.began) for event in events if isinstance(event, Granted)}):
         again = Recomputation(author, Granter())
         for sequence, event in enumerate(events, 1):
@@ -38,7 +38,7 @@ def test_grants_of_one_reactor_come_out_the_same() -> None:
 def test_grants_of_reactors_that_race_and_restart_come_out_the_same() -> None:
     worlds = [World(seed, rates=False).run() for seed in range(1, 5)]
     assert sum(world.refused for world in worlds) > 15
-    found = sum((_recomputed(world.ledger.events) for world in worlds), Recomputed())
+    found = sum((_recomputed(world.ledger.events) for world in worlds), GrantComparison())
     assert found.grants > 150
     assert (found.different, found.unknown, found.differences) == (0, 0, ())
 
@@ -49,7 +49,9 @@ def test_grants_of_reactors_that_race_and_restart_come_out_the_same() -> None:
     ids=["rates", "modes"],
 )
 def test_grants_of_which_the_ledger_does_not_tell_enough_are_counted_apart(options: dict[str, Any]) -> None:
-    found = sum((_recomputed(World(seed, **options).run().ledger.events) for seed in range(6)), Recomputed())
+    found = sum(
+        (_recomputed(World(seed, **options).run().ledger.events) for seed in range(6)), GrantComparison()
+    )
     assert found.grants > 100
     assert (found.different, found.differences) == (0, ())
     assert 0 < found.unknown == found.unknown_starts + found.unknown_cancels < found.grants / 2

@@ -22,7 +22,7 @@ from jobledger.ledger.model.commands import (
     ResumeJob,
     StartStep,
 )
-from jobledger.ledger.model.events import ChildOrder, Copied, ErrorInfo, Member, RerunOf
+from jobledger.ledger.model.events import ChildOrder, CopiedEnd, ErrorInfo, Member, RerunOf
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import BATCH_STEP, RUN_BATCH, StepKind, child_id
 
@@ -269,5 +269,5 @@ def rerun(story: Families, copied: int, newest: int, result: bytes = b'"ch_1"', 
     made_of: dict[str, Any] = {"queue": "email", "job": "source", "steps": 1}
     made_of |= {"hash": story.messages[newest - 1].hash, **source}
     story.begin("again", rerun_of=RerunOf(sequence=newest, from_step="mail", **made_of))
-    where = Copied(sequence=copied, sha256=story.messages[copied - 1].hash)
+    where = CopiedEnd(sequence=copied, sha256=story.messages[copied - 1].hash)
     story.end("again", "charge", result=msgspec.Raw(result), input_sha256="ab" * 8, copied=where)

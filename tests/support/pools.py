@@ -16,7 +16,7 @@ from jobledger.workers.pool.pool import (
     Call,
     ProcessPool,
     Result,
-    Returned,
+    TaskValue,
 )
 
 APPS = Path(__file__).parents[1] / "integration" / "apps"
@@ -60,7 +60,7 @@ def call(task: str, /, **arguments: Any) -> Call:
 
 
 def value(result: Result) -> Any:
-    assert isinstance(result, Returned), result
+    assert isinstance(result, TaskValue), result
     return msgspec.json.decode(result.value) if isinstance(result.value, msgspec.Raw) else result.value
 
 

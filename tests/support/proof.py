@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from tests.support.traces import Faults, Judged, judge, read
 
-from jobledger.audit.verify import Expected, Report, leftovers, verify
+from jobledger.audit.verify import Expectation, Report, leftovers, verify
 from jobledger.ledger import Ledger
 
 _NOTHING: Final = Judged(0, [], [], [], [], "", [])
@@ -50,7 +50,7 @@ async def prove(
     how long acknowledgements may still be on their way.
     """
     left = await leftovers(ledger.inbox, ledger.names, within_s=within_s)
-    expected = Expected(
+    expected = Expectation(
         enqueued=enqueued, unsure=unsure, all_final=True, timers_until=datetime.now(UTC), leftovers=left
     )
     report = await verify(ledger.log, expected=expected)

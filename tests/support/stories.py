@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from tests.support.orders import enqueue_of
 
-from jobledger.audit.verify import Checker, Expected, Report
+from jobledger.audit.verify import Checker, Expectation, Report
 from jobledger.ledger.model import lock as lock_events
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.aggregates import aggregate_for, read_message
@@ -261,7 +261,12 @@ def _locked(story: Story) -> None:
 
 
 def check(
-    messages: Sequence[Message], expected: Expected | None = None, /, *, names: Names = NAMES, **options: Any
+    messages: Sequence[Message],
+    expected: Expectation | None = None,
+    /,
+    *,
+    names: Names = NAMES,
+    **options: Any,
 ) -> Report:
     checker = Checker(names, **options)
     for message in messages:

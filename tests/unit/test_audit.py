@@ -17,7 +17,7 @@ from tests.support.stories import (
     rich,
 )
 
-from jobledger.audit.verify import CheckOptions, Expected, Report
+from jobledger.audit.verify import CheckOptions, Expectation, Report
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.model.events import Cancelled, Started, event_type
@@ -27,7 +27,9 @@ from jobledger.ledger.model.events import Cancelled, Started, event_type
 
 def test_a_sound_ledger_is_proven_with_its_figures() -> None:
     story = rich()
-    report = check(story.messages, Expected(enqueued=[("email", each) for each in "abcdefg"], all_final=True))
+    report = check(
+        story.messages, Expectation(enqueued=[("email", each) for each in "abcdefg"], all_final=True)
+    )
     assert (report.sound, report.violations, report.broken) == (True, (), {})
     assert (report.events, report.head_sequence) == (len(story.messages), len(story.messages))
     assert report.head_hash == story.messages[-1].hash
@@ -48,7 +50,7 @@ def test_a_report_is_kept_as_json_and_told_to_a_person() -> None:
 
 
 def test_an_empty_ledger_is_sound() -> None:
-    report = check([], Expected(enqueued=[], all_final=True, leftovers=[]))
+    report = check([], Expectation(enqueued=[], all_final=True, leftovers=[]))
     assert (report.sound, report.events, report.head_sequence, report.head_hash) == (True, 0, 0, "")
 
 
@@ -72,5 +74,5 @@ def test_whatever_is_decided_is_sound(steps: list[tuple[str, Callable[[Story, st
     for job_id, step in steps:
         with contextlib.suppress(LedgerError):
             step(story, job_id)
-    report = check(story.messages, Expected(enqueued=[("email", "a"), ("email", "b")]))
+    report = check(story.messages, Expectation(enqueued=[("email", "a"), ("email", "b")]))
     assert report.violations == ()

@@ -19,7 +19,7 @@ from tests.support.stories import BOOM, NAMES, STEPS, Story, check, rich
 from tests.support.tables import each_row
 
 from jobledger.audit.errors import ScratchSpaceError
-from jobledger.audit.verify import Checker, CheckOptions, Expected, Report
+from jobledger.audit.verify import Checker, CheckOptions, Expectation, Report
 from jobledger.audit.verify import store as audit_store
 from jobledger.audit.verify.store import Form, RecordStore
 from jobledger.ledger.model.aggregates import read_message
@@ -100,7 +100,7 @@ def test_what_is_found_does_not_depend_on_the_memory(seed: int, memory_bytes_max
     story = _history(chance, jobs=40, steps=500)
     messages = story.messages if seed % 4 == 0 else _damaged(story.messages, chance)
     names = [("email", f"j{number}") for number in range(45)]
-    expected = Expected(enqueued=names, all_final=True, now=story.now + timedelta(days=1))
+    expected = Expectation(enqueued=names, all_final=True, now=story.now + timedelta(days=1))
     unbounded = check(messages, expected, options=CheckOptions(memory_bytes_max=None, violations_max=10_000))
     bounded = check(
         messages, expected, options=CheckOptions(memory_bytes_max=memory_bytes_max, violations_max=10_000)

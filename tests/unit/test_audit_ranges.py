@@ -13,7 +13,7 @@ from tests.support.stories import (
     rich,
 )
 
-from jobledger.audit.verify import Checker, Expected, Leftover
+from jobledger.audit.verify import Checker, Expectation, Leftover
 from jobledger.ledger.model.commands import Fail, ReportProgress
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import Queued
@@ -26,7 +26,7 @@ def test_a_job_without_a_final_state_is_found() -> None:
     started = story.claim("running")
     story.claim("dead")
     story.do("dead", Fail(epoch=story.epoch("dead"), error=BOOM))
-    report = check(story.messages, Expected(all_final=True))
+    report = check(story.messages, Expectation(all_final=True))
     assert [each[1:] for each in found(report)] == [("email/queued", "final"), ("email/running", "final")]
     assert report.violations[1].stream_sequence == started
     assert report.violations[1].sentence == "it is still running: it has no final state"
@@ -37,7 +37,7 @@ def test_acknowledged_jobs_and_those_in_the_ledger_are_the_same() -> None:
     story = rich()
     story.enqueue("extra")
     acknowledged = {("email", each) for each in "abcdefg"}
-    report = check(story.messages, Expected(enqueued=acknowledged | {("email", "lost"), ("other", "a")}))
+    report = check(story.messages, Expectation(enqueued=acknowledged | {("email", "lost"), ("other", "a")}))
     assert sorted(found(report)) == [
         (0, "email/lost", "enqueue"),
         (0, "other/a", "enqueue"),
@@ -48,12 +48,12 @@ def test_acknowledged_jobs_and_those_in_the_ledger_are_the_same() -> None:
 def test_an_enqueue_without_an_answer_may_be_there_or_not() -> None:
     acknowledged = [("email", each) for each in "abcdef"]
     unsure = {("email", "g"), ("email", "never arrived")}
-    assert check(rich().messages, Expected(enqueued=acknowledged, unsure=unsure)).sound
+    assert check(rich().messages, Expectation(enqueued=acknowledged, unsure=unsure)).sound
 
 
 def test_what_is_left_in_a_consumer_is_found() -> None:
     left = Leftover(consumer="work_email_high", pending=2, ack_pending=1)
-    report = check(rich().messages, Expected(leftovers=[left]))
+    report = check(rich().messages, Expectation(leftovers=[left]))
     assert found(report) == [(0, "", "consumer")]
     assert report.violations[0].sentence == "consumer work_email_high holds 2 pending and 1 unacknowledged"
 
@@ -84,4 +84,4 @@ def test_a_later_range_finds_a_broken_link_and_a_forged_job() -> None:
 def test_expected_jobs_need_the_whole_ledger() -> None:
     checker = Checker(NAMES, from_sequence=5)
     with pytest.raises(InvalidInputError, match="from sequence 1"):
-        checker.finish(Expected(enqueued=[]))
+        checker.finish(Expectation(enqueued=[]))

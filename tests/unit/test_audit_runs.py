@@ -11,7 +11,7 @@ from tests.support.families import PARTS, Families, rerun, sound
 from tests.support.stories import check, found
 from tests.support.tables import each_row
 
-from jobledger.audit.verify import CheckOptions, Expected, Report
+from jobledger.audit.verify import CheckOptions, Expectation, Report
 from jobledger.audit.verify.report import RUN_RULES
 from jobledger.audit.verify.unproven import unproven
 from jobledger.ledger.model.commands import CancelJob, TakeOver
@@ -331,7 +331,7 @@ def test_each_rule_of_runs_finds_what_breaks_it(
     story = Families()
     story.begin()
     break_it(story)
-    report = check(story.messages, Expected(now=story.now + LATER))
+    report = check(story.messages, Expectation(now=story.now + LATER))
     broken = [each for each in report.violations if each.rule == rule]
     assert broken, f"only {found(report)}"
     assert any(sentence in each.sentence for each in broken), [each.sentence for each in broken]
@@ -342,7 +342,7 @@ def test_each_rule_of_runs_finds_what_breaks_it(
 def test_a_ledger_of_runs_is_sound(memory_bytes_max: int | None) -> None:
     story = sound()
     options = CheckOptions(memory_bytes_max=memory_bytes_max)
-    report = check(story.messages, Expected(now=story.now + timedelta(days=9)), options=options)
+    report = check(story.messages, Expectation(now=story.now + timedelta(days=9)), options=options)
     assert found(report) == []
     assert (report.runs, report.children, report.copies) == (12, 22, 1)
     assert report.proven == RUN_RULES
@@ -384,7 +384,7 @@ def test_runs_are_proven_over_an_archive_from_every_place(
         story = _Archived(through)
         for part in PARTS:
             part(story)
-        expected = Expected(now=story.now + timedelta(days=9))
+        expected = Expectation(now=story.now + timedelta(days=9))
         messages = story.messages[through:]
         rest = check(messages, expected, from_sequence=through + 1, prefix_archived=True)
         assert rest.violations == (), through

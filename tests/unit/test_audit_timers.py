@@ -15,7 +15,7 @@ from tests.support.stories import (
 )
 from tests.support.tables import each_row
 
-from jobledger.audit.verify import CheckOptions, Expected
+from jobledger.audit.verify import CheckOptions, Expectation
 from jobledger.ledger.model.commands import CancelJob, Dispatch, Fail, Pause, Snooze
 from jobledger.ledger.model.events import Cause
 
@@ -78,8 +78,8 @@ def test_a_timer_that_never_fired_is_found_where_it_must_have() -> None:
     story = delayed()
     due_at = story.now
     assert check(story.messages).timers_pending == 1
-    assert check(story.messages, Expected(timers_until=due_at)).sound
-    report = check(story.messages, Expected(timers_until=due_at + timedelta(seconds=1)))
+    assert check(story.messages, Expectation(timers_until=due_at)).sound
+    report = check(story.messages, Expectation(timers_until=due_at + timedelta(seconds=1)))
     assert found(report) == [(1, "email/j", "timer")]
     assert report.violations[0].sentence == "it was due at 2026-01-02T00:01:00+00:00 and is still scheduled"
 
@@ -95,7 +95,7 @@ def test_a_job_that_waits_long_after_its_time_is_found(late_s: float, sound: boo
         story.enqueue("k")
         report = check(story.messages)
     else:
-        report = check(story.messages, Expected(now=then))
+        report = check(story.messages, Expectation(now=then))
     assert found(report) == ([] if sound else [(1, "email/j", "timer")])
     if not sound:
         due = "it was due at 2026-01-02T00:01:00+00:00"
@@ -113,7 +113,7 @@ def test_every_wait_for_a_moment_can_be_overdue_and_others_cannot() -> None:
     story.do("snoozed", Snooze(epoch=story.epoch("snoozed"), until=until))
     story.do("paused", Pause(epoch=story.epoch("paused"), event="paid", until=until))
     story.do("patient", Pause(epoch=story.epoch("patient"), event="paid"))
-    late = Expected(now=until + timedelta(days=2))
+    late = Expectation(now=until + timedelta(days=2))
     report = check(story.messages, late)
     assert [(job, rule) for _, job, rule in found(report)] == [
         ("email/failed", "timer"),
@@ -130,4 +130,4 @@ def test_a_wait_that_ended_late_or_was_cancelled_is_honoured() -> None:
     story.enqueue("k", run_at=story.now + timedelta(seconds=1))
     story.now += timedelta(days=1)
     story.do("k", CancelJob())
-    assert check(story.messages, Expected(now=story.now + timedelta(days=9))).sound
+    assert check(story.messages, Expectation(now=story.now + timedelta(days=9))).sound

@@ -16,7 +16,7 @@ from tests.support.tables import each_row
 
 from jobledger.audit.seals.keys import TrustedKeys, make_keys, read_signer, read_trusted
 from jobledger.audit.seals.seals import Seal, read_seals, seal_next
-from jobledger.audit.verify import Checker, Compared, Report, verify
+from jobledger.audit.verify import Checker, CrossCheck, Report, verify
 from jobledger.audit.verify.seals import SealWitness, seals_as_witness
 from jobledger.audit.verify.unproven import ORIGIN, SIGNATURES, TIMES, unproven
 from jobledger.ledger.model.chain import EMPTY_CHAIN, commit
@@ -60,8 +60,8 @@ ROWS = [
 @each_row("row", ROWS)
 def test_the_statement_follows_from_the_facts(row: dict[str, Any]) -> None:
     begin, head = row["begin"], row["head"]
-    seals = Compared(what="seals", sentence="", agrees=True, intact=row["intact"], signed=row["signed"])
-    kept = Compared(
+    seals = CrossCheck(what="seals", sentence="", agrees=True, intact=row["intact"], signed=row["signed"])
+    kept = CrossCheck(
         what="earlier report", sentence="", agrees=True, intact=row["more"], through=row["through"]
     )
     empty = Checker(Names()).finish()

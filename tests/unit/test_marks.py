@@ -22,10 +22,10 @@ from jobledger.ledger.model.rights.marks import (
     PAYLOAD,
     PAYLOADS,
     VALUES,
+    FieldMark,
     Hidden,
     JsonOf,
     Mark,
-    Marked,
     hidden_from,
     hide,
 )
@@ -193,7 +193,7 @@ def test_each_field_of_an_event_that_names_another_job_is_marked() -> None:
 
 def _is_name(annotation: Any) -> bool:
     said = getattr(annotation, "__metadata__", ())
-    return any(isinstance(each, Marked) and each.mark == "job" for each in said)
+    return any(isinstance(each, FieldMark) and each.mark == "job" for each in said)
 
 
 def _fields(kind: Any, seen: set[Any]) -> Iterator[tuple[Any, msgspec.structs.FieldInfo]]:

@@ -15,7 +15,7 @@ from jobledger.ledger.model.codec import StoredEvent, Unreadable
 from jobledger.ledger.model.errors import MalformedEventError, PayloadMissingError
 from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.limits.flow import FLOW, MAIN, FlowEvent, Snapshotted
-from jobledger.ledger.model.limits.recompute import Author, Recomputation, Recomputed
+from jobledger.ledger.model.limits.recompute import Author, GrantComparison, Recomputation
 from jobledger.ledger.model.log import Head, events_among
 from jobledger.ledger.model.subjects import aggregate_of
 
@@ -120,7 +120,7 @@ async def _flow(ledger: Ledger, head: Head) -> AsyncGenerator[tuple[FlowEvent, i
                     yield FLOW.decode(message), message.stream_sequence
 
 
-async def decided_again(ledger: Ledger, head: Head, turn: Turn) -> Recomputed:
+async def decided_again(ledger: Ledger, head: Head, turn: Turn) -> GrantComparison:
     """Decide again what was granted in one turn, up to its last grant.
 
     The state with which it began may have been removed since `authors` found it: two newer ones are stored then.
@@ -131,11 +131,11 @@ async def decided_again(ledger: Ledger, head: Head, turn: Turn) -> Recomputed:
         return await _decided_again(ledger, head, turn)
     except PayloadMissingError:
         if head.first_sequence > 1:
-            return Recomputed(archived=turn.known)
+            return GrantComparison(archived=turn.known)
     return await _decided_again(ledger, head, msgspec.structs.replace(turn, snapshot=0))
 
 
-async def _decided_again(ledger: Ledger, head: Head, turn: Turn) -> Recomputed:
+async def _decided_again(ledger: Ledger, head: Head, turn: Turn) -> GrantComparison:
     """As `decided_again`. Raises: PayloadMissingError for a state that is gone."""
     from jobledger.workers.reactors.flow.fold import Folding  # noqa: PLC0415
     from jobledger.workers.reactors.flow.place import Chain  # noqa: PLC0415

@@ -18,7 +18,7 @@ from jobledger.ledger.model.inputs import checked_limits
 from jobledger.ledger.model.limits.definition import LIMIT, Definition, Override, Terms, problem_of
 from jobledger.ledger.model.limits.flow import FLOW
 from jobledger.ledger.model.limits.names import split
-from jobledger.ledger.model.limits.recompute import Recomputed
+from jobledger.ledger.model.limits.recompute import GrantComparison
 from jobledger.ledger.model.limits.simulation import (
     KeyWaits,
     Recording,
@@ -44,7 +44,7 @@ class SimulatedWaits(msgspec.Struct, frozen=True, kw_only=True):
     simulated: dict[str, KeyWaits]
 
 
-async def compare_grants(ledger: Ledger) -> Recomputed:
+async def compare_grants(ledger: Ledger) -> GrantComparison:
     """Decide every grant of the ledger again over what its author knew; each author is followed by itself.
 
     Raises: UnreachableError, CorruptLedgerError, ScratchSpaceError.
@@ -52,9 +52,9 @@ async def compare_grants(ledger: Ledger) -> Recomputed:
     from jobledger.admin.grant_authors import authors, decided_again  # noqa: PLC0415
 
     head = await ledger.log.head()
-    found = Recomputed()
+    found = GrantComparison()
     for each in await authors(ledger, head):
-        found += Recomputed(archived=each.archived)
+        found += GrantComparison(archived=each.archived)
         if each.last:
             found += await decided_again(ledger, head, each)
     return found

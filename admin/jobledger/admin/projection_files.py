@@ -13,7 +13,7 @@ from jobledger.projections import Position, ProjectionError, Store
 
 PROJECTIONS: Final = "projections"  #: in the data folder
 READ_MODELS: Final = "read-models"  #: beside them
-_BORN: Final = r"[0-9a-f]{12}"
+_BORN: Final = r"[0-9a-f]{12}(\.v\d+)?"  #: with the schema's number, which names of earlier releases lack
 _FILES_MAX: Final = 100  #: looked into, the newest of a place
 
 

@@ -161,15 +161,18 @@ async def lag_of(ledger: Ledger, stream_sequence: int) -> Lag:
 
 
 async def file_name(ledger: Ledger) -> str:
-    """Return a name for the projection's file: one per server, environment and ledger made there.
+    """Return a name for the projection's file: one per server, environment and ledger made there, and schema of the tables.
 
-    A ledger that was created again at the same address is another ledger, so it gets another file.
+    A ledger that was created again at the same address is another ledger, so it gets another file. So does another
+    release with another schema: while both are in use, neither has to rebuild what the other one reads.
     """
     from jobledger.ledger.nats.streams import find_stream  # noqa: PLC0415
 
     stream = await find_stream(ledger.inbox, ledger.names.ledger_stream)
     born = hashlib.sha256(("" if stream is None else stream.created).encode()).hexdigest()[:12]
-    return f"{place_name(ledger.config.url, ledger.names.environment)}-{born}.db"
+    return (
+        f"{place_name(ledger.config.url, ledger.names.environment)}-{born}.v{projections.SCHEMA_VERSION}.db"
+    )
 
 
 def place_name(url: str, environment: str) -> str:

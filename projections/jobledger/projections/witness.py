@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from jobledger.audit.verify import Checker, Compared
+from jobledger.audit.verify import Checker, CrossCheck
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import CorruptLedgerError
 from jobledger.ledger.model.log import Log
@@ -82,7 +82,7 @@ class PositionWitness:
 
     def _say(self, checker: Checker, sentence: str, *, agrees: bool | None) -> None:
         through = 0 if agrees is None else self.stream_sequence
-        checker.compared(Compared(what=WHAT, sentence=sentence, agrees=agrees, through=through))
+        checker.compared(CrossCheck(what=WHAT, sentence=sentence, agrees=agrees, through=through))
 
 
 class FormerWitness:
@@ -96,7 +96,7 @@ class FormerWitness:
 
     async def finish(self, checker: Checker) -> None:
         """Tell the checker that it was not compared; see `audit.Witness`."""
-        checker.compared(Compared(what=WHAT, sentence=self._sentence, agrees=None))
+        checker.compared(CrossCheck(what=WHAT, sentence=self._sentence, agrees=None))
 
 
 class RowsWitness:
@@ -116,11 +116,11 @@ class RowsWitness:
         except DamagedProjectionError as error:
             checker.note("", "projection", str(error))
             checker.compared(
-                Compared(what=WHAT, sentence=f"{self._path} was not compared: {error}", agrees=False)
+                CrossCheck(what=WHAT, sentence=f"{self._path} was not compared: {error}", agrees=False)
             )
         except (ProjectionError, CorruptLedgerError) as error:  # of the ledger's own faults the check tells
             checker.compared(
-                Compared(what=WHAT, sentence=f"{self._path} was not compared: {error}", agrees=None)
+                CrossCheck(what=WHAT, sentence=f"{self._path} was not compared: {error}", agrees=None)
             )
         else:
             at = position.stream_sequence
@@ -129,4 +129,4 @@ class RowsWitness:
             else:
                 sentence = f"{self._path} differs: {found.sentence}"
                 checker.note("", "projection", sentence, stream_sequence=at)
-            checker.compared(Compared(what=WHAT, sentence=sentence, agrees=found is None))
+            checker.compared(CrossCheck(what=WHAT, sentence=sentence, agrees=found is None))

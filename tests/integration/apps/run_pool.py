@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from jobledger.workers.pool.pool import Call, PoolConfig, ProcessPool, Returned
+from jobledger.workers.pool.pool import Call, PoolConfig, ProcessPool, TaskValue
 
 
 def tell(line: str) -> None:
@@ -56,7 +56,7 @@ async def main(how: str, silence_s: float) -> None:
         )
         await say.began.wait()
         result = await pool.run(call("pid"))
-        assert isinstance(result, Returned)
+        assert isinstance(result, TaskValue)
         assert isinstance(result.value, msgspec.Raw)
         tell(f"{bytes(result.value).decode()} idle")
         tell("ready")

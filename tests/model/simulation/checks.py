@@ -8,7 +8,7 @@ from typing import Any
 from tests.model.simulation.consumers import Consumer
 from tests.model.simulation.server import Server
 
-from jobledger.audit.verify import Checker, CheckOptions, Expected
+from jobledger.audit.verify import Checker, CheckOptions, Expectation
 from jobledger.ledger.model.codec import StoredEvent, decode
 from jobledger.ledger.model.events import (
     Completed,
@@ -99,7 +99,7 @@ class Witness:
         checker = Checker(self._server.names, options=CheckOptions(timer_tolerance_s=tolerance_s))
         for stored in self.stored:
             checker.feed(stored)
-        expected = Expected(enqueued=[(QUEUE, job) for job in acknowledged], all_final=True)
+        expected = Expectation(enqueued=[(QUEUE, job) for job in acknowledged], all_final=True)
         report = checker.finish(expected)
         return self.violations + [
             f"sequence {each.stream_sequence}: {each.job}: {each.sentence} [{each.rule}]"

@@ -20,7 +20,7 @@ from jobledger.ledger.tables.extra import load, need_tables
 from jobledger.projections.queries.sql import SqlAnswer
 from jobledger.projections.tables.run_tables import TableRow
 from jobledger.workers.config import WorkerConfig
-from jobledger.workers.pool.child_process import Returned
+from jobledger.workers.pool.child_process import TaskValue
 from jobledger.workers.pool.messages import ENGINE, Call
 from jobledger.workers.pool.pool import PoolConfig, ProcessPool
 from jobledger.workers.runs.engine import select
@@ -112,7 +112,7 @@ async def _select(
                 f"the SQL took longer than {limit_s:g} s: ask for less, or allow it more time (--timeout)"
             )
             raise InvalidInputError(sentence) from error
-    if not isinstance(result, Returned):
+    if not isinstance(result, TaskValue):
         reason = " ".join(result.error.message.split())
         raise InvalidInputError(
             f"the SQL cannot be run: {reason}; tables of the run: {', '.join(known[:20])}"

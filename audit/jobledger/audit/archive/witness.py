@@ -18,7 +18,7 @@ from jobledger.audit.export import ExportLog
 from jobledger.audit.export.files import Totals
 from jobledger.audit.export.payloads import payload_problems
 from jobledger.audit.verify.checker import Checker
-from jobledger.audit.verify.report import Compared
+from jobledger.audit.verify.report import CrossCheck
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.errors import CorruptLedgerError
 from jobledger.ledger.model.log import Log
@@ -112,7 +112,7 @@ class ArchiveWitness:
             checker.note("", "archive", sentence, stream_sequence=sequence, in_front=True)
         is_compared = self._agreeing or self._problems
         agrees = not self._problems if is_compared else None
-        checker.compared(Compared(what="archive", sentence=self._sentence(), agrees=agrees))
+        checker.compared(CrossCheck(what="archive", sentence=self._sentence(), agrees=agrees))
 
     async def _compare_unnamed(self, last: int, found: _ExportSum) -> None:
         """Hold an export that no `archived` event names to the ledger, as long as that has the event at its end."""

@@ -27,7 +27,7 @@ from jobledger.audit.verify.checker import Checker
 from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions
 from jobledger.audit.verify.payloads import WHAT
 from jobledger.audit.verify.references import References
-from jobledger.audit.verify.report import Compared, Report
+from jobledger.audit.verify.report import CrossCheck, Report
 from jobledger.audit.verify.unproven import unproven
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError
@@ -163,7 +163,7 @@ class _Reading:
             self._checker.note(each.job, each.rule, each.sentence, stream_sequence=each.stream_sequence)
         if values.sentence:
             agrees = not values.problems
-            self._checker.compared(Compared(what=WHAT, sentence=values.sentence, agrees=agrees))
+            self._checker.compared(CrossCheck(what=WHAT, sentence=values.sentence, agrees=agrees))
 
     def note_end(self) -> None:
         """Tell what is missing at the end of the range, and whether the events are those of the manifest."""

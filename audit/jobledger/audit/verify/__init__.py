@@ -13,8 +13,8 @@ from jobledger.ledger.on_demand import on_demand
 
 if TYPE_CHECKING:
     from jobledger.audit.verify.checker import Checker
-    from jobledger.audit.verify.options import CheckOptions, Expected, Leftover
-    from jobledger.audit.verify.report import Compared, Report, Violation
+    from jobledger.audit.verify.options import CheckOptions, Expectation, Leftover
+    from jobledger.audit.verify.report import CrossCheck, Report, Violation
     from jobledger.audit.verify.verification import Witness, leftovers, verify
 else:  # the same as a table
     __getattr__, __dir__ = on_demand(
@@ -22,16 +22,16 @@ else:  # the same as a table
         {
             "checker": ("Checker",),
             "verification": ("Witness", "leftovers", "verify"),
-            "options": ("CheckOptions", "Expected", "Leftover"),
-            "report": ("Compared", "Report", "Violation"),
+            "options": ("CheckOptions", "Expectation", "Leftover"),
+            "report": ("CrossCheck", "Report", "Violation"),
         },
     )
 
 __all__ = [
     "CheckOptions",
     "Checker",
-    "Compared",
-    "Expected",
+    "CrossCheck",
+    "Expectation",
     "Leftover",
     "Report",
     "Violation",

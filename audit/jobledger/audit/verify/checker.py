@@ -19,9 +19,9 @@ from jobledger.audit.verify.earlier import Comparison, Earlier
 from jobledger.audit.verify.findings import Findings
 from jobledger.audit.verify.grants import GrantRules
 from jobledger.audit.verify.links import broken_link
-from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions, Expected, JobName
+from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions, Expectation, JobName
 from jobledger.audit.verify.records import JOB_RECORDS, Open, Record, grown, last_sequence, pack, unpack
-from jobledger.audit.verify.report import Compared, LargeValues, Report, Violation
+from jobledger.audit.verify.report import CrossCheck, LargeValues, Report, Violation
 from jobledger.audit.verify.rules import broken_at_end, broken_rule, early
 from jobledger.audit.verify.runs.children import RunRules
 from jobledger.audit.verify.set_aside import SetAside
@@ -110,7 +110,7 @@ class Checker:
         self._options = options
         self._tolerance = timedelta(seconds=options.timer_tolerance_s)
         self._found = Findings(options.violations_max)
-        self._compared: list[Compared] = []
+        self._compared: list[CrossCheck] = []
         self._earlier = (  # until it was compared
             None
             if before is None
@@ -256,7 +256,7 @@ class Checker:
         found = Violation(stream_sequence=stream_sequence, job=job, rule=rule, sentence=sentence)
         self._found.add(found, in_front=in_front)
 
-    def compared(self, found: Compared) -> None:
+    def compared(self, found: CrossCheck) -> None:
         """Say in the report what else the ledger was compared with; what is wrong is noted as well."""
         self._compared.append(found)
 
@@ -373,12 +373,12 @@ class Checker:
             for rule, sentence in self._runs.job(before, stored, after):
                 self._note(stored, rule, sentence)
 
-    def finish(self, expected: Expected | None = None) -> Report:
+    def finish(self, expected: Expectation | None = None) -> Report:
         """Check what can only be told at the end, and return the report; once.
 
         Raises: InvalidInputError for expected jobs when the check began later than at 1; ScratchSpaceError.
         """
-        expected = Expected() if expected is None else expected
+        expected = Expectation() if expected is None else expected
         try:
             self._check_beginning()
             self._found.violations = self.set_aside.forgive(self._found.violations, self._found.broken)
@@ -416,7 +416,7 @@ class Checker:
             return  # more than is gone: the run that archived it has not come to its end
         self.note("", "sequence", sentence, stream_sequence=through + 1, in_front=True)
 
-    def _wrong_at_end(self, expected: Expected) -> Iterator[Violation]:
+    def _wrong_at_end(self, expected: Expectation) -> Iterator[Violation]:
         """Yield what is wrong with jobs that are not over; the time is the newest event's, or what the caller says."""
         times = [moment for moment in (self._newest, expected.now) if moment is not None]
         now, grace = max(times, default=None), timedelta(seconds=self._options.overdue_grace_s)

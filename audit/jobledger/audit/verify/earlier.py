@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jobledger.audit.verify.report import Compared, Intact, Report
+from jobledger.audit.verify.report import CrossCheck, Intact, Report
 
 
 class Comparison(NamedTuple):
     """What came of a comparison."""
 
-    compared: Compared
+    compared: CrossCheck
     violation: tuple[int, str] | None = None  #: stream sequence and sentence of a broken `history`
 
 
@@ -74,8 +74,10 @@ class Earlier:
         sentence = f"the ledger ends before {self.ends}, where the earlier report did: {missing} missing"
         return Comparison(said, (next_sequence, sentence))
 
-    def _said(self, sentence: str, *, agrees: bool | None, through: int = 0, intact: Intact = ()) -> Compared:
-        return Compared(
+    def _said(
+        self, sentence: str, *, agrees: bool | None, through: int = 0, intact: Intact = ()
+    ) -> CrossCheck:
+        return CrossCheck(
             what="earlier report",
             sentence=sentence,
             agrees=agrees,

@@ -29,7 +29,7 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     ack_pending: int  #: delivered and not acknowledged
 
 
-class Expected(msgspec.Struct, frozen=True, kw_only=True):
+class Expectation(msgspec.Struct, frozen=True, kw_only=True):
     """What the caller knows and the ledger must agree with at its end; what is left out is not checked."""
 
     enqueued: Iterable[JobName] | None = None  #: whose enqueue was acknowledged: all of them and no others

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from jobledger.audit.verify.checker import Checker
 from jobledger.audit.verify.references import Reference, References
-from jobledger.audit.verify.report import Compared, LargeValues
+from jobledger.audit.verify.report import CrossCheck, LargeValues
 from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.errors import PayloadState
 from jobledger.ledger.model.events import PayloadRef
@@ -66,7 +66,7 @@ class PayloadWitness:
         )
         if count:
             said = in_words(checker.large_values)
-            checker.compared(Compared(what=WHAT, sentence=said, agrees=not wrong))
+            checker.compared(CrossCheck(what=WHAT, sentence=said, agrees=not wrong))
 
 
 async def states_of(places: Sequence[PayloadStates], events: Iterable[StoredEvent]) -> States:

@@ -47,7 +47,7 @@ class AcknowledgedMessage(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
+class CrossCheck(msgspec.Struct, frozen=True, kw_only=True):
     """Something else that the ledger was compared with."""
 
     what: str  #: "projection", "seals", "published seals", "earlier report", "archive", "large values"
@@ -130,7 +130,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         AcknowledgedMessage, ...
     ] = ()  #: the first messages that are no events and were accepted
     acknowledged_count: int = 0  #: all of them
-    compared: tuple[Compared, ...] = ()  #: what else was compared with the ledger, and what came of it
+    compared: tuple[CrossCheck, ...] = ()  #: what else was compared with the ledger, and what came of it
     not_proven: tuple[str, ...] = ()  #: what this check does not prove, a sentence each
     violations: tuple[Violation, ...]  #: the first of them, in the order they were found
     violations_count: int  #: all of them

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Final, cast
 
-from jobledger.audit.verify.options import Expected
+from jobledger.audit.verify.options import Expectation
 from jobledger.audit.verify.runs.run_rules import broken_run
 from jobledger.ledger.model.aggregate import Broken
 from jobledger.ledger.model.decision_parts.carried import difference
@@ -146,7 +146,9 @@ def overdue(job: Job, now: datetime, grace: timedelta) -> str | None:
     return f"it was due at {due_at.isoformat()}, {late_s:,.0f} s ago, and is still {job.state.value}"
 
 
-def broken_at_end(job: Job, expected: Expected, now: datetime | None, grace: timedelta) -> Iterator[Broken]:
+def broken_at_end(
+    job: Job, expected: Expectation, now: datetime | None, grace: timedelta
+) -> Iterator[Broken]:
     """Yield what is wrong with a job that is not over when the ledger ends; `now`: None where nobody can tell."""
     if expected.all_final and job.state not in FINAL_STATES:
         yield "final", f"it is still {job.state.value}: it has no final state"

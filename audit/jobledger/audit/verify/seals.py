@@ -9,7 +9,7 @@ from typing import Final
 from jobledger.audit.seals.keys import TrustedKeys
 from jobledger.audit.seals.seals import Seal, SealCheck, each_seal
 from jobledger.audit.verify.checker import Checker
-from jobledger.audit.verify.report import Compared
+from jobledger.audit.verify.report import CrossCheck
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import CorruptLedgerError
 from jobledger.ledger.model.log import Log
@@ -69,7 +69,7 @@ class SealWitness:
             checker.note("", "seal", sentence, stream_sequence=stream_sequence)
         agrees = not self._found if self._found or self._check.agreeing else None
         checker.compared(
-            Compared(
+            CrossCheck(
                 what=self._what,
                 sentence=self._sentence(),
                 agrees=agrees,

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import msgspec
 
 from jobledger.audit.verify.checker import Checker
-from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions, Expected, Leftover
+from jobledger.audit.verify.options import DEFAULT_OPTIONS, CheckOptions, Expectation, Leftover
 from jobledger.audit.verify.payloads import PayloadStates, PayloadWitness
 from jobledger.audit.verify.references import References
 from jobledger.audit.verify.report import Report
@@ -52,7 +52,7 @@ async def verify(
     from_sequence: int = 1,
     to_sequence: int | None = None,
     options: CheckOptions = DEFAULT_OPTIONS,
-    expected: Expected | None = None,
+    expected: Expectation | None = None,
     before: Report | None = None,
     witnesses: Sequence[Witness] = (),
     payloads: Sequence[PayloadStates] = (),

@@ -11,7 +11,7 @@ from jobledger.admin.archived import payload_places
 from jobledger.audit.archive.chain import is_archive, read_past
 from jobledger.audit.archive.witness import ArchiveWitness
 from jobledger.audit.seals.keys import read_signer
-from jobledger.audit.verify import CheckOptions, Expected, Report, Witness
+from jobledger.audit.verify import CheckOptions, Expectation, Report, Witness
 from jobledger.audit.verify import verify as check
 from jobledger.audit.verify.file import read_report
 from jobledger.audit.verify.options import MEMORY_BYTES_MAX, OVERDUE_GRACE_S
@@ -164,7 +164,7 @@ async def _verify(cli: Cli, asked: _CheckOptions) -> Report:
         if asked.with_projection and path is not None:
             witnesses.append(RowsWitness(path, log))
         # What is overdue at the ledger's end is so by the time that it is, unless the check ends before.
-        expected = Expected(now=ledger.clock.now() if asked.last is None else None)
+        expected = Expectation(now=ledger.clock.now() if asked.last is None else None)
         with cli.output.progress("checking the ledger") as progress:
             report = await check(
                 log,

@@ -138,7 +138,8 @@ async def run_read_model(cli: Cli, plan: Plan) -> None:
 
 async def _default_path(ledger: Ledger, layout: ReadModelLayout) -> Path:
     ours = await projection_path(ledger, data_folder)
-    return ours.parent.with_name(READ_MODELS) / f"{ours.stem}-{layout.model.name}.db"
+    born = ours.stem.rpartition(".v")[0]  # the model's schema is the user's own
+    return ours.parent.with_name(READ_MODELS) / f"{born}-{layout.model.name}.db"
 
 
 def _is_outdated(path: Path, layout: ReadModelLayout) -> bool:

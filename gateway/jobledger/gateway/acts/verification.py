@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Final
 
-from jobledger.audit.verify import Expected, Report, Witness, verify
+from jobledger.audit.verify import Expectation, Report, Witness, verify
 from jobledger.audit.verify.seals import seals_as_witness
 from jobledger.audit.watch import record_verify
 from jobledger.gateway.acts.asked import QUEUE, asker_of
@@ -33,7 +33,7 @@ def verify_task(projection: Path | None = None) -> Task[..., Any]:
         ledger = context.ledger
         report = await verify(
             ledger.log,
-            expected=Expected(now=ledger.clock.now()),
+            expected=Expectation(now=ledger.clock.now()),
             witnesses=[each async for each in _witnesses(ledger, projection)],
             on_progress=context.progress,
         )

@@ -10,7 +10,7 @@ import msgspec
 FINAL_STATES = frozenset({"completed", "cancelled", "discarded", "dead_lettered"})
 
 
-class Enqueued(msgspec.Struct, frozen=True, kw_only=True):
+class EnqueueAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to an enqueue."""
 
     id: str
@@ -28,7 +28,7 @@ class MadeJob(msgspec.Struct, frozen=True, kw_only=True):
     job: str  #: its id
 
 
-class Emitted(msgspec.Struct, frozen=True, kw_only=True):
+class EmitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What became of data that was emitted to a route."""
 
     route: str

@@ -15,8 +15,8 @@ from jobledger.gateway.client.calls import AnyTask, Call, JobOptions, Reply
 from jobledger.gateway.client.models import (
     BatchCount,
     BulkResult,
-    Emitted,
-    Enqueued,
+    EmitAnswer,
+    EnqueueAnswer,
     Event,
     JobLogs,
     JobSnapshot,
@@ -114,7 +114,7 @@ class Ledger:
         """
         order = calls.order_of(task, values, arguments, options or {})
         reply = await self._requests.done(calls.enqueue_call(order))
-        made = msgspec.json.decode(reply.body, type=Enqueued)
+        made = msgspec.json.decode(reply.body, type=EnqueueAnswer)
         return JobHandle(self._requests, made.queue, made.id, created=made.created, sequence=made.sequence)
 
     async def enqueue_many(
@@ -146,16 +146,16 @@ class Ledger:
         `graph`: one made of tasks in code, or the body of `POST /v1/graphs`. Raises: as `enqueue`.
         """
         reply = await self._requests.done(together.graph_call(graph, id))
-        made = msgspec.json.decode(reply.body, type=Enqueued)
+        made = msgspec.json.decode(reply.body, type=EnqueueAnswer)
         return JobHandle(self._requests, made.queue, made.id, created=made.created, sequence=made.sequence)
 
-    async def emit(self, route: str, data: Any, *, id: str | None = None) -> Emitted:  # noqa: A002 - as the ledger's
+    async def emit(self, route: str, data: Any, *, id: str | None = None) -> EmitAnswer:  # noqa: A002 - as the ledger's
         """Hand data to a route as a delivery; `id` names it, and the same again makes nothing.
 
         Raises: NotFoundError, InvalidInputError, AccessDeniedError, LedgerFullError, ServerUnreachableError.
         """
         reply = await self._requests.done(together.emit_call(route, data, id))
-        return msgspec.json.decode(reply.body, type=Emitted)
+        return msgspec.json.decode(reply.body, type=EmitAnswer)
 
     async def _batch(
         self,
@@ -266,7 +266,7 @@ class Graphs:
     ) -> JobHandle:
         """Begin a run of a stored graph as one job, whose result has those of the nodes by name. Raises: as `enqueue`."""
         reply = await self._requests.done(together.run_call(name, input, said))
-        made = msgspec.json.decode(reply.body, type=Enqueued)
+        made = msgspec.json.decode(reply.body, type=EnqueueAnswer)
         return JobHandle(self._requests, made.queue, made.id, created=made.created, sequence=made.sequence)
 
     async def remove(self, name: str, *, reason: str = "") -> None:

@@ -11,7 +11,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from jobledger.gateway.client import remote
 from jobledger.gateway.client.calls import AnyTask, JobOptions
-from jobledger.gateway.client.models import BulkResult, Emitted, Event, JobLogs, JobSnapshot
+from jobledger.gateway.client.models import BulkResult, EmitAnswer, Event, JobLogs, JobSnapshot
 
 if TYPE_CHECKING:
     from jobledger.admin.verbs.kit import Verb
@@ -96,7 +96,7 @@ class Ledger:
         portal, ledger = self.opened
         return JobHandle(portal, portal.call(lambda: ledger.run_graph(graph, id=id)))
 
-    def emit(self, route: str, data: Any, *, id: str | None = None) -> Emitted:  # noqa: A002 - as the ledger's
+    def emit(self, route: str, data: Any, *, id: str | None = None) -> EmitAnswer:  # noqa: A002 - as the ledger's
         """Hand data to a route as a delivery; see `remote.Ledger.emit`."""
         portal, ledger = self.opened
         return portal.call(lambda: ledger.emit(route, data, id=id))

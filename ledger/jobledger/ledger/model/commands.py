@@ -13,7 +13,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import (
     Cause,
     ChildOrder,
-    Copied,
+    CopiedEnd,
     DeadReason,
     ErrorInfo,
     Order,
@@ -265,7 +265,7 @@ class StartStep(msgspec.Struct, frozen=True, kw_only=True):
     order: ChildOrder | None = None
     items: msgspec.Raw = NO_VALUE
     items_ref: PayloadRef | None = None
-    copied: Copied | None = None
+    copied: CopiedEnd | None = None
 
     def __post_init__(self) -> None:
         """Check key, moment and children.
@@ -291,7 +291,7 @@ class CompleteStep(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tries: int = 1
     duration_ms: float = 0.0
     signal: int = 0  #: `KeptSignal.sequence` of the signal that it takes
-    copied: Copied | None = None
+    copied: CopiedEnd | None = None
 
     def __post_init__(self) -> None:
         """Check the key."""
@@ -309,7 +309,7 @@ class FailStep(msgspec.Struct, frozen=True, kw_only=True):
     input_sha256: str = ""
     tries: int = 1
     retry_at: datetime | None = None
-    copied: Copied | None = None
+    copied: CopiedEnd | None = None
 
     def __post_init__(self) -> None:
         """Check key and moment."""

@@ -39,7 +39,7 @@ from jobledger.ledger.model.runs.events import (
 from jobledger.ledger.model.runs.orders import (
     Callback,
     ChildOrder,
-    Copied,
+    CopiedEnd,
     JoinFact,
     Member,
     RerunOf,
@@ -64,7 +64,7 @@ __all__ = [
     "Checkpointed",
     "ChildOrder",
     "Completed",
-    "Copied",
+    "CopiedEnd",
     "DeadLettered",
     "DeadReason",
     "Discarded",

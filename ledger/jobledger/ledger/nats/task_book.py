@@ -37,7 +37,7 @@ class TaskEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     announced_at: datetime  #: by that worker's clock
     #: Of a workflow: the versions of it that the worker has, "" for one without; None: it is no workflow.
     versions: tuple[str, ...] | None = None
-    #: JSON of `adding.announced.Enqueued`: what its jobs are enqueued with; absent where a worker did not say that.
+    #: JSON of `additions.announced.EnqueueDefaults`: what its jobs are enqueued with; absent where a worker did not say that.
     enqueued: msgspec.Raw = NO_VALUE
     signals: dict[
         str, Any

@@ -36,7 +36,7 @@ from jobledger.workers.attempt.processes import Processes
 from jobledger.workers.attempt.retry_store import retry_store
 from jobledger.workers.attempt.settlement import UNKNOWN_TASK_DELIVERIES_MAX
 from jobledger.workers.attempt.threads import Threads
-from jobledger.workers.pool.child_process import ChildStartError, Raised, Result, Returned
+from jobledger.workers.pool.child_process import ChildStartError, Result, TaskFailure, TaskValue
 from jobledger.workers.pool.messages import Call
 from jobledger.workers.pool.pool import PoolClosedError, ProcessPool
 from jobledger.workers.retry_policy import RetryPolicy, after, error_info, recordable, unknown_task
@@ -252,9 +252,9 @@ class Execution:
         except (ChildStartError, PoolClosedError) as error:  # the process that was taken died before its call
             info = error_info("exception", error)
             return self._policy.failed(job, task.rules, info, self._ledger.clock.now())
-        if isinstance(result, Returned):
+        if isinstance(result, TaskValue):
             return await self.outcome(attempt, task, result.value)
-        if isinstance(result, Raised) and not result.may_retry:
+        if isinstance(result, TaskFailure) and not result.may_retry:
             return Fail(epoch=job.claim_epoch, error=result.error, give_up="rejected")
         return self._policy.failed(job, task.rules, result.error, self._ledger.clock.now())
 

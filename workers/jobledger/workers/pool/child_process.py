@@ -79,20 +79,20 @@ class Listener(Protocol):
         ...
 
 
-class Returned(msgspec.Struct, frozen=True):
+class TaskValue(msgspec.Struct, frozen=True):
     """The task returned: its value as JSON text, or what it wished for."""
 
     value: msgspec.Raw | Wish
 
 
-class Raised(msgspec.Struct, frozen=True, kw_only=True):
+class TaskFailure(msgspec.Struct, frozen=True, kw_only=True):
     """The task failed, and its process lives."""
 
     error: ErrorInfo
     may_retry: bool  #: by the task's `retry_on` and `give_up_on`, which only its process can apply
 
 
-class Died(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessDeath(msgspec.Struct, frozen=True, kw_only=True):
     """The process ended under the task."""
 
     sentence: str  #: how, in words fit for a dead letter
@@ -108,7 +108,7 @@ class Died(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-Result = Returned | Raised | Died
+Result = TaskValue | TaskFailure | ProcessDeath
 
 
 class ChildProcess:
@@ -193,7 +193,7 @@ class ChildProcess:
     async def call(self, call: Call, listener: Listener | None) -> Result:
         """Run a task there. Cancelled, or when the listener raises, the process is left as it is: kill it.
 
-        After a `Died` it has ended.
+        After a `ProcessDeath` it has ended.
         """
         self.calls += 1
         kept = (
@@ -222,11 +222,11 @@ class ChildProcess:
             raise BrokenFrameError(f"it sent a result of call {number} in call {call.number}")
         match message:
             case ReturnedValue():
-                return Returned(message.value)
+                return TaskValue(message.value)
             case ReturnedWish():
-                return Returned(read_wish(message))
+                return TaskValue(read_wish(message))
             case Failure():
-                return Raised(error=message.error, may_retry=message.may_retry)
+                return TaskFailure(error=message.error, may_retry=message.may_retry)
             case CheckpointAsked():
                 await self._send(await _store(message.value, listener))
             case Logged():
@@ -292,7 +292,7 @@ class ChildProcess:
         transport = self._writer.transport
         asyncio.get_running_loop().call_later(_LAST_WORDS_S, transport.abort)
 
-    async def _death(self) -> Died:
+    async def _death(self) -> ProcessDeath:
         """Return how it ended; a process that closed its socket and lives on is killed."""
         await asyncio.wait([self.ended], timeout=_EXIT_LIMIT_S)
         if not self.ended.done():
@@ -303,11 +303,11 @@ class ChildProcess:
             self._killed_for = ""  # we did not end it
         trace = _user_part(os.pread(self._faults.fileno(), _TRACEBACK_MAX, 0).decode("utf-8", "replace"))
         if code == -signal.SIGKILL and trace and not self._killed_for:
-            return Died(sentence=f"the process running the task ended itself: {trace}", signal=-code)
+            return ProcessDeath(sentence=f"the process running the task ended itself: {trace}", signal=-code)
         sentence = self._killed_for or _sentence(code)
         if code < 0:
-            return Died(sentence=sentence, signal=-code, traceback=trace)
-        return Died(sentence=sentence, exit_code=code, traceback=trace)
+            return ProcessDeath(sentence=sentence, signal=-code, traceback=trace)
+        return ProcessDeath(sentence=sentence, exit_code=code, traceback=trace)
 
 
 async def _spawn(setup: Setup) -> ChildProcess:

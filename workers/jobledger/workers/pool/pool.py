@@ -24,11 +24,11 @@ from jobledger.workers.pool.child_process import (
     KILL_LIMIT_S,
     ChildProcess,
     ChildStartError,
-    Died,
     Listener,
-    Raised,
+    ProcessDeath,
     Result,
-    Returned,
+    TaskFailure,
+    TaskValue,
 )
 from jobledger.workers.pool.messages import Call, Setup
 
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Call",
     "ChildStartError",
-    "Died",
     "Listener",
     "PoolClosedError",
     "PoolConfig",
+    "ProcessDeath",
     "ProcessPool",
-    "Raised",
     "Result",
-    "Returned",
+    "TaskFailure",
+    "TaskValue",
 ]
 
 logger = logging.getLogger("jobledger.workers.pool")
@@ -239,7 +239,7 @@ class ProcessPool:
     def _put_back(self, child: ChildProcess, result: Result) -> None:
         """Keep a process for the next call, unless it is to be replaced."""
         calls_max = self._config.calls_max
-        if isinstance(result, Died):
+        if isinstance(result, ProcessDeath):
             self._let_go(child, child.end(), spare=1)
         elif (calls_max is not None and child.calls >= calls_max) or _is_out_of_memory(result):
             self._let_go(child, child.leave(limit_s=KILL_LIMIT_S), spare=1)
@@ -386,7 +386,7 @@ class ProcessPool:
     async def close(self, *, limit_s: float = 5.0) -> None:
         """Take no more calls, let the processes exit in good order, and kill what is left after the limit.
 
-        A call that is killed returns `Died`. When this is cancelled, all are killed at once.
+        A call that is killed returns `ProcessDeath`. When this is cancelled, all are killed at once.
         """
         self._closed = True
         self.refuse()
@@ -414,7 +414,7 @@ class ProcessPool:
 
 
 def _is_out_of_memory(result: Result) -> bool:
-    return isinstance(result, Raised) and result.error.type == MemoryError.__name__
+    return isinstance(result, TaskFailure) and result.error.type == MemoryError.__name__
 
 
 def _own_levels() -> dict[str, int]:

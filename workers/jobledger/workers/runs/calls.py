@@ -14,7 +14,7 @@ from jobledger.ledger.runs.steps import StepFunction
 from jobledger.workers.attempt.control import Attempt
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.threads import Threads
-from jobledger.workers.pool.child_process import Raised, Returned
+from jobledger.workers.pool.child_process import TaskFailure, TaskValue
 from jobledger.workers.pool.messages import ENGINE, Call
 
 #: What is called where a run asks for a step: the step itself in a worker, perhaps a stand-in in a test.
@@ -67,8 +67,10 @@ class StepCalls:
         )
         is_ours = function.__module__ == ENGINE
         result = await self._execution.call_in_process(call, is_ours=is_ours)
-        if isinstance(result, Returned):
+        if isinstance(result, TaskValue):
             if isinstance(result.value, msgspec.Raw):
                 return result.value
             raise TaskDefinitionError(f"step {step.name} returned {result.value!r}, which only a task may")
-        raise FailedElsewhereError(result.error, may_retry=not isinstance(result, Raised) or result.may_retry)
+        raise FailedElsewhereError(
+            result.error, may_retry=not isinstance(result, TaskFailure) or result.may_retry
+        )

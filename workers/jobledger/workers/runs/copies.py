@@ -9,7 +9,7 @@ from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.codec import StoredEvent, digest
 from jobledger.ledger.model.commands import CompleteStep, CopyEnds, FailStep, StartStep
 from jobledger.ledger.model.errors import RefusedError, UnreachableError
-from jobledger.ledger.model.events import Copied, RerunOf, StepCompleted, StepFailed, StepStarted
+from jobledger.ledger.model.events import CopiedEnd, RerunOf, StepCompleted, StepFailed, StepStarted
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import bits_of
 from jobledger.ledger.model.runs.reruns import copied_from, has_copied
@@ -79,7 +79,7 @@ async def _begin_again(journal: AttemptJournal, group: CopiedGroup) -> None:
         event = stored.event
         assert isinstance(event, StepStarted), "it began the group"
         fields = {name: getattr(event, name) for name in _BEGINS}
-        copied = Copied(sequence=stored.stream_sequence, sha256=digest(stored.data))
+        copied = CopiedEnd(sequence=stored.stream_sequence, sha256=digest(stored.data))
         await journal.append(StartStep(epoch=journal.epoch, copied=copied, **fields))
     for items, ends in group.facts():
         if bits_of(items) & ~journal.job.steps[key].ended:
@@ -114,7 +114,7 @@ def _copy(step: Step, stored: StoredEvent, epoch: int) -> CompleteStep | FailSte
     event = stored.event
     assert isinstance(event, StepCompleted | StepFailed), "the fold named it as the end of a step"
     fields = {name: getattr(event, name) for name in _SAME}
-    copied = Copied(
+    copied = CopiedEnd(
         sequence=stored.stream_sequence,
         sha256=digest(stored.data),
         item=failed_item(step),

@@ -51,7 +51,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     recomputed: str  #: of the job whose turn it was; "" for nobody's
 
 
-class Recomputed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class GrantComparison(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What came of deciding every grant again. Each `granted` is counted in one of the first four."""
 
     grants: int = 0  #: `granted` events that were decided again, and came out the same or otherwise
@@ -64,10 +64,10 @@ class Recomputed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     unknown_cancels: int = 0  #: came out otherwise; somebody may have been on the way out for a limit's mode
     differences: tuple[Difference, ...] = ()  #: the first that are `different`
 
-    def __add__(self, other: Recomputed) -> Recomputed:
+    def __add__(self, other: GrantComparison) -> GrantComparison:
         """Return both together."""
         counts = {name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
-        return Recomputed(**{**counts, "differences": counts["differences"][:TOLD_MAX]})
+        return GrantComparison(**{**counts, "differences": counts["differences"][:TOLD_MAX]})
 
 
 class Recomputation:
@@ -75,7 +75,7 @@ class Recomputation:
 
     def __init__(self, author: Author, granter: Granter, *, after: int = 0) -> None:
         """Go on with what the author had folded; grants up to `after` are in that already and are not decided again."""
-        self.found = Recomputed()
+        self.found = GrantComparison()
         self._author = author
         self._after = after
         self._granter = granter
@@ -125,7 +125,7 @@ class Recomputation:
         while self._unread and self._unread[0][0] <= event.through:
             self._fold(*self._unread.popleft())
         if event.policy != POLICY:
-            self.found += Recomputed(other_policy=1)
+            self.found += GrantComparison(other_policy=1)
             self._granter.granted(event, sequence)
         else:
             self._decide_again(event, sequence)
@@ -139,7 +139,7 @@ class Recomputation:
         decided = [(each.queue, each.job) for each in granter.decide(event.at, len(recorded)).grants]
         if decided == recorded:
             granter.confirm(sequence)
-            self.found += Recomputed(grants=1, jobs=len(recorded))
+            self.found += GrantComparison(grants=1, jobs=len(recorded))
         else:
             first = granter.guard.first
             granter.take_back()
@@ -148,7 +148,7 @@ class Recomputation:
 
     def _told(
         self, sequence: int, recorded: list[JobKey], decided: list[JobKey], first: set[Line | None]
-    ) -> Recomputed:
+    ) -> GrantComparison:
         """Say what a difference is; `first`: the lines that had the right of way."""
         at = next(
             (n for n, (a, b) in enumerate(zip(recorded, decided, strict=False)) if a != b), len(decided)
@@ -156,12 +156,12 @@ class Recomputation:
         keys = {key for line in first if line is not None for key in line.keys}
         keys.update(*map(self._limits, (recorded[at], *decided[at : at + 1])))
         if any(self._may_wait_for_starts(key, recorded[:at]) for key in keys):
-            return Recomputed(unknown=1, unknown_starts=1)
+            return GrantComparison(unknown=1, unknown_starts=1)
         if self._may_be_cancels((recorded[at], *decided[at : at + 1]), keys):
-            return Recomputed(unknown=1, unknown_cancels=1)
+            return GrantComparison(unknown=1, unknown_cancels=1)
         turn = "/".join(decided[at]) if at < len(decided) else ""
         found = Difference(stream_sequence=sequence, at=at, recorded="/".join(recorded[at]), recomputed=turn)
-        return Recomputed(grants=1, jobs=len(recorded), different=1, differences=(found,))
+        return GrantComparison(grants=1, jobs=len(recorded), different=1, differences=(found,))
 
     def _may_wait_for_starts(self, key: str, before: list[JobKey]) -> bool:
         """Whether a key has a rate, and as many holders as it allows that have not started; any of them may not have."""

@@ -52,7 +52,7 @@ _SEE_ALL: Final = frozenset({"payloads", "manage"})
 VALUES: Final = Hidden(marks=frozenset({"payload"}))
 
 
-class Marked(NamedTuple):
+class FieldMark(NamedTuple):
     """A mark of a field, as metadata of its type."""
 
     mark: Mark
@@ -102,18 +102,18 @@ def _instead_of_raw(value: Any) -> Any:
 
 
 #: Any JSON value; an object, whose names are told; headers likewise, and a URL.
-PAYLOAD: Final = Marked("payload", _instead_of_any)
-PAYLOADS: Final = Marked("payload", _named(HIDDEN))
-SAID_HEADERS: Final = Marked("payload", _named("hidden"))
-SECRET_HEADERS: Final = Marked("secret", _named("hidden"))
-SECRET_URL: Final = Marked("secret", host_of)
+PAYLOAD: Final = FieldMark("payload", _instead_of_any)
+PAYLOADS: Final = FieldMark("payload", _named(HIDDEN))
+SAID_HEADERS: Final = FieldMark("payload", _named("hidden"))
+SECRET_HEADERS: Final = FieldMark("secret", _named("hidden"))
+SECRET_URL: Final = FieldMark("secret", host_of)
 #: The name of another job, or of what it is part of; one whose queue is told by the field `queue` beside it, or by
 #: `parent_queue`; and a reason, which may name one.
-OTHER_JOB: Final = Marked("job", _hidden_job)
-OTHER_JOB_HERE: Final = Marked("job", _hidden_job, "queue")
-PARENT: Final = Marked("job", _hidden_job, "parent_queue")
-REASON: Final = Marked("job", _nameless)
-_RAW: Final = Marked("payload", _instead_of_raw)
+OTHER_JOB: Final = FieldMark("job", _hidden_job)
+OTHER_JOB_HERE: Final = FieldMark("job", _hidden_job, "queue")
+PARENT: Final = FieldMark("job", _hidden_job, "parent_queue")
+REASON: Final = FieldMark("job", _nameless)
+_RAW: Final = FieldMark("payload", _instead_of_raw)
 
 
 def hidden_from(principal: Principal) -> Hidden:
@@ -178,7 +178,7 @@ class _Hiding(NamedTuple):
         owner: msgspec.Struct,
         before: Any,
         field: msgspec.structs.FieldInfo,
-        how: Marked | JsonOf | None,
+        how: FieldMark | JsonOf | None,
     ) -> Any:
         if how is None:
             return self(before)
@@ -195,7 +195,7 @@ class _Hiding(NamedTuple):
             return field.default_factory()
         return how.instead(before)
 
-    def _is_in_sight(self, owner: msgspec.Struct, how: Marked) -> bool:
+    def _is_in_sight(self, owner: msgspec.Struct, how: FieldMark) -> bool:
         """Return whether the job that a field names may be seen."""
         queue = getattr(owner, how.queue) if how.queue else None
         return queue is not None and any(matches(each, queue) for each in self.hidden.queues)
@@ -209,13 +209,13 @@ def _differ(one: Collection[Any], other: Collection[Any]) -> bool:
     return any(a is not b for a, b in zip(one, other, strict=True))
 
 
-_Plan = tuple[tuple[msgspec.structs.FieldInfo, Marked | JsonOf | None], ...]
+_Plan = tuple[tuple[msgspec.structs.FieldInfo, FieldMark | JsonOf | None], ...]
 
 
 @functools.cache
 def _plan(kind: type[msgspec.Struct]) -> _Plan:
     """Return the fields of a structure that are marked, and those within which there may be marks."""
-    found: list[tuple[msgspec.structs.FieldInfo, Marked | JsonOf | None]] = []
+    found: list[tuple[msgspec.structs.FieldInfo, FieldMark | JsonOf | None]] = []
     for field in msgspec.structs.fields(kind):
         how = _mark_of(field.type)
         if how is not None or _may_hold(field.type, {kind}):
@@ -223,10 +223,10 @@ def _plan(kind: type[msgspec.Struct]) -> _Plan:
     return tuple(found)
 
 
-def _mark_of(annotation: Any) -> Marked | JsonOf | None:
+def _mark_of(annotation: Any) -> FieldMark | JsonOf | None:
     """Return the mark of a type, None without one."""
     for said in getattr(annotation, "__metadata__", ()):
-        if isinstance(said, Marked | JsonOf):
+        if isinstance(said, FieldMark | JsonOf):
             return said
     is_raw = annotation is msgspec.Raw or msgspec.Raw in typing.get_args(annotation)
     return _RAW if is_raw else None

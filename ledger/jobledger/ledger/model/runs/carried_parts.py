@@ -10,7 +10,7 @@ import msgspec
 from jobledger.ledger.model.envelope import NO_VALUE, ErrorInfo, Moment, PayloadRef, Whole
 from jobledger.ledger.model.runs.orders import (
     ChildOrder,
-    Copied,
+    CopiedEnd,
     Count,
     Origin,
     Ranges,
@@ -42,7 +42,7 @@ class CarriedStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     items: msgspec.Raw = NO_VALUE  #: the inputs of its children
     items_ref: PayloadRef | None = None  #: where a large array of them lies
     signal: Whole = 0  #: stream sequence of the event with the signal that it took
-    copied: Copied | None = None  #: where its end was copied from, or its beginning
+    copied: CopiedEnd | None = None  #: where its end was copied from, or its beginning
     origins: tuple[Origin, ...] = ()  #: other runs' children whose ends stand for those of its own
     count: Count | None = None  #: how many children its group has
     opened: Ranges = ()  #: ranges of items that may exist

@@ -11,7 +11,7 @@ import msgspec
 
 from jobledger.ledger.model.envelope import NO_VALUE, ErrorInfo, Event, Moment, PayloadRef, Whole
 from jobledger.ledger.model.rights.marks import REASON
-from jobledger.ledger.model.runs.orders import ChildOrder, Copied, CopiedEnds, Count, Ranges, StepKind
+from jobledger.ledger.model.runs.orders import ChildOrder, CopiedEnd, CopiedEnds, Count, Ranges, StepKind
 
 
 class _OfStep(Event, frozen=True, kw_only=True, gc=False):
@@ -31,7 +31,7 @@ class StepStarted(_OfStep, frozen=True, kw_only=True, tag="step_started", gc=Fal
     order: ChildOrder | None = None  #: the children that it asks for
     items: msgspec.Raw = NO_VALUE  #: JSON array of the children's inputs, each an object of keyword arguments
     items_ref: PayloadRef | None = None  #: where a large array lies
-    copied: Copied | None = (
+    copied: CopiedEnd | None = (
         None  #: the event of another run that this one repeats; ends of its children follow
     )
 
@@ -44,7 +44,7 @@ class StepCompleted(_OfStep, frozen=True, kw_only=True, tag="step_completed", gc
     tries: Whole = 1  #: how often it was executed
     duration_ms: float = 0.0  #: of the last execution
     signal: Whole = 0  #: stream sequence of the event with the signal that it took; 0: it took none
-    copied: Copied | None = None  #: the event of another run that this one repeats
+    copied: CopiedEnd | None = None  #: the event of another run that this one repeats
 
 
 class StepFailed(_OfStep, frozen=True, kw_only=True, tag="step_failed", gc=False):
@@ -53,7 +53,7 @@ class StepFailed(_OfStep, frozen=True, kw_only=True, tag="step_failed", gc=False
     error: ErrorInfo  #: why
     tries: Whole = 1  #: how often it was executed
     retry_at: Moment | None = None  #: when it will be tried again; absent: it failed for good
-    copied: Copied | None = None  #: the event of another run that this one repeats
+    copied: CopiedEnd | None = None  #: the event of another run that this one repeats
 
 
 class Joined(Event, frozen=True, kw_only=True, tag="joined", gc=False):

@@ -81,7 +81,7 @@ class RerunOf(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
         return f"from step {self.from_step}" if self.from_step else "with what had completed"
 
 
-class Copied(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class CopiedEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Where the end of a step was copied from."""
 
     sequence: Whole  #: stream sequence of the event in the run that `rerun_of` names

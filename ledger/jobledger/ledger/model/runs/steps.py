@@ -24,7 +24,7 @@ from jobledger.ledger.model.runs.events import (
 )
 from jobledger.ledger.model.runs.orders import (
     ChildOrder,
-    Copied,
+    CopiedEnd,
     CopiedEnds,
     JoinFact,
     Origin,
@@ -64,7 +64,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     items: msgspec.Raw = NO_VALUE  #: the inputs of its children
     items_ref: PayloadRef | None = None
     signal: int = 0  #: stream sequence of the event with the signal that it took
-    copied: Copied | None = None  #: where its end was copied from, or its beginning as long as it has no end
+    copied: CopiedEnd | None = (
+        None  #: where its end was copied from, or its beginning as long as it has no end
+    )
     origins: tuple[Origin, ...] = ()  #: other runs' children whose ends stand for those of its own
     count: int | None = None  #: how many children its group has; None: not known yet, or it is no group
     #: Sets of items, as the bytes of a number (little-endian) in which bit i stands for item i.
