@@ -111,6 +111,6 @@ def test_an_input_that_lacks_what_the_graph_takes_begins_nothing(cli: CommandLin
     told(cli, "put", "onboarding", "--file", "letter.json")
     found = cli.run("graphs", "run", "onboarding", *cli.where)
     assert (found.code, found.out) == (2, "")
-    assert "node 'letter' of graph onboarding: the input has nothing at '/customer/name'" in found.err
+    assert "node 'letter' of graph onboarding: the input must have a value at '/customer/name'" in found.err
     wrong = cli.run("graphs", "run", "onboarding", "--input", '{"customer": {"name": 7}}', *cli.where)
     assert (wrong.code, "argument name: Expected `str`, got `int`" in wrong.err) == (2, True)

@@ -126,7 +126,7 @@ def test_the_places_of_a_graph_are_filled_from_the_input_of_its_run(
 def test_what_a_graph_takes_of_its_input_is_told_and_missed_by_name() -> None:
     graph = spec([{"$input": "/a"}, {"b": {"$input": "/c", "default": 1}}, {"$input": "/a"}])
     assert inputs_of(graph) == ["/a", "/c"]
-    with pytest.raises(InvalidInputError, match="node 'a' of graph g: the input has nothing at '/a'"):
+    with pytest.raises(InvalidInputError, match="node 'a' of graph g: the input must have a value at '/a'"):
         for_run(graph, {"c": 2})
 
 

@@ -168,7 +168,7 @@ def _given(annotation: Any, at: datetime) -> Any:
 #: Fields of events that name no other job, or one of the same queue and task, and why.
 _OWN: Final = {
     "RerunOf.job": "a rerun is of the same queue and task",
-    "Copied.run": "a rerun's",
+    "CopiedEnd.run": "a rerun's",
     "CopiedEnds.job": "a rerun's",
     "Origin.job": "a rerun's",
     "Completed.successor": "the run goes on in the same queue, as the same task",

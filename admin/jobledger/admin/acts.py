@@ -69,7 +69,7 @@ async def why(
 ) -> Explanation:
     """Say what a job waits for, or waited for at a past moment, since when, and which event says so.
 
-    `narrowed`: takes away what of a job and its surroundings whoever asks may not see.
+    `narrowed`: removes the parts of a job and its facts that the asker may not see.
 
     Raises: as `find_job`; UnreachableError; for a past moment as `AsOf.moment` and `events_until`.
     """
@@ -90,7 +90,7 @@ async def why(
         job, facts = was, Facts(now=then.at or history[-1].stored_at, is_past=True)
     job, facts = narrowed(job, facts)
     found = explain(job, facts)
-    if queue is not None:  # whoever named it may have had to
+    if queue is not None:  # other queues may have this id, too
         found = in_its_queue(found, job)
     told = {found.event_sequence, *(wait.sequence for wait in found.waits)}
     says_so = [stored for stored in history if stored.stream_sequence in told]

@@ -41,7 +41,7 @@ class Effect(NamedTuple):
     about: str = ""  #: what is still to come
 
 
-#: Tries or does it to one job.
+#: Plans or performs an act on one job.
 Step = Callable[[Ledger, ChosenJob], Awaitable[Effect]]
 
 
@@ -112,7 +112,7 @@ def _asked_to_end(job: Job, *, done: bool) -> Effect:
 
 
 def retry_act(reason: str, *, by: str) -> Act:
-    """Queue jobs that wait for a time now, give dead letters one more attempt; conditions choose retries that wait."""
+    """Queue now jobs that wait for a time, give dead letters one more attempt; conditions choose retries that wait."""
 
     async def plan(ledger: Ledger, chosen: ChosenJob) -> Effect:
         job = (await load(ledger.log, chosen.ref)).job
@@ -127,7 +127,7 @@ def retry_act(reason: str, *, by: str) -> Act:
 
 
 def reschedule_act(run_at: datetime, reason: str, *, by: str) -> Act:
-    """Give jobs that wait for a time another one; conditions choose scheduled ones, and no retries."""
+    """Move jobs that wait for a time to another time; conditions choose scheduled jobs, and no retries."""
 
     async def plan(ledger: Ledger, chosen: ChosenJob) -> Effect:
         await would_accept(ledger, chosen.ref, Reschedule(run_at=run_at))

@@ -83,12 +83,12 @@ async def check_stream(inbox: Inbox, spec: StreamSpec) -> tuple[Check, bool]:
 
 
 def _is_on_cluster(info: StreamInfo) -> bool:
-    """Return whether a stream's server is one of several: one that is alone tells of itself as the leader."""
+    """Return whether a stream's server is one of several: a single server names a leader, but no cluster."""
     return bool((info.cluster or {}).get("name"))
 
 
 def _copies(check: Check, copies: StreamCopies) -> Check:
-    """Add on how many servers of a cluster the stream lies, and what is wrong with that."""
+    """Add to a check how many copies the stream has, and what is wrong with them."""
     if copies.replicas == 1:
         advice = "the loss of that server stops what needs it: `jobledger cluster replicas 3`"
         return msgspec.structs.replace(
@@ -194,6 +194,6 @@ def check_disk(directory: Path) -> Check | None:
     usage = shutil.disk_usage(directory)
     found = f"{size(usage.free)} free of {size(usage.total)} at {directory}"
     if usage.free < _DISK_WARN_BYTES:
-        advice = "make room: a full disk answers with silence until the server is restarted"
+        advice = "make room: with a full disk the server does not answer until it is restarted"
         return Check(check="disk", status="warn", found=found, advice=advice)
     return Check(check="disk", status="ok", found=found)

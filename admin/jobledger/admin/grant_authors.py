@@ -1,4 +1,4 @@
-"""Who granted, and what each of them knew: the reactor's way of reading, once more for each turn of a worker at it."""
+"""The turns of workers that granted, and their grants decided again from the events that each turn had read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Turn(msgspec.Struct):
     last: int = 0  #: stream sequence of its last grant that can be decided again; 0: none can
     known: int = 0  #: grants that can be decided again
     archived: int = (
-        0  #: grants over events that an archive run took away, and no state that is stored says the same
+        0  #: grants over events that an archive run took away, and that no stored snapshot replaces
     )
 
 
@@ -77,7 +77,7 @@ async def _begun(ledger: Ledger, head: Head, author: Author, snapshots: list[int
 
 
 async def _state_in(ledger: Ledger, snapshot: Snapshotted) -> FlowState | None:
-    """Return what a snapshot says, None where that is removed: two newer ones are stored."""
+    """Return a snapshot's state, None if it was removed: two newer ones are stored then."""
     from jobledger.workers.reactors.flow.start import state_in  # noqa: PLC0415
 
     try:
@@ -98,9 +98,9 @@ async def _snapshot(ledger: Ledger, at: int) -> Snapshotted:
 
 
 async def _is_whole(ledger: Ledger, head: Head, snapshot: Snapshotted, began: int) -> bool:
-    """Return whether everybody who waited at a snapshot can still be read, by one who began with it at `began`.
+    """Return whether the ledger still has all that a turn read which began with this snapshot at `began`.
 
-    What an archive run takes away it carried over before, so whoever began behind that read nothing else.
+    An archive run carries jobs over before it removes their events: a turn that began later read the copies.
     """
     if head.first_sequence <= 1:
         return True
@@ -123,7 +123,7 @@ async def _flow(ledger: Ledger, head: Head) -> AsyncGenerator[tuple[FlowEvent, i
 async def decided_again(ledger: Ledger, head: Head, turn: Turn) -> GrantComparison:
     """Decide again what was granted in one turn, up to its last grant.
 
-    The state with which it began may have been removed since `authors` found it: two newer ones are stored then.
+    The state it began with may be removed after `authors` found it: two newer ones are stored then.
 
     Raises: UnreachableError, CorruptLedgerError, ScratchSpaceError.
     """
@@ -152,7 +152,7 @@ async def _decided_again(ledger: Ledger, head: Head, turn: Turn) -> GrantCompari
         snapshot = await _snapshot(ledger, turn.snapshot) if turn.snapshot else None
         begun = turn.author.began
         if snapshot is not None:
-            begun = max(begun, snapshot.through)  # it is a later one of the turn itself
+            begun = max(begun, snapshot.through)  # the turn itself may have stored it later
         await fold_up_to(ledger, folding, snapshot, head.first_sequence, begun)
         again = Recomputation(turn.author, folding.granter, after=turn.snapshot)
         async with contextlib.aclosing(read(ledger, begun + 1, turn.last)) as batches:

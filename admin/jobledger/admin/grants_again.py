@@ -1,4 +1,4 @@
-"""Grants once more: decided again to compare them, and simulated with other limits. Both read the ledger and change nothing."""
+"""Grants decided again, to compare them, and simulated with other limits. Both read the ledger and change nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SimulatedWaits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def compare_grants(ledger: Ledger) -> GrantComparison:
-    """Decide every grant of the ledger again over what its author knew; each author is followed by itself.
+    """Decide every grant of the ledger again from what its author knew, for each author separately.
 
     Raises: UnreachableError, CorruptLedgerError, ScratchSpaceError.
     """
@@ -66,7 +66,7 @@ async def simulate_limits(
     """Return how long the jobs of a span of time would have waited with other limits.
 
     `changes`: by limit, or by `name:key` for one key of it, its slots; by `limit.field` another field of `Terms`, such
-    as `tenant:acme.rate`. None: any number, and for a key as the limit says. They hold for the whole span; a limit that is
+    as `tenant:acme.rate`. None: no bound; for one key: as the limit says. They hold for the whole span; a limit that is
     not named is as it was, and changes when it did.
 
     Raises: InvalidTokenError, InvalidInputError for a limit that cannot be, a span that ends before it begins or holds too

@@ -50,7 +50,7 @@ RowsOf = Callable[[Ledger], Rows]
 #: Given the projection of the ledger that is there now, returns a sentence on one that was there before, or None.
 FormerLedger = Callable[[Path | None], str | None]
 
-#: What a list that has to read it first takes seconds for.
+#: Unread events that cost the next list seconds.
 LAG_WARN_EVENTS: Final = 100_000
 #: A sealer seals each minute unless told otherwise.
 SEAL_WARN_S: Final = 3_600.0
@@ -77,9 +77,7 @@ class Health(NamedTuple):
     """What was found."""
 
     checks: list[Check]  #: in the order in which they were made
-    diagnoses: list[
-        Diagnosis
-    ]  #: what hurts, what stands still in front; none where nothing could be looked at
+    diagnoses: list[Diagnosis]  #: problems, first those that stop work; none where nothing could be looked at
     stopped: LedgerError | None  #: why there was nothing to look at: no server, or no ledger
 
     @property
@@ -116,7 +114,7 @@ async def examine(asked: Examination, rows: RowsOf) -> Health:
 
 
 async def _look_at_server(found: list[Check], asked: Examination) -> bool:
-    """Check all that needs no ledger, and makes none; return whether every stream of it exists and is right."""
+    """Check what needs no ledger, and make none; return whether all of its streams exist and are right."""
     config = LedgerConfig(url=asked.url, environment=asked.environment)
     names = Names(asked.environment)
     connection = await open_connection(
@@ -157,7 +155,7 @@ async def _tables(inbox: Inbox, names: Names, config: LedgerConfig) -> list[Chec
 
 
 async def _require(inbox: Inbox, names: Names, asked: Examination) -> None:
-    """Raises: LedgerNotFoundError, with what a projection here knows of a ledger there."""
+    """Require a ledger. Raises: LedgerNotFoundError, with what this machine knows of a former one."""
     try:
         await require_ledger(inbox, names, shown(asked.url))
     except LedgerNotFoundError as error:
@@ -229,7 +227,7 @@ async def _check_workers(ledger: Ledger) -> Check:
 
 
 async def _check_pauses(ledger: Ledger) -> list[Check]:
-    """Look whether the consumers of queues are paused as these are. Raises: UnreachableError."""
+    """Look whether each queue's consumers are paused just when it is. Raises: UnreachableError."""
     now, states = ledger.clock.now(), await queue_states(ledger.log)
     found: list[Check] = []
     listed = await list_consumers(ledger.inbox, ledger.names.ledger_stream) if states else []
@@ -239,7 +237,7 @@ async def _check_pauses(ledger: Ledger) -> list[Check]:
         if not agrees(info, states.get(queue_of_work(info.name), QueueState()), now)
     ]
     if wrong:
-        said = f"consumer {wrong[0]} is {'not ' if states[queue_of_work(wrong[0])].is_paused(now) else ''}paused, other than its queue"
+        said = f"consumer {wrong[0]} is {'not ' if states[queue_of_work(wrong[0])].is_paused(now) else ''}paused, unlike its queue"
         said += f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
         advice = "a running worker brings it in line within a minute; if it does not, its log says why"
         found.append(Check(check="pauses", status="warn", found=said, advice=advice))

@@ -20,7 +20,7 @@ from jobledger.ledger.model.key import ACCESS, CreateKey, Key, RevokeKey, Rotate
 from jobledger.ledger.model.rights.grants import PERMISSIONS, ROLES, Permission, Role
 from jobledger.ledger.nats.books.key_uses import KeyUse, read_uses
 
-#: How long a link can be used, unless its maker says otherwise; and how long what it opens lasts.
+#: How long a link can be used by default and at most, and how long the session that it opens lasts.
 LINK_S: Final = 600.0
 LINK_S_MAX: Final = 7 * 24 * 3600.0
 SESSION_S: Final = 12 * 3600.0
@@ -30,8 +30,8 @@ _FILE_BYTES_MAX: Final = 1_024
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
     """What the holder of a key may do, and to which jobs."""
 
-    role: Role | None = None  #: by one word
-    permissions: tuple[Permission, ...] = ()  #: beside that
+    role: Role | None = None  #: a name for a set of permissions
+    permissions: tuple[Permission, ...] = ()  #: beside the role's
     queues: tuple[str, ...] = ()  #: patterns of queues' names; none: every queue
     tasks: tuple[str, ...] = ()  #: patterns of tasks' names; none: every task
 
@@ -58,7 +58,7 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShownKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key, and how it became so."""
+    """A key, and its newest changes."""
 
     info: KeyInfo
     history: tuple[Change, ...]  #: the newest first
@@ -103,7 +103,7 @@ async def ensure_first_key(ledger: Ledger, file: Path, *, by: str) -> KeyInfo | 
     """Give a ledger without keys its first one, which may do everything, from a file that holds its text.
 
     A file that is missing is made, with a new key, for its owner alone. Return None where the ledger has keys, ended ones
-    too: then nothing is made, so that the same call can be made at each start.
+    too: then the ledger gets no key, so that the same call can be made at each start.
 
     Raises: ConfigurationError for a file that cannot be read or made, or holds no key; as `create_key`.
     """
@@ -166,7 +166,7 @@ async def create_link(
 
 
 async def rotate_key(ledger: Ledger, key: str, *, grace_s: float = 0.0, reason: str = "", by: str) -> MadeKey:
-    """Give a key another secret; the one before is good for `grace_s` seconds more, in which programs can be told.
+    """Give a key another secret; the old one works for `grace_s` seconds more, so that programs can change over.
 
     Raises: InvalidInputError, InvalidTokenError, NotFoundError, RefusedError, LedgerFullError, ServerUnreachableError.
     """
@@ -185,7 +185,7 @@ async def revoke_key(ledger: Ledger, key: str, *, reason: str = "", by: str) -> 
 
 
 async def list_keys(ledger: Ledger, *, ended: bool = False) -> list[KeyInfo]:
-    """Return the keys that can be used, by name; with `ended` also those that cannot any more.
+    """Return the keys that are not expired or revoked, by name; with `ended` return those, too.
 
     Read from the ledger, so never stale. Raises: CorruptLedgerError, UnreachableError.
     """
@@ -237,7 +237,7 @@ def in_order(permissions: Collection[Permission]) -> tuple[Permission, ...]:
 
 
 def allowed_words(info: KeyInfo) -> str:
-    """Return what a key allows: its role, what is beside that, and where."""
+    """Return what a key allows: role, further permissions, queues and tasks."""
     of_role = ROLES[info.role] if info.role is not None else frozenset[Permission]()
     words = [info.role or "", *(each for each in info.permissions if each not in of_role)]
     parts = [" ".join(each for each in words if each)]

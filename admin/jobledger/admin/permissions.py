@@ -167,7 +167,7 @@ publish hint.resume.<queue>.<job> | tell the worker of a run that its children h
 publish hint.cancel.<queue>.<job> | tell a worker that its job is to end: a deadline, a limit that replaces it
 publish ledger.schedule.<schedule>.<event> | a schedule that ticks
 publish $JS.API.CONSUMER.PAUSE.LEDGER.work_<queue_priority> | the reconciler: pause or resume it as the ledger says of its queue
-publish hint.queue.<queue> | the reconciler: tell the others that a consumer was
+publish hint.queue.<queue> | the reconciler: tell the others that it paused or resumed one
 publish timer.at.job.<queue>.<job>.<sequence> | set a timer
 publish timer.at.schedule.<schedule>.<sequence> | set the timer of a schedule
 publish $JS.API.STREAM.CREATE.TIMERS | make the timers' stream where it was lost
@@ -432,9 +432,9 @@ def parts_of(parts: Sequence[str], queues: Sequence[str] = ()) -> Iterator[tuple
 
 
 def let_through(role: str) -> list[Right]:
-    """Return what a role may beside its own work: acts of others whose subjects its list does not tell from its own.
+    """Return the rights that a role has beyond its own work: acts of other roles whose subjects its list also matches.
 
-    Of a role that can be bound to queues: as one that is bound to a queue. Raises: KeyError for no role.
+    A role that can be bound to queues counts as bound to one. Raises: KeyError for an unknown role.
     """
     queues = (_QUEUE,) if role in BOUND else ()
     inbox_prefix = inbox_of(role)
@@ -463,7 +463,7 @@ def example(subject: str, inbox_prefix: str, queue: str = _QUEUE) -> str:
 
 
 def _renamed(names: Names) -> dict[str, str]:
-    """Return the tokens that are others in an environment: streams, buckets, and what subjects begin with."""
+    """Return the tokens that differ in an environment: streams, buckets, and what subjects begin with."""
     plain = Names()
     found = dict(zip(plain.streams, names.streams, strict=True))
     for before, after in list(found.items()):
@@ -491,7 +491,7 @@ def bound_to(subject: str, names: Sequence[str]) -> Iterator[str]:
 
 
 def _widest(patterns: set[str]) -> list[str]:
-    """Return the patterns, sorted, without those of which another one lets all through."""
+    """Return the patterns, sorted, without those that another one covers."""
     return sorted(
         each
         for each in patterns

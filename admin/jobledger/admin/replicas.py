@@ -1,4 +1,4 @@
-"""On which servers of a cluster the streams of an environment lie, and the change of how many copies they have."""
+"""The copies of an environment's streams in a cluster: where they lie, and the change of their number."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     current: bool  #: it has what the leader has, or nearly
     behind: int  #: how many changes it lacks
     away: bool  #: its server does not answer
-    silent_s: float  #: since the leader heard of it, or since that leads
+    silent_s: float  #: since the leader heard of it, or else became leader
 
 
 class StreamCopies(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class StreamAway(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def copies_of(stream: str, info: StreamInfo) -> StreamCopies:
-    """Return where a stream lies, by what the server that leads it says."""
+    """Return the copies of a stream, as its leader reports them."""
     cluster = info.cluster or {}
     others: Iterable[dict[str, Any]] = cluster.get("replicas") or []
     return StreamCopies(
@@ -165,8 +165,8 @@ async def _change(ledger: Ledger, stream: str, replicas: int, limit_s: float) ->
                 return found
         await asyncio.sleep(_LOOK_S)
     raise ServerUnreachableError(
-        f"{stream} has not {replicas} copies that are up to date after {limit_s:g} s{_lacks(found)}: "
-        "the same command again goes on"
+        f"{stream} does not have {replicas} up-to-date copies after {limit_s:g} s{_lacks(found)}: "
+        "run the same command again to go on"
     )
 
 

@@ -103,7 +103,7 @@ def _label(step: Step) -> str:
 
 
 def _labels(job: Job, order: ChildOrder) -> list[str]:
-    """Return what a graph calls its nodes; of an older version's with a large input, their tasks and numbers."""
+    """Return the labels of a graph's nodes; tasks and numbers if an older version stored it with a large input."""
     if any(node.label for node in order.nodes):
         return [node.label for node in order.nodes]
     with contextlib.suppress(msgspec.DecodeError):
@@ -116,7 +116,7 @@ def _labels(job: Job, order: ChildOrder) -> list[str]:
 def _children(
     step: Step, order: ChildOrder, labels: Sequence[str], nodes: list[Node], edges: list[tuple[str, str]]
 ) -> list[str]:
-    """Add the children of a graph; return those that no other one comes after."""
+    """Add the children of a graph; return those that no other one waits for."""
     opened, ended, failed = step.opened, step.ended, step.failed
     ends = set(range(order.count))
     for item, needs in enumerate(order.after):

@@ -85,12 +85,12 @@ def recorded(history: Iterable[StoredEvent]) -> RunRecord:
 class StepValues(msgspec.Struct, frozen=True, kw_only=True):
     """The values of a step, as the ledger has them; a large one is its reference alone."""
 
-    #: Of a `call` that of its job, of other steps with children an array. None: the ledger has none, since of what
-    #: a step's function is called with it keeps a digest.
+    #: Of a `call` its job's input, of other steps with children an array. None: the ledger has none, since of a
+    #: function's arguments it keeps only a digest.
     input: Annotated[Any, PAYLOAD]
     input_ref: PayloadRef | None  #: where a large one lies
     input_sha256: str  #: the first 16 hex digits of its digest, of every step; "": it has no JSON form
-    #: Of a `call` that of its job, of other steps with children what was recorded of all of them; None: none (yet).
+    #: Of a `call` its job's result, of other steps with children what all of them recorded; None: none (yet).
     result: Annotated[Any, PAYLOAD]
     result_ref: PayloadRef | None  #: where a large one lies
 
@@ -149,8 +149,10 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     started_at: str | None  #: of its first attempt; None: none has begun
     completed_at: str | None  #: when its present final state was entered; None: it has not ended
     item: int | None  #: of a child: its number among those of its step
-    label: str = ""  #: what its graph calls it; "": it is no node of a graph, or of one that was begun by an older version
-    late: bool  #: of a child that was counted as not completed, and completed when a person gave it another attempt
+    label: str = (
+        ""  #: what its graph calls it; "": it is no node of a graph, or an older version began that graph
+    )
+    late: bool  #: of a child: counted as not completed; it completed later, when a person gave it another attempt
     undos: int  #: how many undos are registered, by its newest pause
     error: str | None
     steps: tuple[TreeStep, ...]
@@ -232,7 +234,7 @@ class DeadChildren(msgspec.Struct, kw_only=True):
 
 
 def dead_children(store: Store) -> list[DeadChildren]:
-    """Return the runs that wait for a person, who waits longest in front; only the newest dead children are looked at."""
+    """Return the runs that wait for a person, the longest wait first; only the newest dead children are looked at."""
     runs: dict[tuple[str, str], Job | None] = {}
     found: dict[tuple[str, str], DeadChildren] = {}
     for queue, job_id, key, child_queue, child, item, since, error in store.select(_DEAD_CHILDREN, ()):

@@ -1,14 +1,14 @@
-"""The values of options, without typer's reader where there is nothing to read.
+"""Values of options: simple ones are read here, without typer's slow reader.
 
-That imports pydantic and builds an adapter for every option of a command, given or not: longer than typer itself takes.
+That reader imports pydantic and builds an adapter for each option, given or not: it takes longer than typer itself.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final, Literal, cast, get_args, get_origin
 
-_TYPERS: Final = object()  #: in the place of a value that typer is to read
-_DIGITS_MAX: Final = 18  #: of a number that needs no further thought
+_TYPERS: Final = object()  #: returned for a value that typer is to read
+_DIGITS_MAX: Final = 18  #: a longer number is left to typer
 
 
 class _Reader:
@@ -31,7 +31,7 @@ def read_quickly(parameter: Any) -> None:
 
 
 def _read(value: Any, parameter: Any) -> Any:
-    """Return what typer's reader would, or `_TYPERS` where only that knows."""
+    """Return what typer's reader would, or `_TYPERS` to ask that reader."""
     descriptor = parameter.type_descriptor
     if value is None:
         return () if parameter.multiple or parameter.nargs == -1 else None
@@ -66,5 +66,5 @@ def _whole_number(value: Any, parameter: Any) -> Any:
 
 
 def _is_text(value: str) -> bool:
-    """Return whether the value has no byte that is no UTF-8: typer refuses one."""
+    """Return whether the value is valid UTF-8: typer refuses any other."""
     return value.isascii() or value == value.encode(errors="replace").decode()

@@ -9,7 +9,7 @@ from jobledger.ledger.model.subjects import check_token
 class Route:
     """What a route does, as code declares it.
 
-    At the top of a module that a worker or a gateway loads, which declares it at its start. What a person set stays.
+    Make it at the top of a module: a worker or gateway that loads it declares the route. What a person set stays.
     """
 
     def __init__(self, name: str, definition: RouteDefinition) -> None:

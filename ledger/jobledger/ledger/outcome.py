@@ -81,7 +81,7 @@ class Snooze(msgspec.Struct, frozen=True):
         check_delay("Snooze's delay_s", self.delay_s)
 
 
-#: What a task may return that is no result.
+#: What a task may return instead of a result.
 Wish = Cancel | Fail | Retry | Snooze
 WISHES: Final = (Cancel, Fail, Retry, Snooze)
 
@@ -116,7 +116,7 @@ def check_delay(what: str, delay_s: object) -> None:
 def moment_of(run_at: datetime | None, delay_s: float | None, now: datetime) -> datetime:
     """Return the moment that a caller names, by itself or as a number of seconds from now.
 
-    Raises: ConfigurationError where none or both are given, or the delay is none; InvalidInputError for one after 9999.
+    Raises: ConfigurationError where none or both are given, or the delay is bad; InvalidInputError for one after 9999.
     """
     if (run_at is None) == (delay_s is None):
         raise ConfigurationError("give run_at or delay_s, one of the two")

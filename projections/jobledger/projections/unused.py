@@ -21,7 +21,7 @@ UNUSED_DAYS: Final = 30
 _BUSY_S: Final = 0.5
 #: `<server>-<environment>-<ledger>.db`, of a read model with its name, and what lies beside it.
 _NAME: Final = re.compile(
-    r"(?P<file>.+-[0-9a-f]{12}(?:-\w+)?\.db)(?:-wal|-shm|\.lock|\.ready|\.rebuild-\d+|\.snapshots)?"
+    r"(?P<file>.+-[0-9a-f]{12}(?:-\w+|\.v\d+)?\.db)(?:-wal|-shm|\.lock|\.ready|\.rebuild-\d+|\.snapshots)?"
 )
 
 

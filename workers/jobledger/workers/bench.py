@@ -39,7 +39,7 @@ _FAREWELL_S = 2.0
 class Bench:
     """Takes a lease as a worker does, and makes the attempts that it is given; use it as a block.
 
-    No broker is told anything: a dispatch stays with its queue's consumer, and the worker that gets it finds in the
+    It acknowledges nothing: a dispatch stays with its queue's consumer, and the worker that gets it finds in the
     ledger what was done.
     """
 
@@ -51,7 +51,7 @@ class Bench:
         queue: str | None = None,
         in_place_of: InPlaceOf = lambda step: step,
     ) -> None:
-        """`queue`: its lease names it, and it hosts the reactors as long as it is open; None: neither.
+        """`queue`: named in the lease, and the bench hosts the reactors while it is open; None: neither.
 
         `in_place_of`: what is called for a step of a run.
         """

@@ -61,7 +61,7 @@ logger = logging.getLogger("jobledger.workers")
 
 #: How long attempts that were told to stop may take to give their jobs back and settle.
 _FAREWELL_S: Final = 10.0
-#: The end of the grace that is kept for giving jobs back: thousands take seconds, and whoever stops a worker kills it after
+#: The last part of the grace, kept for giving jobs back: thousands take seconds, and who stops a worker kills it after
 #: the grace.
 _GIVE_BACK_S: Final = 5.0
 
@@ -365,7 +365,7 @@ class Worker:
 
     def _on_work(self, delivery: Delivery) -> None:
         if self._stopping.is_set() or self._free() <= 0:
-            # Without a free slot: it answers a request from before the slots filled, and an idle worker should have it.
+            # No slot is free: the delivery answers an earlier request, and an idle worker should have it.
             self._intake.settle(delivery, nak(elsewhere_s(delivery.delivered)))
             return
         task = self._ledger.connection.loop.create_task(self._attempts.handle(delivery))
@@ -389,7 +389,7 @@ class Worker:
     # Slots that are held by code which does not end.
 
     def _on_abandoned(self, attempt: Attempt, ending: asyncio.Task[None]) -> None:
-        """Wait for the end of an attempt, no longer for that of its task."""
+        """Wait for the record of an attempt's outcome, no longer for its task."""
         self._active.discard(attempt.own_task)
         self._active.add(ending)
         ending.add_done_callback(self._on_done)
@@ -407,7 +407,7 @@ class Worker:
         return len(self._abandoned) >= self._config.concurrency
 
     def _retire(self) -> None:
-        """Stop where a supervisor starts another worker, and say in any case that one is needed."""
+        """Log that this worker must be replaced, and stop it if a supervisor starts another."""
         if not self.is_worn_out or self._stopping.is_set() or self._is_told_worn_out:
             return
         self._is_told_worn_out = True

@@ -18,7 +18,7 @@ from jobledger.ledger.model.times import time_text
 def event_json(stored: Message) -> str:
     """Return a stored event as one line of JSON: its fields as stored, with stream sequence and server time.
 
-    What is no event has its subject and a field `unreadable` that says why.
+    A message that is no event has its subject and a field `unreadable` that says why.
     """
     head = _head(stored)
     if isinstance(stored, Unreadable):

@@ -1,1 +1,1 @@
-"""What a person does to routes, webhooks and watches, and sees of them."""
+"""What a person can do with routes, webhooks and watches, and see of them."""

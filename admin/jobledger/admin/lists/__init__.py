@@ -1,1 +1,1 @@
-"""What lists and figures show: one answer each, which commands, the API and pages share."""
+"""The contents of lists and figures, made once for commands, the API and pages."""

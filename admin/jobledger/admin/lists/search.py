@@ -1,4 +1,4 @@
-"""Values that jobs have had of the keys of a search, and what is said of one that no job has had."""
+"""Values that jobs have had for the keys of a search, and what is said of a value that no job has had."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ Value = tuple[str, str]
 
 
 def said_keys(store: Store, principal: Principal) -> list[str]:
-    """Return what the newest jobs were told of themselves: keys `meta.NAME`, for who may know of all jobs."""
+    """Return the metadata keys of the newest jobs, as `meta.NAME`, to a principal that may read all payloads."""
     if not (principal.may("payloads") and principal.is_everywhere):
         return []
     return [f"meta.{name}" for (name,) in store.select(_META, (_KEYS_LOOKED_AT,))]
 
 
 def known_values(key: str, begun: str, store: Store, principal: Principal) -> Iterator[Value]:
-    """Yield the values of a key that somebody may know of; of all jobs only who may see all of them.
+    """Yield the values of a key that `principal` may see; those of all jobs only if it may see all jobs.
 
     `begun`: how the value begins; it narrows what could be very many.
     """

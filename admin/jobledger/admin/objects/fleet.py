@@ -62,7 +62,7 @@ class LimitListed(LimitRow, frozen=True, kw_only=True):
     #: key of the gateway that is bound to queues or tasks.
     taken: int | None
     keys: int | None  #: how many keys these are; `slots` counts for each of them alone
-    most: int | None  #: how many of the jobs hold the key that most of them hold
+    most: int | None  #: how many jobs hold a slot of the busiest of these keys
     #: The running workers whose code has other numbers, and what it has; of the present alone.
     in_code: tuple[CodeLimit, ...] = ()
     defined: bool = True
@@ -87,7 +87,7 @@ class LimitShown(msgspec.Struct, frozen=True, kw_only=True):
     source: str  #: who says so: `code` or `operator`
     by: str
     reason: str
-    authors: dict[str, Author]  #: who says what differs, by key
+    authors: dict[str, Author]  #: who set each override, by key
     in_code: list[CodeLimit]  #: the running workers whose code has other numbers, and what it has
     sequence: int  #: of the limit's newest event
     held: LimitNow  #: who holds it, and who waits for it
@@ -105,7 +105,7 @@ class KeyShown(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     status: str | None  #: of the job; None: it is not in the ledger
     held: bool  #: whether the job still holds the key
-    until: str | None  #: what ends that; None where a time does
+    until: str | None  #: what ends the hold; None: `expires_at` does
     expires_at: datetime | None
     number: int
     taken_at: datetime

@@ -19,7 +19,7 @@ NextStatus = Literal["active", "paused", "on_demand", "ended"]
 
 
 class ScheduleListed(ScheduleRow, frozen=True, kw_only=True):
-    """A schedule with what only the present tells of it."""
+    """A schedule with facts that are known only of the present."""
 
     in_code: InCode  #: whether the code of a running worker has it
     is_late: bool  #: its tick was due more than a minute ago and has not come
@@ -60,7 +60,7 @@ class JobMade(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobsNamed(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs."""
+    """The jobs that were made."""
 
     items: list[JobMade]
 
@@ -70,7 +70,7 @@ class NextTicks(msgspec.Struct, frozen=True, kw_only=True):
 
     items: list[datetime]
     status: NextStatus
-    timezone: str  #: whose clocks its cron expression means
+    timezone: str  #: in which its cron expression is read
     at: datetime  #: when this was answered, by the clock of the server
 
 

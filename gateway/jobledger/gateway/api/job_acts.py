@@ -1,4 +1,4 @@
-"""Running one attempt of a job in the gateway itself; all other acts on jobs are verbs of `jobledger.admin.verbs`."""
+"""The act that runs one attempt of a job in the gateway itself; `runs` has signal and rerun, `jobledger.admin.verbs` the others."""
 
 from __future__ import annotations
 

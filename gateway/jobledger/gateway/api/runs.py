@@ -76,7 +76,7 @@ class StepSaid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildrenSaid(msgspec.Struct, frozen=True, kw_only=True):
-    """A step whose children begin again but for those that completed."""
+    """A step whose children begin again, except those that completed."""
 
     step: str
     children: int  #: how many completed, and are copied
@@ -90,9 +90,7 @@ class Rerunning(msgspec.Struct, frozen=True, kw_only=True):
     created: bool  #: False: it was only planned, or is there already
     rerun_of: RerunOf | None
     copied: list[StepSaid]  #: of a plan: the steps that would be copied
-    children_copied: list[
-        ChildrenSaid
-    ] = []  #: of a plan: the groups of which the children that completed would be
+    children_copied: list[ChildrenSaid] = []  #: of a plan: the steps whose completed children would be copied
     again: list[str]  #: of a plan: keys of the recorded steps that would be executed again
 
 
@@ -121,7 +119,7 @@ class RowsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Which table, and how many of its rows."""
 
     table: _Key = (
-        ""  #: the key of its step, or its name where one alone has it; left out: the run's only table
+        ""  #: the key of its step, or its name if only one table has it; left out: the run's only table
     )
     limit: Annotated[int, msgspec.Meta(ge=1, le=ROWS_MAX)] = 20
 
@@ -166,7 +164,7 @@ async def send_signal(
 ) -> Answer:
     """Send a run a signal, which is kept until the run waits for it; the body is what it says.
 
-    It must be what workers announced that the run waits for under that name.
+    It must fit the type that workers announced for signals of that name.
     """
     await read_job(asked, queue, id, permission="queue")
     told = await run_acts.signal(

@@ -1,1 +1,1 @@
-"""Events over HTTP: one live reader for all who look, and a reader of their own for those who ask for the past."""
+"""Events over HTTP: one reader shared by all live clients, and one reader each for clients that ask for the past."""

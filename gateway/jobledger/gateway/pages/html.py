@@ -1,4 +1,4 @@
-"""Templates: what makes HTML of the facts of a page. A name that a template does not know is an error, never a gap."""
+"""Templates, which make HTML of a page's facts. A name that is missing among the facts is an error, never a gap."""
 
 from __future__ import annotations
 
@@ -74,20 +74,20 @@ def _environment() -> Environment:
 
 
 def address(path: str, given: Iterable[tuple[str, str]] = ()) -> str:
-    """Return the address of a page as it is now."""
+    """Return the address of a page at the present."""
     pairs = list(given)
     return quote(path) + (f"?{urlencode(pairs)}" if pairs else "")
 
 
 def carrying(there: str, named: Iterable[tuple[str, str]]) -> str:
-    """Return the address of a page of ours with what is said of time."""
+    """Return the address of one of our pages, with a moment or range added."""
     text = urlencode(list(named))
     return f"{there}{'&' if '?' in there else '?'}{text}" if text else there
 
 
 @pass_context
 def _address_then(context: Context, path: str, given: Iterable[tuple[str, str]] = ()) -> str:
-    """Return an address as templates write it: of the moment and the range that the page shows. So no link loses them."""
+    """Return an address for a link in a template: it keeps the moment and the range that the page shows."""
     shell: Shell | None = context.get("shell")
     pairs = list(given)
     named = {name for name, _ in pairs}
@@ -100,7 +100,7 @@ def _address_then(context: Context, path: str, given: Iterable[tuple[str, str]] 
 
 @pass_context
 def _here_with(context: Context, **changes: str) -> str:
-    """Return the address of the page that is shown with another range, the rest of what it says of time as it is."""
+    """Return the address of the page that is shown, with these parameters changed and the others as they are."""
     shell: Shell = context["shell"]
     pairs = [(name, value) for name, value in shell.carried if name not in changes]
     return address(shell.path, [*shell.asked, *pairs, *changes.items()])

@@ -41,7 +41,7 @@ def drawn(
 ) -> JobSpans:
     """Return what a waterfall shows of one job's events, at least one, with the time of each.
 
-    `shown`: stream sequence of the newest event of the past that is looked at; None: the present.
+    `shown`: stream sequence of the last event at the past moment shown; None: the present is shown.
     """
     jobs: list[Job] = []
     for stored in events:
@@ -72,7 +72,7 @@ def _place(job: Job) -> tuple[JobState, int]:
 
 
 def _bar(job: Job, last: Job, begin: datetime, end: datetime, *, late: bool) -> Bar:
-    """Return one span; what runs has the colour of how it ended."""
+    """Return one bar; an attempt has the colour of its outcome."""
     runs = job.state is JobState.RUNNING
     attempt = last.attempt(job.attempts_count) if runs else None
     ended = "running" if attempt is None else attempt.state

@@ -1,1 +1,1 @@
-"""One process of the gateway: its server, its limits, how it is, how it stops, and the processes that work for it."""
+"""One process of the gateway: its server, its limits, its health, its stop, and the processes that work for it."""

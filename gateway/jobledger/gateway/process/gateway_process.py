@@ -36,7 +36,7 @@ from jobledger.projections.metrics.exporter import Exporter, ExporterConfig
 from jobledger.workers.metrics import LoopLag
 from jobledger.workers.services import outlive
 
-#: Room in a body beside a value that has the largest size.
+#: Bytes that a body may have beside the largest value.
 _BODY_BYTES_EXTRA: Final = 64 << 10
 #: How long the first request waits for the projection's file and for the announcement of tasks.
 _FIRST_S: Final = 10.0
@@ -124,7 +124,7 @@ class Process:
         return self.gateway.shares.connected(address, is_bound=gate is None or not gate.is_proxy(address))
 
     def stop(self) -> None:
-        """Stop in order: what waits or streams ends now, what runs in time; all of it at once when called again."""
+        """Stop in order: end waits and streams now, let other requests finish; end all at once when called again."""
         self.life.stop()
         self.gateway.feed.close()
         self._server.stop()

@@ -15,21 +15,21 @@ from jobledger.workers.services import outlive
 
 
 class LoadedCode:
-    """What the ledger is told of the code: without a worker, too, tasks can be enqueued by name and schedules tick."""
+    """The announcer of loaded code: even without a worker, tasks can be enqueued by name and schedules tick."""
 
     def __init__(self, ledger: Ledger, tasks: TaskRegistry, *, schedules: bool) -> None:
-        """Tell nothing yet; without `schedules` neither these nor routes are declared. Raises: ConfigurationError where there is no task."""
+        """Announce nothing yet; without `schedules` declare neither these nor routes. Raises: ConfigurationError where there is no task."""
         self.announced = asyncio.Event()  #: the tasks are written, or the server refused them
         self._ledger = ledger
         self._tasks = with_hooks(tasks)
         self._identity = new_identity()
         found = list(tasks.schedules.values()) if schedules else []
         self._routes = list(tasks.routes.values()) if schedules else []
-        # All of them: what no worker serves runs in requests of `/v1/run`, whichever queue these name.
+        # Of all queues: jobs of a queue that no worker serves can run in requests to `/v1/run`.
         self._declaring = Declaring(ledger, found, [each.queue for each in found])
 
     async def keep(self) -> None:
-        """Tell the ledger, and again after whatever went wrong, until cancelled."""
+        """Announce the code, again after each failure, until cancelled."""
         await asyncio.gather(
             self._outlive("the announcement", self._announce),
             self._outlive("the schedules", self._declaring.declare_once),

@@ -1,4 +1,4 @@
-"""Who writes and reads keys: every append is conditional on the newest event of the key's chain, and decided on it."""
+"""Writes and reads of keys: every append is decided on the newest event of the key's chain, and conditional on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Client(Protocol):
     patience: Patience
 
     def stamp(self, by: str = "") -> Stamp:
-        """Return who and when."""
+        """Return who acts, and when."""
         ...
 
 
@@ -66,7 +66,7 @@ async def all_keys(log: Log) -> dict[str, Key]:
 
 
 def take(found: dict[str, Key], batch: list[Message]) -> None:
-    """Put what was read of the chains of keys into `found`."""
+    """Add the keys that a batch of events tells of to `found`."""
     for message in events_among(batch):
         event = ACCESS.decode(message)
         found[event.key] = ACCESS.evolve(found.get(event.key), event, message.stream_sequence)

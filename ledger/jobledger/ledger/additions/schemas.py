@@ -1,9 +1,9 @@
-"""JSON Schema of an announced input, or of what a signal says -> a type that msgspec checks it by. Pure.
+"""Types by which msgspec checks inputs and signals, made from their announced JSON Schemas. Pure.
 
 What is checked: names, required and unknown fields; types, nested as deep as they are; enumerations, ranges of numbers,
-lengths and patterns; the formats date-time, date, time, duration, uuid and decimal. What is not, and is left to the
+lengths and patterns; the formats date-time, date, time, duration, uuid and decimal. Not checked, but left to the
 worker's code: `allOf`, `not` and conditions, a type inside of itself, alternatives that msgspec cannot tell apart, such
-as of two kinds of object. There everything is let through.
+as two kinds of object. Any value passes there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _META: Final = {
     "pattern": "pattern",
 }
 ANY_INPUT: Final = dict[str, Any]  #: of a task whose arguments are not known
-#: What makes no type of what a worker has announced.
+#: Exceptions which mean that no type can be made of a schema.
 _UNUSABLE: Final = (TypeError, ValueError, KeyError, AttributeError, RecursionError)
 
 
@@ -126,7 +126,7 @@ class _Reader:
 
 
 def _default(schema: Any) -> Any:
-    """Return what stands for a field that is left out: its default as JSON, else what says that there is none."""
+    """Return the default of a field that may be left out: the schema's default as JSON, else UNSET."""
     if not isinstance(schema, dict) or "default" not in schema:
         return msgspec.UNSET
     value: Any = cast("dict[str, Any]", schema)["default"]
@@ -140,7 +140,7 @@ def _literal(values: list[Any]) -> Any:
 
 
 def _union(kinds: list[Any]) -> Any:
-    """Return what any of several types fits; Any where msgspec cannot tell them apart."""
+    """Return the union of several types; Any where msgspec cannot tell them apart."""
     return Any if Any in kinds or not kinds else _usable(Union[tuple(kinds)])  # noqa: UP007 - made here
 
 

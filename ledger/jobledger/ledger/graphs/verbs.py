@@ -100,7 +100,7 @@ class GraphVerbs:
     ) -> JobHandle[dict[str, Any]]:
         """Begin a run of a stored graph as one job, whose result has those of the nodes by name; `how` is in `RunOptions`.
 
-        `input`: what the graph takes of it must be there. The run takes the newest version when it begins, and records
+        `input` must have what the graph takes from it. The run takes the newest version when it begins, and records
         which. The same `id` twice is one run.
 
         Raises: GraphNotFoundError, InvalidInputError with the node; else as `enqueue`.
@@ -131,7 +131,7 @@ class GraphVerbs:
 
 
 class GraphRun(NamedTuple):
-    """A run of a stored graph, for whoever declares runs to come: what `schedules.add` takes in place of a task."""
+    """A run of a stored graph that is to begin later: `schedules.add` takes it in place of a task."""
 
     graph: str
     input: Mapping[str, Any] = {}

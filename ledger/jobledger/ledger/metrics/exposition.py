@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them: what one is, and its families made of values that somebody else counted.
+"""Metrics as Prometheus reads them: their declaration, and families made of values that others counted.
 
 prometheus-client writes the text. So only what serves metrics imports this module.
 """
@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from jobledger.ledger.nats.append_stats import Histogram
 
 Kind = Literal["counter", "gauge", "histogram", "info"]
-#: What a label means when its values were too many: everything of the rest.
+#: The value of a label that stands for all the rest, where there are too many.
 OTHER: Final = "(other)"
 _UNITS: Final = ("seconds", "bytes")
 

@@ -37,7 +37,7 @@ from jobledger.ledger.model.unreadable import UNREADABLE
 class _Jobs(Aggregate[JobEvent, Job]):
     """Jobs: as every aggregate, with the subjects and bytes worked out as fast as can be, since every job needs them."""
 
-    # The functions themselves: a method that calls one is a call more, three times an append.
+    # The functions themselves: a method around each would cost a call, three times an append.
     chain_of = staticmethod(Names.chain_of)  # type: ignore[assignment]
     subject = staticmethod(Names.event)  # type: ignore[assignment]
     encode = staticmethod(codec.encode)  # pyright: ignore[reportAssignmentType]
@@ -139,7 +139,7 @@ def read_job_event(subject: str, data: bytes, stream_sequence: int) -> JobEvent:
 
 
 def _leaf_of(event: JobEvent) -> str:
-    """Return the last words of the subject of an event of one of the types that may have several."""
+    """Return the last words of an event's subject, for a type that may have several."""
     if isinstance(event, Queued):
         return f"queued.{event.priority}"
     return completed_leaf(event) if isinstance(event, Completed) else _TAGS[type(event)]

@@ -1,7 +1,7 @@
 """One job's chain: the fold with the position and hash the next append must build on.
 
-`transact` makes a decision facts: read (unless known), decide, append on condition, and again from the newest
-view when somebody else was faster. Enqueueing and claiming, to which a lost race means something else, stand on
+`transact` stores what a decision gives: read (unless known), decide, append on condition; again from the newest
+view when somebody else was faster. Enqueueing and claiming, where a lost race means something else, use
 `link` and `commit`. `commit_all` appends to several chains of any aggregate as one.
 """
 
@@ -28,7 +28,7 @@ from jobledger.ledger.model.subjects import JobRef, Names
 
 #: Lost races in a row after which a writer gives up; each one means that somebody else made progress.
 TRANSACT_TRIES_MAX = 16
-#: Pause before a chain is read again that lacks what is known to be in it.
+#: Pause before a chain is read again because a known event was not in it.
 _LAG_S = 0.02
 
 
@@ -40,7 +40,7 @@ class JobView(msgspec.Struct, frozen=True, gc=False, eq=False):
     last_data: bytes = b""  #: the newest event as stored
     unfolded: tuple[
         JobEvent, ...
-    ] = ()  #: the newest events, up to `last_sequence`; often nobody asks what they make
+    ] = ()  #: the newest events, not folded yet: often nobody asks for the job after them
 
     @property
     def job(self) -> Job | None:
@@ -111,8 +111,8 @@ def advance(chain: JobView, linked: LinkedEvents, first_sequence: int) -> JobVie
 async def load(log: Log, ref: JobRef) -> JobView:
     """Return the chain as it is stored now; without a job when there is no such job.
 
-    What is stored under the job's subjects and is no event changes nothing but the sequence that the next append has to
-    name: neither the state nor the link.
+    A message under the job's subjects that is no event changes only the sequence that the next append has to
+    name, not the state or the link.
     """
     return view_of(await log.read_chain(log.names.chain(ref)))
 
@@ -120,7 +120,7 @@ async def load(log: Log, ref: JobRef) -> JobView:
 async def catch_up(log: Log, ref: JobRef, view: JobView) -> JobView:
     """Return the chain as it is stored now, reading only what is newer than `view`; a replica may lag behind.
 
-    Where that does not follow on `view`, as behind an archive run, the whole chain is read.
+    If the newer events do not link to `view`, as after an archive run, it reads the whole chain.
     """
     newer = await log.read_on(log.names.chain(ref), view.last_sequence)
     if newer and newer[0].event.prev != view.last_hash:
@@ -247,7 +247,7 @@ async def transact(
 
 
 async def _load_from(log: Log, ref: JobRef, reached: int) -> JobView:
-    """Load the chain; once more after a moment where what is known to be in it is missing."""
+    """Load the chain; load it once more after a pause if a known event is not in it."""
     chain = await load(log, ref)
     if chain.last_sequence < reached:
         await asyncio.sleep(_LAG_S)

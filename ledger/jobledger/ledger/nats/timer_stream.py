@@ -41,7 +41,7 @@ class TimerStream:
         self._inbox = inbox
         self.names = names
         self._specification = timers_specification(names, replicas)
-        # Where each write is fsynced a crowd's timers are stored in groups, as the events that ask for them.
+        # Where each write is fsynced, many timers are stored in groups, as are the events that ask for them.
         self._writer = Writer(Publisher(connection, inbox), commit=commit)
 
     async def ensure(self) -> str:
@@ -68,9 +68,9 @@ class TimerStream:
                 await ensure_streams(self._inbox, [self._specification])
                 info = await find_stream(self._inbox, self.names.timers_stream)
         except (ReplyTimeoutError, api.ApiError) as error:
-            raise ServerUnreachableError(f"the timers' stream cannot be had: {error}") from error
+            raise ServerUnreachableError(f"the timers' stream cannot be found or made: {error}") from error
         if info is None:
-            raise ServerUnreachableError("the timers' stream cannot be had: it was made and is not there")
+            raise ServerUnreachableError("the timers' stream was made, but the server does not find it")
         return info
 
     async def store(self, entry: Entry) -> None:

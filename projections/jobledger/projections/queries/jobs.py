@@ -30,7 +30,7 @@ _MEMBERS_OF: Final = (
 _A_MEMBER: Final = f"SELECT 1 {_MEMBERS_OF} LIMIT 1"
 _MEMBERS: Final = f"SELECT count(*) FROM (SELECT 1 {_MEMBERS_OF} LIMIT ?)"  # noqa: S608 - our own words
 _MEMBERS_BY_STATE: Final = f"SELECT status, count(*) {_MEMBERS_OF}"
-#: Children that are looked up to be taken off from what is kept of all jobs.
+#: How many children are counted at most, to take them off the counts of all jobs.
 _MEMBERS_MAX: Final = 50_000
 _FIRST_ROWID: Final = -(1 << 63)
 _LAST_ROWID: Final = (1 << 63) - 1
@@ -75,7 +75,7 @@ class _Ahead:
 
 
 class _Search:
-    """Lanes walked side by side, slice by slice: always the one that is least far, so that all go equally far back."""
+    """A walk of several lanes, slice by slice: always the lane that is least far, so that all get equally far."""
 
     def __init__(self, walk: Walk, way: Way, limits: SearchLimits, *, entries_max: int) -> None:
         self._walk = walk
@@ -87,7 +87,7 @@ class _Search:
         self._slice_max = max(self._slice, _SLICE_MAX // len(way.lanes))
 
     def horizon(self) -> Place | None:
-        """Return up to where every lane was walked; None where all were walked to their ends."""
+        """Return the place up to which every lane was walked; None: all were walked to the end."""
         least = self._least()
         return None if least is None else least.at
 
@@ -104,7 +104,7 @@ class _Search:
         return least
 
     def step(self) -> tuple[Lane, Place | None, Place | None] | None:
-        """Walk one slice; return its lane, behind what it began, and where it ends, None for the lane's end.
+        """Walk one slice; return its lane, the place before it, and its last place, None for the lane's end.
 
         Returns None when all is walked, or as much as the limits allow: at least one slice of each lane, so that whoever
         goes on from the horizon comes further.
@@ -190,7 +190,7 @@ def _page(
     question: tuple[JobFilter, Order],
     horizon: Place | None,
 ) -> FoundJobs:
-    """Return the rows at some places, one of them too many where there is a page behind.
+    """Return the rows at some places; one place more than `limit` means: another page follows.
 
     `horizon`: where the search ended early; None: all that follows was looked at.
     """
@@ -200,7 +200,7 @@ def _page(
     if len(places) > limit:
         following = cursor_at(rows[-1], *question)
     elif horizon is not None:
-        # By its place among those of its microsecond, and not by name: it may be a job that the asker must not see.
+        # The cursor has a number among the jobs of a microsecond, no id: perhaps the asker must not see that job.
         ((number,),) = select("SELECT count(*) FROM jobs WHERE created_at = ? AND rowid <= ?", horizon)
         following = make_cursor(question, horizon[0], _UNNAMED, str(number))
     return FoundJobs(
@@ -234,7 +234,7 @@ def _place(select: Select, place: tuple[str | int, ...], order: Order) -> Place:
 
 
 def _without_members(select: Select, chosen: JobFilter) -> JobFilter:
-    """Return the filter without its word on children of runs where there are none: no index serves that."""
+    """Return the filter without its term on children of runs if there are no children: no index serves it."""
     if chosen.members or select(_A_MEMBER, ()):
         return chosen
     return msgspec.structs.replace(chosen, members=True)

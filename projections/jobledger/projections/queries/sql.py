@@ -14,7 +14,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.projections import files
 
 _BUSY_S: Final = 5.0
-#: After this many steps of SQLite's machine it is asked whether the time is up: a millisecond or so.
+#: SQLite asks whether the time is up each time it has made this many steps: a millisecond or so.
 _STEPS: Final = 50_000
 _ALLOWED: Final = frozenset(
     {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
@@ -36,7 +36,7 @@ def ask(path: Path, query: str, values: Mapping[str, Any], *, rows_max: int, lim
 
     `values`: what `:name` stands for in it.
 
-    Raises: InvalidInputError for what is no question, with SQLite's reason, and for one that takes too long;
+    Raises: InvalidInputError for SQL that cannot be run, with SQLite's reason, or that takes too long;
         ProjectionFileError and the other errors of the file.
     """
     connection = files.open_reader(path, busy_timeout_s=_BUSY_S)

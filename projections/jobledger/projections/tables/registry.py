@@ -96,7 +96,7 @@ class LedgerRows(Rows):
 
 
 def _others(messages: Sequence[Message]) -> dict[str, list[Message]]:
-    """Return the messages that are not about jobs by what they are about; what is no event by its own name."""
+    """Return the messages that are not about jobs, by aggregate; those that are no events have one of their own."""
     found: dict[str, list[Message]] = {}
     for message in messages:
         if isinstance(message, Unreadable):

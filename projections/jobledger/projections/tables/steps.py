@@ -231,7 +231,7 @@ class NotedSteps:
         """Yield a row for each step of a run that changed."""
         for key, noted in self._steps.get((job.id, job.queue), {}).items():
             step = job.steps.get(key)
-            if step is not None:  # a join of a step that is none changes nothing
+            if step is not None:  # a join may name a step that the run does not have
                 yield _step_row(job, step, noted)
 
     def signal_rows(self, job: Job) -> Iterator[Row]:
@@ -286,7 +286,7 @@ def read_signals(select: Select, queue: str, job_id: str) -> list[SignalRow]:
 
 
 def lean_steps(steps: Mapping[str, Step]) -> Mapping[str, Step]:
-    """Return steps without the values that the fold only passes on: a run's own fold need not grow by its results."""
+    """Return steps without inputs and results, which the fold only passes on: so what is kept of a run stays small."""
     if not any(_has_values(step) for step in steps.values()):
         return steps
     return {
@@ -300,12 +300,12 @@ def _has_values(step: Step) -> bool:
 
 
 def _begun(event: StepEvent) -> datetime:
-    """Return when a step began: where only its end was recorded, as long before that as it took."""
+    """Return when a step began: if only its end was recorded, its duration before that end."""
     if not isinstance(event, StepCompleted):
         return event.at
     try:
         return event.at - timedelta(milliseconds=max(0.0, event.duration_ms))
-    except OverflowError:  # no process made that
+    except OverflowError:  # nothing takes that long
         return event.at
 
 

@@ -1,4 +1,4 @@
-"""From the outcome of an attempt to an accepted event, or to the receipt of a claim that was lost."""
+"""The recorder of attempts' outcomes: it appends events, or the receipt of an outcome whose claim was lost."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Recorder:
         return True
 
     def _tell_recorded(self, attempt: Attempt, outcome: Outcome) -> bool:
-        """Tell of what was recorded already: the pause of a run, or its end together with the beginning of the next."""
+        """Tell of what was recorded already: a run's pause, or its end in one append with the job that hears of it."""
         if self.is_wordy:
             self._tell(attempt, outcome, attempt.newest_chain)
         job = attempt.newest_chain.job
@@ -109,7 +109,7 @@ class Recorder:
         )
 
     async def _is_recorded(self, attempt: Attempt) -> bool:
-        """Return whether the claim has an outcome: ours, whose answer was lost for too long."""
+        """Return whether our outcome is stored after all: only the server's answer was lost."""
         stored = (await load(self._ledger.log, attempt.ref)).job
         epoch = attempt.job.claim_epoch
         return stored is not None and any(
@@ -129,7 +129,7 @@ class Recorder:
             )
 
     def on_ended_by_claim(self, job: Job, identity: str) -> None:
-        """Tell of a job that nobody could run any more when it was claimed."""
+        """Tell of a job that its claim ended: it was to be cancelled, or had no attempt left."""
         if job.state is JobState.DEAD_LETTERED:
             logs.tell_dead_letter(job, identity)
         if job.attempts and job.attempts[-1].state == "lost":

@@ -57,7 +57,7 @@ class SealingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sealer:
-    """A reactor that seals; `on_seal` hears of each one recorded here, to publish it, in a thread of its own."""
+    """A reactor that seals; `on_seal` is called in a thread with each seal recorded here, to publish it."""
 
     name = "sealer"
 
@@ -98,11 +98,11 @@ class Sealer:
                 logger.error("sealer: %s", error)  # noqa: TRY400 - a sentence
 
     async def _is_due(self) -> bool:
-        """Whether enough was added, or anything for long enough, since the newest seal, whoever made it."""
+        """Return whether enough events came since the newest seal, or one event and enough time."""
         log, now = self._ledger.log, self._ledger.connection.loop.time()
         head = (await log.head()).last_sequence
         if head == self._newest:
-            self._sealed_at = now  # nothing was added yet: the time to the next seal begins with what comes
+            self._sealed_at = now  # nothing was added: the interval begins with the next event
             return False
         newest = await newest_seal(log)
         if newest is not None and newest.stream_sequence != self._newest:

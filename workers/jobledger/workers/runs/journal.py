@@ -47,7 +47,7 @@ from jobledger.workers.surroundings import Surroundings
 
 T = TypeVar("T")
 
-#: Pause before a chain is read again that lacks what is known to be in it.
+#: Pause before a chain is read again because a known event was not in it.
 _LAG_S: Final = 0.02
 #: Calls the function of a step where its rules say.
 CallStep = Callable[[Attempt, StepFunction[..., Any], tuple[Any, ...], dict[str, Any]], Awaitable[Any]]

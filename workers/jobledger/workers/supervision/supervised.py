@@ -1,4 +1,4 @@
-"""A worker process's end of the line to its supervisor: a socket that it inherited, which carries words, one a line.
+"""A worker process's connection to its supervisor: an inherited socket that carries words, one in each line.
 
 The worker sends `identity NAME` before it does anything under NAME, `ready`, and `beat` while its event loop runs. The
 supervisor sends `stop` and `now`; when the line ends, the supervisor is gone. The line carries what signals could not:
@@ -70,7 +70,7 @@ class Parent:
         try:
             line = socket.socket(fileno=int(number))
         except (ValueError, OSError) as error:
-            message = f"{words!r} names no line to a supervisor: only a supervisor can give one"
+            message = f"{words!r} names no connection to a supervisor: only a supervisor can give one"
             raise ConfigurationError(message) from error
         line.set_inheritable(False)  # a task's own child processes must not keep the line open
         self._lines = Lines(line)

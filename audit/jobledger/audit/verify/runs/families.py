@@ -1,4 +1,4 @@
-"""What is kept of the children of a run while a ledger is checked: per step three sets of items, nothing per child."""
+"""The children of runs, as a check of a ledger keeps them: four sets of items per step, nothing per child."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Group(msgspec.Struct, gc=False):
     cancels: bool = True  #: the open ones are cancelled when the run ends
     is_whole: bool = True  #: all that its children did lies in the range that is checked
     waits_for_person: bool = False  #: a dead letter among them has not ended
-    is_early: bool = False  #: it has jobs of a batch whose run did not ask for any yet
+    is_early: bool = False  #: it has jobs of a batch whose run has not asked for them yet
     waits_since: datetime | None = None  #: since when an end may wait to be counted, by the server's clock
 
     @property
@@ -86,7 +86,7 @@ class Family(msgspec.Struct, gc=False):
     ended_at: datetime | None = (
         None  #: when the run ended, if that ends its children too; by the server's clock
     )
-    left: dict[str, Step] = {}  #: of a run that is closed: its steps with children that were open then
+    left: dict[str, Step] = {}  #: of a closed run: its steps whose children were open when it closed
 
 
 def _weigh(family: Family) -> int:

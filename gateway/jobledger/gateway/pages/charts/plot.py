@@ -24,16 +24,16 @@ from jobledger.gateway.pages.charts.marks import (
 )
 
 _GAP: Final = 0.14  #: of a span's width, between two bars
-_WIDE: Final = 1000  #: units across a line's own picture, which is stretched to the width of its place
-_MANY: Final = 12  #: bars, from which on a few may be cut off
-_BEYOND: Final = 3.0  #: times the usual height
+_WIDE: Final = 1000  #: units across the drawing of lines, which is stretched to the width of the chart
+_MANY: Final = 12  #: of a chart with more bars a few may be cut off
+_BEYOND: Final = 3.0  #: bars above this many times the usual height are cut off
 _LOW: Final = 130  #: pixels, up to which a chart has few lines
 _SPARK_HEIGHT: Final = 20
-_LATE: Final = 0.8  #: of the width: a text from there on stands before its place
+_LATE: Final = 0.8  #: of the width: beyond it a text stands to the left of its place
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is told above a chart, at its moment."""
+    """A text above a chart, at its moment."""
 
     at: datetime
     words: str

@@ -1,7 +1,7 @@
 """A timeline: lines of what ran and what waited on one axis of time, long waits folded; many at once as a crowd. Pure.
 
 It draws a job's attempts, a run's steps and the jobs below it. Names, links and what can be opened are HTML beside each
-line, so a line is a row that keys and readers of the page reach; only the bars are SVG.
+line, so keyboards and screen readers reach each line as a row; only the bars are SVG.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
     begin: datetime
     end: datetime
-    kind: Kind  #: thick; thin; thin and dashed, where nothing but time or a message ends it
+    kind: Kind  #: run: thick; wait: thin; hold: dashed, only a time or a message ends it
     style: str  #: a class that carries the colour
     words: str
     after: bool = False  #: later than the moment shown
@@ -59,12 +59,12 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     state: str = ""  #: of a step or a job; its badge
     took_s: float | None = None
     more: str = ""  #: some words behind the name
-    crowded: bool = False  #: it is many jobs: their number stands there though bars fill the axis
+    crowded: bool = False  #: it is many jobs: the page shows `more` even where bars fill the axis
     depth: int = 0
-    href: str = ""  #: what tells more of it; "": nothing does
+    href: str = ""  #: the address of its details; "": none
     toggle: str = ""  #: the address with what lies below it shown, or hidden; "": nothing lies below
     is_open: bool = False
-    is_here: bool = False  #: what tells more of it is shown
+    is_here: bool = False  #: its details are shown
     spans: tuple[Span, ...] = ()
     ticks: tuple[Tick, ...] = ()
     crowd: tuple[Span, ...] = ()  #: many at once: drawn as how many of them ran
@@ -173,7 +173,7 @@ def _tick(tick: Tick, time: FoldedTime) -> str:
 
 
 def _crowd(spans: Sequence[Span], time: FoldedTime) -> str:
-    """Return how many ran at each place, those that ended well below the others."""
+    """Return bars of how many ran at each place, the completed ones lowest."""
     styles = list(
         dict.fromkeys(span.style for span in sorted(spans, key=lambda span: span.style != "t-completed"))
     )

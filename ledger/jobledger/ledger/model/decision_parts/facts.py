@@ -57,7 +57,7 @@ def cancelled(job: Job, stamp: Stamp, reason: str) -> Cancelled:
 
 
 def dead_lettered(job: Job, stamp: Stamp, reason: DeadReason, error: ErrorInfo | None) -> DeadLettered:
-    """Give a job up; of a run that goes on once a person has mended what is wrong, nobody is told."""
+    """Give a job up; nobody is told if it is a run that goes on once a person has mended the cause."""
     told = _is_told(job) and reason != "diverged" and (error is None or error.kind not in MENDABLE)
     return DeadLettered(**ending(job, stamp), reason=reason, error=error, calls_back=told)
 
@@ -67,7 +67,7 @@ def _is_told(job: Job) -> bool:
 
 
 def of_family(job: Job) -> dict[str, Any]:
-    """Return what the end of a job says to its parent, and of its children. The one place that knows it."""
+    """Return the fields with which the end of a job tells its parent, and names its open children."""
     return {"member": job.order.member, "open_children": open_children(job.steps)}
 
 
@@ -110,10 +110,10 @@ def check_epoch(job: Job, epoch: int) -> None:
 
 
 def check_claim(job: Job, epoch: int) -> None:
-    """Refuse who does not hold the claim.
+    """Refuse a caller without the claim.
 
     Raises: StaleClaimError, IllegalTransitionError.
     """
     check_epoch(job, epoch)
-    if job.state is not _RUNNING:  # a claim epoch of 0 from nowhere
+    if job.state is not _RUNNING:  # both epochs are 0: nobody holds it
         raise IllegalTransitionError(job.id, job.state.value, "report an outcome")

@@ -17,7 +17,7 @@ _DEFAULT: Final = "default"
 
 
 def check_parameters(value: object) -> bool:
-    """Return whether a value is or holds a place for a run's input. Raises: InvalidInputError for one that is none."""
+    """Return whether a value is or holds a place for a run's input. Raises: InvalidInputError for a malformed one."""
     found = list(_places(value))
     for place in found:
         if not place.keys() <= {WORD, _DEFAULT}:
@@ -34,7 +34,7 @@ def pointers_in(value: object) -> list[str]:
 
 
 def filled(value: Any, given: Mapping[str, Any]) -> Any:
-    """Return a JSON value with what the run's input has in its places.
+    """Return a JSON value whose places are filled from the run's input.
 
     Raises: InvalidInputError for a place without default that the input does not have.
     """
@@ -49,7 +49,7 @@ def filled(value: Any, given: Mapping[str, Any]) -> Any:
     if found is not NOTHING:
         return found
     if _DEFAULT not in words:
-        raise InvalidInputError(f"the input has nothing at {words[WORD]!r}, which it must have")
+        raise InvalidInputError(f"the input must have a value at {words[WORD]!r}")
     return words[_DEFAULT]
 
 

@@ -78,7 +78,7 @@ class Share:
         self.limits = limits  #: of one of its jobs; they say which weight it has
         self.weight = 1.0
         self.lines = 0  #: how many of its lines are not empty
-        self.active_since = 0  #: stream sequence of the `held` with which that began
+        self.active_since = 0  #: stream sequence of the `held` with which its first line began
 
 
 class Waiting:
@@ -138,7 +138,7 @@ class Line:
         self.ripens_at = ""  #: the key at which the guard counts for it
 
     def __lt__(self, other: Line) -> bool:
-        """Never decide between entries that are otherwise equal, of which one is stale."""
+        """Order entries that are otherwise equal: one is stale, so any order will do."""
         return self.number < other.number
 
 
@@ -165,13 +165,13 @@ class Spot:
         """Begin empty."""
         self.key = key
         self.priority = priority
-        self.shown: Order | None = None  #: the place that those who pick among spots know; None: none
+        self.shown: Order | None = None  #: the place under which the picker has this spot; None: none
         self.places: dict[Line, int] = {}  #: who stands here, and the number of its newest entry
         self._groups: dict[str, _Group] = {}
         self._heap: list[tuple[Order, _Group]] = []
 
     def __lt__(self, other: Spot) -> bool:
-        """Never decide between entries that are otherwise equal, of which one is stale."""
+        """Order entries that are otherwise equal: one is stale, so any order will do."""
         return self.key < other.key
 
     def add(self, line: Line) -> None:
@@ -255,7 +255,7 @@ class Lines:
         return line
 
     def add(self, line: Line, held: int, job: JobKey, limits: tuple[str, ...]) -> None:
-        """Add a job to its line by its `held`: behind all others, but for one whose `carried` came after their `held`."""
+        """Add a job to its line by its `held`: last, unless its `held` is older, as of a job that was carried over."""
         if held < line.through:
             self._insert(line, held, job, limits)
             return
@@ -317,7 +317,7 @@ class Lines:
         return Waiting(held, *job, limits or line.keys, line)
 
     def remove(self, entry: Waiting) -> None:
-        """Take a job out of its line; of a line that is empty then the `head` is 0, and it is forgotten."""
+        """Take a job out of its line; a line that is empty then gets the `head` 0, and is forgotten."""
         line = entry.line
         assert line is not None, "a job leaves its line once"
         in_memory = self.jobs.pop((entry.queue, entry.job), None)

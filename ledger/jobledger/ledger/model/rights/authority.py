@@ -1,7 +1,6 @@
 """Who acts, under which key, and what they may do to which jobs: the authority that a command carries. Pure.
 
-Whoever decides a command asks the authority in its stamp, so a right is checked once, whichever door the command came
-by. A command without one is an operator's: of a program that speaks to the ledger itself, such as an application, a
+Whoever decides a command asks the authority in its stamp, so one rule counts, whichever door the command came by. A command without one is an operator's: of a program that speaks to the ledger itself, such as an application, a
 worker or the command line.
 """
 

@@ -35,7 +35,7 @@ logger = logging.getLogger("jobledger.workers.reactors.children")
 _KEPT_MAX: Final = 64
 _KEPT_BYTES_MAX: Final = 1 << 20
 _END_STATES: Final[tuple[EndState, ...]] = get_args(EndState)
-#: Pause before a chain is read again that lacks what is known to be in it.
+#: Pause before a chain is read again because a known event was not in it.
 _LAG_S: Final = 0.02
 
 
@@ -79,7 +79,7 @@ class Joining:
         self.joins = 0  #: appends that counted ends here
 
     async def count(self, parent: JobRef, end: End) -> None:
-        """Return when the end is counted, and every child that may exist for it does.
+        """Return once the end is counted, and the children that it lets begin are stored.
 
         Raises: WrongSequenceError where another process was faster too often or a replica lags, NotBegunError,
             ChildIdTakenError, and what `Log` and the store of payloads raise.
@@ -137,7 +137,7 @@ class Joining:
         before, events = await retry_raced(lambda: self._join(run, command))
         job = run.view.job
         known = 0 if before is None or key not in before.steps else before.steps[key].ended
-        # Whoever counted them may have died before it opened others, or before it looked back.
+        # Whoever counted them may have died before it made the next children, or cancelled others.
         told = any(known & items for items in said.values())
         if job is None or job.state in CLOSED_STATES:
             if told:
@@ -180,7 +180,7 @@ class Joining:
                 run.view = await transact(log, run.ref, wake, self._client.stamp, known=run.view)
 
     async def _join(self, run: _Run, command: Join) -> tuple[Job | None, tuple[JobEvent, ...]]:
-        """Append what the ends come to; return the run as it was before, and the events, none where they are counted.
+        """Append the join of the ends; return the run before it, and the events, none if the ends were counted already.
 
         Raises: WrongSequenceError when another process was faster: what it appended is known then.
         """
@@ -217,7 +217,7 @@ class Joining:
             await asyncio.sleep(_LAG_S)
 
     def _missed(self, run: _Run, key: str, job: Job) -> None:
-        """A job says that it is a child for which no step asked.
+        """Report ends of jobs that no step of the run asked for.
 
         Raises: NotBegunError for a job of a batch whose run has not begun.
         """
@@ -231,20 +231,20 @@ class Joining:
 
 
 def _is_awaited(job: Job | None, end: End) -> bool:
-    """Whether the run as it is known may have asked for this child, and no earlier run of its id did."""
+    """Return whether this run may have asked for the child, and not an earlier run with its id."""
     step = None if job is None else job.steps.get(end.step)
     return step is None or step.has_ended or end.asked in (0, step.sequence)
 
 
 class NotBegunError(WrongSequenceError):
-    """A batch has jobs that ended before its run began, which counts them."""
+    """Jobs of a batch ended before its run began, and only that run counts them."""
 
     def __init__(self, message: str) -> None:
         Exception.__init__(self, message)
 
 
 def _opened(events: Sequence[JobEvent]) -> int:
-    """Return the items that may exist by these events."""
+    """Return the items whose children these events let begin."""
     found = 0
     for event in events:
         fact = event.joined if isinstance(event, Queued | Held) else event
