@@ -10,7 +10,7 @@ import pytest
 from tests.support.command_line import CommandLine
 
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.projections import Snapshots
+from jobledger.projections import SCHEMA_VERSION, Snapshots
 from jobledger.projections.files import held_alone
 
 DAY_S = 86_400
@@ -76,6 +76,16 @@ def test_looking_at_a_projection_is_using_it(data: Path, cli: CommandLine) -> No
     assert len(cli.run("doctor", "--clean", "--json").lines[0]["files"]) == 1
     assert cli.run("jobs", "list", *cli.where).code == 0  # no event is new: nothing is written
     assert cli.run("doctor", "--clean", "--json").lines[0]["files"] == []
+
+
+def test_releases_with_other_tables_have_a_projection_each(data: Path, cli: CommandLine) -> None:
+    """While both are in use, neither has to rebuild what the other one reads."""
+    ours = _made(data, cli)
+    assert ours.name.endswith(f".v{SCHEMA_VERSION}.db")
+    newer = ours.with_name(ours.name.replace(f".v{SCHEMA_VERSION}.", f".v{SCHEMA_VERSION + 1}."))
+    newer.write_bytes(b"of another release")
+    assert cli.run("jobs", "list", *cli.where).code == 0
+    assert newer.read_bytes() == b"of another release"
 
 
 def test_what_is_opened_now_stays(data: Path, cli: CommandLine) -> None:

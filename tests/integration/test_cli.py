@@ -333,17 +333,6 @@ def test_a_projection_is_made_followed_rebuilt_and_verified(cli: Cli) -> None:
     assert (verified["equal"], verified["difference"]) == (True, None)
 
 
-def test_releases_with_other_tables_have_a_projection_each(cli: Cli) -> None:
-    """While both are in use, neither has to rebuild what the other one reads."""
-    cli.there("enqueue", "add", "a=1")
-    ours = Path(cli.there("projection", "status", "--json").lines[0]["projection"])
-    assert ours.name.endswith(f".v{SCHEMA_VERSION}.db")
-    newer = ours.with_name(ours.name.replace(f".v{SCHEMA_VERSION}.", f".v{SCHEMA_VERSION + 1}."))
-    newer.write_bytes(b"of another release")
-    assert len(cli.there("jobs", "list", "--json").lines) == 1
-    assert newer.read_bytes() == b"of another release"
-
-
 def test_a_projection_that_differs_is_refused_with_the_first_difference(cli: Cli) -> None:
     cli.there("enqueue", "add", "a=1", "--id", "one")
     cli.there("jobs", "list")
