@@ -211,6 +211,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "events asyncapi": "a document of 13,000 lines that follows from the events; tests/unit/test_event_schema.py looks at it",
     "health": "its exit code is the answer; tests/integration/test_cli_health.py asks it",
     "permissions": "docs/subjects.md is made of the same table; tests/integration/test_permissions.py loads it into servers",
+    "ledger resize": "tests/integration/test_ledger_size.py asks it on a ledger of its own",
     "cluster show": "it needs several servers; tests/integration/test_replicas.py asks it",
     "cluster replicas": "as `cluster show`",
     "webhooks test": "it waits for a gateway that posts the message",

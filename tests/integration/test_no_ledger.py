@@ -103,6 +103,7 @@ WORDS = {
     "locks list": "",
     "locks show": "report main",
     "workers list": "",
+    "ledger resize": "8MiB",
     "cluster show": "",
     "cluster replicas": "3",
     "keys list": "",

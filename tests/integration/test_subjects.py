@@ -70,7 +70,7 @@ ROLES = {
     "Reactors": ("Reactors", REACTORS_TOO),
     "Subscriber": ("Subscriber", "Named subscription"),
     "Projector": ("Projector",),
-    "Operator": ("Operator", "Owner", "Owner of a cluster"),
+    "Operator": ("Operator", "Owner"),
     "Auditor": ("Auditor",),
     "Archiver": ("Archiver",),
 }
@@ -409,6 +409,7 @@ class Stage:
         """Look and act as a person does."""
         act = functools.partial(self.command, "Operator")
         act("doctor")
+        act("ledger", "resize", "96MiB")
         act("limits", "set", "tenant", "--slots", "5")
         act("workers", "list")
         for words in (
@@ -567,7 +568,7 @@ def _unused(row: Row, recorder: Recorder) -> str | None:
         return None  # what there is to carry on differs; test_permissions lets an archiver say all again
     if row.role == "Worker" and any(map(row.fits, recorder.used["Reactors"])):
         return None  # whichever of them comes first makes what both need
-    if not idle or row.role in {ONLY_IN_A_CLUSTER, REACTORS_TOO, "Owner of a cluster"}:
+    if not idle or row.role in {ONLY_IN_A_CLUSTER, REACTORS_TOO}:
         return None
     return (
         f"`{row.verb} {row.shape}` was not used by {', '.join(idle)}: take it out of its part, or use it here"

@@ -15,7 +15,7 @@ from tests.support.stories import Story
 from tests.support.tables import each_row
 from tests.support.terminal import on_a_terminal, unstyled
 
-from jobledger.admin.amounts import attempts_words, duration, size
+from jobledger.admin.amounts import attempts_words, duration, read_size, size
 from jobledger.cli.events.lines import event_line, show_event
 from jobledger.cli.jobs.view import show_attempts, show_trail
 from jobledger.cli.logs import log_as_process, set_up_logs
@@ -259,3 +259,22 @@ def test_attempts_that_were_given_back_raise_no_limit() -> None:
     paused = msgspec.structs.replace(job, attempts_dropped=1, attempts_given_back=1)
     assert attempts_words(job) == f"1 of {job.order.max_attempts}"
     assert attempts_words(paused) == f"1 of {job.order.max_attempts}, 1 more given back"
+
+
+@each_row(
+    ("text", "count"),
+    [
+        ("65536", 65_536),
+        ("8GiB", 8 << 30),
+        ("1.5 MiB", 3 << 19),
+        (" 500mib ", 500 << 20),
+        ("2TiB", 2 << 40),
+        ("", None),
+        ("8GB", None),
+        ("-1", None),
+        ("1e9", None),
+        ("much", None),
+    ],
+)
+def test_a_size_is_read_as_it_is_written(text: str, count: int | None) -> None:
+    assert read_size(text) == count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +13,8 @@ _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86400
 _KILO: Final = 1024
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_SIZE: Final = re.compile(r"(\d{1,18}(?:\.\d{1,6})?) ?(B|KiB|MiB|GiB|TiB)?", flags=re.ASCII | re.IGNORECASE)
 
 
 def duration(seconds: float) -> str:
@@ -47,8 +50,17 @@ def attempts_words(job: Job) -> str:
 
 def size(count: float) -> str:
     """Return a number of bytes in the unit that fits: `12.3 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    for unit in _UNITS[:-1]:
         if count < _KILO:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= _KILO
-    return f"{count:.1f} TiB"
+    return f"{count:.1f} {_UNITS[-1]}"
+
+
+def read_size(text: str) -> int | None:
+    """Return the number of bytes that a text such as `8GiB`, `1.5 MiB` or `65536` means; None where it means none."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        return None
+    units = [each.lower() for each in _UNITS]
+    return int(float(found[1]) * _KILO ** units.index((found[2] or _UNITS[0]).lower()))

@@ -111,7 +111,9 @@ def _fullness(name: str, info: StreamInfo) -> Check:
     found += f" of {size(limit)}"
     if state.bytes > _FULL_WARN * limit:
         advice = (
-            "raise max_bytes of the stream (and max_file_store of the server): a full ledger refuses events"
+            "a full ledger refuses events: `jobledger audit archive` makes room, `jobledger ledger resize SIZE` gives it"
+            if name.endswith("LEDGER")
+            else "raise max_bytes of the stream (and max_file_store of the server): a full one refuses messages"
         )
         return Check(check=name, status="warn", found=found, advice=advice)
     return Check(check=name, status="ok", found=found)

@@ -302,7 +302,7 @@ publish $O.TABLES.M.<object> | and that it is gone
 """
     ),
     "Owner": _part(
-        """A person who makes the streams.
+        """A person who makes the streams, and says how large they are and how many copies they have.
 
 publish $JS.API.STREAM.CREATE.LEDGER | make an environment
 publish $JS.API.STREAM.CREATE.TIMERS | the same
@@ -311,12 +311,7 @@ publish $JS.API.STREAM.CREATE.DLQ | the same
 publish $JS.API.STREAM.CREATE.KV_WORKERS | the same
 publish $JS.API.STREAM.CREATE.OBJ_PAYLOADS | the same
 publish $JS.API.STREAM.CREATE.OBJ_RESULTS | the same
-"""
-    ),
-    "Owner of a cluster": _part(
-        """A person who says how many copies each stream has.
-
-publish $JS.API.STREAM.UPDATE.<stream> | `cluster replicas`
+publish $JS.API.STREAM.UPDATE.<stream> | `ledger resize`, `cluster replicas`
 """
     ),
     "Auditor": _part(
@@ -372,7 +367,6 @@ ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "operator": (
         "Operator",
         "Owner",
-        "Owner of a cluster",
         "Archiver",
         "Projector",
         "Auditor",

@@ -214,6 +214,7 @@ COMMANDS: Final = Group(
         ),
         "timers": Group(groups.TIMERS, {"status": "jobs.timers", "rebuild": "jobs.timers"}),
         "workers": Group(groups.WORKERS, {"list": "processes.workers"}),
+        "ledger": Group(groups.LEDGER, {"resize": "ledger"}),
         "cluster": Group(groups.CLUSTER, {"show": "cluster", "replicas": "cluster"}),
         "permissions": "permissions",
         "replay": "projection.replay",
@@ -231,7 +232,17 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {
     "Jobs": ("enqueue", "jobs", "dlq", "workflows", "graphs", "queues", "limits", "schedules"),
     "Look": ("top", "stats", "doctor", "health", "events", "audit", "sql", "replay"),
     "Connect": ("webhooks", "routes", "watches", "keys"),
-    "Inside": ("workers", "cluster", "permissions", "locks", "unique", "tables", "timers", "projection"),
+    "Inside": (
+        "workers",
+        "ledger",
+        "cluster",
+        "permissions",
+        "locks",
+        "unique",
+        "tables",
+        "timers",
+        "projection",
+    ),
 }
 
 

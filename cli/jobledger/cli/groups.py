@@ -38,6 +38,7 @@ SCHEDULES: Final = _group("Declare schedules, see when they tick, pause, trigger
 TIMERS: Final = _group("See and rebuild the timers of jobs that wait for a moment.")
 WORKFLOWS: Final = _group("List workflows and their versions, and check recorded runs against new code.")
 WORKERS: Final = _group("List the workers.")
+LEDGER: Final = _group("Say how many bytes the ledger may hold.")
 CLUSTER: Final = _group(
     "See on which servers of a cluster each stream lies, and change how many copies there are."
 )

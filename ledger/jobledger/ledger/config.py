@@ -26,6 +26,7 @@ CONTEXT: Final = "JOBLEDGER_CONTEXT"
 _SECONDS_MAX: Final = 3600
 _TABLES_LIFE_S_MIN: Final = 1
 _TABLES_LIFE_S_MAX: Final = 10 * 366 * 86_400
+LEDGER_BYTES_MIN: Final = 1 << 16  #: how small the limit of a ledger may be
 REPLICAS: Final = (1, 3, 5)  #: how many copies of a stream there may be
 _COMMITS: Final = ("auto", "group", "pipeline")
 
@@ -90,8 +91,8 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
             f"payload_bytes_max must be from inline_bytes_max to 1 GiB, got {self.payload_bytes_max!r}",
         )
         _require(
-            self.ledger_bytes_max >= 1 << 16,
-            f"ledger_bytes_max must be at least 65536, got {self.ledger_bytes_max!r}",
+            self.ledger_bytes_max >= LEDGER_BYTES_MIN,
+            f"ledger_bytes_max must be at least {LEDGER_BYTES_MIN}, got {self.ledger_bytes_max!r}",
         )
         _require(
             _TABLES_LIFE_S_MIN <= self.tables_life_s <= _TABLES_LIFE_S_MAX,

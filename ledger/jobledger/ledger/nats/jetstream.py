@@ -418,7 +418,7 @@ def _raise_final(error: AppendRefusedError) -> None:
     if error.is_full:
         message = (
             "the ledger has reached its byte limit and takes no more events: "
-            "raise max_bytes of its stream (and max_file_store of the server)"
+            "give it room with `jobledger ledger resize SIZE`, then move older events with `jobledger audit archive`"
         )
         raise LedgerFullError(message) from error
     message = str(error)
