@@ -25,6 +25,7 @@ from tests.support.archiving import (
 )
 
 from jobledger.audit.archive.chain import open_archive
+from jobledger.audit.errors import ArchiveRefusedError
 from jobledger.ledger.model.chain import fold, load
 from jobledger.ledger.model.commands import (
     CancelJob,
@@ -160,6 +161,23 @@ async def test_a_job_with_more_tracebacks_than_fit_is_carried_without_them(world
         msgspec.structs.replace(huge, traceback=""),
         huge,
     )
+    await world.check()
+
+
+async def test_a_run_that_would_fill_the_ledger_is_refused_before_it_does(world: World) -> None:
+    for number in range(300):
+        await world.enqueue(f"waits-{number}")
+    world.clock.at = NEW
+    stored = (await world.log.head()).stored_bytes
+    world.log._stored_bytes_max = 2 * stored  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(
+        ArchiveRefusedError, match=r"236 more unfinished jobs .* `jobledger ledger resize SIZE`"
+    ):
+        await world.archive()
+    assert (await world.log.head()).stored_bytes < 2 * stored
+    world.log._stored_bytes_max = 9 * stored  # pyright: ignore[reportPrivateUsage]
+    await world.archive()
+    assert (await world.log.head()).first_sequence > 300
     await world.check()
 
 

@@ -53,7 +53,7 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.events import Carried
 from jobledger.ledger.model.job import WAITING_STATES, Job
 from jobledger.ledger.model.lifecycle import REMARKS
-from jobledger.ledger.model.log import Log, end_of_chain
+from jobledger.ledger.model.log import Head, Log, end_of_chain
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived, LimitInForce
 from jobledger.ledger.model.schedules.events import Removed
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
@@ -62,6 +62,7 @@ from jobledger.ledger.timers import wait_timer
 
 #: Chains that are carried at a time.
 _AT_ONCE: Final = 64
+_SPARE: Final = 8  #: an eighth of what they take has to be free besides
 #: A job that waited too long at the end of the range is no reason to keep it.
 _AS_HISTORY: Final = CheckOptions(overdue_grace_s=10 * 366 * 24 * 3600.0)
 
@@ -297,6 +298,7 @@ class Archiver:
         return found
 
     async def _carry(self, refs: Sequence[JobRef], through: int) -> None:
+        before = await self._log.head()
         for start in range(0, len(refs), _AT_ONCE):
             part = refs[start : start + _AT_ONCE]
             # All of them come to an end before the first error is raised: none goes on unseen.
@@ -307,6 +309,25 @@ class Archiver:
                 if isinstance(end, BaseException):
                     raise end
             self._progress("carry")(start + len(part), len(refs))
+            if not start:
+                await self._require_room(before, len(part), len(refs) - len(part))
+
+    async def _require_room(self, before: Head, carried: int, left: int) -> None:
+        """Refuse before the ledger is full, where carrying the other jobs takes as much each as the first ones did.
+
+        Raises: ArchiveRefusedError.
+        """
+        now = await self._log.head()
+        need = (now.stored_bytes - before.stored_bytes) * left // carried
+        need += (
+            need // _SPARE
+        )  # what is restated and recorded after them, and jobs that are larger than the first
+        if now.bytes_max is not None and need > now.bytes_max - now.stored_bytes:
+            raise ArchiveRefusedError(
+                f"{left:,} more unfinished jobs are to be carried on, which takes about {need >> 10:,} KiB, and the ledger "
+                f"has room for {(now.bytes_max - now.stored_bytes) >> 10:,} KiB: give it room with `jobledger ledger "
+                "resize SIZE` and run this again, or delete the newest export and choose an earlier time"
+            )
 
     async def _carry_schedules(self, through: int) -> None:
         """Carry the schedules whose newest event would go away; those that were removed go with it."""

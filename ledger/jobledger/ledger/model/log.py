@@ -42,6 +42,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     first_sequence: int  #: of the oldest event held, or of the next one; 1 unless a prefix was archived
     last_sequence: int  #: 0 when nothing was ever stored
     stored_bytes: int
+    bytes_max: int | None = None  #: how many it may hold; None: as many as there is room for
     made_at: datetime | None = (
         None  #: when the stream was made, by the server's clock; None where nobody knows
     )

@@ -173,7 +173,12 @@ class MemoryLog(JobReading):
 
     def _ends(self) -> Head:
         first, last = self._purged + 1, len(self._kept)
-        return Head(first_sequence=first, last_sequence=last, stored_bytes=self._stored_bytes)
+        return Head(
+            first_sequence=first,
+            last_sequence=last,
+            stored_bytes=self._stored_bytes,
+            bytes_max=self._stored_bytes_max,
+        )
 
     async def purge(self, through: int) -> None:
         """Take a prefix away; see `Log.purge`."""

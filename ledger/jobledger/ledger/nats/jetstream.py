@@ -355,6 +355,7 @@ class JetStreamLog(JobReading):
             first_sequence=max(1, info.state.first_sequence),
             last_sequence=info.state.last_sequence,
             stored_bytes=info.state.bytes,
+            bytes_max=limit if (limit := int(info.config.get("max_bytes", -1))) > 0 else None,
             made_at=server_time(info.created) if info.created else None,
         )
 
