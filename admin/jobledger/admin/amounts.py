@@ -6,7 +6,7 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:  # every command has these words, and `--help` no job
+if TYPE_CHECKING:  # every command imports this module, and `--help` needs no job
     from jobledger.ledger.model.job import Job
 
 _MINUTE_S: Final = 60

@@ -1,4 +1,4 @@
-"""Events that an archive run took away: read where the archive is named, and told of where they are missed."""
+"""Events that an archive run took away: read where the archive is named, reported as missing elsewhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def with_archive(log: Log, places: Sequence[Path]) -> Log:
 
 
 async def refuse_hole(joined: Log, live: Log, places: Sequence[Path]) -> None:
-    """Refuse exports that end before the ledger begins: also after a chain was read, as an archive run may go on.
+    """Refuse exports that end before the ledger begins. Call it after a read too: an archive run may have gone on.
 
     Raises: ArchiveGapError.
     """

@@ -22,36 +22,36 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     task: str | None = None
     since: datetime | None = None
     older_than: timedelta | None = None
-    said: SaidFilter = SaidFilter()  #: what their enqueuers said of them
+    said: SaidFilter = SaidFilter()  #: tenant and other fields that their enqueuers set
     search: str = ""  #: what they fit besides, as people type it
     everything: bool = False
 
     @property
     def names_nothing(self) -> bool:
-        """Whether nothing chooses."""
+        """Whether it has no ids, no queue and no condition."""
         return not (self.ids or self.queue or self._has_conditions)
 
     @property
     def names_twice(self) -> bool:
-        """Whether ids and conditions both choose; the queue may also belong to an id."""
+        """Whether it has both ids and conditions; a queue beside ids is no condition."""
         return bool(self.ids) and self._has_conditions
 
     @property
     def _has_conditions(self) -> bool:
-        """Whether a field other than the ids and the queue says something."""
+        """Whether a field other than the ids and the queue is set."""
         chosen = msgspec.structs.asdict(self)
         return any(value for name, value in chosen.items() if name not in {"ids", "queue"})
 
 
 class JobChoice(Choice, frozen=True, kw_only=True):
-    """Which jobs somebody means; the times are those at which they were enqueued."""
+    """The jobs that somebody means; its times are compared with those at which they were enqueued."""
 
     states: tuple[str, ...] = ()  #: any of these; none: all that the act is for
 
     def filter(self, now: datetime, states: tuple[str, ...]) -> JobFilter:
         """Return the condition for the projection; `states`: those that the act is for.
 
-        Raises: ProjectionConfigError for a search that cannot be understood, or that says another thing.
+        Raises: ProjectionConfigError for a search that cannot be parsed, or that differs from another field.
         """
         given = JobFilter(
             states=self.states,
@@ -74,7 +74,7 @@ class ChosenJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_choice(choice: Choice, what: str) -> None:
-    """Refuse to act on everything by mistake: what is done to many is asked for on purpose. Raises: ChoiceError."""
+    """Refuse a choice of nothing, or by ids and conditions at once, lest it acts on too many. Raises: ChoiceError."""
     if choice.names_nothing or choice.names_twice:
         raise ChoiceError(f"choose {what} by their ids or by conditions, and not by both")
 

@@ -21,7 +21,7 @@ from jobledger.projections import DeadLetterFilter, DeadLetterRow, Store, parse_
 
 
 class DeadLetterChoice(Choice, frozen=True, kw_only=True):
-    """Which dead letters somebody means; the times are those of their deaths."""
+    """The dead letters that somebody means; its times are compared with those of their deaths."""
 
     reason: str | None = None
     fingerprint: str | None = None  #: or a prefix
@@ -76,7 +76,7 @@ async def find_dead_letters(
 
     `limit`: at most this many of those that conditions choose.
 
-    Raises: ChoiceError: what is done to many is asked for on purpose; JobNotFoundError, AmbiguousIdError for an id.
+    Raises: ChoiceError for a choice of nothing, or by both; JobNotFoundError, AmbiguousIdError for an id.
     """
     check_choice(choice, "dead letters")
     if choice.ids:

@@ -86,30 +86,30 @@ _RANKS: Final[dict[Level, int]] = {"fail": 0, "warn": 1, "info": 2}
 NounKind = Literal[
     "queue", "jobs", "job", "limit", "task", "cause", "schedule", "webhook", "watch", "ledger", "worker"
 ]
-#: `type`: what the advice says, in a terminal. `look`: at what the noun names.
+#: `type`: type the advice into a terminal. `look`: open what the noun names.
 Verb = Literal["resume_queue", "set_limit", "look", "type"]
 
 #: How many of one kind are named; the rest is a number.
 SHOWN_MAX: Final = 12
-#: A reactor that has not been handed an event for so long is late.
+#: A reactor is late when an event has waited for it this long.
 REACTOR_LATE: Final = timedelta(seconds=10)
 _FULL_FAIL: Final = 0.95
 #: A copy counts as behind when it lacks at least this many changes. Under load each copy lacks some for a moment.
 _BEHIND: Final = 1_000
 #: How long the server may take to list consumers. While one of its cluster is away it takes 4 s, which is all the time
-#: that the exporter has; the other diagnoses are then told without late reactors.
+#: that the exporter has; the diagnoses then go without late reactors.
 _LATE_S: Final = 1.5
-#: How long a stream's leader may take to say how its copies are: this list is asked for every few seconds.
+#: How long a stream's leader may take to report its copies: callers ask for this list every few seconds.
 _COPIES_S: Final = 1.0
 #: How many streams a sentence names; it only counts the others.
 _STREAMS_NAMED: Final = 3
 #: How the names of durable consumers begin that may be behind, and are not reactors.
 _NO_REACTORS: Final = ("work_", RECONCILER_CONSUMER_PREFIX, SUBSCRIPTION_CONSUMER_PREFIX)
-#: How long a job is named whose derived id was taken.
+#: How long a diagnosis names a job whose derived id was taken.
 _MOVED_SHOWN: Final = timedelta(days=1)
-#: A queue with workers is slow from this age of its oldest job on.
+#: A queue with workers is slow when its oldest waiting job is older than this.
 _SLOW: Final = timedelta(seconds=60)
-#: A task fails unusually often: this share of its attempts, this often its usual share, of at least so many attempts.
+#: A task fails unusually often: this share of its attempts, this many times its usual share, at least so many attempts.
 _FAILS_SHARE: Final = 0.2
 _FAILS_TIMES: Final = 3.0
 _FAILS_MIN: Final = 20
@@ -119,7 +119,7 @@ _MOVED: Final = (
     f"SELECT id, queue, created_at, task, coalesce(json_extract(metadata, '$.{INSTEAD_OF}'), '') FROM jobs "  # noqa: S608
     f"WHERE id > '{TAKEN}' AND id < '{TAKEN}g' ORDER BY created_at DESC LIMIT 1000"
 )
-#: Runs that ended since another job has the id of a child.
+#: Runs that are dead letters because another job has the id of a child.
 _CHILD_TAKEN: Final = (
     "SELECT job_id, queue, dead_at FROM dead_letters INDEXED BY dead_letters_by_error_type_dead_at "  # noqa: S608
     f"WHERE {LACKS_CHILD} ORDER BY dead_at DESC LIMIT 1000"
@@ -131,7 +131,7 @@ class Noun(msgspec.Struct, frozen=True):
 
     kind: NounKind
     name: str  #: of `jobs` a search, of a `job` queue/id, of a `cause` its fingerprint
-    text: str = ""  #: as the object or the sentence has it; "": the name
+    text: str = ""  #: its words in `object` or `found`; "": the name
 
 
 class Act(msgspec.Struct, frozen=True):
@@ -152,7 +152,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     since: datetime | None  #: since when, as far as that is known
     advice: str  #: what to type, or to do
     queue: str = (
-        ""  #: the queue that it is about; "": of no single one, so who is bound to queues is not told
+        ""  #: the queue that it is about; "": no single one; whoever is bound to queues does not see it
     )
     count: int = 1  #: how many of its kind it stands for
     nouns: tuple[Noun, ...] = ()  #: what of its object and its sentence can be opened
@@ -170,7 +170,7 @@ class Rate(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """From which share on it fails unusually often."""
+        """The share of failed attempts from which on it fails unusually often."""
         return max(_FAILS_SHARE, _FAILS_TIMES * self.usual)
 
     @property
@@ -184,7 +184,7 @@ class Apart(NamedTuple):
 
     host: str
     seconds: float  #: how far it is ahead; below 0: behind
-    since: datetime | None  #: when the first process of it that lives saw that; None: none of them says
+    since: datetime | None  #: when the first of its live processes saw that; None: none reports it
 
 
 class Facts(NamedTuple):
@@ -205,7 +205,7 @@ class Facts(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What the projection tells."""
+    """The facts that the projection has."""
 
     queues: list[QueueRow]
     limits: list[LimitListed]
@@ -219,15 +219,15 @@ class Rows(NamedTuple):
     moved: list[tuple[str, ...]]  #: jobs whose derived id was taken: id, queue, since when, task and that id
     child_taken: list[
         tuple[str, ...]
-    ]  #: dead runs of whose children one's id was taken: id, queue, since when
+    ]  #: runs that are dead letters because a child's id was taken: id, queue, since when
     rates: list[Rate]
 
 
 async def diagnose(ledger: Ledger, view: View, queues: tuple[str, ...] = ()) -> list[Diagnosis]:
-    """Return what hurts, what stands still in front; `view`: rows of the present.
+    """Return what hurts, the worst first; `view`: rows of the present.
 
-    `queues`: patterns of the queues whose dead letters are counted; none: all. What is of other queues is found, too,
-    each with its queue: the caller leaves it out.
+    `queues`: patterns of the queues whose dead letters and rates count; none: all. Other diagnoses are of any queue:
+    each has its `queue`, by which the caller leaves it out.
 
     Raises: ProjectionError, CorruptLedgerError, UnreachableError.
     """
@@ -240,7 +240,7 @@ async def diagnose(ledger: Ledger, view: View, queues: tuple[str, ...] = ()) -> 
 
 
 def diagnose_past(view: View, queues: tuple[str, ...] = ()) -> list[Diagnosis]:
-    """Return what hurt at a past moment, as far as rows of that moment tell: who worked then is not known."""
+    """Return what hurt at a past moment, by the rows of that moment alone, which do not record who worked then."""
     facts = Facts(
         now=view.now,
         workers=[],
@@ -257,7 +257,7 @@ def diagnose_past(view: View, queues: tuple[str, ...] = ()) -> list[Diagnosis]:
 
 
 def _judged(facts: Facts, parts: Iterable[Part]) -> list[Diagnosis]:
-    """Return what some parts find: the worst first, and of a level dead letters last."""
+    """Return what some parts find: the worst first, and dead letters last within a level."""
     found: list[Diagnosis] = []
     for part, shows_all in parts:
         found += _capped(list(part(facts)), shows_all)
@@ -338,7 +338,7 @@ def _rates(view: View, queues: tuple[str, ...]) -> list[Rate]:
 
 
 def failing_since(minutes: Sequence[Minute], bound: float) -> datetime | None:
-    """Return when a task began to fail so often, to the minute. Less than five minutes without it do not end that.
+    """Return the minute in which a task began to fail so often; a gap of up to five minutes does not end that.
 
     `minutes`: those in which attempts ended, the newest first. One counts in which a share from `bound` on failed.
     """
@@ -387,7 +387,7 @@ async def _late_reactors(ledger: Ledger, now: datetime) -> list[tuple[str, datet
     return found
 
 
-# The parts: what each finds, by the facts alone.
+# The parts: each yields its diagnoses, from the facts alone.
 
 
 def _queues(facts: Facts) -> Iterator[Diagnosis]:
@@ -661,7 +661,7 @@ def _reactors(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def _copies(copies: Iterable[StreamCopies | StreamAway], now: datetime) -> Iterator[Diagnosis]:
-    """Tell of streams that no server leads, of servers that lack copies, and of copies that no server is to have."""
+    """Yield diagnoses of streams without a leader, of servers that lack copies, and of streams with too few copies."""
     lacks: dict[str, list[StreamCopies]] = {}
     since: dict[str, datetime] = {}
     leaderless: list[str] = []
@@ -740,7 +740,7 @@ def _dead_letters(facts: Facts) -> Iterator[Diagnosis]:
             kind="dead_letters",
             level="info"
             if group.reason == "rejected"
-            else "warn",  # what a task gave up itself only a person's records need
+            else "warn",  # rejected by the task itself: for the record only
             object=f"task {group.task}",
             found=f"{jobs} of one cause: {group.error_type or group.reason}{error}",
             since=as_utc(datetime.fromisoformat(group.oldest)),
@@ -753,7 +753,7 @@ def _dead_letters(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def _failing(facts: Facts) -> Iterator[Diagnosis]:
-    """Tell of tasks that fail more than they usually do, before that kills jobs: causes tell of those that it kills."""
+    """Yield tasks that fail unusually often, unless dead letters of the last minutes show that already."""
     told = {
         group.task
         for group in facts.rows.dead
@@ -875,12 +875,12 @@ _PARTS: Final[tuple[Part, ...]] = (
 )
 
 
-#: What rows alone tell.
+#: The parts that need rows alone.
 _OF_ROWS: Final = frozenset((_pauses, _limits, _closed, _stuck, _for_person, _dead_letters, _failing))
 
 
 def _capped(found: list[Diagnosis], shows_all: str) -> list[Diagnosis]:
-    """Return the first of one part, and one for all that are left."""
+    """Return the first diagnoses of one part, and one more that counts the rest."""
     if len(found) <= SHOWN_MAX:
         return found
     first, left = found[0], len(found) - SHOWN_MAX
@@ -903,7 +903,7 @@ def words_of(each: Diagnosis, moment: Callable[[datetime], str]) -> str:
 
 
 def by_kind(found: Iterable[Diagnosis]) -> Mapping[Kind, int]:
-    """Return how many there are of each kind, also of those that nothing was found of."""
+    """Return how many things hurt of each kind, 0 for a kind without any."""
     counts: Counter[Kind] = Counter(dict.fromkeys(KINDS, 0))
     for each in found:
         counts[each.kind] += each.count

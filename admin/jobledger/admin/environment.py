@@ -24,7 +24,7 @@ class ReadyEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 async def prepare(ledger: Ledger) -> ReadyEnvironment:
     """Make the buckets that processes make later, where they are missing; `connect` made the ledger and the others.
 
-    Not those that reserve much room and many environments never need, for tables of runs and bodies of webhooks.
+    Leave out the buckets for tables of runs and bodies of webhooks: large, and never needed by many environments.
 
     Raises: StreamMismatchError, JetStreamDisabledError, LedgerFullError (no room), PermissionRefusedError,
         UnreachableError.

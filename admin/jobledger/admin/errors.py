@@ -1,9 +1,9 @@
-"""Errors of what a person asks for. Each is one of the ledger's kinds, which decide exit codes and HTTP statuses.
+"""Errors of a person's requests. Each derives from one of the ledger's kinds, which decide exit codes and statuses.
 
 LedgerError                    the root, of jobledger.ledger
 ├── InvalidError
 │   ├── ArchiveGapError        the exports that were named end before the ledger begins
-│   └── ChoiceError            a choice of dead letters names none, or names them in two ways
+│   └── ChoiceError            a choice of jobs names none, or names them in two ways
 ├── NotFoundError
 │   ├── JobNotHeldError        no event of the job is there, and events are missing where it was looked for
 │   └── JobNotYetError         the job came after the moment that was asked for
@@ -57,11 +57,11 @@ class ArchiveGapError(InvalidError):
 
 
 class ChoiceError(InvalidError):
-    """A choice of dead letters names none, or names them both by ids and by conditions; nothing was done."""
+    """A choice of jobs names none, or names them both by ids and by conditions; nothing was done."""
 
 
 class JobNotHeldError(NotFoundError):
-    """No event of the job is where it was looked for, and events are missing there: the sentence says where to look."""
+    """No event of the job was found, and events are missing where it was searched: the message says where to look."""
 
     def __init__(
         self, where: str, job_id: str, missing: Missing | None, command: str = "jobledger jobs show"
@@ -82,7 +82,7 @@ class JobNotYetError(NotFoundError):
 
 
 class NotADeadLetterError(RefusedError):
-    """A job was asked for as a dead letter, and is none or none any more."""
+    """A job was asked for as a dead letter, and is not one, or no longer."""
 
 
 class TableTooLargeError(RefusedError):

@@ -26,7 +26,7 @@ class JobHistory(NamedTuple):
     """One job's events, with what its archive has of it."""
 
     log: Log  #: the ledger with its archive in front of it, where one was named
-    history: list[StoredEvent]  #: oldest first; of several jobs where an archived one left its id free
+    history: list[StoredEvent]  #: oldest first; of several jobs where one took an archived job's id
     missing: Missing | None  #: None where every event of the job is there
     chain: ChainCheck  #: whether the hash links of the history hold
 
@@ -129,7 +129,7 @@ def _ref(stored: StoredEvent) -> JobRef:
 
 
 async def _known(rows: Rows, job_id: str, queue: str | None) -> JobRow | None:
-    """Return the projection's only row whose id begins so.
+    """Return the projection's only row whose id begins with `job_id`, None without one.
 
     Raises: AmbiguousIdError.
     """
@@ -142,7 +142,7 @@ async def _known(rows: Rows, job_id: str, queue: str | None) -> JobRow | None:
 
 
 class Chain(NamedTuple):
-    """What happened to something that is no job: a lock, a reactor."""
+    """The history of something other than a job: a lock, a reactor."""
 
     label: str  #: what a person calls it: `lock account/42`
     messages: list[Message]  #: oldest first, at least one

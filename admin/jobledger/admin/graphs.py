@@ -63,7 +63,7 @@ def may_view(principal: Principal, graph: StoredGraph) -> bool:
 def require_of_nodes(
     principal: Principal, permission: Permission, name: str, graph: StoredGraph
 ) -> GraphSpec:
-    """Return the nodes of a stored graph for whoever may do something with each of them.
+    """Return the nodes of a stored graph for a principal that has the permission for each of them.
 
     Raises: GraphNotFoundError also for who may not see one of them; AccessDeniedError.
     """

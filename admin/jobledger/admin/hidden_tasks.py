@@ -1,4 +1,4 @@
-"""Refusals that tell nobody of tasks which do not exist for him."""
+"""Refusals that do not name tasks which the principal may not see."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobledger.ledger.model.rights.authority import Principal
 
 @contextlib.contextmanager
 def naming_no_hidden_task(principal: Principal) -> Generator[None]:
-    """Leave out of a refusal which other tasks have a name like that, for whom some tasks do not exist."""
+    """Leave similar task names out of a refusal for a principal who may not see all tasks."""
     try:
         yield
     except TaskNotFoundError as error:

@@ -13,7 +13,7 @@ from jobledger.projections import moment_of
 
 #: Above this part of its room a person should see to a ledger.
 FULL_WARN: Final = 0.8
-#: Below this part of its room no ledger is asked when it will be full.
+#: Below this share of its room nobody forecasts when a ledger will be full.
 _FORECAST_FROM: Final = 0.1
 _FORECAST_WARN: Final = timedelta(days=7)
 _FORECAST_OVER: Final = timedelta(hours=24)
@@ -41,7 +41,7 @@ class _Growth(NamedTuple):
 
 
 async def room_of(ledger: Ledger, stream: StreamInfo, now: datetime) -> Room | None:
-    """Return how full the ledger is, and will be if it goes on growing as in the last day; None: it may take all there is.
+    """Return how full the ledger is, and will be if it goes on growing as in the last day; None: no limit of size.
 
     Raises: UnreachableError.
     """
@@ -76,7 +76,7 @@ async def _growth(ledger: Ledger, stream: StreamInfo, now: datetime) -> _Growth 
 
 
 async def _passed(ledger: Ledger, stream: StreamInfo, line: float) -> datetime | None:
-    """Return when the event was stored with which the ledger had more than `line` bytes, each taken to be as large."""
+    """Return when the ledger passed `line` bytes, taking all events to be of the same size."""
     state = stream.state
     newer = math.ceil((state.bytes - line) * state.messages / state.bytes) - 1
     message = await ledger.log.get(max(state.first_sequence, state.last_sequence - newer))

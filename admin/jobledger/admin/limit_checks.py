@@ -15,7 +15,7 @@ from jobledger.ledger.model.log import end_of_chain
 from jobledger.projections import Store
 from jobledger.projections.statistics.tally import microseconds
 
-#: How long the reactor may leave undone what could be granted, before that is told.
+#: How long the reactor may leave jobs ungranted that could start, before a check warns.
 GRANT_WITHIN_S: Final = 3.0
 #: How long a job may wait for its worker after it was admitted; later it is put back.
 START_WITHIN_S: Final = 60.0
@@ -24,7 +24,7 @@ _UNSTARTED: Final = "SELECT count(*) FROM jobs WHERE status = 'queued' AND limit
 
 
 async def check_limits(ledger: Ledger, path: Path) -> list[Check]:
-    """Look at jobs that are held, and at those that were admitted; nothing is said where no job ever had a limit.
+    """Check jobs that are held, and jobs that were admitted; return nothing where no job was ever held.
 
     `path`: the projection's file, which tells how long jobs wait to be started.
 

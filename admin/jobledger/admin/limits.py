@@ -36,7 +36,7 @@ class ChangedLimit(msgspec.Struct, frozen=True, kw_only=True):
     limit: str  #: `name` or `name:key`
     before: Terms | None
     after: Terms | None
-    #: Who says it: the code, or a person, whom code never overrides; None: nobody, or nothing of this key alone.
+    #: Who set it: code, or a person, whom code never overrides; None: nobody, or the key has nothing of its own.
     source_before: Source | None = None
     source: Source | None = None
 
@@ -56,8 +56,8 @@ async def set_limit(
 ) -> ChangedLimit:
     """Change some numbers of a limit, or of one key of it; what `changes` does not name stays as it is.
 
-    `changes`: fields of `Terms`; None means no bound, and for a key as the limit says. Empty `queues` and `tasks`: it is
-    not said any more who may name it. `plan`: change nothing.
+    `changes`: fields of `Terms`; None means no bound, for a key the limit's value. Empty `queues` and `tasks` take
+    back which jobs may name it. `plan`: change nothing.
 
     Raises: InvalidTokenError, InvalidInputError; RefusedError for a key of a limit that is not set; UnreachableError.
     """
@@ -86,7 +86,7 @@ async def set_limit(
 async def remove_limit(
     ledger: Ledger, limit: str, *, reason: str = "", by: str, plan: bool = False
 ) -> ChangedLimit:
-    """Take back what a person said of a limit, or of one key; it is then as the code of a running worker has it.
+    """Take back what a person set for a limit, or for one key; then what a running worker's code has holds.
 
     Where no running worker's code has the limit, its definition is taken away with what differs for its keys, so that
     its jobs stay held. A key without anything of its own is as the others.

@@ -54,7 +54,7 @@ class ActList(NamedTuple):
     chains: Chains
     own_times: frozenset[
         int
-    ]  #: stream sequences of events of these jobs whose own time is told, not the server's
+    ]  #: stream sequences of events that are shown with their own time, not the server's
 
 
 async def operator_acts(
@@ -62,13 +62,13 @@ async def operator_acts(
 ) -> ActList:
     """Return what operators did, the newest first; also before the ledger's beginning where `archives` is named.
 
-    What was done at once to many jobs is one, of which the newest job's chain is checked; `each`: job by job.
+    An act on many jobs at once is one entry, and only its newest job's chain is checked; `each`: one entry a job.
 
     Raises: as `with_archive`; ProjectionError, UnreachableError.
     """
     log = await with_archive(rows.ledger.log, archives)
     gap = await missing(log, archives, since=chosen.since)
-    # The rows may go further back than what is read: then the answer would depend on who made them, and when.
+    # The rows may begin before the log that is read; without this the answer would depend on when they were made.
     chosen = msgspec.structs.replace(chosen, from_sequence=(await log.head()).first_sequence)
     with tempfile.TemporaryDirectory(prefix="jobledger-") as folder:
         path = await _projected(rows, log, Path(folder), chosen.from_sequence)
@@ -91,7 +91,7 @@ async def operator_acts(
 async def _chains(log: Log, names: Sequence[tuple[str, str]]) -> tuple[Chains, dict[int, datetime]]:
     """Read the chains of these jobs, some at a time, and check their links.
 
-    Returns also the own time of each event whose own is to be told, by stream sequence.
+    Return also, by stream sequence, the own time of each event that is shown with it.
     """
     events, broken, own = 0, dict[tuple[str, str], ChainCheck](), dict[int, datetime]()
     for at in range(0, len(names), _CHAINS_AT_ONCE):

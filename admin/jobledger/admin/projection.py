@@ -30,7 +30,7 @@ class ProjectionStatus(msgspec.Struct, frozen=True, kw_only=True):
     counts_begin_at: int | None  #: first one that is in the counts
     missing: str  #: a sentence on what the rows lack, "" where they have all
     problem: str  #: why it cannot go on in this ledger, "" where it can
-    lag_events: int | None  #: None where it cannot go on: rows of another past are not behind this one
+    lag_events: int | None  #: None where it cannot go on: its rows may be of another past
     lag_s: float | None  #: age of the oldest event that is not in the rows, by this machine's clock
     updated_at: str | None
     schema_version: int | None

@@ -16,7 +16,7 @@ import msgspec
 
 from jobledger import projections
 
-# What connects, or reads a projection, is loaded where that is done: the help of a command does neither.
+# Code that connects or reads a projection is imported where it is used: `--help` does neither.
 if TYPE_CHECKING:
     from jobledger.ledger.client import Ledger
     from jobledger.projections import Moment, Position, Store
@@ -30,12 +30,12 @@ _NAME_LENGTH_MAX: Final = 60
 
 @contextlib.contextmanager
 def unwatched(_what: str) -> Generator[Callable[[int, int], None], None, None]:
-    """Watch nothing: the progress of those who only want the answer."""
+    """Yield a progress that shows nothing."""
     yield lambda _done, _total: None
 
 
 class Lag(NamedTuple):
-    """The ledger beside some rows, as it was when they were opened."""
+    """How far the ledger was ahead of some rows when they were opened."""
 
     head: int = 0  #: the ledger's last stream sequence
     unread_since: datetime | None = (
@@ -56,9 +56,9 @@ class View(NamedTuple):
     """Rows at one moment, or as of a past one."""
 
     store: Store
-    now: datetime  #: the time that is now there
+    now: datetime  #: what counts as now: the present, or the past moment
     begins_at: int  #: the first stream sequence that the rows know of; above 1: an archive holds the rest
-    lag: Lag = Lag()  #: of rows that others bring up to date; those of a past moment are not behind it
+    lag: Lag = Lag()  #: for rows that another process keeps up to date; none for others
 
     def position(self) -> AnswerPosition:
         """Return where the rows are, for an answer that is read in the same transaction."""
@@ -74,7 +74,7 @@ class View(NamedTuple):
 
 
 class Rows:
-    """The projection of one ledger: where its file is, and who watches it being read.
+    """The projection of one ledger: its file, and the progress that is shown while it is read.
 
     `file` is the SQLite file, or finds it when it is first needed; `on_first` is called before it is made.
     """
@@ -134,7 +134,7 @@ class Rows:
 
     @contextlib.asynccontextmanager
     async def followed(self, *, min_sequence: int = 0, timeout_s: float = 5.0) -> AsyncGenerator[View, None]:
-        """Open the rows as whoever follows the ledger left them, for the length of the block; nothing is written.
+        """Open the rows as the process that follows the ledger left them, for the length of the block; write nothing.
 
         `min_sequence`: wait, at most `timeout_s`, until they have this event: who wrote it finds it in the rows.
 
@@ -149,7 +149,7 @@ class Rows:
 
 
 async def lag_of(ledger: Ledger, stream_sequence: int) -> Lag:
-    """Return how the ledger is beside rows that have its events up to a stream sequence.
+    """Return how far the ledger is ahead of rows that have its events up to a stream sequence.
 
     Raises: UnreachableError.
     """

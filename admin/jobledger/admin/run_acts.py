@@ -92,7 +92,7 @@ async def resume_ref(ledger: Ledger, ref: JobRef, *, reason: str = "", by: str) 
         # Imported here: nothing else that a person does needs what children follow.
         from jobledger.workers.reactors.children.reach import Reaching  # noqa: PLC0415
 
-        # Before the run itself: who dies in between leaves one that can be resumed again.
+        # Before the run itself: if this process dies in between, the run can still be resumed.
         await Reaching(ledger).resume(ref, job)
     return await ledger.execute(ref, command, by=by)
 

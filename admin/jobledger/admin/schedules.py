@@ -37,7 +37,7 @@ InCode = Literal["yes", "no", "unknown"]
 _TICKS_AT_ONCE: Final = 500
 #: Options that are fields of the order, too.
 _ORDERED: Final = ("priority", "max_attempts", "timeout_s", "tenant", "limits", "metadata", "correlation")
-_LIKE: Final = "like"  # no job has it: the order is what counts
+_LIKE: Final = "like"  # a placeholder id: only the order counts
 
 
 class ScheduleLine(NamedTuple):
@@ -114,8 +114,8 @@ class DueTick(msgspec.Struct, frozen=True, kw_only=True):
 async def tick_due(ledger: Ledger, known: Collection[ScheduleRow]) -> tuple[list[DueTick], bool]:
     """Make the ticks of these schedules that are due; return them, and whether more are due than are made at once.
 
-    Each tick is decided on the schedule's newest event and stored only behind it, so it is made once, whoever makes
-    ticks at the same time. One that somebody else makes first is left out.
+    Each tick is appended on condition that the event it was decided on is still the newest, so it is made once, even
+    if others make ticks at the same time. One that somebody else makes first is left out.
 
     Raises: LedgerFullError, UnreachableError, CorruptLedgerError; InvalidInputError for a time zone that this machine
         does not know.
@@ -160,10 +160,10 @@ def _in_code(row: ScheduleRow, workers: Collection[WorkerInfo]) -> InCode:
 async def like_unloaded(
     ledger: Ledger, task: str, given: Mapping[str, Any], values: Mapping[str, Any]
 ) -> tuple[Enqueue, bool]:
-    """Return what would enqueue a job of a task whose code is not here, and whether a worker has ever had that task.
+    """Return the `Enqueue` of a job of a task whose code is not here, and whether a worker has ever had that task.
 
-    Its input is not checked. `given`: the options that somebody chose. The queue is else the one that the last worker
-    with this task named.
+    Its input is not checked. `given`: the options that somebody chose. Without a queue there, it is the one that the
+    last worker with this task announced.
 
     Raises: InvalidInputError, InvalidTokenError, ConfigurationError, PayloadTooLargeError, UnreachableError;
         AccessDeniedError for a limit that the jobs may not name.

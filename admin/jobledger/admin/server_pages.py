@@ -28,8 +28,8 @@ class Monitor(msgspec.Struct, frozen=True):
     """A monitoring page."""
 
     url: str
-    #: Of the server whose page was guessed from its address: the page of another server says nothing about it, and no
-    #: machine but this one is asked. None: a person named the page.
+    #: The server's port, where its page was guessed from its address: a page with another port is another server's, and
+    #: only this machine is asked. None: a person named the page.
     port: int | None = None
 
 

@@ -1,4 +1,4 @@
-"""What a person says of a message in the ledger that is no event: that somebody looked into it and accepts it."""
+"""Acknowledgements of messages in the ledger that are no events: a person examined one and accepts it."""
 
 from __future__ import annotations
 

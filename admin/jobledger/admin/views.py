@@ -162,7 +162,7 @@ def _maker(events: Sequence[StoredEvent]) -> str | None:
 async def _value(
     store: Payloads, value: msgspec.Raw, ref: PayloadRef | None, archived: PayloadFiles | None
 ) -> Any:
-    """Return a value; one that the object store no longer has as it was is shown as its reference."""
+    """Return a value; an `Absent` where neither the object store nor the archive has it as it was."""
     if value is NO_VALUE and ref is None:
         return None
     try:

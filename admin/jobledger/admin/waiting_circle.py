@@ -1,7 +1,7 @@
-"""Runs that keep a slot of a limit and wait for a child that waits for a slot which only such runs hold: none ever goes on.
+"""Deadlocks of runs: each keeps a slot of a limit, and waits for a child that waits for a slot only such runs hold.
 
-A child is on the slot of the runs above it, so a run alone does not wait for itself; two runs that keep a key each and
-call what names the other's still can. Read from the rows of one moment. Source: ADR 042.
+A child uses the slots of the runs above it, so one run does not wait for itself; but two runs can, where each keeps a
+key and has a child that needs the other's. Read from the rows of one moment. Source: ADR 042.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jobledger.ledger.model.limits.holders import JobKey
 
 Select = Callable[..., Sequence[Sequence[Any]]]
 
-#: Where more runs keep slots while they wait, only the first are looked at.
+#: At most this many runs that keep slots while they wait are read, the longest unchanged first.
 _RUNS_MAX: Final = 500
 _PARKED: Final = "status = 'paused' AND awaiting = 'children'"
 _KEEPERS: Final = (
@@ -66,7 +66,7 @@ def stuck_runs(select: Select) -> list[Stuck]:
 
 
 class _Circle:
-    """What is read of the jobs below the runs, each once."""
+    """The jobs below the runs and the holders of full limits, each read once."""
 
     def __init__(self, select: Select) -> None:
         self._select = select

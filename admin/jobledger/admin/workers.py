@@ -34,7 +34,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """What is other, in words."""
+        """The differences, in words."""
         found = [f"release {self.release}" + (f" after {', '.join(self.before)}" if self.before else "")]
         found = found if self.release else []
         found += [f"new: {', '.join(self.new_tasks)}"] if self.new_tasks else []

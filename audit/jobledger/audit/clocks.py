@@ -1,7 +1,7 @@
 """Which of an event's two times a person is told: the server's time of storing it, or its own.
 
-The server's orders, and one clock wrote all of them: so it is told, as long as both agree. Where they differ by more
-than seconds, as after a restore, the event's own is told: it is hashed, and the server's is in no hash. Pure.
+The server's times are in order, and of one clock: they are shown as long as both agree. Where they differ by more
+than seconds, as after a restore, the events' own are shown: hashes cover these, and not the server's. Pure.
 """
 
 from __future__ import annotations

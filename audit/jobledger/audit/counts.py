@@ -112,8 +112,8 @@ def _precedes(event: ReactorEvent, part: Counted) -> bool:
 async def counts_before(log: Log, first_sequence: int) -> Counts | None:
     """Return what had been counted when a ledger that begins at `first_sequence` lost its beginning to the archive.
 
-    None where nothing was counted then. What is returned counts more than what went away: the events up to
-    `through_sequence` are counted in it, also those that the ledger still holds.
+    None where nothing was counted then. It counts more than the archived events: all up to
+    `through_sequence`, also those that the ledger still holds.
 
     Raises: CorruptLedgerError, UnreachableError.
     """
@@ -141,7 +141,7 @@ async def _chain(log: Log, first_sequence: int) -> AsyncGenerator[tuple[int, Rea
 
 
 def _joined(parts: Sequence[Counted], archived: Archived, begins: int) -> Counts | None:
-    """Put a count together again; one that is not whole, of another run, or cannot be, is none."""
+    """Return a count put together again; None where parts are missing, of another run, or do not fit."""
     if not parts or parts[0].archive_through != archived.through_sequence:
         return None
     first = parts[0]

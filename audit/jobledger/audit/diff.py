@@ -56,7 +56,7 @@ class JobChange(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     before: str | None  #: its state; None when it did not exist, "unknown" when its beginning is not there
     after: str | None
-    attempts_added: int  #: negative when the later moment is the poorer one
+    attempts_added: int  #: negative when the later moment has fewer
     events_added: int
     last_sequence: int  #: of its newest event
 
@@ -66,9 +66,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     before_sequence: int
     after_sequence: int
-    compared_from: (
-        int  #: the range that both sides hold, and that was compared; all of one log is equal to itself
-    )
+    compared_from: int  #: begin of the range that both hold and that was compared, unless they are one log
     compared_to: int
     first_difference: (
         int  #: the first stream sequence at which they are not the same; 0 when they share their past
@@ -94,7 +92,7 @@ class _Counts(msgspec.Struct, gc=False):
 
 
 class _Jobs:
-    """Jobs as their events add up so far; those that are not asked for are left out."""
+    """The states of chosen jobs, folded from their events so far."""
 
     def __init__(self, jobs: Iterable[JobRef]) -> None:
         self._jobs: dict[JobRef, Job | None] = dict.fromkeys(jobs)
@@ -119,7 +117,7 @@ class _Jobs:
         self._jobs[ref] = evolve(job, lean(event), message.stream_sequence)
 
     def lack(self, refs: Iterable[JobRef]) -> None:
-        """Take those of which nothing was seen as jobs that began before what is held: what they are is not known."""
+        """Mark jobs without an event so far as unknown: they began before the events that are held."""
         self._unknown |= {ref for ref in refs if self._jobs[ref] is None}
 
     def get(self, ref: JobRef) -> Job | None:
@@ -249,7 +247,7 @@ async def _shared_jobs(
     subject: str | None,
     on_progress: Progress | None,
 ) -> _Jobs:
-    """Return every job that changed as it was at the last shared sequence."""
+    """Return the state that every job that changed had at the last shared sequence."""
     jobs = _Jobs(ref for each in touched for ref in each)
     with_past = {ref for each in touched for ref, counts in each.items() if counts.has_past}
     side = before if before.first_sequence <= after.first_sequence else after

@@ -1,7 +1,7 @@
 """The trail of one job: for each event who did what, how long after the one before, and what the job waits for then.
 
-Pure. The state between the events is `job.evolve`'s. Whose times are told is `clocks`' business, which words an event
-gets that of `trail_words`.
+Pure. `job.evolve` gives the state between the events, `clocks` decides whose times are shown, and `trail_words` has the
+words of an event.
 """
 
 from __future__ import annotations
@@ -234,9 +234,9 @@ class _Teller:
         return Lost(attempt=running.number, worker=running.worker, silent_s=silent_s)
 
     def _count_carried(self, job: Job, event: Carried, at: datetime) -> None:
-        """Count what happened before a `carried` event that nothing precedes, as it tells it.
+        """Count the time before a `carried` event that is the first of the history, by its state of the job.
 
-        What it does not tell apart counts as waiting: how long a job was a dead letter before a person acted.
+        The time as a dead letter before a person acted counts as waiting, since the state does not record it.
         """
         self._carried_through = event.job_state.last_sequence
         ends = [*(each.started_at for each in job.attempts[1:]), at]
@@ -283,7 +283,7 @@ def _between(begin: datetime, end: datetime) -> float:
 
 
 def _place(job: Job) -> tuple[JobState, int, int]:
-    """Return what changes when a job begins or ends a wait or an attempt, and with no remark about it."""
+    """Return a value that changes whenever a job begins or ends a wait or an attempt, but not with a remark."""
     return job.state, job.wait_sequence, job.claim_epoch
 
 

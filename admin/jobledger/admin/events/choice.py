@@ -38,7 +38,7 @@ class EventChoice(msgspec.Struct, frozen=True, kw_only=True):
         return not isinstance(message, StoredEvent) or self.jobs.fits(message)
 
     def wants(self, message: Message) -> bool:
-        """Return whether any event of the ledger is wanted; what no server has chosen by its subject."""
+        """Return whether an event is wanted, for events that no server has filtered by their subjects."""
         if self.with_jobs is None:
             return True
         if not isinstance(message, StoredEvent):
@@ -54,7 +54,7 @@ class EventChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def name_of(message: Message) -> str:
-    """Return what the type of an event is called among those of all aggregates; `unreadable` for what is no event."""
+    """Return the name of an event's type among those of all aggregates; `unreadable` for a message that is no event."""
     if isinstance(message, StoredEvent):
         return event_type(message.event)
     if isinstance(message, Unreadable):

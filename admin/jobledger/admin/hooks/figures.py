@@ -23,9 +23,9 @@ _P99: Final = 0.99
 
 
 def figure_of(view: View, definition: WatchDefinition) -> float | None:
-    """Return what a watch looks at, as the rows have it; None where it cannot be told.
+    """Return the figure of a watch, from the rows; None where there is nothing to measure.
 
-    Queues of the ledger's own count for nothing: what fires is delivered, and must not fire for that. Reads files: not for
+    The ledger's own queues do not count: the delivery of a firing must not make a watch fire. Reads files: not for
     an event loop.
 
     Raises: ProjectionError.

@@ -143,7 +143,7 @@ async def set_route(
     by: str,
     plan: bool = False,
 ) -> ChangedRoute:
-    """Have a route do something, whatever it did before. `plan`: change nothing.
+    """Set a route's definition, whatever it was before. `plan`: change nothing.
 
     Raises: InvalidTokenError, InvalidInputError, LedgerFullError, UnreachableError.
     """
@@ -177,7 +177,7 @@ def _changed(route: Route, *, changed: bool) -> ChangedRoute:
 async def show_route(ledger: Ledger, name: str, *, history_max: int = 20) -> ShownRoute:
     """Return a route as its chain says now.
 
-    Raises: InvalidTokenError, RouteNotFoundError where nothing was ever said of it, UnreachableError.
+    Raises: InvalidTokenError, RouteNotFoundError where it was never set, UnreachableError.
     """
     check_token("route", name)
     route: Route | None = None

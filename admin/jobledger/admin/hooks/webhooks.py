@@ -101,9 +101,9 @@ async def put_webhook(
     by: str,
     require: Callable[[WebhookDefinition | None, WebhookDefinition], None] | None = None,
 ) -> WebhookInfo:
-    """Have a webhook do what a definition says; one without secrets keeps those that the webhook has.
+    """Set a webhook's definition; a definition without secrets keeps those that the webhook has.
 
-    `require` refuses what must not be: it is given what the webhook does, None for one that is not set, and what it would.
+    `require` raises to refuse a change: it gets the definition before, None for a webhook that is not set, and after.
 
     Raises: InvalidInputError, InvalidTokenError, LedgerFullError, ServerUnreachableError; what `require` raises.
     """
@@ -220,7 +220,7 @@ async def redeliver_events(
 ) -> RedeliveryResult:
     """Send events of a range of time again, those that never arrived or all of them; `plan`: say what would be sent.
 
-    What is under way is left to its own tries. The same again sends nothing twice that is on its way.
+    Deliveries under way are left to their own attempts. A repeated call does not send them twice.
 
     Raises: WebhookNotFoundError, RefusedError for a webhook that is not active, InvalidInputError, SequenceGapError
         for events in an archive, LedgerFullError, UnreachableError.

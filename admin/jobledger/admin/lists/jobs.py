@@ -41,7 +41,7 @@ async def list_jobs(
     order: Order = "newest",
     limits: SearchLimits = SEARCH_LIMITS,
 ) -> JobPage:
-    """Return at most `limit` jobs that fit, by creation; with the `next` of a page as `cursor` those behind it.
+    """Return at most `limit` jobs that fit, by creation; with the `next` of a page as `cursor` those after it.
 
     Pages follow each other without gap or repeat while jobs come and change. Reads in a thread. Whoever may not see
     inputs must not ask with a filter that `reads_payloads`.
@@ -63,7 +63,7 @@ async def list_jobs(
 
 
 async def count_jobs(view: View, chosen: JobFilter, *, limits: SearchLimits = SEARCH_LIMITS) -> CountedJobs:
-    """Return how many jobs fit, by state; the states that the filter names are left out of it, so that each is counted.
+    """Return how many jobs fit, by state; states that the filter names are ignored, so that every state is counted.
 
     Raises: ProjectionError.
     """

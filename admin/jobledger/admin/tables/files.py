@@ -1,4 +1,4 @@
-"""Tables of runs as a person finds, copies and removes them. What a table was is in the projection; its file, where it lies."""
+"""Tables of runs as a person finds and copies them. The projection has what a table is; the store has its file."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def is_stored(ledger: Ledger, table: TableRow) -> bool:
 
 
 async def export_table(ledger: Ledger, table: TableRow, path: Path) -> None:
-    """Copy a table's Parquet file to a path where there is nothing; it is checked before it has that name.
+    """Copy a table's Parquet file to a new path; its digest is checked before it gets that name.
 
     Raises: InvalidInputError where something is there, TableExpiredError, ServerUnreachableError, ConfigurationError, OSError.
     """
@@ -122,7 +122,7 @@ async def export_table(ledger: Ledger, table: TableRow, path: Path) -> None:
 
 
 async def copy_table(ledger: Ledger, made: RecordedTable, file: IO[bytes]) -> None:
-    """Write a table's Parquet file into another one, whose digest is to be compared then.
+    """Write a table's Parquet file into `file`; the caller then compares its digest.
 
     Raises: TableExpiredError, ServerUnreachableError, ConfigurationError, and the file's OSError.
     """
@@ -135,7 +135,7 @@ async def copy_table(ledger: Ledger, made: RecordedTable, file: IO[bytes]) -> No
 
 
 def _draft(path: Path) -> Path:
-    """Return where a file is written before it has its name. Raises: InvalidInputError where something has it."""
+    """Return the path of a draft, later renamed to `path`. Raises: InvalidInputError where `path` exists."""
     if path.exists() or path.is_symlink():
         raise InvalidInputError(f"{path} exists: name a file that does not")
     make_folder(path.absolute().parent)

@@ -54,14 +54,14 @@ async def first_rows(ledger: Ledger, made: RecordedTable, limit: int) -> FirstRo
 
 
 class _Memory(io.BytesIO):
-    """A file in memory of as many bytes as are recorded: of a longer one, which is another one, the rest is dropped."""
+    """A file in memory that keeps as many bytes as are recorded, and one more: a longer file is another one."""
 
     def __init__(self, bytes_max: int) -> None:
         super().__init__()
         self._bytes_max = bytes_max
 
     def write(self, data: Any, /) -> int:
-        """Keep what has room, and one byte more: the digest of that differs."""
+        """Keep the recorded number of bytes and one more, so that the digest of a longer file differs."""
         super().write(memoryview(data)[: max(0, self._bytes_max + 1 - self.tell())])
         return len(data)
 

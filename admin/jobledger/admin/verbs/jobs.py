@@ -142,7 +142,7 @@ class RescheduleJob(JobVerb, frozen=True, kw_only=True):
     reason: Reason = ""
 
     def __post_init__(self) -> None:
-        """Refuse no time, and two. Raises: InvalidInputError."""
+        """Refuse a wish without a time, or with two. Raises: InvalidInputError."""
         if (self.run_at is None) == (self.delay_s is None):
             raise InvalidInputError(
                 "say when the job is to be due: give run_at or delay_s, a time or a number of seconds, one of the two"

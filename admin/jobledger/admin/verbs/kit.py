@@ -117,7 +117,7 @@ class Place:
         return self._rows
 
     def require_secrets(self, references: Iterable[str]) -> None:
-        """Refuse references to secrets that whoever asks may not name: none to who speaks to the ledger itself."""
+        """Refuse references to secrets that the principal may not name; one that speaks to the ledger may name all."""
 
     @property
     def by(self) -> str:
@@ -144,7 +144,7 @@ class Place:
 
 
 def operator_principal(name: str = "") -> Principal:
-    """Return whoever speaks to the ledger itself, whom the server's own rights bound and nothing else."""
+    """Return the principal of a program that speaks to the ledger itself: only the server's rights limit it."""
     return Principal(name=name, permissions=frozenset(PERMISSIONS))
 
 
@@ -168,7 +168,7 @@ class Declaration(NamedTuple):
     heeds: tuple[Literal["If-Match"], ...] = ()  #: headers of the request that `Place` heeds
     also: tuple[int, ...] = ()  #: other statuses of success; `Verb.status_of` says when
     has_own_command: bool = (
-        False  #: written by hand, as of what takes any number of things or waits for an answer
+        False  #: the command is written by hand: it takes many values, say, or waits for an answer
     )
     location: str = ""  #: header of the answer: address of what was made, written as `then`
     reads_rows: bool = False  #: needs the projection, whose file a command can be told
@@ -276,12 +276,12 @@ class Verb(msgspec.Struct, Generic[T], frozen=True, kw_only=True, forbid_unknown
         return self.declaration.filled(self.declaration.then, self, found)
 
     async def notes(self, place: Place) -> Sequence[str]:
-        """Return what a person at a terminal is told beside the answer; it is looked up for nobody else."""
+        """Return sentences that a terminal shows beside the answer; no other door looks them up."""
         del place
         return ()
 
     async def perform(self, place: Place) -> T:
-        """Do it in somebody's name, whose permission is asked first. Raises: AccessDeniedError, and as `do`."""
+        """Check the principal's permission, and do it. Raises: AccessDeniedError, and as `do`."""
         self.declaration.require(self, place.principal)
         return await self.do(place)
 
@@ -322,7 +322,7 @@ def declared_in(module: ModuleType) -> list[Declaration]:
         if isinstance(each, type)
         and issubclass(each, Verb)
         and each.__module__ == module.__name__
-        and "declaration" in each.__dict__  # what several share is no verb itself
+        and "declaration" in each.__dict__  # a base class of several verbs is no verb itself
     ]
 
 

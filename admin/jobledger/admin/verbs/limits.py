@@ -77,7 +77,7 @@ class SetLimit(Verb[ChangedLimit], frozen=True, kw_only=True):
     plan: Plan = False
 
     def __post_init__(self) -> None:
-        """Refuse what says nothing. Raises: InvalidInputError."""
+        """Refuse a wish that changes nothing. Raises: InvalidInputError."""
         if not self.changes:
             raise InvalidInputError(
                 "say what is to hold: slots, or rate and its period, none for no bound; or which queues and tasks may name it"

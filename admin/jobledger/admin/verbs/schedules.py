@@ -105,7 +105,7 @@ class DeclareSchedule(Verb[ScheduleMade], frozen=True, kw_only=True):
     replace: Annotated[bool, option("Change a schedule of this name that does something else.")] = False
 
     def __post_init__(self) -> None:
-        """Refuse what says two things, or nothing. Raises: InvalidInputError."""
+        """Refuse a wish with two targets or times, or without one. Raises: InvalidInputError."""
         if bool(self.task) == bool(self.graph):
             raise InvalidInputError("say what it runs: give either task, or graph")
         given = [each for each in _TICKS if getattr(self, each)]
@@ -285,7 +285,7 @@ class TriggerSchedule(Verb[JobMade], frozen=True, kw_only=True):
         return job_made(made, trace)
 
     def say(self, found: JobMade) -> Iterator[str]:
-        """Name the job as programs are told, as of `enqueue`: that is what gets pasted into the next command."""
+        """Print the job's name as `enqueue` does for programs: people paste it into the next command."""
         yield msgspec.json.encode({"id": found.id, "queue": found.queue}).decode()
 
 

@@ -172,7 +172,7 @@ class SetWebhook(Verb[WebhookInfo], frozen=True, kw_only=True):
     async def do(self, place: Place) -> WebhookInfo:
         """Set it. Raises: as `put_webhook`, and what refuses a reference."""
         if any(map(is_reference, self.headers.values())):
-            # What it refers to is sent to the target, so whoever names both could read the gateway's files.
+            # The value of a reference is sent to the target, so whoever names both could read the gateway's files.
             place.principal.require_everywhere("admin")
         given = msgspec.structs.asdict(self)
         name, reason = given.pop("name"), given.pop("reason")
@@ -180,7 +180,7 @@ class SetWebhook(Verb[WebhookInfo], frozen=True, kw_only=True):
         wanted = WebhookDefinition(target=target, **given)
 
         def require(before: WebhookDefinition | None, after: WebhookDefinition) -> None:
-            # What it signs with already, for the same target, may stay.
+            # Secrets that it signs with already, for the same target, may stay.
             known = before.secrets if before is not None and before.target == after.target else ()
             place.require_secrets(set(after.secrets) - set(known))
 

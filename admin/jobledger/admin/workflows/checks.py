@@ -24,14 +24,14 @@ from jobledger.ledger.tasks import TaskRegistry
 #: Runs that are read and rehearsed at a time: each is in memory as a whole.
 _AT_ONCE: Final = 16
 _PAGE: Final = 256
-#: Code between steps that takes longer than this many seconds is not waited for: it waits for something that is no step.
+#: A rehearsal is given up after this many seconds: its code waits for something that is no step.
 _RUN_S_MAX: Final = 10.0
 #: At most this many runs are named of each outcome; the others are counted.
 NAMED_MAX: Final = 100
 _WORDS_MAX: Final = 500
 
 _OPEN_STATES: Final = ", ".join(f"'{each.value}'" for each in sorted(set(JobState) - FINAL_STATES))
-#: A run that diverged is a dead letter that is to go on: once its code is mended, a requeue goes on with its steps.
+#: A run that diverged counts as open: once its code is mended, a requeue of the dead letter goes on with its steps.
 _OPEN: Final = f"(status IN ({_OPEN_STATES}) OR (status = 'dead_lettered' AND dead_reason = 'diverged'))"
 _SINCE: Final = "created_at >= ?"
 

@@ -18,12 +18,12 @@ from jobledger.projections.filters import Term, joined
 
 #: At most this many tasks are looked up in the bucket TASKS, one request each.
 LOOKED_UP_MAX: Final = 500
-#: A job is a run if it recorded a step, is bound to a version, or waits as only runs do.
+#: A job is a run if it is bound to a version or has recorded a step.
 IS_RUN: Final = (
     "(version IS NOT NULL OR EXISTS "
     "(SELECT 1 FROM steps WHERE steps.job_id = jobs.id AND steps.queue = jobs.queue))"
 )
-#: The same for all runs at once: what they recorded leads to them, so that no other job is looked at.
+#: The same for all runs at once: found by their versions and steps, so that no other job is read.
 _RUNS: Final = (
     "SELECT rowid AS run FROM jobs WHERE version IS NOT NULL UNION SELECT runs.rowid FROM "
     "(SELECT DISTINCT job_id, queue FROM steps) AS s JOIN jobs AS runs ON runs.id = s.job_id AND runs.queue = s.queue"

@@ -1,7 +1,7 @@
 """The archive: the ledger's oldest events, moved into a folder of exports that each name the one before.
 
 `archiver` moves them with its `deps`, `plan` finds out what a run would move, `chain` reads the folder and what the
-ledger says of it, `witness` holds the one to the other in a check. Source: ADR 011.
+ledger records of it, `witness` compares the two in a check. Source: ADR 011.
 """
 
 from typing import TYPE_CHECKING

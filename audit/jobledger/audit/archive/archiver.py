@@ -1,7 +1,7 @@
-"""Moving the ledger's oldest events into files: export, carry what lives, record, purge; each step found done when resumed.
+"""Moving the ledger's oldest events into files: export, carry live jobs, record, purge; resumed, it skips steps done.
 
-Whatever happens in between, every event is in the ledger or in an export that the ledger names. What would be moved is
-found out in `plan`, the folder is `chain`'s. Source: ADR 011.
+Whatever happens in between, every event is in the ledger or in an export that the ledger names. `plan` finds out what
+would be moved, `chain` reads the folder. Source: ADR 011.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from jobledger.ledger.timers import wait_timer
 #: Chains that are carried at a time.
 _AT_ONCE: Final = 64
 _SPARE: Final = 8  #: an eighth of what they take has to be free besides
-#: A job that waited too long at the end of the range is no reason to keep it.
+#: A job that is overdue at the end of the range does not keep the range from being archived.
 _AS_HISTORY: Final = CheckOptions(overdue_grace_s=10 * 366 * 24 * 3600.0)
 
 
@@ -79,7 +79,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Archiver:
-    """Moves a ledger's prefix into `folder`; two at once do no harm, and one of them is refused."""
+    """Moves a ledger's prefix into `folder`; of two at the same time one is refused, without harm."""
 
     def __init__(self, log: Log, folder: Path, deps: ArchiveDeps) -> None:
         self._log = log
@@ -117,7 +117,7 @@ class Archiver:
     async def run(self, before: datetime, *, force: bool = False) -> Done:
         """Move what was stored before a time of the server, after finishing what an earlier run left half done.
 
-        `force`: also where a subscriber would miss events, or the ledger is not sound; not where runs would.
+        `force`: even if a subscriber would miss events or the ledger is not sound; never if runs would miss events.
 
         Raises: ArchiveRefusedError, ArchiveIncompleteError, ExportExistsError, InvalidInputError, CorruptLedgerError,
             UnreachableError, LedgerFullError, OSError. Whatever it is, nothing is lost: run it again.
@@ -186,7 +186,7 @@ class Archiver:
             )
 
     async def _move(self, first: int, through: int, *, force: bool) -> None:
-        """Do every step for one range; each finds what it did before and does it no second time."""
+        """Do every step for one range; a step that an earlier run did is not done again."""
         self._progress("export")(0, through - first + 1)
         manifest = await self._export(first, through)
         export = ExportLog(self._place(first, through), self._log.names)
@@ -210,7 +210,7 @@ class Archiver:
         return self._folder / export_name(first, through)
 
     async def _export(self, first: int, through: int) -> Manifest:
-        """Write the export, or find it written; it is on the disk when this returns."""
+        """Write the export, unless it is written already; it is on the disk when this returns."""
         previous = await self._previous(first)
         await anyio.to_thread.run_sync(functools.partial(make_folder, self._folder, on_the_disk=True))
         try:
@@ -234,14 +234,14 @@ class Archiver:
             last=through,
             previous=previous,
             payloads=self._deps.payloads,
-            resumed=True,  # whatever an earlier run, perhaps of an earlier version, was told of large values
+            resumed=True,  # with or without large values, as an earlier run wrote it
             clock=self._deps.clock,
             on_progress=self._progress("export"),
             on_payload=self._progress("copy"),
         )
 
     async def _previous(self, first: int) -> Previous | None:
-        """Return how the export of what was taken away before is named; it must lie in the same folder."""
+        """Return how to name the export before this one; it must lie in the same folder."""
         newest = await newest_archived(self._log)
         if newest is None:
             if first > 1:
@@ -260,7 +260,7 @@ class Archiver:
         return chain[-1].previous
 
     async def _check(self, export: ExportLog, *, force: bool) -> Prefix:
-        """Prove the export without the server; only then it may take the place of what it holds."""
+        """Prove the export without the server; only then its events may be purged."""
         manifest = export.manifest
         first, last = manifest.first_sequence, manifest.last_sequence
         await anyio.to_thread.run_sync(check_payloads, export.folder, manifest)
@@ -301,7 +301,7 @@ class Archiver:
         before = await self._log.head()
         for start in range(0, len(refs), _AT_ONCE):
             part = refs[start : start + _AT_ONCE]
-            # All of them come to an end before the first error is raised: none goes on unseen.
+            # Wait for all of them before the first error is raised, so that none goes on in the background.
             ends = await asyncio.gather(
                 *(self._carry_one(ref, through) for ref in part), return_exceptions=True
             )
@@ -338,11 +338,11 @@ class Archiver:
                 await self._deps.carry_schedule(SCHEDULE.key_in(message.subject)[0], through)
 
     async def _carry_one(self, ref: JobRef, through: int) -> None:
-        """Carry one job unless that was done; whoever works on it meanwhile is not disturbed."""
+        """Carry one job unless that was done; a worker that runs it meanwhile is not disturbed."""
         try:
             job = await self._carried(ref, through)
         except (IllegalTransitionError, JobNotFoundError):
-            # Carried before. Or never made: another job had said that it is this child of a run.
+            # Carried before, or never made: another job claimed to be this child of a run.
             job = (await load(self._log, ref)).job
         if job is not None and job.due_at is not None and job.state in WAITING_STATES:
             # The event that asked for its timer goes away, and perhaps no worker has heard of it.
@@ -365,7 +365,7 @@ class Archiver:
         return after.job
 
     async def _carry_fenced(self, through: int) -> int:
-        """Carry jobs that were over and have a late worker's receipt, or a note, behind what goes away; return how many."""
+        """Carry closed jobs that have a late worker's receipt or a note after the prefix; return how many."""
         carried = self._jobs_carried
         for ref in await self._fenced_since(through):
             chain = await self._log.read_chain(self._log.names.chain(ref))
@@ -388,7 +388,7 @@ class Archiver:
         return found
 
     async def _count(self, export: ExportLog, *, force: bool) -> None:
-        """Append what was counted so far, after all that lives was carried: from there on everything can be counted."""
+        """Append the counters so far, once all live jobs are carried: a rebuilt projection continues from them."""
         if self._deps.count is None:
             return
         try:
@@ -405,7 +405,7 @@ class Archiver:
             raise ArchiveRefusedError(sentence) from error
 
     async def _record(self, export: ExportLog, limits: Definitions) -> None:
-        """Say in the ledger where its oldest events are from now on, on condition that nobody else just did."""
+        """Record in the ledger where its oldest events are now, on condition that no other run just did."""
         manifest = export.manifest
         last = await end_of_chain(self._log, REACTOR.chain(self._log.names, ARCHIVE))
         newest, recorded_at = await newest_record(self._log)
@@ -445,7 +445,7 @@ class Archiver:
         )
 
     async def _finish_recorded(self) -> None:
-        """Take away what an earlier run recorded, and did not come to take away."""
+        """Purge what an earlier run recorded as archived and did not purge."""
         newest = await newest_archived(self._log)
         if newest is None:
             return
@@ -472,7 +472,7 @@ class Archiver:
         self._progress("end")(1, 1)
 
     async def _mend(self, through: int) -> None:
-        """Carry jobs that were over and whose late worker left a receipt at the very moment of the purge."""
+        """Carry closed jobs whose late worker appended a receipt at the very moment of the purge."""
         for ref in await self._fenced_since(through):
             held = await self._log.read_chain(self._log.names.chain(ref))
             if held and held[0].event.prev and not any(isinstance(each.event, Carried) for each in held):
@@ -493,7 +493,7 @@ def _in_force(
 ) -> tuple[LimitInForce, ...] | None:
     """Return the limits in force at the end of an export: by its events, and by `newest`, the run before.
 
-    None where that was one of an earlier release, which did not say, and what it restated lies behind the export.
+    None where an earlier release made that run, which recorded none, and restated the limits after this export.
     """
     before = () if newest is None else newest.limits
     if before is None and recorded_at > through:

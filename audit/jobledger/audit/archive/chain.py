@@ -1,6 +1,6 @@
 """The archive: a folder of exports, each naming the one before it, and the event in the ledger that names the newest.
 
-Reads only. What is moved into it, and in which order, is `archive`'s business. Source: ADR 011.
+Reads only. `archiver` decides what is moved into it, and in which order. Source: ADR 011.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def newest_record(log: Log) -> tuple[Archived | None, int]:
 
 
 def exports_in(folder: Path, names: Names) -> dict[str, ExportLog]:
-    """Return every export in the folder of an archive by the sha256 of its manifest; half ones are passed over.
+    """Return the exports in an archive's folder, without drafts and selections, by the sha256 of their manifests.
 
     Raises: NotFoundError for no such folder, ExportDamagedError, NotAnExportError for one of another environment.
     """
@@ -80,14 +80,14 @@ def chained(exports: Mapping[str, ExportLog], newest: Archived, folder: Path) ->
 
 
 class Problem(NamedTuple):
-    """What is wrong with an archive as it lies there, whatever its events are."""
+    """A fault in how an archive's exports follow each other, apart from their events."""
 
     stream_sequence: int  #: the first one that it is about
     sentence: str
 
 
 class Past(NamedTuple):
-    """A ledger with what was taken away in front of it, to be proven."""
+    """A ledger with its archived events before it, to be checked."""
 
     log: Log
     exports: tuple[ExportLog, ...]  #: the oldest first; none where nothing was ever taken away
@@ -100,7 +100,7 @@ def _chain(
 ) -> tuple[list[ExportLog], list[Problem]]:
     """Follow the manifests back from the one that the ledger names.
 
-    Where the export that is named is not there, and another that ends where it does, that one is taken, and told.
+    Where the named export is missing and another ends where it should, that one is taken, and reported as a problem.
     """
     chain: list[ExportLog] = []
     problems: list[Problem] = []
@@ -116,7 +116,7 @@ def _chain(
         chain.append(export)
         previous = export.manifest.previous
         wanted = None if previous is None else previous.manifest_sha256
-        # Below this one, whatever a manifest of somebody's says, so that there is an end.
+        # Always below this one, even if a manifest was forged, so that the loop ends.
         through = 0 if previous is None else min(previous.last_sequence, export.manifest.first_sequence - 1)
     return chain[::-1], problems[::-1]
 
@@ -156,9 +156,9 @@ def _replaced(export: ExportLog, wanted: str, chain: Sequence[ExportLog]) -> Pro
 
 
 async def open_archive(log: Log, folder: Path) -> Log:
-    """Return the ledger with what was taken away in front of it again; as it is when nothing ever was.
+    """Return the ledger with its archived events before it; the ledger alone when nothing was archived.
 
-    What the ledger says of its archive is compared with what lies there.
+    The newest export is compared with what the ledger records of it.
 
     Raises: ArchiveIncompleteError, NotFoundError, NotAnExportError, ExportDamagedError, UnreachableError.
     """
@@ -187,7 +187,7 @@ async def with_past(log: Log, places: Sequence[Path]) -> Log:
 
 
 async def read_past(log: Log, places: Sequence[Path]) -> Past:
-    """Return the same to be proven: an export that is not the one that is named stands in its place, and is told.
+    """Return the same for a check: an export in the place of the named one is taken, and reported as a problem.
 
     Raises: as `with_past`; ArchiveIncompleteError only where nothing lies in the place of an export.
     """
@@ -205,7 +205,7 @@ async def read_past(log: Log, places: Sequence[Path]) -> Past:
 
 
 def is_archive(places: Sequence[Path]) -> bool:
-    """Tell the folder of an archive from exports. Raises: NotFoundError."""
+    """Return whether these are the folder of an archive, and not exports. Raises: NotFoundError."""
     missing = next((place for place in places if not place.exists()), None)
     if missing is not None:
         raise NotFoundError(f"there is no archive folder {missing}")

@@ -1,4 +1,4 @@
-"""What an archive run needs beside the log: who acts, who lives, where large values and timers are, whom to tell.
+"""Dependencies of an archive run beside the log: who acts, leases, large values, timers, and the progress.
 
 A run itself is `archive.Archiver`.
 """

@@ -1,4 +1,4 @@
-"""Children of runs across an archive run: one that has ended is carried on as long as its run may read how it ended.
+"""Children of runs across an archive run: one that has ended is carried as long as its run may read its end.
 
 A run reads its children's results when the last child of the step has ended, perhaps months after the first one. Until the
 run has recorded the end of the step, nobody else has these results. Source: ADR 011.
@@ -45,7 +45,7 @@ class Members:
     def take(self, ref: JobRef, event: JobEvent, job: Job) -> None:
         """Take in an event that closed a job: a child, or a run, which then reads nothing any more."""
         self._runs.pop(ref, None)
-        # The beginning of the job may be in an earlier export: then its end says whose child it is.
+        # The beginning of the job may be in an earlier export: then its end names its run.
         member = job.member or (event.member if isinstance(event, _ENDS) else None)
         if member is None:
             return
@@ -60,7 +60,7 @@ class Members:
         self._runs.get(run, {}).pop(step, None)
 
     async def needed(self, log: Log) -> NeededChildren:
-        """Return the children whose runs may still read how they ended, by the runs as they are now.
+        """Return the children whose ends their runs may still read, by the runs' present state.
 
         Raises: ArchiveRefusedError where a run has not counted an end yet, CorruptLedgerError, UnreachableError.
         """
@@ -84,7 +84,7 @@ class Members:
 
 
 def _check_counted(run: JobRef, step: Step, ended: int) -> None:
-    """Refuse to take away the end of a child of which its run does not know: the run would wait for it for ever.
+    """Refuse to archive the end of a child that its run has not counted: the run would wait for it for ever.
 
     Raises: ArchiveRefusedError.
     """

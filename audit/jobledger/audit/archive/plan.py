@@ -43,15 +43,15 @@ _OURS: Final = ("work_", "reconcile_", TIMERS_CONSUMER_PREFIX)
 
 
 class Unread(msgspec.Struct, frozen=True, kw_only=True):
-    """A durable consumer of somebody's that has not dealt with all that would go away."""
+    """A durable consumer that has not dealt with all events that would go away."""
 
     consumer: str
     settled_through: int  #: all events up to this stream sequence are dealt with
-    sequence: int  #: the first one of those it wants that is not, and would go away
+    sequence: int  #: the first event that it wants, has not dealt with, and would lose
 
     @property
     def is_ours(self) -> bool:
-        """Whether workers read it, for runs that would never hear of their children otherwise."""
+        """Whether it is the workers' own, by which runs learn of the ends of their children."""
         return self.consumer == CHILDREN_CONSUMER
 
 
@@ -66,7 +66,7 @@ class ArchivePlan(msgspec.Struct, frozen=True, kw_only=True):
     jobs_archived: int  #: jobs that are over: all of their events go
     jobs_carried: int  #: jobs that stay in the ledger
     work_items: int  #: of them, those that wait for a worker or run
-    held_back_by: str  #: what must not go yet, "" where nothing does
+    held_back_by: str  #: why the rest must stay, "" where nothing holds it back
     unread: tuple[Unread, ...]  #: subscribers that would miss events
     unfinished: int  #: an earlier run that would be finished first goes up to here; 0 when there is none
 
@@ -80,10 +80,10 @@ class LiveHolders(Protocol):
 
 
 async def bound(log: Log, before: datetime, leases: LiveHolders) -> tuple[int, str]:
-    """Return how far a run may go that takes away what was stored before a time of the server, and what holds it back.
+    """Return how far a run may archive events stored before a time of the server, and what holds it back.
 
-    That is the last stream sequence that may go, below the ledger's first when none may; and what must not go yet, ""
-    where all may go that was asked for. A lock that is held stays, and what no seal covers yet where there are seals.
+    These are the last stream sequence that may go, below the ledger's first when none may, and why the rest stays, ""
+    if nothing holds it back. A held lock stays, and, where there are seals, all events that no seal covers yet.
 
     Raises: CorruptLedgerError, UnreachableError.
     """
@@ -119,7 +119,7 @@ async def newest_of(log: Log, aggregate: Aggregate[Any, Any]) -> AsyncGenerator[
 async def restate(log: Log, through: int, now: datetime) -> None:
     """Append once more what is in force and would go away: the newest event of chains that are restated.
 
-    Does nothing where that was done before, or somebody said something new meanwhile; nor for what expired before `now`.
+    Leave out chains that were restated before or have a newer event, and what expired before `now`.
 
     Raises: CorruptLedgerError, LedgerFullError, UnreachableError.
     """
@@ -148,7 +148,7 @@ async def _stored_before(log: Log, head: Head, before: datetime) -> int:
 
 
 class Prefix:
-    """Takes the events of a prefix in order and tells which jobs go away whole; memory grows with the others.
+    """Takes the events of a prefix in order and finds the jobs that go away whole; memory grows with the others.
 
     A witness of `verify`: reads what a check reads, in the same pass.
     """
@@ -203,7 +203,7 @@ class Prefix:
                 self.members.forget(ref, event.step)
 
     def _let_go(self, job: Job) -> None:
-        """Forget the key of a job that is over, unless it was taken for a time."""
+        """Forget the key of a closed job, unless the key is taken until a set time."""
         taken = self.keys.get(key_of(job)) if job.order.unique else None
         if taken is not None and (taken.queue, taken.job) == (job.queue, job.id) and taken.expires_at is None:
             del self.keys[key_of(job)]
@@ -236,7 +236,7 @@ FindUnread = Callable[[int], Awaitable[list[Unread]]]
 
 
 async def unread(log: Log, inbox: Inbox, through: int) -> list[Unread]:
-    """Return the durable consumers on the ledger that would miss events, without those of our own workers.
+    """Return the durable consumers on the ledger that would miss events; of the workers' own only the children's.
 
     Raises: LedgerError, UnreachableError.
     """
@@ -265,7 +265,7 @@ async def _first_wanted(log: Log, filters: tuple[str, ...], begin: int) -> int |
 
 
 async def _consumers(inbox: Inbox, names: Names) -> list[ConsumerInfo]:
-    """Return the durable consumers that others made."""
+    """Return the durable consumers that may miss events, without `_OURS`."""
     return [
         info
         for info in await list_consumers(inbox, names.ledger_stream)

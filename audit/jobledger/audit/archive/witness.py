@@ -1,7 +1,7 @@
-"""The part of a check that is about the archive: what the ledger says of each export, computed again from its events.
+"""The part of a check about the archive: what the ledger records of each export, computed again from its events.
 
 A manifest that fits its files proves only that nobody damaged them by accident. The `archived` events say
-what was moved, so another export in the place of one is found, however sound it is by itself. Source: ADR
+what was moved, so an export that was replaced by another is found, even if that one is sound. Source: ADR
 011.
 """
 
@@ -108,14 +108,14 @@ class ArchiveWitness:
         for export in self._past.exports:
             await anyio.to_thread.run_sync(self._check_payloads, export)
         for sequence, sentence in sorted(self._problems, reverse=True):
-            # Before what follows from it: events that are other ones break many rules.
+            # In front of what follows from it: replaced events break many rules.
             checker.note("", "archive", sentence, stream_sequence=sequence, in_front=True)
         is_compared = self._agreeing or self._problems
         agrees = not self._problems if is_compared else None
         checker.compared(CrossCheck(what="archive", sentence=self._sentence(), agrees=agrees))
 
     async def _compare_unnamed(self, last: int, found: _ExportSum) -> None:
-        """Hold an export that no `archived` event names to the ledger, as long as that has the event at its end."""
+        """Compare an export that no `archived` event names with the ledger, if that still has the event at its end."""
         manifest = found.export.manifest
         held = await self._live.get(last)
         if held is not None and held.hash == found.figures[2]:

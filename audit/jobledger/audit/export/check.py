@@ -1,6 +1,6 @@
 """Checking an export without a server: its files against its manifest, its events against the rules of the ledger.
 
-Nothing stops at the first thing that is wrong: each file, line and event is looked at, and all goes into one report.
+A check does not stop at the first fault: it reads each file, line and event, and reports all in one report.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def verify_export(
     """Check an export; `before` is an earlier report, of the ledger or an export, which this one must continue.
 
     An export from stream sequence 1 proves every rule that a ledger can prove without its server. One that
-    begins later or holds a selection proves what the report does not name under "not proven". `witnesses` are
+    begins later or holds a selection proves less: the report names the rest under "not proven". `witnesses` are
     as `audit.verify` takes them. `on_progress` gets events done and all.
 
     Raises: as `read_manifest`; InvalidInputError for an earlier report that such an export cannot be compared with;
@@ -143,7 +143,7 @@ class _Reading:
         if not file.entry.first_sequence <= sequence <= file.entry.last_sequence:
             problem = "this event does not belong in a file of its range"
             self._note(file, problem, line=row.number, stream_sequence=sequence)
-        # Holes are what a selection is made of; and what could not be read has been told already.
+        # A selection has holes by intent; and lines that could not be read are reported already.
         if not self._manifest.complete or sequence == checker.next_sequence + self._skipped:
             checker.next_sequence = max(checker.next_sequence, sequence)
         self._skipped = 0

@@ -107,7 +107,7 @@ class EventFileWriter(Protocol):
 
 
 def next_rows(rows: Iterator[Row | Damage], limit: int = _READ_ROWS) -> list[Row | Damage]:
-    """Return the next rows, up to a number and to a size that is soon reached by large events; [] at the end."""
+    """Return the next rows, up to a number of them and a number of bytes; [] at the end."""
     taken: list[Row | Damage] = []
     size = 0
     for row in islice(rows, limit):
@@ -224,7 +224,7 @@ class JsonLinesWriter:
 
 
 class JsonLinesFile:
-    """Reads one file; once checked, it knows about where each event is."""
+    """Reads one file; after a check it has an index of the places of some events."""
 
     def __init__(self, path: Path, entry: ExportedFile) -> None:
         self.path = path

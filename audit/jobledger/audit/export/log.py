@@ -206,8 +206,8 @@ class JoinedLog(_ReadOnly):
     def __init__(self, archives: Sequence[ExportLog], live: Log, *, linked: bool = True) -> None:
         """Join exports, the oldest first, each naming the one before it, and the log that goes on behind the last.
 
-        Not `linked`, they may name others, but begin where the one before ends: for who compares them with
-        what is known.
+        With `linked` False they may name others, but still begin where the one before ends: for a check that
+        compares them with the ledger.
 
         Raises: NotAnExportError where they do not follow each other.
         """

@@ -1,7 +1,7 @@
 """Bringing an export back: the same bytes under the same subjects at the same sequences, in an empty ledger.
 
-Each append has the condition that the original had: the chain's newest event is the one that the next names as the one
-before it. What was interrupted is gone on with, after what is there was compared with the export.
+Each append has the condition that the original had: the chain's newest event is the one whose hash the next event
+names. An interrupted import continues, after the events that are there were compared with the export.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ async def _one_by_one(export: ExportLog, first: int) -> AsyncGenerator[Message, 
 
 
 def _wanted(source: Iterator[Message], held: int, last: int) -> Generator[Message, None, None]:
-    """Leave out what is there already; all is read to the end, so that the digest over everything is compared."""
+    """Yield the events that the log lacks; read to the end, so that the digest over all of them is compared."""
     for message in source:
         if held < message.stream_sequence <= last:
             yield message
@@ -158,7 +158,7 @@ def _next_batch(wanted: Iterator[Message]) -> list[Message]:
 def chain_of(subject: str) -> str:
     """Return the filter of the chain that an event belongs to, as whoever appended it named it.
 
-    What has not the subject of an event, and so is none, makes a chain of its own.
+    A message whose subject is not that of an event, and so is no event, is a chain of its own.
     """
     tokens = subject.split(".")
     aggregate = AGGREGATES.get(aggregate_of(subject))
@@ -167,7 +167,7 @@ def chain_of(subject: str) -> str:
 
 
 class _Chains:
-    """Where each chain ends in the log that is filled; bounded, and the log knows the rest."""
+    """The last sequence of each chain in the log being filled; bounded: for others the log is asked."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -175,7 +175,7 @@ class _Chains:
         self._has_unreadable = False
 
     def heed(self, message: Message) -> None:
-        """Take note of what is in the log: behind what is no event, a chain's first event is not its first message."""
+        """Note whether a message is no event: after one, a chain's first event need not be its first message."""
         self._has_unreadable = self._has_unreadable or isinstance(message, Unreadable)
 
     async def entry(self, message: Message) -> Entry:

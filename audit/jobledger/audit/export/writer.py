@@ -50,7 +50,7 @@ Progress = Callable[[int, int], None]
 
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What an export is to be; one that is all of it already need not be written."""
+    """The export that is wanted; one that is there and meets it need not be written."""
 
     environment: str
     first: int
@@ -315,7 +315,7 @@ def _has_payloads(found: Manifest) -> bool:
 
 @contextlib.contextmanager
 def _drafted(folder: Path) -> Generator[Path, None, None]:
-    """Give an empty folder beside the one to be made, held by this process alone; it is gone at the end.
+    """Yield an empty folder beside the one to be made, locked by this process; it is removed at the end.
 
     Raises: ExportExistsError when another process holds it; OSError.
     """

@@ -1,4 +1,4 @@
-"""Seals: one signed number over a range of the ledger, so that who kept it can tell that nothing was changed since.
+"""Seals: one signed number over a range of the ledger, by which its keeper can tell that nothing was changed since.
 
 A hash chain shows damage inside a job's history; it does not show that a whole job, or the newest events of all, are
 gone, nor that somebody who can write to the store wrote another history. A seal does, once it is kept elsewhere. The
@@ -45,7 +45,7 @@ class Seal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def signed_text(seal: SealRecorded, environment: str) -> bytes:
-    """Return what the signature is over: a line for each thing said, so that any language can write it again."""
+    """Return the text that is signed: a line for each field, so that any language can write it again."""
     said = (
         "jobledger seal 1",
         environment,
@@ -114,7 +114,7 @@ async def seal_next(
 ) -> Seal | None:
     """Seal what follows the newest seal, up to the head as it is now or `events_max` events; None if there is nothing.
 
-    Events of sealing alone are nothing: an idle ledger does not grow. Memory does not grow with the range.
+    A range of seals alone is not sealed, so that an idle ledger does not grow. Memory does not grow with the range.
 
     Raises: WrongSequenceError when somebody else sealed meanwhile; CorruptLedgerError, UnreachableError,
         LedgerFullError.
@@ -185,7 +185,7 @@ async def _read_span(log: Log, first: int, last: int) -> _Span:
 class SealCheck:
     """Compares the events of a ledger, fed in stream order, with seals over them.
 
-    What begins before the first event fed cannot be compared and counts as neither right nor wrong.
+    A seal that begins before the first event fed is not compared: it counts as neither right nor wrong.
     """
 
     def __init__(

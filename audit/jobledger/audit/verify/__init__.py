@@ -1,9 +1,9 @@
 """The checker: whether a ledger, or an export of one, is what its events say it is. Reads only.
 
 `verification` reads a whole ledger and feeds the `checker`, which holds each event to the `rules`. What it keeps of jobs
-are `records` in a `store` of bounded memory; `tally` counts. `chains` and `seals` are the parts about what is no job,
-`links` about hash links, `earlier` about an earlier report, `payloads` about large values with their `references`,
-`times` the one about the server's times. `options` is what a caller says, `report` what it gets, `unproven`
+are `records` in a `store` of bounded memory; `tally` counts. `chains` is the part about other aggregates, `seals` that
+about seals, `links` that about hash links, `earlier` an earlier report, `payloads` large values and `references`,
+`times` the server's times. `options` is what a caller gives, `report` what it gets, `unproven`
 what the report does not prove, `file` a report on the disk.
 """
 

@@ -1,4 +1,4 @@
-"""The rule `actor`: what a job does to others for somebody is recorded as done by whoever made that job."""
+"""The rule `actor`: an act of a job in a person's name is recorded as by the one who made that job."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Checker:
         before: Report | None = None,
         limits: tuple[LimitInForce, ...] | None = None,
     ) -> None:
-        """Begin; `before` is an earlier report from the same `from_sequence`, which the ledger must continue.
+        """Begin; `before`: an earlier report to continue, from the same sequence unless `prefix_archived`.
 
         `is_selection`: events are left out by intent, also grants: then the rules about limits say nothing.
         `limits`: those in force at the end of the prefix that was archived; None where nobody says them.
@@ -228,18 +228,18 @@ class Checker:
             self.note(about, rule, sentence, stream_sequence=sequence)
 
     def _open_job(self, name: str) -> Job | None:
-        """Return a job that is not over, as its events add up so far; None if that is not known."""
+        """Return the state so far of a job that is not closed; None where that is not known."""
         record = self._jobs.get(name)
         return record.job if isinstance(record, Open) else None
 
     @property
     def _knows_past(self) -> bool:
-        """Whether it is known who held slots before: not where a check begins in the middle, or of a selection of events."""
+        """Whether it is known who held slots before: not if a check begins in the middle, or reads a selection."""
         return (self._from_sequence == 1 or self._prefix_archived) and not self._is_selection
 
     @property
     def _archived_through(self) -> int:
-        """The last stream sequence of which `archived` says that it is in the archive; 0 before there is one."""
+        """The last stream sequence that an `archived` event records as archived; 0 before the first."""
         return 0 if self._archived is None else self._archived.through_sequence
 
     def unreadable(self, error: CorruptLedgerError) -> None:
@@ -276,7 +276,7 @@ class Checker:
             self.note("", "sequence", sentence, stream_sequence=expected)
 
     def _tell_of(self, told: Comparison) -> None:
-        """Say what came of the earlier report; it is compared once."""
+        """Note the result of comparing the earlier report; it is compared once."""
         self._earlier = None
         self.compared(told.compared)
         if told.violation is not None:
@@ -334,7 +334,7 @@ class Checker:
                     self._note(stored, rule, sentence)
             self._take(name, None, evolve(None, lean(event), stored.stream_sequence), record, stored)
             return
-        # By the event of the run that took away what is missing: those of earlier runs may still be there.
+        # Only after the `archived` event that covers what is missing: those of earlier runs may come first.
         is_over = self._archived_through >= self._from_sequence - 1
         if self._prefix_archived and is_over and not isinstance(event, REMARKS):
             sentence = (
@@ -360,7 +360,7 @@ class Checker:
         self._take(name, job, after, record, stored)
 
     def _take(self, name: str, before: Job | None, after: Job, record: Open, stored: StoredEvent) -> None:
-        """Keep what a job is by now, and hold what it has to do with other jobs to what is kept of those."""
+        """Keep a job's new state, and check the event against what is kept of its run, children and source."""
         if before is not None and before.claim_epoch:
             self._tally.count_lost(before, after)
         if after.state in CLOSED_STATES:
@@ -374,7 +374,7 @@ class Checker:
                 self._note(stored, rule, sentence)
 
     def finish(self, expected: Expectation | None = None) -> Report:
-        """Check what can only be told at the end, and return the report; once.
+        """Check what only the end of the ledger shows, and return the report; call it once.
 
         Raises: InvalidInputError for expected jobs when the check began later than at 1; ScratchSpaceError.
         """
@@ -403,7 +403,7 @@ class Checker:
             chains.close()
 
     def _check_beginning(self) -> None:
-        """Where the ledger does not begin at 1, the archive must say that it has what came before."""
+        """Check, where the ledger does not begin at 1, that an `archived` event covers what came before."""
         if not self._prefix_archived:
             return
         archived, gone = self._archived, self._from_sequence - 1
@@ -413,7 +413,7 @@ class Checker:
         elif through < gone:
             sentence = f"stream sequence {through + 1} to {gone} are missing: the ledger begins at {gone + 1} and was archived through {through}"
         else:
-            return  # more than is gone: the run that archived it has not come to its end
+            return  # as much as is gone, or more: its archive run may not have purged yet
         self.note("", "sequence", sentence, stream_sequence=through + 1, in_front=True)
 
     def _wrong_at_end(self, expected: Expectation) -> Iterator[Violation]:

@@ -1,4 +1,4 @@
-"""Which definitions of limits were in force at a place of a ledger: as an archive run says it, and a check compares it."""
+"""The definitions of limits in force at a stream sequence: an archive run records them, and a check compares them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNKNOWN_TIME: Final = datetime.min.replace(tzinfo=UTC)
 
 
 class Definitions:
-    """The definitions that a range of a ledger tells, each in its own bytes; one of each limit and what changed it."""
+    """The definitions of limits in a range, each in its stored bytes: one for each limit, and its changes."""
 
     def __init__(self) -> None:
         self._told: dict[str, list[tuple[int, LimitInForce | None]]] = {}  # None: removed

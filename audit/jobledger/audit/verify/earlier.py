@@ -30,7 +30,7 @@ class Earlier:
         report = self._report
         if report.from_sequence == self._from_sequence:
             what, began, now, then = "digest", report.from_sequence, digest, report.digest
-        else:  # what it was computed over is archived in part: the event at its end still has a hash
+        else:  # part of its range is archived: only the hash of the event at its end can be compared
             what, began, now, then = "hash", self.ends, head_hash, report.head_hash
         if now == then:
             return self._agrees()

@@ -31,7 +31,7 @@ from jobledger.ledger.model.limits.rates import Rates, nanoseconds
 from jobledger.ledger.model.reactor import Archived, LimitInForce
 
 RULES: Final[tuple[Rule, ...]] = ("above", "slot", "order", "rate", "void")
-#: How long after the next grant of another reactor a job may still be `held` that was granted before it.
+#: How long a granted job may stay `held` after the next grant by another reactor.
 GRACE: Final = timedelta(seconds=60)
 _BYTES: Final = 40  # of a line's newest grant, about
 
@@ -62,7 +62,7 @@ class GrantRules:
         """
         self._from_sequence = from_sequence
         self.grants = 0  #: jobs that were granted
-        self.void = 0  #: of them, those that did not wait any more
+        self.void = 0  #: beside them, grants of jobs that did not wait any more
         self._holders = Holders()
         self._rates = Rates()
         self._definitions = Definitions()
@@ -90,12 +90,12 @@ class GrantRules:
         self._newest.close()
 
     def limit(self, event: LimitEvent, message: Message) -> None:
-        """Take in a definition; it counts from the first grant on that obeyed it."""
+        """Take in a definition; it applies from the first grant that had read it."""
         self._unread.append((message.stream_sequence, event))
         self._definitions.feed(event, message)
 
     def archived(self, event: Archived) -> Iterator[Broken]:
-        """Hold what `archived` says of limits to what they say themselves; earlier releases said nothing of them."""
+        """Compare the limits in `archived` with their own events; earlier releases recorded none."""
         through = event.through_sequence
         if self._is_told and event.limits is not None and through >= self._from_sequence:
             known = {each.limit: each for each in self._definitions.at(through)}
@@ -151,7 +151,7 @@ class GrantRules:
         return None if definition is None else definition.of(rest)
 
     def _is_unknown(self, name: str) -> bool:
-        """Return whether a limit may have been defined before the range in a way that nobody says."""
+        """Return whether a limit may have a definition before the range that is not known."""
         return (
             self._from_sequence > 1
             and name not in self._limits
@@ -236,13 +236,13 @@ class GrantRules:
                 )
 
     def _granted_earlier(self, key: JobKey, job: Job, grant: int) -> None:
-        """Take in who holds slots by a grant that lies before the range, and was queued only in it."""
+        """Take in the slots of a job that was granted before the range and queued in it."""
         if job.state is JobState.HELD:
             kept = tuple(filter(self._keeps, job.order.limits))
             self._holders.put(key, Holding(job.order.limits, kept, grant, job.wait_sequence))
 
     def _carried(self, key: JobKey, event: Carried) -> None:
-        """Take in who holds slots by a `carried`, where the events that told it are in an archive."""
+        """Take in the slots that a `carried` shows, where the events that gave them are archived."""
         if key not in self._holders.jobs:
             self._holders.put(key, carried_holding(event.job_state, self._keeps))
 
@@ -252,7 +252,7 @@ class GrantRules:
         return tuple(rule for rule in RULES if self.grants and rule not in broken and rule not in unjudged)
 
     def at_end(self, now: datetime | None) -> Iterator[tuple[str, int, Broken]]:
-        """Yield who was granted, by which `granted`, and long after another reactor's is neither queued nor gone."""
+        """Yield jobs, with their `granted`, that are neither queued nor gone long after another reactor's grant."""
         for (queue, job), each in self._open.items():
             if now is not None and each.other_at is not None and now - each.other_at > GRACE:
                 late_s = (now - each.other_at).total_seconds()

@@ -1,6 +1,6 @@
 """What one event may not do to its job.
 
-Pure. The state of a job is `job.evolve`'s alone; the rules here either ask `transitions` or look at that state.
+Pure. `job.evolve` alone gives the state of a job; the rules here ask `transitions`, or read that state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Outcome = Completed | Failed | Interrupted | Snoozed | Paused
 def broken_rule(job: Job | None, event: JobEvent, stream_sequence: int) -> Broken | None:
     """Return the first rule that `event` breaks and how, None when it breaks none; `job` is None before the first.
 
-    What has a rule of its own is named by it; the transition table has the last word on everything.
+    A more specific rule comes first; the transition table decides all other cases.
     """
     if job is not None:
         rule = _RULE_OF.get(type(event))
@@ -123,7 +123,7 @@ _RULE_OF: Final[Mapping[type[Event], Callable[[Job, JobEvent, int], Broken | Non
 def early(job: Job, event: JobEvent, stored_at: datetime, tolerance: timedelta) -> str | None:
     """Return one sentence when `event` ends a wait before its time.
 
-    Early means by both clocks, the appender's and the server's: a clock that is wrong is not an early timer. Who
+    Early means by both clocks, the appender's and the server's: one wrong clock does not make a timer early. Whoever
     names a reason acts as an operator and may come early.
     """
     due_at = job.due_at

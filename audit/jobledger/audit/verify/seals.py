@@ -82,8 +82,8 @@ class SealWitness:
     def _intact(self) -> Iterator[tuple[int, int]]:
         """Yield the ranges that cannot have been rewritten: those of published seals, and of the seals that they name.
 
-        The ledger's own seals alone prove it by their signatures: without them, who rewrites the one can rewrite
-        the other.
+        The ledger's own seals prove it only if signed: else whoever rewrites the events can rewrite
+        the seals too.
         """
         if not self._published:
             yield from self._check.spans() if self._signed else ()

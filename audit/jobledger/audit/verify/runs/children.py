@@ -1,7 +1,7 @@
 """What a check proves of runs and their children, across chains: `child`, `join` and `orphan`.
 
-The run says what it opened and counted (`steps`, the model's fold), its children say what became of them, and each is
-held to the other. What is kept of children are three sets of items for each step that has some.
+A run records what it opened and counted (`steps`, the model's fold), its children record how they ended, and each is
+compared with the other. For each step with children four sets of items are kept.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class RunRules:
         step = left.get(member.step) if run is None else run.steps.get(member.step)
         group = self._group(name, member.step)
         if step is None and member.step == BATCH_STEP and record is not None and task_of(record) == RUN_BATCH:
-            # Its client makes the jobs, whether or not a worker began it, or somebody ended it meanwhile.
+            # The client of a batch makes its jobs, even before a worker begins it or after somebody ended it.
             group.is_early, group.cancels = True, False
         else:
             why = _not_asked_for(name, step, member, child)
@@ -211,7 +211,7 @@ class RunRules:
             group.waits_since = group.waits_since or stored.stored_at
 
     def _requeued(self, job: Job) -> None:
-        """A dead letter goes on: its children may again, and as a child it is in a person's hands."""
+        """Take in that a dead letter goes on: so may its children, and as a child of an ended run it is no orphan."""
         _, family = self._family(job)
         if family is not None:
             family.ended_at = None

@@ -105,7 +105,7 @@ class Copies:
             self._put_aside()
 
     def _begins(self, name: str, source: RerunOf) -> Iterator[Broken]:
-        """Hold what a rerun says of its source to the newest event of that, where that is the one it names."""
+        """Compare what a rerun records of its source with the newest event of that run, where it names this event."""
         self._sources[name] = f"{source.queue}/{source.job}"
         record = self._jobs.get(f"{source.queue}/{source.job}")
         if record is None:
@@ -128,7 +128,7 @@ class Copies:
     def _check_children(
         self, event: Joined, copied: CopiedEnds, before: Job | None, after: Job
     ) -> Iterator[Broken]:
-        """Hold each end that a rerun copied to the completion of that child, of a run that it descends from."""
+        """Compare each child's end that a rerun copied with that child's completion, in a run that it descends from."""
         source, step = after.order.rerun_of, after.steps.get(event.step)
         what = f"`joined` of {event.step!r}"
         if source is None or step is None or before is None:
@@ -243,7 +243,7 @@ def _is_kept(event: _Copy) -> bool:
 
 
 def _in_place(before: Job, event: _Copy, source: RerunOf) -> Iterator[Broken]:
-    """Hold what a rerun records first of a step to the number of steps that it says it copies: they are its first ones."""
+    """Check that the first steps of a rerun, as many as it says it copies, are copies, and no others."""
     step = before.steps.get(event.step)
     if step is not None and (step.state != "started" or step.copied is not None):
         if step.state == "started" and (event.copied is not None or not has_copied(source, before.steps)):

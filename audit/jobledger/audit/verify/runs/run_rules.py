@@ -1,7 +1,7 @@
 """What an event may not do to the steps, waits and messages of its run: `step`, `join`, `wake`, `signal`, `orphan`.
 
-Each is decided once more, by the same decision and on the run as its events add up: what the ledger has must be what
-is decided. Pure.
+Each event is decided again, by the same function on the run's state before it: the ledger must hold what
+was decided. Pure.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def _waits(job: Job, event: Paused) -> Broken | None:
 
 
 def _ends(job: Job, event: _End) -> Broken | None:
-    """Hold the number of open children in a run's end to what is recorded: they are cancelled because it says so."""
+    """Check the number of open children in a run's end against its steps: they are cancelled by that number."""
     if not (event.open_children or job.steps):
         return None
     are = open_children(job.steps)
