@@ -1,7 +1,7 @@
 """Whether the ledger is audited: how far it is sealed, when it was verified and archived last.
 
-What there is to watch are the newest events of the reactors' chains; each costs one read, however long the ledger is.
-A check is only known to the ledger where it was recorded (`record_verify`): by itself it changes nothing.
+The answer comes from the newest events of the reactors' chains: one read each, however long the ledger is.
+The ledger shows a check only if it was recorded (`record_verify`): a check itself appends nothing.
 """
 
 from __future__ import annotations

@@ -64,16 +64,16 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     backlog: int | None = None  #: dispatches of its queue and priority not yet delivered; None: no consumer
     delivered: int = 0  #: stream sequence up to which that consumer has delivered
     announced: TaskEntry | None = (
-        None  #: the last word on its task, if no living worker of the queue has that
+        None  #: the newest announcement of its task, if no living worker of the queue has that task
     )
     paused: PausedConsumer | None = None  #: that consumer, if it is paused although its queue is not
     queue: QueueState = QueueState()  #: whether its queue is paused
     held: HeldFacts | None = None  #: of a job that is held: its limits, and its place among those that wait
     key: Holder | None = None  #: its unique key as it is now, and the job that took it last
-    key_elsewhere: bool = False  #: the job that holds the key is not for whoever asks to see
+    key_elsewhere: bool = False  #: whoever asks may not see the job that holds the key
     children: dict[
         str, tuple[ChildNow, ...]
-    ] = {}  #: of a run that waits for children: by the key of its step
+    ] = {}  #: of a run that waits for children: some that are open, by step key
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def find_facts(ledger: Ledger, job: Job) -> Facts:
-    """Gather what `explain` needs, from leases and the queue's consumer.
+    """Gather what `explain` needs from leases, queue, consumer, announcements, lock and key; not `held` and `children`.
 
     Raises: UnreachableError.
     """
@@ -209,17 +209,17 @@ def in_its_queue(why: Why, job: Job) -> Why:
 
 
 def _deadline(job: Job, moment: Moment) -> str:
-    """Say when a run that has a deadline is cancelled, unless it is to end already."""
+    """Return when its deadline cancels a run; "" without a deadline or once its cancellation was requested."""
     at = None if job.cancel_requested else deadline_at(job)
     return "" if at is None else f"; if it has not ended by its deadline, {moment(at)}, it is cancelled"
 
 
 def _hint_now(job: Job, facts: Facts, hint: str) -> str:
-    """Return the command that a person should type: none for a past moment, since commands act on the job as it is by now."""
+    """Return the command to type: "" for a past moment, since a command acts on the job as it is now."""
     if facts.is_past:
         return ""
     is_late = job.due_at is not None and job.due_at <= facts.now and not job.paused_by_operator
-    return "jobledger doctor" if is_late else hint  # its time has come, and no timer told it so
+    return "jobledger doctor" if is_late else hint  # it is due, and no timer fired
 
 
 def _unique(job: Job, facts: Facts) -> str:
@@ -312,7 +312,7 @@ def _going_back(job: Job) -> str:
 
 
 def _after_death(job: Job) -> tuple[str, str]:
-    """Return what more is to be said of a dead letter, and the command that brings it on."""
+    """Return a further clause about a dead letter, and the command that gives it another try."""
     if not _fails_by_children(job):
         return "", f"jobledger dlq requeue {job.id}"
     said = "; requeued it fails again, since how its children ended is recorded"
@@ -325,7 +325,7 @@ def _after_death(job: Job) -> tuple[str, str]:
 def _fails_by_children(job: Job) -> bool:
     """Return whether a dead letter fails again once it is requeued, since how its children ended is recorded.
 
-    The children that were open when the workers of a run had died were cancelled with it: a step that waits for them fails.
+    When a run died with its workers, its open children were cancelled with it: a step that waits for them fails.
     """
     if job.error is None:
         return False
@@ -357,7 +357,7 @@ def _running(job: Job, facts: Facts) -> tuple[str, str]:
             f"the next worker that is delivered it takes it over"
         ), "jobledger workers list"
     hint = f"jobledger jobs cancel {job.id}"
-    if job.cancel_requested or job.pause_requested:  # what is left is to look how far it is
+    if job.cancel_requested or job.pause_requested:  # a person can only see how far it is
         hint = f"jobledger jobs show {job.id}{' --tree' if job.steps else ''}"
     said = f"attempt {attempt.number} runs on worker {attempt.worker} for {ran}{asked}"
     return f"{said}{'' if facts.lock is None else _lock(facts.lock)}", hint

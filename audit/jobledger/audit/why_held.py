@@ -1,4 +1,4 @@
-"""Why a job is held: which of its limits has no room for it, who holds that one, and how many jobs come first. Pure."""
+"""Why a job is held: which of its limits has no room for it, which jobs hold its slots, how many come first. Pure."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
     holders: tuple[str, ...] = ()  #: `<queue>/<job id>` of those that took theirs first, a few
     waiting: int = 0  #: how many jobs wait for a slot of it
     free_at: datetime | None = None  #: when its rate allows the next start; None: now, or it has no rate
-    unstarted: int = (
-        0  #: how many jobs it admitted that are not known to have started; of a limit with a rate
-    )
+    unstarted: int = 0  #: of a limit with a rate: how many jobs it admitted of which no start is recorded
 
     #: Where whoever asks may not see all jobs: whether it has room, in place of the numbers above, which are 0.
     only: Literal["", "full", "room"] = ""
@@ -91,7 +89,7 @@ def explain_held(job: Job, facts: HeldFacts, moment: Callable[[datetime], str]) 
         return "it has just left its line", ""
     full = [each for each in facts.limits if each.is_full]
     roomy = [each for each in facts.limits if not each.is_full]
-    # What only a person can change is said first.
+    # Limits that only a person can change come first.
     full.sort(key=lambda each: (each.terms is not None, each.terms is not None and each.terms.slots != 0))
     said = [each.words(moment) for each in (*full, *roomy)]
     line = f"it is number {facts.place:,} of its line"
@@ -109,7 +107,7 @@ def explain_held(job: Job, facts: HeldFacts, moment: Callable[[datetime], str]) 
 
 
 def to_define(limit: str) -> str:
-    """Return what a person defines for a key that nobody defined: its limit, or itself where all queues share the name."""
+    """Return what to define so that an undefined key has room: its limit, or the key itself for a reserved name."""
     name, _ = split(limit)
     return limit if name in RESERVED else name
 

@@ -62,9 +62,9 @@ class RunWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_waits(job: Job, children: Mapping[str, tuple[ChildNow, ...]], moment: Moment) -> tuple[RunWait, ...]:
-    """Return what a paused run waits for, in the order of its own word.
+    """Return what a paused run waits for, in the order of `job.awaited`.
 
-    `children`: by the key of a step, the first of its children that are open.
+    `children`: the first open children of each step, by step key.
     """
     steps = (job.steps[key] for key in job.awaited if key in job.steps)
     return tuple(_wait(job, step, children.get(step.key, ()), moment) for step in steps)
@@ -121,7 +121,7 @@ def _wait(job: Job, step: Step, children: tuple[ChildNow, ...], moment: Moment) 
 
 
 def _end(job: Job) -> str:
-    """Return what ends a wait for a time: to cancel the run, or to look at one that was cancelled already."""
+    """Return the command that cancels a waiting run, or shows it if its cancellation was requested already."""
     return (
         f"jobledger jobs show {job.id} --tree" if job.cancel_requested else f"jobledger jobs cancel {job.id}"
     )

@@ -1,4 +1,4 @@
-"""Where the command `jobledger` begins, and `python -m jobledger.cli`: an interrupt ends it quietly, also while it loads.
+"""The entry of `jobledger` and of `python -m jobledger.cli`: an interrupt ends it quietly, also while it loads.
 
 It imports next to nothing, so that it can say the version before it loads the command line, which takes longer than
 Python itself.
@@ -12,7 +12,7 @@ from typing import Final
 from jobledger.cli.streams import prepare
 from jobledger.ledger.model.version import VERSION
 
-_INTERRUPTED: Final = 130  # as jobledger.cli.errors has it, which may not have been imported yet
+_INTERRUPTED: Final = 130  # as in jobledger.cli.errors, which may not be imported yet
 
 
 def main() -> None:
@@ -21,14 +21,14 @@ def main() -> None:
     if sys.argv[1:] == ["--version"] and _has_said_version():
         return
     try:
-        from jobledger.cli.main import main as run  # noqa: PLC0415 - what takes time is what may be interrupted
+        from jobledger.cli.main import main as run  # noqa: PLC0415 - slow, so it may be interrupted
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     run()
 
 
 def _has_said_version() -> bool:
-    """Write the version. Where stdout takes nothing, the whole command line tells why."""
+    """Write the version, and return whether stdout took it; if not, the whole command line reports why."""
     try:
         sys.stdout.write(f"jobledger {VERSION}\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Acts on many jobs, as commands do them: a plan first if asked, a question before many, a table of what came of it."""
+"""Acts on many jobs, as commands do them: a plan first if asked, a question before many, a table of the results."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class BulkAct(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_chosen(choice: Choice, noun: str, conditions: str) -> None:
-    """Refuse words that choose nothing, or two ways at once: what is done to many is asked for on purpose.
+    """Refuse a command that chooses no jobs, or chooses them in two ways: an act on many must be meant.
 
-    `conditions`: the options that choose by what only such jobs have. Raises: UsageError.
+    `conditions`: the options that exist for such jobs only. Raises: UsageError.
     """
     if choice.names_twice:
         raise UsageError("name jobs by their ids or choose them by options, not both")
@@ -139,7 +139,7 @@ def _why_not(failed: Sequence[ActResult], result: Result, why: str) -> str:
 
 
 def _under_way(count: int) -> str:
-    """Say of running jobs that they are asked to end: theirs are the only messages of what was done."""
+    """Say that running jobs were asked to end; of successful outcomes only theirs carry a message."""
     if count == 1:
         return "1 of them runs, and ends when its worker receives the request"
     return f"{count:,} of them run, and end when their workers receive the request" if count else ""

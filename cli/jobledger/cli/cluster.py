@@ -97,6 +97,6 @@ def _row(each: StreamCopies | StreamAway) -> tuple[int | str, str, str]:
 
 
 def _lack(other: Replica) -> str:
-    if other.away:  # a new leader knows this before it has waited
+    if other.away:  # a new leader reports a copy away before it has measured its silence
         return f" (away for {other.silent_s:.0f} s)" if other.silent_s >= 1 else " (away)"
     return "" if other.current else f" (lacks {other.behind:,})"

@@ -1,4 +1,4 @@
-"""`@command`: a function becomes a command of the CLI; what every command can be told is added here, once."""
+"""`@command`: makes a function a command of the CLI, and adds the options that commands share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jobledger.ledger.nats.addresses import holds_secret
 from jobledger.ledger.variables import variable
 from jobledger.projections.filters import SaidFilter
 
-# What reads a projection, connects or runs a loop is loaded where that is done: the help of a command begins in a third
+# Modules that read a projection, connect or run a loop are imported where they are used: help begins in a third
 # of the time.
 if TYPE_CHECKING:
     from jobledger.admin.rows import Rows
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Awaitable[int | None] | int | None])
 
-#: What commands can be told beside their own options: parameter, option, default.
+#: The options that commands share: parameter, option, default.
 _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "projection": (options.ProjectionFile, None),
     "ledger_bytes_max": (options.LedgerBytesMax, None),
@@ -46,23 +46,21 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     **{name: (kind, None) for name, kind in SERVER_OPTIONS.items()},
 }
 OFFLINE: Final = ("as_json",)  #: of a command that needs no server
-#: Of a command that connects; those of `SERVER_OPTIONS` that say what it is shown come with them.
+#: Of a command that connects; `command` adds --context and the options of `ACCESS`.
 LEDGER: Final = ("url", "environment", "as_json")
 ROWS: Final = ("projection", *LEDGER)  #: of a command that reads the projection, if only to find a job
-#: Of a command that chooses jobs by what their enqueuers said of them: those of `ROWS` too.
+#: Of a command that chooses jobs by what their enqueuers recorded; those of `ROWS` too.
 CHOOSES: Final = ("tenant", "correlation", "metadata", "limited_by", "created_by", *ROWS)
-CREATES: Final = (
-    "ledger_bytes_max"  #: of a command that makes a ledger where there is none: no other one does
-)
+CREATES: Final = "ledger_bytes_max"  #: of the commands that make a ledger where there is none
 WAITS: Final = "wait_for_server_s"  #: of a process that may begin before its server
 
 
-#: How a function asks for what typer knows of its parameters.
+#: The parameter by which a function gets typer's context.
 _LINE: Final = inspect.Parameter("line", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
 
 
 class Cli:
-    """What one command was told beside its own options, and its way to speak."""
+    """The shared options of one command, and its output."""
 
     def __init__(
         self,
@@ -85,7 +83,7 @@ class Cli:
         variables: Mapping[str, str] = {},
         **access: Any,
     ) -> None:
-        """Check what was told. `line`: what typer knows of it; `variables`: how another command is told the same settings.
+        """Check the options. `line`: typer's context; `variables`: the same settings as variables, for another command.
 
         Raises: UsageError, ConfigurationError.
         """
@@ -102,14 +100,14 @@ class Cli:
             setting_variables=dict(variables),
             access=Access(**{name: value for name, value in access.items() if value}),
         )
-        self.worker = {  #: words of `WorkerConfig`
+        self.worker = {  #: arguments of `WorkerConfig`
             name: value for name, value in settings.items() if name not in of_ledger
         }
         self.line = line
-        self.context = context  #: of the `nats` command, where it says which server is meant
+        self.context = context  #: of the `nats` command, if that names the server
         self.projection = projection  #: the file that was named
         self.output = Output(as_json=as_json)
-        self.said = SaidFilter(  #: of the jobs that are meant, by their enqueuers
+        self.said = SaidFilter(  #: which jobs, by what their enqueuers recorded
             tenant=tenant,
             correlation=correlation,
             metadata=tuple(pairs(metadata or [], "--metadata").items()),
@@ -133,8 +131,8 @@ class Cli:
     async def ledger(self, *, known: str | None = None) -> AsyncGenerator[Ledger, None]:
         """Connect for the length of a block.
 
-        Raises: as `opened`; a LedgerNotFoundError says what is `known` of a ledger that was there, else what a
-            projection on this machine knows.
+        Raises: as `opened`; a LedgerNotFoundError adds `known`, a sentence on a former ledger, else what a
+            projection on this machine has of one.
         """
         from jobledger.cli.session import opened  # noqa: PLC0415
 
@@ -147,7 +145,7 @@ class Cli:
             yield ledger
 
     def former_ledger(self, now: Path | None = None) -> str | None:
-        """Return a sentence on a ledger that was there, and that only a projection on this machine still knows.
+        """Return a sentence on a former ledger of which a projection on this machine is left, else None.
 
         `now`: the projection of the ledger that is there now, if there is one.
         """
@@ -164,7 +162,7 @@ class Cli:
         return None
 
     def rows(self, ledger: Ledger) -> Rows:
-        """Return the ledger's projection, whose reading a person can watch."""
+        """Return the ledger's projection; it shows a person how far it has read."""
         from jobledger.admin.projection_files import projection_path  # noqa: PLC0415
         from jobledger.admin.rows import Rows  # noqa: PLC0415
         from jobledger.cli.session import data_folder  # noqa: PLC0415
@@ -190,10 +188,10 @@ def command(
 ) -> Callable[[F], F]:
     """Register a function whose first parameter is a `Cli`; the others are its own arguments and options.
 
-    A coroutine is run to its end, also one that a plain function returns: what such a function does before (import an
-    application, read stdin) Ctrl-C ends at once, which in a loop it cannot. An int that comes of it is the exit code.
-    `takes`: which of the shared options the command has; the other fields of its `Cli` are at their defaults. Whoever
-    connects has all of `SERVER_OPTIONS`. `settings`: of configurations, by their fields.
+    A coroutine is run to its end, also one that a plain function returns: Ctrl-C ends at once what such a function
+    does before (import an application, read stdin), which in a loop it cannot. An int that it returns is the exit code.
+    `takes`: which of the shared options the command has; the other fields of its `Cli` have their defaults. What
+    connects has all of `SERVER_OPTIONS`. `settings`: options for fields of configurations.
     """
     if CREATES in takes:
         settings = {**settings, "replicas": options.REPLICAS}
@@ -242,9 +240,9 @@ def command(
 
 
 def _follow_context(given: dict[str, Any], line: typer.Context) -> dict[str, str]:
-    """Put what a context of the `nats` command says in the place of what was not told, or forget its name.
+    """Fill options that were not given from the context of the `nats` command; drop it if only --url was typed.
 
-    As in `connect`: what stands on the command line counts before what variables say. Returns what it says beside
+    As in `connect`, the command line comes before environment variables. Returns the context's settings other than
     server and credentials.
 
     Raises: UsageError, ConfigurationError.

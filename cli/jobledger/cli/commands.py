@@ -246,8 +246,8 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-#: What `jobledger --help` says of the commands without a group: their first sentences, since a module that tells its own
-#: is loaded only where it runs.
+#: The help of the commands without a group in `jobledger --help`: the first sentences of their docstrings, repeated
+#: here since the list does not import their modules.
 HELPS: Final[Mapping[str, str]] = {
     "up": "Run the embedded server (or use --url), a worker for --app, a projector and a gateway, until Ctrl-C.",
     "init": "Make the ledger and the buckets of an environment where they are missing, and say what to do next.",
@@ -269,7 +269,7 @@ HELPS: Final[Mapping[str, str]] = {
 
 
 def named_by(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the groups and the command that the words of a command line begin with; none is ()."""
+    """Return the groups and the command that the first words of a command line name; () if they name none."""
     found: list[str] = []
     group = COMMANDS
     for word in words:
@@ -298,7 +298,7 @@ def add_commands(app: typer.Typer, words: Sequence[str] | None) -> None:
     `words`: what follows the switches for all commands; None adds every command.
     """
     if words is not None and words[:1] == ["--version"]:
-        return  # said without any
+        return  # it needs no command
     names = _load(
         COMMANDS, None if words is None else list(dropwhile(lambda word: word.startswith("-"), words))
     )
@@ -329,7 +329,7 @@ def _import(member: str) -> None:
 
 
 def _unnamed() -> None:
-    """Stand for a command of which no more than the name and one sentence is needed."""
+    """Stand in for a command of which only the name and one sentence of help are shown."""
 
 
 def _load(group: Group, words: Sequence[str] | None) -> list[str]:

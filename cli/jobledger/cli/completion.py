@@ -1,4 +1,4 @@
-"""Tab completion: what a shell asks for, so that only the commands of the line at hand are imported.
+"""Tab completion: the line that a shell asks about, so that only the commands of this line are imported.
 
 `jobledger --install-completion` makes the shell call the command line with `_JOBLEDGER_COMPLETE`; typer answers it.
 """
@@ -13,7 +13,7 @@ _LINES: Final = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  #: of bash, and of the o
 
 
 def is_completing() -> bool:
-    """Return whether a shell asks how a line goes on."""
+    """Return whether a shell asks for completions of a line."""
     return _ASKED in os.environ
 
 
@@ -23,6 +23,6 @@ def takes_names_only() -> bool:
 
 
 def completed_words() -> list[str]:
-    """Return the words after the program's name on the line that is to be completed, as far as they name a command."""
+    """Return the words after the program's name on the line that is to be completed."""
     line = next((os.environ[name] for name in _LINES if name in os.environ), "")
     return line.split()[1:]

@@ -30,7 +30,7 @@ def read_bytes(file: str) -> bytes:
 
 
 def read_definition(file: str) -> object:
-    """Return what a file says: TOML where it is called so, else JSON. Raises: InvalidInputError, and as `read_bytes`."""
+    """Return a file's value, TOML if its name ends in .toml, else JSON. Raises: InvalidInputError, as `read_bytes`."""
     text = read_bytes(file)
     try:
         if Path(file).suffix == ".toml":

@@ -28,7 +28,7 @@ _DEATH_UNFORESEEN_S: Final = 3.0
 async def embedded(
     directory: Path, *, port: int, durability: Durability
 ) -> AsyncGenerator[EmbeddedServer, None]:
-    """Run the embedded server for the length of the block; its monitoring port gives way when it is taken.
+    """Run the embedded server for the length of the block; it takes a free monitoring port if the usual one is in use.
 
     Raises: as `EmbeddedServer.start`.
     """
@@ -58,7 +58,7 @@ async def until_ended(server: EmbeddedServer) -> None:
 
 @contextlib.asynccontextmanager
 async def blamed(server: EmbeddedServer) -> AsyncGenerator[None, None]:
-    """Report the server's death as what it is, whichever part of us noticed it first.
+    """Raise ServerEndedError once the server has ended, whichever of our parts noticed it first.
 
     Raises: ServerEndedError instead of any error that came with it.
     """
@@ -75,13 +75,13 @@ async def blamed(server: EmbeddedServer) -> AsyncGenerator[None, None]:
 
 
 def _death_s(error: BaseException) -> float:
-    """How long to wait for the server's end; a server that does not answer has most likely ended, too."""
+    """Return how long to wait for the server's end; a server that does not answer has most likely ended, too."""
     ours = isinstance(error, LedgerError | ProjectionError) and not isinstance(error, UnreachableError)
     return _DEATH_S if ours else _DEATH_UNFORESEEN_S
 
 
 def _was_asked_for(error: BaseException) -> bool:
-    """Whether the block was ended from outside; a future that a lost connection cancelled only looks like that."""
+    """Return whether the block was ended from outside, and not by a future that a lost connection cancelled."""
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is None or task.cancelling() > 0

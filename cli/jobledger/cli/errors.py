@@ -66,7 +66,7 @@ _CODES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (ProjectionBusyError, REFUSED),
 )
 
-#: The option with which a command is told what an error asks for: the ledger's own sentences know no command line.
+#: The option that answers an error: the ledger's own sentences name no options of the command line.
 _OPTIONS: Final[dict[type[LedgerError], str]] = {
     AmbiguousIdError: "--queue",
     InputMismatchError: "--on-other-input keep",
@@ -148,7 +148,7 @@ def sentence(error: BaseException) -> str:
         return f"{error} ({option})" if option else str(error)
     if isinstance(error, TyperException):
         command = getattr(getattr(error, "ctx", None), "command_path", "jobledger")
-        # The words before the colon are those of the library that checks choices, and say nothing.
+        # The library that checks choices puts these words first; they tell a person nothing.
         text = error.format_message().replace("Value error, ", "").rstrip(".")
         return f"{text}{_near(text)} (see `{command} --help`)"
     if isinstance(error, UnfitFileError):
@@ -160,7 +160,7 @@ def sentence(error: BaseException) -> str:
 
 
 def _near(text: str) -> str:
-    """Return a question for the choice that was meant, where the text is about a word that is none."""
+    """Return a question with the nearest choice, where the text is about a word that is not a choice."""
     found = _CHOICES.search(text)
     if found is None:
         return ""

@@ -37,7 +37,7 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(message)
 
     def variables(self, place: int) -> dict[str, str]:
-        """Return what tells the worker process at `place`, from 0 on, its own port."""
+        """Return the variables that give the worker process at `place`, from 0 on, its own port."""
         if self.port is None:
             return {}
         found = {

@@ -25,7 +25,7 @@ class Command(TyperCommand):
     """A command; its own `--help` is a switch and takes no value, and tells the options of the server in one line."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help; the options of the server stand in that of all commands."""
+        """Write the help; options of the server take one line, since `jobledger --help` lists them."""
         params: list[Any] = list(self.params)
         found = [each for each in params if _is_of_server(each) and not each.hidden]
         epilog = self.epilog
@@ -61,7 +61,7 @@ class Group(TyperGroup):
     """Commands that share their first word."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take the words behind the name; without any, show the help and exit as after a mistake."""
+        """Take the words after the name; without any, show the help and exit as after a mistake."""
         if not args and not ctx.resilient_parsing:
             typer.echo(ctx.get_help())
             ctx.exit(USAGE)
@@ -85,7 +85,7 @@ class Group(TyperGroup):
         return _without_type(super().get_help_option(ctx))
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the options; those of tab completion are typer's own, which would show a type beside them."""
+        """Return the options; those of tab completion lose the type that typer shows beside them."""
         found = super().get_params(ctx)
         for option in found:
             read_quickly(option)
@@ -118,7 +118,7 @@ def _first_paragraph(command: Any) -> str:
 
 
 def _is_of_server(option: Any) -> bool:
-    """Return whether an option is a shared one, and none that a command declares under the same name."""
+    """Return whether an option is a shared one, not one that a command declares under the same name."""
     shared = SERVER_OPTIONS.get(option.name)
     return shared is not None and shared.__metadata__[0].help == option.help
 

@@ -62,7 +62,7 @@ async def link(
     """Make a link that logs somebody in to the dashboard, once. What it opens can be ended with `keys revoke`."""
     if not gateway.startswith(("http://", "https://")):
         raise UsageError(f"--gateway {gateway[:80]!r} is no address: write http://HOST:PORT or https://HOST")
-    grant = Grant(  # words that there are not are refused where the key is made
+    grant = Grant(  # unknown words are refused where the key is made
         role=cast("Role | None", role),
         permissions=cast("tuple[Permission, ...]", tuple(permission or ())),
         queues=tuple(queue or ()),

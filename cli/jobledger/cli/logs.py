@@ -16,14 +16,14 @@ from jobledger.cli.text import json_safe, plain, plain_lines
 from jobledger.ledger.logs.job_filter import FACTS, JobFilter
 from jobledger.ledger.logs.lines import Line, lines_of
 
-_TASKS: Final = "jobledger.task"  #: behind `Context.logger`
-_JOBS: Final = "jobledger.workers.jobs"  #: what becomes of each job
+_TASKS: Final = "jobledger.task"  #: the name of `Context.logger`
+_JOBS: Final = "jobledger.workers.jobs"  #: logs what happens to each job
 _RED, _YELLOW, _DIM, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
-_NOTES: Final = logging.getLogger("jobledger.notes")  #: what commands tell a person
+_NOTES: Final = logging.getLogger("jobledger.notes")  #: logs the notes of commands
 
 
 class _Text(logging.Formatter):
-    """`LEVEL: text`; of a process that stays, and with --verbose, with its time and where it comes from."""
+    """`LEVEL: text`; in a long-running process, and with --verbose, also the time and the source."""
 
     def __init__(self, *, full: bool) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class _Text(logging.Formatter):
 
 
 class _Terminal(_Text):
-    """What a person at a terminal reads: the time of day (UTC), which job, the text; in colour what is worse than INFO."""
+    """A line for a terminal: the time of day (UTC), the job, the text; every level but INFO has its own look."""
 
     def __init__(self, *, colored: bool) -> None:
         super().__init__(full=True)
@@ -161,7 +161,7 @@ def _blocks(lines: Iterable[str]) -> Iterator[str]:
 class _ToStderr(logging.Handler):
     """Writes to whatever stderr is at the moment of writing, as a program may redirect it.
 
-    A line that cannot be written is lost, and ends nothing.
+    A line that cannot be written is lost, and the program goes on.
     """
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ class _ToStderr(logging.Handler):
                 return
             for block in _blocks(formatter.each(record, lines)):
                 sys.stderr.write(block)
-        except Exception:  # noqa: BLE001 - what is wrong with a line must not come to whoever logs
+        except Exception:  # noqa: BLE001 - an error in a log line must not reach its caller
             with contextlib.suppress(Exception):
                 self.handleError(record)
 
@@ -185,7 +185,7 @@ class _ToStderr(logging.Handler):
 def set_up_logs(*, verbose: bool, debug: bool, log_format: LogFormat = "text") -> None:
     """Send logs to stderr: warnings and the logs of tasks; with `verbose` also progress, the application's too.
 
-    Ours never hold inputs or passwords.
+    Our own log lines never hold inputs or passwords.
     """
     root = logging.getLogger()
     for handler in [each for each in root.handlers if isinstance(each, _ToStderr)]:
@@ -202,7 +202,7 @@ def set_up_logs(*, verbose: bool, debug: bool, log_format: LogFormat = "text") -
 
 
 def log_as_process() -> None:
-    """Log as a process that stays: from INFO on, each line with its time and where it comes from; short on a terminal."""
+    """Log as a long-running process: from INFO on, each line with time and source; shorter lines on a terminal."""
     ours = logging.getLogger("jobledger")
     ours.setLevel(min(ours.level, logging.INFO))
     handler = _handler()
@@ -215,7 +215,7 @@ def log_as_process() -> None:
 
 
 def log_application(modules: Iterable[str]) -> None:
-    """Let loggers of an application's packages speak from INFO on, where it has not said itself from where on.
+    """Set the loggers of an application's packages to INFO, unless the application set a level itself.
 
     `modules`: those of its tasks. What tasks log is kept for `jobs logs`, and most of it is INFO.
     """
@@ -226,20 +226,20 @@ def log_application(modules: Iterable[str]) -> None:
 
 
 def name_worker(identity: Callable[[], str]) -> None:
-    """Let every line outside of attempts say from now on which worker it comes from."""
+    """Add the worker's identity to every later log line outside of attempts."""
     handler = _handler()
     if handler is not None:
         handler.jobs.worker = identity
 
 
 def log_format() -> LogFormat:
-    """Return how lines look now."""
+    """Return the present format of log lines."""
     handler = _handler()
     return "json" if handler is not None and isinstance(handler.formatter, _Json) else "text"
 
 
 def note(text: str, otherwise: Callable[[str], None]) -> None:
-    """Tell a person something: as a log line where lines are read by a program, else as `otherwise` does it."""
+    """Give a person a note: as a log line with --log-format json, else by `otherwise`."""
     if log_format() == "json":
         _NOTES.info("%s", plain(text))
     else:

@@ -72,7 +72,7 @@ def _root(
 
 
 def _root_with_server() -> Callable[..., None]:
-    """Return what the root is: its help lists the options of the server, which stand behind the command when it runs."""
+    """Return the root callback; its help lists the options of the server, which `run` moves behind the command."""
     own = inspect.signature(_root, eval_str=True).parameters.values()
     server = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
@@ -88,7 +88,7 @@ def _root_with_server() -> Callable[..., None]:
 
 
 def program(words: Sequence[str] | None = None) -> TyperGroup:
-    """Return the command line with what is needed to answer these words; with every command for None."""
+    """Return the command line with the commands that these words need; for None with every command."""
     app = typer.Typer(
         name="jobledger",
         cls=Group,
@@ -98,7 +98,7 @@ def program(words: Sequence[str] | None = None) -> TyperGroup:
         "JOBLEDGER_TLS_CA. Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 cannot reach the server. "
         "Commands act as an operator, who may do everything; events name the account that runs them.",
         callback=_root_with_server(),
-        # Only these need it, and it imports modules that no command uses.
+        # Only completion and the root's own options need it; it imports modules that no command uses.
         add_completion=is_completing() or not words or words[0].startswith("-"),
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": COLUMNS_MAX},
@@ -145,7 +145,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = _command_for(others).main(args=words, prog_name="jobledger", standalone_mode=False)
         sys.stdout.flush()
-    except SystemExit as error:  # typer's own answer to a reader who went away
+    except SystemExit as error:  # typer exits so when the reader of stdout has gone
         return (
             _after_broken_pipe() if isinstance(error.__context__, BrokenPipeError) else int(error.code or 0)
         )
@@ -163,7 +163,7 @@ def _command_for(words: Sequence[str]) -> TyperGroup:
     return _built(path) if path and not is_completing() else program(words)
 
 
-#: A process that runs many commands, such as one of tests, reads their signatures once.
+#: Cached, so that a process that runs many commands, such as a test run, reads their signatures once.
 _built: Final = functools.cache(program)
 
 
@@ -179,7 +179,7 @@ def _after_error(group: BaseException, words: Sequence[str]) -> int:
 
 
 def _after_broken_pipe() -> int:
-    """Whoever read our answer had enough, as in `| head`: the rest goes nowhere, also at the interpreter's end."""
+    """Drop the rest of the answer, whose reader has gone, as with `| head`; the interpreter's end drops it, too."""
     let_go(sys.stdout)
     return DONE
 
@@ -199,15 +199,15 @@ def _switches_apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _server_behind_command(words: list[str]) -> list[str]:
-    """Return the words with what stands before the command of the options of the server behind it, where all have them."""
+    """Return the words with options of the server moved behind the command; without a command they are left out."""
     count = leading(words)
     server, rest = words[:count], words[count:]
-    if server and rest[:1] == ["--"]:  # of the line before the command
+    if server and rest[:1] == ["--"]:  # ends the options before the command
         rest = rest[1:]
     path = named_by(rest)
     if not server or not rest:
         return words
-    # A group tells its commands, whichever server is meant; and what is no command is refused as such.
+    # A group lists its commands without a server; and words that name no command are refused as such.
     return [*path, *server, *rest[len(path) :]] if is_command(path) else rest
 
 

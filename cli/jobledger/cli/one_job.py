@@ -1,4 +1,4 @@
-"""What the commands about a single job share: its id on the command line, and how its archive is named."""
+"""Parts of the commands about a single job: its id on the command line, and how its archive is named."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or a pre
 
 
 class FoundJob(NamedTuple):
-    """One job, with what its archive has of it."""
+    """One job and its events, also those in its archive."""
 
     ledger: Ledger
     log: Log  #: the ledger with the archive of --archive in front of it
     history: list[StoredEvent]
-    missing: str  #: a sentence where events of the job are not among them, else ""
+    missing: str  #: a sentence where the history lacks events of the job, else ""
     chain: ChainCheck  #: whether the hash links of the history hold
 
 
@@ -42,7 +42,7 @@ async def found_history(
 ) -> AsyncGenerator[FoundJob, None]:
     """Connect for the length of the block, and read the job's events, those in its archive before the others.
 
-    `command` is the one to be named where --archive helps.
+    `command`: the command that messages name where --archive helps.
 
     Raises: as `find_history`.
     """
@@ -57,7 +57,7 @@ async def found_history(
 
 
 async def moment_of_found(found: FoundJob, past: AsOf, job_id: str, command: str) -> Moment:
-    """Return the past moment in the log that the job was read from; `command` is to be named where --archive helps.
+    """Return the past moment in the log that the job was read from; an error names `command` where --archive helps.
 
     Raises: MomentAheadError, MomentArchivedError, UnreachableError.
     """
@@ -74,7 +74,7 @@ def status_of(job: Job) -> dict[str, str]:
 
 
 def refuse_broken(check: ChainCheck, label: str) -> None:
-    """Say that what was shown cannot be trusted, where a hash link does not hold.
+    """Refuse a history in which a hash link does not hold: what was shown cannot be trusted.
 
     Raises: LedgerNotSoundError.
     """

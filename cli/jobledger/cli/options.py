@@ -17,7 +17,7 @@ from jobledger.ledger.variables import variable
 
 
 class Setting(NamedTuple):
-    """How one field of a configuration is told to a command."""
+    """The option and the variable that set one field of a configuration."""
 
     option: Any  #: the type of the command's parameter, whose default is None
     flag: str
@@ -45,7 +45,7 @@ LedgerBytesMax = Annotated[
         rich_help_panel=SERVER,
     ),
 ]
-#: Of a command that makes a ledger, and of whoever runs jobs.
+#: Of a command that makes a ledger, and of processes that run jobs.
 REPLICAS: Final = Setting(
     option=Annotated[
         int | None,

@@ -38,14 +38,14 @@ Cell = str | Text | int | None
 
 
 class _Console(Console):
-    """Rich's, but that a pipe which nobody reads any more is an error like others, and does not exit."""
+    """Rich's console, except that a broken pipe raises BrokenPipeError and does not exit."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 class Output:
-    """One command's way to speak."""
+    """The output of one command: its answer on stdout, notes and progress on stderr."""
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
@@ -61,7 +61,7 @@ class Output:
     def object(self, value: Any, **more: Any) -> None:
         """Write a Struct or dict as one JSON object on a line of its own; datetimes become UTC with microseconds.
 
-        `more`: fields behind its own.
+        `more`: fields after its own.
         """
         self.raw(msgspec.json.encode(_plain(value) | _plain(more)).decode())
 
@@ -81,7 +81,7 @@ class Output:
         sys.stdout.flush()
 
     def _folded(self, text: Text, width: int) -> list[Text]:
-        """Break what a terminal has no room for; what goes to a file or a program stays one line."""
+        """Break text that is too wide for the terminal; for a file or a program it stays one line."""
         return _wrapped(text, width) if self.console.is_terminal else [text]
 
     def line(self, text: Text) -> None:
@@ -94,13 +94,13 @@ class Output:
         sys.stdout.flush()
 
     def note(self, text: str) -> None:
-        """Tell a person something about the way to the answer, on stderr, also with --json."""
+        """Print a note beside the answer, on stderr, also with --json."""
         with contextlib.suppress(OSError, ValueError):
             logs.note(text, lambda text: self.notes.print(Text(plain(text)), soft_wrap=True))
 
     @contextlib.contextmanager
     def telling(self) -> Generator[None, None, None]:
-        """Let what is said in the block be lost where it cannot be written: a service that goes on must not end of it."""
+        """Drop output of the block that stdout does not take: a running service must not end because of it."""
         try:
             yield
         except OSError as error:
@@ -110,9 +110,9 @@ class Output:
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, title: str = "") -> None:
         """Print a table, on a terminal one that fits.
 
-        A column whose name ends with `>` is set right, one that ends with `!` is never cut, and one that ends with
+        A column whose name ends with `>` is right-aligned, one that ends with `!` is never cut, and one that ends with
         `~` is folded instead. The first one, which holds the name, is never cut either; where there is too little room
-        for all, the end of the line goes.
+        for all, the line is cut at its end.
         """
         if title:
             self.say()
@@ -162,7 +162,7 @@ class Output:
             self.hanging(Text(f"{name:<{width}}", style="dim"), value)
 
     def hanging(self, head: Text, body: Text) -> None:
-        """Print `head` and `body` as one line; a terminal's is folded, and goes on below where the body begins."""
+        """Print `head` and `body` as one line; on a terminal the body wraps, and each part begins below the first."""
         indent = Text(" " * len(head))
         for number, part in enumerate(self._folded(body, max(20, self.console.width - len(indent)))):
             line = (head if number == 0 else indent) + part
@@ -181,7 +181,7 @@ class Output:
 
 
 class _SlowProgress:
-    """A progress bar for those who have waited a second already; a line now and then without a terminal."""
+    """A progress bar that appears after a second; without a terminal, a line now and then."""
 
     def __init__(self, console: Console, what: str) -> None:
         self._console = console
@@ -207,7 +207,7 @@ class _SlowProgress:
 
 
 def bar(console: Console) -> Progress:
-    """Return the one look of progress bars; it goes away when it is done."""
+    """Return a progress bar in the common style; it disappears when it is done."""
     from rich import progress  # noqa: PLC0415 - few commands take long enough to show one
 
     columns = (
@@ -223,9 +223,9 @@ def bar(console: Console) -> Progress:
 def _wrapped(body: Text, width: int) -> list[Text]:
     """Break between words only: a path that is too long stays whole, and so does a command in backticks, to be copied.
 
-    What is set in at its beginning goes on set in as far.
+    Further lines have the indent of the first.
     """
-    # A space that is none to textwrap takes the place of those in commands; nothing that is shown holds a NUL.
+    # NUL, which is not a space to textwrap, replaces the spaces in commands; shown text never holds a NUL.
     glued = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), body.plain)
     begin = len(glued) - len(glued.lstrip(" "))
     indent = glued[: min(begin, width // 2)]
@@ -266,7 +266,7 @@ def _set(cell: Text, width: int, *, is_right: bool) -> Text:
 
 
 def _fitted(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Take what is too much from the widest column that is above its least width, again and again; 0 is never taken from."""
+    """Narrow the widest column above its least width until all fit; a column with least width 0 keeps its width."""
     found = list(widths)
     while sum(found) > room:
         candidates = [at for at, width in enumerate(found) if 0 < least[at] < width]
@@ -285,7 +285,7 @@ def _cell(value: Cell) -> Text:
 
 
 def _plain(value: Any) -> Any:
-    """Return nested values as plain ones: Structs with all of their fields, times as all our JSON has them."""
+    """Return nested values as plain ones: Structs as dicts of all their fields, times as in all our JSON."""
     if isinstance(value, datetime):
         return time_text(value)
     if isinstance(value, msgspec.Struct):

@@ -54,5 +54,5 @@ async def viewed_of(cli: Cli, ledger: Ledger, past: AsOf | None) -> AsyncGenerat
 
 
 def rows_begin(view: View) -> dict[str, int]:
-    """Return what a row of --json also says where the rows do not begin with the ledger: `rows_begin_at`."""
+    """Return a further field of --json rows, `rows_begin_at`, where the rows do not begin with the ledger."""
     return {} if view.begins_at == 1 else {"rows_begin_at": view.begins_at}

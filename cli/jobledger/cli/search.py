@@ -1,4 +1,4 @@
-"""Searches on a command line: `jobs list 'tenant:acme state:dead'`, and words that are one beside ids."""
+"""Searches on a command line: `jobs list 'tenant:acme state:dead'`, and words beside ids that are searches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobledger.projections.search import KEYS, STATE_GROUPS, STATE_TOKENS, read_
 
 
 def completions(incomplete: str) -> list[tuple[str, str]]:
-    """Return what a word that was begun can become, each with a word on it: keys, and states behind their key."""
+    """Return the completions of a word, each with its help: the keys of a search, and states after `state:`."""
     before, blank, begun = incomplete.rpartition(" ")
     found = {f"{name}:": key.what for name, key in KEYS.items()}
     if begun.startswith("state:"):
@@ -47,13 +47,13 @@ def parsed(text: str, now: datetime | None = None) -> JobFilter:
 
 
 def ids_and_search(words: Iterable[str] | None) -> tuple[list[str], str]:
-    """Return the ids among some words, and the search that the others are. Raises: ProjectionConfigError."""
+    """Return the ids among some words, and the other words as one search. Raises: ProjectionConfigError."""
     given = [(word, read_words(word)) for word in words or ()]
     searches = [word for word, parts in given if parts and parts[0].key]
     return [word for word, _ in given if word not in searches], search_of(searches)
 
 
 def is_edit(word: str) -> bool:
-    """Return whether a word replaces an argument of the input: `cents=100`, and no condition as `meta.region=eu`."""
+    """Return whether a word replaces an argument of the input: `cents=100`, unlike the condition `meta.region=eu`."""
     parts = read_words(word)
     return bool(parts) and parts[0].key.startswith("input.")

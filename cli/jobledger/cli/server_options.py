@@ -1,6 +1,6 @@
 """Options that say which server and environment is meant: every command that connects has them, `jobledger --help` lists them.
 
-They are declared apart from the other shared options since that list must not load what connects.
+They are declared apart from the other shared options, since `--help` must not load modules that connect.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def no_secret(context: typer.Context, parameter: typer.CallbackParam, value: str
 
 
 def is_typed(context: typer.Context, name: str) -> bool:
-    """Return whether a parameter stands on the command line; else a variable may say it."""
+    """Return whether a parameter stands on the command line; if not, a variable may have set it."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -51,7 +51,7 @@ def _option(name: str, metavar: str, told: str, *, is_secret: bool = False) -> A
         envvar=variable(name),
         metavar=metavar,
         help=told,
-        show_envvar=False,  # the help says once how they are called
+        show_envvar=False,  # the help of all commands explains the names once
         hidden=is_secret,
         callback=no_secret if is_secret or name == "url" else None,
         rich_help_panel=SERVER,
@@ -77,7 +77,7 @@ PLACE: Final[dict[str, Any]] = {
         "Prefix of streams and subjects, so that several environments share a server.",
     ),
 }
-#: Credentials and TLS: the words of `connect`.
+#: Credentials and TLS: arguments of `connect`.
 ACCESS: Final[dict[str, Any]] = {
     "creds": _option("creds", "FILE", "Credentials file: JWT and seed."),
     "nkey": _option("nkey", "FILE", "File with the seed of an nkey."),
@@ -98,7 +98,7 @@ _FLAGS: Final = frozenset(f"--{name.replace('_', '-')}" for name in SERVER_OPTIO
 
 
 def in_one_line(names: Collection[str]) -> str:
-    """Return what the help of a command says in the place of these options."""
+    """Return the line that the help of a command shows in place of these options."""
     places = ", ".join(f"--{each}" for each in PLACE if each in names)
     return f"{places}, credentials and TLS: see `jobledger --help`."
 

@@ -34,15 +34,15 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.nats.access import NAMES, NO_ACCESS, Access
 from jobledger.ledger.variables import variable
 
-# What connects, or reads a projection, is loaded by the commands that do: others begin in half the time.
+# Modules that connect or read a projection are loaded by the commands that need them: others begin in half the time.
 if TYPE_CHECKING:
     from jobledger.ledger.client import Ledger
     from jobledger.ledger.tasks import TaskRegistry
 
 T = TypeVar("T")
 _LAST_TASKS_END_S: Final = 1.0
-CLIENT_NAME: Final = "jobledger-cli"  #: of a connection, where nothing else is said
-#: Of a target that has them: its type says which are not always said.
+CLIENT_NAME: Final = "jobledger-cli"  #: of a connection without another name
+#: Fields of a target that go to `connect` only if they are not None.
 _WORDS: Final = ("ledger_bytes_max", "enqueue_in_flight_max", "append_timeout_s")
 _RETRY_S: Final = 0.5  #: between two tries to connect to a server that is starting
 logger = logging.getLogger("jobledger.connection")
@@ -56,17 +56,17 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     ledger_bytes_max: int | None = None
     enqueue_in_flight_max: int | None = None  #: of one bulk enqueue
     append_timeout_s: float | None = None  #: how long an append or a read may take across reconnects
-    create: bool = False  #: streams that are missing; for what writes a job or runs one
+    create: bool = False  #: make missing streams; for commands that add or run jobs
     wait_for_server_s: float = (
         0.0  #: how long to retry where no server answers, or its JetStream is not ready
     )
-    settings: dict[str, Any] = {}  #: more words of `connect`
-    setting_variables: dict[str, str] = {}  #: how another command of ours is told its settings
+    settings: dict[str, Any] = {}  #: more arguments of `connect`
+    setting_variables: dict[str, str] = {}  #: the same settings as variables, for another command of ours
     access: Access = NO_ACCESS
 
     def variables(self) -> dict[str, str]:
-        """Return the variables that tell another command of ours the same of server, access and settings."""
-        nothing = {variable(name): "" for name in NAMES}  # what a context was named in the place of
+        """Return the variables that give another command of ours the same server, access and settings."""
+        nothing = {variable(name): "" for name in NAMES}  # clears what a context replaces
         return {
             "JOBLEDGER_URL": self.url,
             CONTEXT: "",
@@ -76,7 +76,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def words(self) -> dict[str, Any]:
-        """Return what `connect` is told beside the address."""
+        """Return the arguments of `connect` beside the address."""
         found = {name: getattr(self, name) for name in _WORDS if getattr(self, name) is not None}
         named = {"environment": self.environment, "name": CLIENT_NAME, "create": self.create}
         return {**named, **found, **self.settings, **self.access.given()}
@@ -89,7 +89,7 @@ def run(function: Callable[[], Awaitable[T]]) -> T:
     async def to_the_end() -> T:
         try:
             result = await function()
-        except Exception as error:  # whatever it is, tasks that do not end must not keep it from being told
+        except Exception as error:  # any error: tasks that do not end must not keep it from being reported
             if await _tasks_run_on():
                 exit_at_once(report(first_of(error), as_json="--json" in sys.argv))
             raise
@@ -113,7 +113,7 @@ async def _tasks_run_on() -> bool:
 
 @contextlib.asynccontextmanager
 async def opened(target: Target) -> AsyncGenerator[Ledger, None]:
-    """Connect for the length of the block. Raises: as `connect`; LedgerNotFoundError for who does not create one."""
+    """Connect for the length of the block. Raises: as `connect`; LedgerNotFoundError if the target creates none."""
     async with contextlib.AsyncExitStack() as stack:
         yield await _connected(stack, target, target.words())
 
@@ -213,19 +213,19 @@ async def watch_signals(on_signal: Callable[[], None], *, task_status: anyio.abc
 
 
 class Stopping:
-    """What a signal does at present: at first it ends the block of `stoppable`, later what the command says."""
+    """The present action of a signal: at first it ends the block of `stoppable`; a command may set another."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self.act = act
 
     def on_signal(self) -> None:
-        """Do what is to be done by now."""
+        """Do the present action."""
         self.act()
 
 
 @contextlib.asynccontextmanager
 async def stoppable() -> AsyncGenerator[Stopping, None]:
-    """Heed signals from here on, before there is anything to stop: one ends the block, and no error comes of it."""
+    """Handle signals from here on; until a command sets another action, a signal ends the block without an error."""
     async with anyio.create_task_group() as group:
         stopping = Stopping(group.cancel_scope.cancel)
         await group.start(watch_signals, stopping.on_signal)
@@ -246,7 +246,7 @@ async def until_closed(ledger: Ledger) -> None:
 
 async def until_eof(then: Callable[[], None]) -> None:
     """Call `then` when stdin ends: the parent that held its other end is gone."""
-    # What cannot be waited for, such as /dev/null, has ended.
+    # A stdin that cannot be waited for, such as /dev/null, counts as ended.
     with contextlib.suppress(OSError, ValueError):
         while True:
             await anyio.wait_readable(sys.stdin)

@@ -1,6 +1,6 @@
 """Standard streams that cannot be used: closed when the program starts, or full or broken while it runs.
 
-Only what imports nothing of ours: it comes before everything else.
+This module imports nothing of ours, since it runs before everything else.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import os
 import sys
 from typing import Any, Final, Literal, TextIO
 
-#: What a line of the log is, on stderr.
+#: The format of a log line on stderr.
 LogFormat = Literal["text", "json"]
 
 _STREAMS: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 def prepare() -> None:
-    """Make the three standard streams such that nothing ends for want of one; once, before anything is opened.
+    """Make the three standard streams usable, also those that are closed; call it once, before anything is opened.
 
-    In the place of one that is closed comes /dev/null: else the first file or socket gets its number, whoever logs
-    writes into that, and an event loop that closes it aborts. What stderr cannot take is dropped: it tells, and must
-    not end what it tells of. An error of stdout says that it is one of stdout.
+    /dev/null takes the place of a closed stream: else the first file or socket gets its number, log lines are
+    written into that, and an event loop that closes it aborts. What stderr cannot take is dropped: a message must
+    not end the program that writes it. An error of stdout names stdout.
     """
     for number, (name, mode) in enumerate(_STREAMS):
         was_closed = _open_if_closed(number)
@@ -54,7 +54,7 @@ def _open_if_closed(number: int) -> bool:
 
 
 class _NamedStream(io.FileIO):
-    """Stdout, whose errors name it: else a sentence could not say what has no room."""
+    """Stdout, whose errors name it: else a message could not say which file has no room."""
 
     def write(self, data: Any) -> int:
         try:
@@ -64,7 +64,7 @@ class _NamedStream(io.FileIO):
 
 
 class _Dropping(io.FileIO):
-    """A file that takes everything, and keeps what its disk or pipe takes."""
+    """A file that accepts every write, and drops what its disk or pipe does not take."""
 
     def write(self, data: Any) -> int:
         try:
@@ -75,7 +75,7 @@ class _Dropping(io.FileIO):
 
 
 def is_broken(stream: TextIO) -> bool:
-    """Return whether a stream holds something that it cannot get rid of."""
+    """Return whether a stream cannot write out what it holds."""
     try:
         stream.flush()
     except (OSError, ValueError):
@@ -84,6 +84,6 @@ def is_broken(stream: TextIO) -> bool:
 
 
 def let_go(stream: TextIO) -> None:
-    """Send what a stream still holds, and all that follows, to nowhere: the interpreter's end must not fail on it."""
+    """Send what a stream still holds, and all that follows, to /dev/null: the interpreter's end must not fail on it."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -20,8 +20,8 @@ _UNSAFE: Final = (
 _UNSAFE_IN_LINE: Final = re.compile(f"[{_UNSAFE}]")
 _UNSAFE_IN_JSON: Final = re.compile(f"[{_UNSAFE.removeprefix(chr(0) + '-' + chr(0x1F))}]")
 
-moment, age = amounts.moment, amounts.age  #: of text like the rest here; what verbs say has them too
-#: Of a check and of a diagnosis.
+moment, age = amounts.moment, amounts.age  #: belong to this module; verbs use them, too
+#: The styles of the levels of checks and diagnoses.
 LEVEL_STYLES: Final = {"ok": "green", "info": "blue", "warn": "yellow", "fail": "bold red"}
 _STYLES: Final = {
     "completed": "green",
@@ -87,7 +87,7 @@ def colored(word: str) -> Text:
 
 
 def state_words(state: str) -> str:
-    """Return a state as it is said of a job: it is `waiting for its retry`."""
+    """Return a state in words that follow "the job is": `waiting for its retry`."""
     return _STATE_WORDS.get(state, state.replace("_", " "))
 
 

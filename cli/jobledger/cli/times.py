@@ -23,8 +23,8 @@ def parse_time(
 ) -> datetime:
     """Read a time: ISO 8601 (UTC without a zone), a time of day in UTC, or a span from now.
 
-    A time of day and a span without a word lie in the past, the newest that fits; with `ahead` in the future, the
-    nearest. `2 min ago` and `in 2 min` say it themselves. `before`: words for what else the option takes.
+    A time of day, and a span without `ago` or `in`, is the newest such time in the past; with `ahead` the nearest
+    in the future. `before`: words of the error for what else the option takes.
 
     Raises: UsageError.
     """
@@ -45,7 +45,7 @@ def time_of(option: str, text: str | None, *, ahead: bool = False) -> datetime |
 def parse_range(option: str, text: str, *, now: datetime | None = None) -> tuple[datetime, datetime]:
     """Read a span of time, `FROM/TO`: each a time, and FROM also `yesterday 09:00` or `last friday 09:00`, in UTC.
 
-    A TO that is only a time of day is of the day of FROM, or of the next day where it is not later.
+    A TO that is only a time of day lies on the day of FROM, or on the next day if it is not later than FROM.
 
     Raises: UsageError.
     """
@@ -90,7 +90,7 @@ def parse_span(option: str, text: str) -> timedelta:
 def seconds(minimum: float = 0.0, maximum: float | None = None) -> Callable[[str | float], float]:
     """Return the parser of an option that takes a span of time, or a number of seconds; the value is in seconds.
 
-    `maximum`: a number of days, in seconds; None: whoever is given the value checks it.
+    `maximum`: a number of days, in seconds; None: the code that uses the value checks it.
     """
 
     def parse(given: str | float) -> float:

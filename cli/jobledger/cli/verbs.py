@@ -66,7 +66,7 @@ def _add(declaration: Declaration, group: typer.Typer) -> None:
 
 
 def _wish(declaration: Declaration, values: Mapping[str, Any]) -> Verb[Any]:
-    """Return what was typed as a verb. Raises: UsageError, InvalidInputError."""
+    """Return the verb with the typed values. Raises: UsageError, InvalidInputError."""
     try:
         return declaration.verb(**values)
     except TypeError as error:  # an option that has no default was not given
@@ -74,7 +74,7 @@ def _wish(declaration: Declaration, values: Mapping[str, Any]) -> Verb[Any]:
 
 
 async def perform(cli: Cli, wish: Verb[Any]) -> None:
-    """Do what a verb says, and tell what it answers. Raises: what it says itself."""
+    """Perform a verb, and print its answer. Raises: what the verb raises."""
     async with cli.ledger() as ledger:
         place = Place(ledger, cli.rows(ledger), operator_principal(operator()))
         found = await wish.perform(place)
@@ -85,17 +85,17 @@ async def perform(cli: Cli, wish: Verb[Any]) -> None:
 
 
 def tell_answer(output: Output, wish: Verb[Any], found: Any, now: datetime) -> None:
-    """Tell what a verb answered: a person in words, a program as HTTP does. `now`: as of `tell`."""
+    """Print a verb's answer: in words, or with --json as HTTP has it. `now`: as of `tell`."""
     if output.as_json:
         for item in found.items if wish.declaration.is_list else (found,):
-            # As HTTP has it, without what a Struct leaves out of its JSON.
+            # As HTTP has it, without the fields that a Struct omits from its JSON.
             output.object(msgspec.to_builtins(item, builtin_types=(datetime,)))
     for told in () if output.as_json else wish.say(found):
         tell(output, told, now)
 
 
 def tell(output: Output, told: Told, now: datetime) -> None:
-    """Lay out what a verb tells a person at a terminal. `now`: the ledger's time, by which ages are counted."""
+    """Print a part of a verb's answer for a person. `now`: the ledger's time, by which ages are counted."""
     match told:
         case Table():
             rows = [

@@ -105,8 +105,8 @@ async def add_to_batch(
 ) -> BulkResult:
     """Add jobs from the place `first` (from 0) on. A job that is there is left alone, so the same jobs can be sent again.
 
-    Raises: InputMismatchError where one that is there has another input; NotFoundError; LockTimeoutError while somebody else adds jobs; InvalidInputError where the job before the first
-        one is missing; IllegalTransitionError for a batch that was ended; and as `enqueue_named_many`.
+    Raises: InputMismatchError for an existing job with another input; NotFoundError; LockTimeoutError while others add;
+        InvalidInputError for a gap before them; IllegalTransitionError for an ended batch; as `enqueue_named_many`.
     """
     async with ledger.lock(_LOCK, check_token("batch", name), wait_s=0):
         batch = await find_batch(ledger, name)

@@ -113,7 +113,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def changed(
         self, given: Mapping[str, Any], *, queue: str | Queue | None, limits: Iterable[str | Limit]
     ) -> Options:
-        """Return these with some that are given for one job, None among them being none; `limits` are added.
+        """Return these options with those given for one job, without the ones that are None; `limits` are added.
 
         Raises: InvalidTokenError, ConfigurationError, InvalidInputError.
         """

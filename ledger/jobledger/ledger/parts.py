@@ -37,7 +37,7 @@ class Values(Protocol):
 
 
 class JobHints(Protocol):
-    """Who is told early of what happens to jobs; see `Hints`."""
+    """The hints about what happens to jobs; see `Hints`."""
 
     inbox: str  #: where this process is told that its jobs have ended
 

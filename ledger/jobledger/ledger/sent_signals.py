@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
-#: A run that was just made is read again so often, with so much more of a pause each time: a replica may lag.
+#: Reads of a run that was just made, and seconds added to the pause each time: a replica may lag.
 _LOOKS_MAX: Final = 8
 _LAG_S: Final = 0.02
 
@@ -72,7 +72,7 @@ async def announced_workflow(client: SignalClient, task: str, version: str) -> A
 
     try:
         found = await find_announced(client.patience, client.announced, task, unknown_ok=True)
-    except PermissionRefusedError:  # who may only send signals: the wait checks what they say
+    except PermissionRefusedError:  # the client may only send signals: the wait checks the value
         return None
     return found if found.is_known and found.version == version else None
 
@@ -80,7 +80,7 @@ async def announced_workflow(client: SignalClient, task: str, version: str) -> A
 async def check_signal(client: SignalClient, task: str, version: str, name: str, value: bytes) -> None:
     """Refuse a value, JSON text, that no wait of a workflow for a signal of that name can read.
 
-    Let through is what workers announced nothing of: the wait itself refuses it then, and the run waits on.
+    A signal that no worker announced is let through: then the wait refuses a wrong value, and the run waits on.
 
     Raises: InvalidInputError, UnreachableError.
     """
@@ -102,7 +102,7 @@ async def give_signal(
     begin: Callable[[], Awaitable[Any]] | None = None,
 ) -> bool:
     """Send a run a signal; see `Ledger.signal`. `begin` makes the run, of task `starts`, unless it exists."""
-    if is_own_queue(ref.queue):  # a batch that is told another number of jobs than it has cannot end
+    if is_own_queue(ref.queue):  # a batch that gets a wrong number of jobs cannot end
         raise RefusedError(
             f"job {ref.job_id} is one of the ledger's own, which takes no signals: close or cancel a batch instead"
         )
@@ -131,7 +131,7 @@ async def give_signal(
 async def send(
     client: Client, ref: JobRef, command: GiveSignal, *, by: str = "", known: JobView | None = None
 ) -> bool:
-    """Record a signal whose value is stored; False for an id that the run was sent before.
+    """Record a signal whose value is stored; return False if the run already has a signal of that id.
 
     `known`: the run as it was read a moment ago, which saves a read.
 

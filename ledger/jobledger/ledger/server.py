@@ -117,7 +117,7 @@ class EmbeddedServer:
         running Python first. `ready_timeout_s`: how long a start may take; `restore_timeout_s`: how long one may take
         that reads what a large store holds.
 
-        Raises: ConfigurationError for a host that is none, or a port outside 0 to 65535.
+        Raises: ConfigurationError for an invalid host, or a port outside 0 to 65535.
         """
         _check_place(host, port, monitor_port)
         self.directory: Final = Path(directory).absolute()

@@ -58,7 +58,7 @@ class ReadsInput(Protocol):
 
 
 class GivenByWorker:
-    """The base of what a worker hands a task beside its input: a parameter of such a type is not part of the input."""
+    """The base class of values that a worker passes to a task: a parameter of such a type is not part of the input."""
 
     __slots__ = ()
     #: Whether only a run has it.
@@ -66,7 +66,7 @@ class GivenByWorker:
 
 
 class TaskSignature:
-    """A task's input as a type: JSON object of its parameters, nothing missing, nothing unknown; and its result's."""
+    """The types of a task: its input, a JSON object of exactly its parameters, and its result."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         """Raises: TaskDefinitionError for what JSON cannot hold, and for an annotation that cannot be resolved."""
@@ -104,7 +104,7 @@ class TaskSignature:
 
     @property
     def plain_names(self) -> tuple[str, ...]:
-        """The parameters whose values are plain JSON: read and written again, each value is as any reader has it."""
+        """The parameters whose values are plain JSON: reading and writing a value again does not change it."""
         return tuple(name for name in self._names if _is_plain(msgspec.inspect.type_info(self._types[name])))
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
@@ -180,7 +180,7 @@ class TaskSignature:
         """Add the defaults to the properties: the types know that there are some, and not which."""
         properties = schema["$defs"][schema["$ref"].rpartition("/")[2]]["properties"]
         for name, value in self.defaults.items():
-            with contextlib.suppress(Exception):  # a value that JSON cannot hold; what it is stays unsaid
+            with contextlib.suppress(Exception):  # JSON cannot hold this default: it is left out
                 told = msgspec.json.decode(encode_value(value, what=self.what))
                 known = properties[name]
                 properties[name] = (
@@ -265,7 +265,7 @@ def _type_name(wanted: Any) -> str:
 
 
 def result_decoder(returned: Any, what: str) -> msgspec.json.Decoder[Any]:
-    """Return what reads the results of a task or step; the outcomes that it may return instead are no results.
+    """Return a decoder of the results of a task or step; the outcomes that it may return instead are not among them.
 
     Raises: TaskDefinitionError for a type that JSON cannot hold.
     """

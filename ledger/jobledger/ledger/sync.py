@@ -520,7 +520,7 @@ class EventStream:
 def connect(url: str | None = None, **settings: Any) -> Ledger:
     """Open a ledger, for the length of a `with` block or, called plainly, until `close` or the process's end.
 
-    Settings and errors are those of `connect`.
+    Settings and errors are those of `connection.connect`.
     """
     caller = LoopThread(functools.partial(connect_asynchronously, url, **settings))
     caller.open()

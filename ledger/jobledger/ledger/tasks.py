@@ -1,4 +1,4 @@
-"""What `@task` makes of a function: a name, options and a typed input, which jobs can run; and finding them again.
+"""`Task`, which `@task` makes of a function: its name, options and typed input; and the registry that finds tasks.
 
 Collects no registry behind the user's back: a worker is told modules, and `TaskRegistry` finds the tasks in them.
 """
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from jobledger.ledger.declared_route import Route
 
-    #: What a job has as its result: what its task returns, without the outcomes that are none. A task that returns
+    #: The type of a job's result: the return type of its task, without the outcomes. A task that returns
     #: nothing but outcomes has the result None.
     Result = TypeVarWithDefault("Result", default=None)
 else:
@@ -79,7 +79,7 @@ class Task(Generic[P, R_co]):
 
     #: Whether its jobs are runs, whose steps are recorded: of a workflow.
     makes_runs: ClassVar[bool] = False
-    #: Of its code, which each of its runs is bound to; "": none.
+    #: The version of its code, which each run keeps; "": none.
     version: str = ""
     #: What is enqueued when one of its runs has ended, and after which ends.
     callbacks: tuple[tuple[Literal["success", "fail"], AnyCallback], ...] = ()
@@ -191,7 +191,7 @@ class TaskFunction(Task[P, R_co], Generic[P, R_co, Q, C_co]):
     if not TYPE_CHECKING:  # to a type checker a task has no other attributes
 
         def __getattr__(self, name: str) -> object:
-            """Say what to write to whoever comes from another job system."""
+            """Raise AttributeError; for a method of another job system it says what to write instead."""
             if name in _OF_OTHERS:
                 task = self.__dict__.get("name", "task")
                 raise AttributeError(
@@ -245,7 +245,7 @@ class TaskWithInput:
         return self._options.queue
 
     def named(self, job_id: str, by: str = "") -> TaskWithOptions[..., Any]:
-        """Return its task with the options of a job that is called so; `by`: who asks for it, unless they say so.
+        """Return its task with options for a job of that id; `by`: who asks for it, unless the options say so.
 
         Raises: InvalidInputError where it has another id, and where it is unique: another job may then be in its place.
         """
@@ -352,7 +352,7 @@ class TaskRegistry:
             raise ConfigurationError(f"two routes are called {route.name!r}: give one another name")
 
     def add_built_in(self, task: Task[Any, Any]) -> None:
-        """Let a task of the ledger's own be found by its name, unless a module has one; it is not listed among these."""
+        """Add a task of the ledger's own: found by name, unless a module has one of that name, and never listed."""
         self._built_in[task.name] = task
 
     @property
@@ -362,7 +362,7 @@ class TaskRegistry:
 
     @property
     def limits(self) -> dict[str, Terms]:
-        """What the code here says of limits, by `name`, or `name:key` where the key is the own queue or task."""
+        """The terms of limits in the code here, by `name`, or `name:key` where the key is the own queue or task."""
         found: dict[str, Terms] = {}
         for task in self._tasks.values():
             for limit in task.defaults.limits_in_code:
@@ -409,7 +409,7 @@ class TaskRegistry:
 
 
 def check_identity(task: str, options: Options, arguments: Collection[str]) -> None:
-    """Refuse templates of ids and tenants that name what is no argument of the task. Raises: TaskDefinitionError."""
+    """Refuse templates of ids and tenants that name an argument the task does not have. Raises: TaskDefinitionError."""
     if options.id_template:
         check_fields(task, "id", options.id_template, arguments)
     if options.tenant_template:

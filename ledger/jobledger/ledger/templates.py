@@ -43,7 +43,7 @@ def check_template(what: What, template: object) -> None:
 
 
 def check_fields(task: str, what: What, template: str, arguments: Collection[str]) -> None:
-    """Refuse a template that names what is no argument of its task. Raises: TaskDefinitionError."""
+    """Refuse a template that names an argument its task does not have. Raises: TaskDefinitionError."""
     for source in _FIELD.findall(template):
         check_source(f"the {what}", task, source, arguments)
 

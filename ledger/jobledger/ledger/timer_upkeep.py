@@ -94,7 +94,7 @@ def _timers_of(batch: Iterable[Message], newest: dict[str, AnyTimer | None]) -> 
 
 
 async def _set_again(ledger: Ledger, timers: Timers, known: KnownWaits, timer: AnyTimer) -> int:
-    """Set a timer if its job still waits for it; return 1 if it does. A schedule's own is void by its sequence."""
+    """Set a timer if its job still waits for it; return 1 if it does. A schedule's timer is always set."""
     if isinstance(timer, Timer):
         chain = await known.chain(timer)
         job = None if chain is None else chain.job

@@ -107,7 +107,7 @@ class DeadlineTimer(_OfAJob, frozen=True, kw_only=True):
 
 AnyTimer = Timer | ScheduleTimer | DeadlineTimer
 
-#: What subjects of timers have for a deadline in the place of the wait's sequence: a run has one.
+#: Stands in the subject of a deadline's timer in place of the wait's sequence: a run has one deadline.
 _DEADLINE: Final = "deadline"
 
 _decoder: msgspec.json.Decoder[Timer] = msgspec.json.Decoder(Timer)
@@ -122,12 +122,12 @@ def timer_of(event: JobEvent, stream_sequence: int) -> Timer | None:
     if moment is None:
         return None
     if isinstance(event, Carried):
-        # The wait began with an event that is in an archive; it is still called by that one's sequence.
+        # The wait began with an event that is now in an archive; the timer still has that event's sequence.
         job = evolve(None, event, stream_sequence)
         return wait_timer(job) if job.state in WAITING_STATES else None
     is_retry = isinstance(event, Failed)
     if is_retry and moment <= event.at:
-        return None  # at the moment of the failure itself the batch goes on with `queued`: nobody waits
+        return None  # a retry without delay: the same batch appends `queued`, so nothing waits
     cause: Cause = "retried" if is_retry else "due"
     return Timer(queue=event.queue, job_id=event.job, asked_by=stream_sequence, cause=cause, due_at=moment)
 
@@ -204,9 +204,9 @@ def read_timers(data: bytes) -> list[AnyTimer]:
 
 
 class KnownWaits:
-    """Which waits of a job were seen to be over: those stay over, so its chain need not be read for each of them.
+    """The waits that were seen to be over: they stay over, so a job's chain need not be read for each of them.
 
-    When all timers are set again, a job that was retried a thousand times has a thousand, of which one is not over.
+    When all timers are set again, a job that was retried a thousand times has a thousand waits; one is not over.
     """
 
     def __init__(self, log: Log) -> None:

@@ -35,7 +35,7 @@ class AttemptSpan(Protocol):
         ...
 
     def close(self) -> None:
-        """End the span before its block ends, which a task that does not end would keep open."""
+        """End the span before its block ends: a task that does not end would keep the block open."""
         ...
 
 
@@ -81,7 +81,7 @@ class Tracing:
 
     @contextlib.contextmanager
     def enqueuing(self, task: str, queue: str, job_id: str = "") -> Generator[None, None, None]:
-        """Be the span in which jobs are added; their events carry it."""
+        """Open the span in which jobs are added; their events carry it."""
         attributes = _attributes("enqueue", "send", task, queue)
         if job_id:
             attributes["messaging.message.id"] = job_id
@@ -91,7 +91,7 @@ class Tracing:
 
     @contextlib.contextmanager
     def attempt(self, job: Job) -> Generator[AttemptSpan, None, None]:
-        """Be the span of a claimed attempt: a child of the enqueuer's span, and linked to it."""
+        """Open the span of a claimed attempt: a child of the enqueuer's span, and linked to it."""
         parent = self._context(job.trace)
         attributes: dict[str, str | int] = {
             **_attributes("run", "process", job.task, job.queue),

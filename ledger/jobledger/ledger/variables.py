@@ -1,4 +1,4 @@
-"""Names of environment variables: each setting that one may say has the setting's own name."""
+"""Names of environment variables: each is `JOBLEDGER_` and the name of its setting."""
 
 from __future__ import annotations
 

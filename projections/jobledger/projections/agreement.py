@@ -1,7 +1,7 @@
-"""Whether a file and a ledger share their past: one definition for who writes the file and for who only looks.
+"""The check that a file and a ledger share their past: one definition for writers and for readers of the file.
 
 A ledger that was rewound, re-created or silently damaged may end before the file's position, or hold another
-event there. Whoever went on from such a place would add to rows of another past.
+event there. A projector that went on from there would add to rows of another past.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def refuse_other_environment(log: Log, path: Path, position: Position) -> None:
 
 
 async def refuse_lost_beginning(log: Log, stream_sequence: int, head: Head) -> None:
-    """Where the ledger begins after `stream_sequence`, what came before must have been archived.
+    """Refuse a ledger that lost events after `stream_sequence`; it may only lack archived ones.
 
     Raises: EventGapError when it was lost.
     """
@@ -56,7 +56,7 @@ async def refuse_lost_beginning(log: Log, stream_sequence: int, head: Head) -> N
 
 
 def refuse_archived_position(path: Path, position: Position, head: Head) -> None:
-    """Refuse a file that stands before events which were archived.
+    """Refuse a file that has not read events which are archived now.
 
     Raises: PositionArchivedError.
     """
@@ -65,7 +65,7 @@ def refuse_archived_position(path: Path, position: Position, head: Head) -> None
 
 
 async def refuse_other_past(log: Log, path: Path, position: Position) -> None:
-    """Hold the newest event in the rows to the one that the ledger has there.
+    """Compare the newest event in the rows with the ledger's event at that position.
 
     Raises: PositionMismatchError.
     """

@@ -46,7 +46,7 @@ class Background:
             yield row
 
     async def run(self, work: Callable[[], T], progress: ProgressCallback | None) -> T:
-        """Return what `work` returns, or raise what it raises; cancelled, after it has come to an end."""
+        """Return what `work` returns, or raise what it raises; when cancelled, wait until the thread has stopped."""
         began, ended = threading.Event(), threading.Event()
 
         def to_its_end() -> tuple[T | None, Exception | None]:
@@ -80,7 +80,7 @@ class Background:
         with anyio.CancelScope(shield=True):  # the connections must not be closed under the thread
             while began.is_set() and not ended.is_set():
                 for connection in tuple(self.reads):
-                    # Again and again: it only ends a statement that runs at this moment. The thread may close it now.
+                    # In a loop: interrupt only ends a statement that runs now. The thread may be closing it.
                     with contextlib.suppress(sqlite3.ProgrammingError):
                         connection.interrupt()
                 await anyio.sleep(_STOP_S)

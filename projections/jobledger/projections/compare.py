@@ -49,7 +49,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def difference(path_a: Path | str, path_b: Path | str) -> str | None:
-    """Return a sentence on the first row that two projections do not share, or None when they are equal.
+    """Return a sentence on the first row that differs between two projections, or None when they are equal.
 
     Everything is compared but `position.updated_at`, the only value that does not come from the ledger. Two that do
     not begin at the same stream sequence differ in that. Blocks for as long as both take to read.
@@ -69,7 +69,7 @@ async def verify(
     progress: ProgressCallback | None = None,
     comparing: ProgressCallback | None = None,
 ) -> tuple[Position, Difference | None]:
-    """Make a second projection of the same events, and compare; return up to where, and what differs first.
+    """Make a second projection of the same events and compare; return the position compared and the first difference.
 
     The file at `path` is compared as it is now, and not changed. The second one is temporary. `progress` counts
     events, `comparing` rows. What takes long is done in a thread or in pieces; cancelled, it ends within a moment.
@@ -83,7 +83,7 @@ async def verify(
         position = await apart.run(lambda: _sound(path, connection), None)
         head = await log.head()
         if head.first_sequence > position.begins_at:
-            # Lost or archived: whoever lost events must not look for an archive of them.
+            # Lost or archived? If lost, the message must not send anybody to an archive.
             await refuse_lost_beginning(log, position.begins_at - 1, head)
             what = (
                 f"the projection {path} holds everything from stream sequence {position.begins_at:,} on, and the ledger "
@@ -104,7 +104,7 @@ async def verify(
 def _sound(path: Path, connection: sqlite3.Connection) -> Position:
     with files.translated(path, _PROBE_S):
         position = read_position(connection)
-        # Also that each index agrees with its table: else a query could pass over rows that are there.
+        # Each index has to agree with its table, too: otherwise a query could miss rows.
         (said,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if said != "ok":
         raise DamagedProjectionError(path, said)
@@ -113,7 +113,7 @@ def _sound(path: Path, connection: sqlite3.Connection) -> Position:
 
 @contextlib.contextmanager
 def _reading(path: Path, apart: Background) -> Generator[sqlite3.Connection, None, None]:
-    """Open a projection and keep to what it holds now."""
+    """Open a projection in one transaction, so that its content does not change."""
     connection = files.open_reader(path, busy_timeout_s=_PROBE_S)
     apart.reads.append(connection)
     try:
@@ -150,7 +150,7 @@ def _compared(
 
 
 def _beginnings(a: Path, one: sqlite3.Connection, b: Path, two: sqlite3.Connection) -> Difference | None:
-    """Return how two projections differ that do not hold, or count, the same part of the ledger."""
+    """Return the difference if two projections hold or count different parts of the ledger."""
     with files.translated(a, _PROBE_S):
         at_a = read_position(one)
     with files.translated(b, _PROBE_S):
@@ -208,7 +208,7 @@ def _described(
     side_a: tuple[Path, _Row | None],
     side_b: tuple[Path, _Row | None],
 ) -> Difference:
-    """Say in what two rows differ; the second is the one that is right, where only one can be."""
+    """Return how two rows differ; the second is the right one, if only one can be."""
     (a, row_a), (b, row_b) = side_a, side_b
     row = row_b if row_b is not None else row_a
     assert row is not None, "one of two different rows exists"

@@ -1,4 +1,4 @@
-"""What an archive run counts before the ledger's beginning goes away: a projection brought up to the ledger's end.
+"""The counts that an archive run takes before it removes the ledger's beginning, from an up-to-date projection.
 
 Source: ADR 012.
 """
@@ -50,7 +50,7 @@ def counting(log: Log, path: Path | str, *, past: Past | None = None) -> CountEv
                 return await _counted(await past(), Path(folder) / "counting.db", progress)
         except (ProjectionError, ArchiveIncompleteError, NotAnExportError, NotFoundError, OSError) as error:
             if found is not None:
-                return found  # it says where it begins, and so will whoever goes on from there
+                return found  # `found` records where the counts begin, for the next projection
             raise _refusal(error) from error
 
     return count

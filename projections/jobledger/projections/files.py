@@ -7,7 +7,7 @@ Beside `<path>` and SQLite's own `-wal` and `-shm` there are
 
 SQLite finds a `-wal` by its name alone and would replay the old file's into the new one, so both `-wal` and
 `-shm` must be gone before the new file takes the name; and the old file must never be opened without its
-`-wal`. Hence the lock, and `.ready` as the record that a crash in between is finished forwards. Who has the
+`-wal`. Hence the lock, and `.ready`, by which the next process completes a move that a crash cut off. Who has the
 old file open keeps it, with its unlinked `-wal`, and SQLite deletes neither on closing since it sees that
 the name now means another file.
 """
@@ -135,7 +135,7 @@ def open_writer(
     busy_timeout_s: float,
     layout: Layout = LEDGER,
 ) -> tuple[sqlite3.Connection, Identity | None]:
-    """Open the projection for writing, made empty where there is none; return it and what `identity` says of it.
+    """Open the projection for writing, making an empty one if there is none; return it and its `identity`.
 
     Raises: as `open_reader`, but never ProjectionMissingError.
     """
@@ -148,7 +148,7 @@ def open_writer(
 
 
 def _refuse_unfit(path: Path, *, links: bool = False) -> None:
-    """Look at what SQLite will open by name, and would make a file of where it is a device. Raises: UnfitFileError."""
+    """Refuse paths that SQLite would open and that are not regular files, such as a device. Raises: UnfitFileError."""
     refuse_unfit(path, links=links)
     for suffix in (*_LOGS, ".ready"):
         refuse_unfit(path.with_name(path.name + suffix))
@@ -202,7 +202,7 @@ def _closed_on_error(connection: sqlite3.Connection) -> Generator[None, None, No
 
 
 def identity(path: Path) -> Identity | None:
-    """Return what tells the file at `path` from any other that had the name; None when there is none."""
+    """Return an identity of the file at `path`, different for another file of that name; None when there is none."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -309,8 +309,8 @@ def refuse_foreign(path: Path, layout: Layout = LEDGER) -> None:
 def require_beginning(path: Path, layout: Layout) -> None:
     """Raise DamagedProjectionError where something else was written over a projection that somebody has open.
 
-    Without its log, which has pages that are not in the file yet. Opened by SQLite alone: whoever closes a file takes the
-    locks away that this process has on it.
+    The log is not read: its pages are not in the file yet. Only SQLite opens the file: closing it here would drop
+    the locks that this process has on it.
     """
     connection = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
     try:
@@ -348,7 +348,7 @@ def _replace(draft: Path, path: Path) -> None:
 
 
 def _finish_replace(path: Path) -> None:
-    """Move `.ready` to `path`; the lock is held alone, so nobody is between opening the file and its -wal."""
+    """Move `.ready` to `path`; the lock is exclusive, so no process has opened the file and not yet its -wal."""
     ready = _ready(path)
     if not ready.exists():
         return

@@ -88,7 +88,7 @@ class Filler:
         snapshots: Snapshots | None = None,
         begins_at: int | None = None,
     ) -> None:
-        """With `begins_at` an empty file begins there, whether the log begins before or lost what came before."""
+        """With `begins_at` an empty file begins there, even if the log begins earlier or lost earlier events."""
         self.path = Path(path)
         self.config = config or ProjectorConfig()
         self._log = log
@@ -195,7 +195,7 @@ class Filler:
     async def _committed(self) -> None:
         """Leave a snapshot behind now and then."""
         position = self._known_position()
-        # After an archive a file that was followed begins before the ledger does, and is no place to begin at.
+        # After an archive run such a file begins before the ledger, so a snapshot of it would be of no use.
         if self._snapshots is not None and position.begins_at == self._ledger_begins_at:
             await self._snapshots.consider(self.path, position.stream_sequence)
 
@@ -260,9 +260,9 @@ class Filler:
         return self._position
 
     def is_there(self) -> bool:
-        """Whether the file is the one that was opened. Raises: DamagedProjectionError for one that is no database any more.
+        """Return whether this is still the opened file. Raises: DamagedProjectionError if it is no longer a database.
 
-        While another process moves its log into it, it may look like none: what is seen once may not be so.
+        While another process moves its log into the file, it may look damaged: so it is checked a second time.
         """
         if files.identity(self.path) != self._identity:
             return False
@@ -280,8 +280,8 @@ class Filler:
     def commit(self, events: Sequence[Message]) -> bool:
         """Apply `events` (never empty, in stream order) and move the position, as one.
 
-        Events that another projector applied are left out; what is about something without tables only moves the position.
-        Returns False when the file stands before the first of them, or was replaced: then it must be read again
+        Events that another projector applied are left out; events that no table shows only move the position.
+        Returns False when events before the first one are missing, or the file was replaced: then read again
         from `position`.
 
         Raises: EventGapError, PositionMismatchError, and the errors of the file; then nothing was changed.

@@ -35,7 +35,7 @@ class SaidFilter(msgspec.Struct, frozen=True, kw_only=True):
     created_by: str | None = None  #: who asked for the job
 
     def __post_init__(self) -> None:
-        """Refuse what is no limit: an empty name, as of a variable that is not set, would choose every job.
+        """Refuse an invalid limit: an empty name, as from an unset variable, would choose every job.
 
         Raises: InvalidInputError, InvalidTokenError.
         """
@@ -103,7 +103,7 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
         seen = visible(self.visible_queues, self.visible_tasks)
         if self.jobs is None:
             return [*terms, *of_fleet(*named), *seen]
-        # Looked at in the job of each dead letter, by its key: there are few of these beside all jobs.
+        # Checked in the job of each dead letter, by its key: dead letters are few among all jobs.
         where, values = self.jobs.where()
         job = f"SELECT 1 FROM jobs WHERE jobs.id = job_id AND jobs.queue = dead_letters.queue AND {where}"  # noqa: S608
         return [*terms, Term("", f"EXISTS ({job})", tuple(values)), *seen]
@@ -114,9 +114,9 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
         return self.jobs is not None and self.jobs.reads_payloads
 
     def sought(self, jobs: JobFilter) -> DeadLetterFilter:
-        """Return those of them whose jobs fit a search; its times mean when they died.
+        """Return the filter narrowed to dead letters whose jobs fit a search; its times mean when they became dead.
 
-        Raises: ProjectionConfigError where both say something else of one field.
+        Raises: ProjectionConfigError if both give one field different values.
         """
         causes = () if self.fingerprint is None else (self.fingerprint,)
         both = JobFilter(

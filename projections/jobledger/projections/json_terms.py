@@ -11,7 +11,7 @@ from jobledger.projections.errors import ProjectionConfigError
 
 _TOKENS_MAX: Final = 16
 _LENGTH_MAX: Final = 1_000
-#: Each number in a pointer may be a place in a list or a name, so that each doubles what is looked at.
+#: Each number in a pointer may be an index in a list or a name, so each doubles the paths to compare.
 _NUMBERS_MAX: Final = 3
 _LITERALS: Final = {"true", "false", "null"}
 Condition = tuple[str, tuple[object, ...]]
@@ -27,12 +27,12 @@ def field_condition(column: str, field: str, value: str) -> Condition:
     """
     found = [_equals(column, path, value) for path in _paths(field)]
     terms, values = " OR ".join(term for term, _ in found), [each for _, bound in found for each in bound]
-    # CASE: SQLite is free to evaluate AND in any order, and what is no JSON is an error of the whole statement.
+    # CASE: SQLite may evaluate AND in any order, and a text that is not JSON fails the whole statement.
     return f"CASE WHEN json_valid({column}) THEN ({terms}) ELSE 0 END", tuple(values)
 
 
 def _equals(column: str, path: str, value: str) -> Condition:
-    """Return how one path is compared: first by value, which nearly no row passes, then by type."""
+    """Return the comparison of one path: first by value, which excludes nearly every row, then by type."""
     found, kind = f"json_extract({column}, ?)", f"json_type({column}, ?)"
     if value in _LITERALS:
         return f"({found} = ? AND {kind} = 'text') OR {kind} = ?", (path, value, path, path, value)

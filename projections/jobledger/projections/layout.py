@@ -1,4 +1,4 @@
-"""What kind of file a projector keeps: how an empty one is made, known again, and brought forward.
+"""The kinds of file that a projector keeps: how an empty one is made, recognized and updated.
 
 `LEDGER` is ours, the tables of `tables.registry`. A user's read model is another kind (`read_model`); files,
 transactions, feeding and rebuilding are the same for all. A file of another version is never altered: every row comes
@@ -55,7 +55,7 @@ class Layout(Protocol):
         ...
 
     def rows(self, connection: sqlite3.Connection, cache: CacheLimits) -> Rows:
-        """Return what applies messages, whatever they are about, behind this connection."""
+        """Return the object that applies all messages through this connection."""
         ...
 
 

@@ -89,10 +89,10 @@ async def _stored_until(log: Log, at: datetime, low: int, high: int) -> int:
 
 
 async def whole_from(log: Log) -> int:
-    """Return the first stream sequence after which the ledger's state can be told from its events; 0 for all of it.
+    """Return the first stream sequence from which on the ledger's events give its state; 0 for all of it.
 
-    After an archive it is that of the archive's own event: what lives was carried over until there, and before it
-    the events that are left begin in the middle of jobs.
+    After an archive run it is that of the run's own event: until there it carries live jobs over, and before it
+    the remaining events begin in the middle of jobs.
 
     Raises: CorruptLedgerError, UnreachableError.
     """
@@ -111,7 +111,7 @@ async def whole_from(log: Log) -> int:
 
 
 async def refuse_archived(log: Log, stream_sequence: int) -> None:
-    """Refuse a moment whose state can no longer be told from the ledger alone.
+    """Refuse a moment whose state the ledger alone no longer gives.
 
     Raises: MomentArchivedError, and as `whole_from`.
     """

@@ -1,6 +1,6 @@
 """The views of a projection as Parquet files, for tools that read tables: jobs and attempts at one moment.
 
-They are a copy of rows, which nothing proves; what is proven is an export of events (`jobledger.audit.export`).
+They copy rows and have no proof; an export of events has one (`jobledger.audit.export`).
 """
 
 from __future__ import annotations

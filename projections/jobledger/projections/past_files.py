@@ -27,7 +27,7 @@ from jobledger.projections.queries.store import Store
 from jobledger.projections.snapshots import Snapshot, Snapshots, copy_projection
 
 _BUSY_TIMEOUT_S: Final = 5.0
-#: A snapshot is made one such part of `SnapshotConfig.every_events` before the moment that somebody asked for.
+#: A snapshot is made `SnapshotConfig.every_events` divided by this before the moment that somebody asked for.
 _NEAR_PARTS: Final = 5
 
 
@@ -107,7 +107,7 @@ class PastFiles:
             raise MomentAheadError(sentence)
 
     async def _begun(self, until: int) -> tuple[Path, int]:
-        """Return a file to go on with, and where it stands: the nearest that is there, else one to be made."""
+        """Return a file to go on with and its position: the nearest one before the moment, otherwise a new one."""
         begins_at = (await self._log.head()).first_sequence
         near = max((each for each in self._kept if each <= until), default=-1)
         found = await anyio.to_thread.run_sync(_beginnings, self._path, self._snapshots, until, begins_at)
@@ -124,9 +124,9 @@ class PastFiles:
         return self._new(), 0
 
     async def _from_kept(self, near: int, until: int, begins_at: int) -> Path | None:
-        """Return the file of the moment `near` where nobody else needs it as it is, else a copy.
+        """Return the file of the moment `near` if nobody else needs it unchanged, otherwise a copy.
 
-        None where the ledger no longer has what it holds.
+        None if the ledger no longer has the events in it.
         """
         path = self._kept.pop(near)
         try:
@@ -182,9 +182,9 @@ class _Beginning(NamedTuple):
 
 
 def _beginnings(path: Path, kept: Snapshots, until: int, begins_at: int) -> list[_Beginning]:
-    """Return what a past moment can be reached from, the nearest first: snapshots, and the projection where it is nearer.
+    """Return the starting points for a past moment, the nearest first: snapshots, and the projection if it is nearer.
 
-    What began before the ledger now does has jobs that the ledger no longer knows, so it would answer otherwise.
+    A file that begins before the ledger has jobs that the ledger no longer has, so its answers would differ.
 
     Raises: NotAProjectionError for the file of another application.
     """

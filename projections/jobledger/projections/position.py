@@ -38,7 +38,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     counts_begin_at: (
         int  #: the first sequence that `totals` and `failures` count: 1, unless an archive run left it out
     )
-    counted_through: int  #: up to where an archive run counted them, until the rows are beyond; else 0
+    counted_through: int  #: an archive run counted up to here; 0 once the rows are beyond
     environment: str
     schema_version: int
     updated_at: str | None  #: when it was committed, by the projector's clock

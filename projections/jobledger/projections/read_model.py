@@ -236,7 +236,7 @@ _PRAGMAS: Final = frozenset({"application_id", "user_version", "journal_mode", "
 
 @contextlib.contextmanager
 def _guarded(connection: sqlite3.Connection, refused: list[str]) -> Generator[None, None, None]:
-    """Refuse what would part the rows from their position, with a word on it in `refused`."""
+    """Refuse statements that would separate the rows from their position; add the reason to `refused`."""
 
     def authorize(action: int, one: str | None, two: str | None, _file: str | None, _by: str | None) -> int:
         table = two if action == sqlite3.SQLITE_ALTER_TABLE else one

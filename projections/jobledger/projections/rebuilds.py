@@ -52,7 +52,7 @@ async def rebuild(
                 layout.create_indexes(connection)
         with files.translated(path, config.busy_timeout_s):
             files.seal_draft(draft)
-        # Whoever rebuilds may doubt what they were copied from. Again after it: others may be copying the old file.
+        # The old file, and so its snapshots, may be wrong. Again afterwards: others may be copying the old file.
         Snapshots(path).clear()
         files.replace(draft, path, busy_timeout_s=config.busy_timeout_s, layout=layout)
         Snapshots(path).clear()

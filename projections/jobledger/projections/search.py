@@ -84,7 +84,7 @@ _WORD: Final = re.compile(r'(?:"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[^\s"])+', re.DOTALL)
 _PIECE: Final = re.compile(r'"(?P<quoted>(?:[^"\\]|\\.)*)(?:"|\\?\Z)|(?P<bare>[^\s"]+)', re.DOTALL)
 _MARK: Final = re.compile(r"[:=]")
 _ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
-#: What somebody most likely means as a key, though there is none of this name.
+#: The form of a word that is most likely meant as a key, even if there is no key of this name.
 _LIKE_KEY: Final = re.compile(r"[a-z_]{2,20}")
 _OF_PAIRS: Final = ("meta.", "input.")
 _PLAIN: Final = re.compile(r"[\w/@+-]+(?:\.[\w/@+-]+)*")
@@ -124,7 +124,7 @@ def parse_search(text: str, now: datetime) -> JobFilter:
 
 
 def read_search(text: str, now: datetime) -> Search:
-    """Return what of a text can be understood, and what cannot."""
+    """Return the conditions in a text that are understood, and a problem for each that is not."""
     if len(text) > TEXT_MAX:
         problem = f"a search has at most {TEXT_MAX} characters, got {len(text)}: leave conditions out"
         return Search((), JobFilter(), (problem,))

@@ -33,7 +33,7 @@ _log: Final = logging.getLogger(__name__)
 _NAME: Final = re.compile(r"(\d{20})-(\d{20})-([0-9a-f]{8})\.db")
 _DRAFT: Final = re.compile(r"draft-(\d+)-.*")
 _BLOCK_BYTES: Final = 1 << 20
-#: What a copy is expected to take before one was measured.
+#: The expected speed of a copy until one was measured.
 _BYTES_PER_S: Final = 300e6
 #: Times the size of a copy that must be free on the disk, so that snapshots never fill it.
 _FREE_SHARES: Final = 4
@@ -107,7 +107,7 @@ class Snapshots:
     async def consider(self, path: Path, stream_sequence: int) -> None:
         """Copy the projection at `path`, which stands at this sequence, if enough events and time went by.
 
-        For after a commit. The event loop goes on meanwhile, and nothing is raised: see the log for a copy that failed.
+        Call it after a commit. It does not block the event loop and raises nothing: a failed copy is logged.
         """
         if stream_sequence >= self._next and self._can_afford(path):
             await self.complete(path, stream_sequence)
@@ -225,7 +225,7 @@ def copy_projection(path: Path, target: Path) -> tuple[int, int]:
 
 
 def superfluous(snapshots: Iterable[Snapshot], config: SnapshotConfig) -> list[Snapshot]:
-    """Return what to remove so that `config` is kept: of two of one moment one, then where they lie closest.
+    """Return the snapshots to remove to keep within `config`: duplicates of one moment, then those that lie closest.
 
     Close is relative to the age: the distance that a removal would leave, divided by the distance to the newest.
     """
@@ -240,7 +240,7 @@ def superfluous(snapshots: Iterable[Snapshot], config: SnapshotConfig) -> list[S
 
 
 def _least_missed(sequences: list[int]) -> int:
-    """Return the place of the sequence whose removal leaves the smallest gap for its age; the newest goes last."""
+    """Return the index of the sequence whose removal leaves the smallest gap for its age; the newest goes last."""
     newest = sequences[-1]
 
     def gap(place: int) -> float:

@@ -1,4 +1,4 @@
-"""What a check keeps by name, in bounded memory: the records used last, and the others in a temporary SQLite table."""
+"""Records that a check keeps by name in bounded memory; the least recently used move to a temporary SQLite table."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from jobledger.audit.errors import ScratchSpaceError
 
 R = TypeVar("R")
 
-#: What SQLite's page cache may take, as a part of the memory for records.
+#: SQLite's page cache gets the memory for records divided by this.
 _CACHE_PART: Final = 8
 _CACHE_BYTES_MIN: Final = 256 << 10
-#: What an entry costs beside its record and the letters of its name: its place in the table, the name's own object.
+#: Bytes of an entry beside its record and the letters of its name: the slot in the dict, the string object.
 _ENTRY_BYTES: Final = 120
-#: Records put aside in one transaction; what they become on the way there is memory as well.
+#: Records moved to disk in one transaction; their encoded form takes memory until it is written.
 _AT_ONCE: Final = 4_096
 _ROWS_AT_ONCE: Final = 1_000
-#: Of 4 KiB each: SQLite's own limit; the disk is full long before.
+#: SQLite's own limit, in pages of 4 KiB; the disk is full long before.
 PAGES_MAX: Final = 4_294_967_294
 
 _CHECK: Final = "the check cannot put records aside"
@@ -40,7 +40,7 @@ class Form(msgspec.Struct, Generic[R], frozen=True):
     weigh: Callable[[R], int]  #: bytes it takes in memory, about
     is_live: Callable[[R], bool]
     encode: Callable[[R], bytes]
-    decode: Callable[[bool, bytes], R]  #: given whether it is live
+    decode: Callable[[bool, bytes], R]  #: takes whether the record is live, and its bytes
 
 
 class RecordStore(Generic[R]):
@@ -56,8 +56,8 @@ class RecordStore(Generic[R]):
         self._bytes_max = (
             None if memory_bytes_max is None else memory_bytes_max * _CACHE_PART // (_CACHE_PART + 1)
         )
-        self._hot: dict[str, R] = {}  # the ones used last at the end
-        self._disk: sqlite3.Connection | None = None  # once the memory did not suffice
+        self._hot: dict[str, R] = {}  # the most recently used at the end
+        self._disk: sqlite3.Connection | None = None  # None until the memory was full
         self._count = 0
         self.weight_bytes = 0  #: about how much memory the records in memory take
 
@@ -67,11 +67,11 @@ class RecordStore(Generic[R]):
 
     @property
     def is_spilled(self) -> bool:
-        """Whether anything was put aside."""
+        """Whether any record was moved to disk."""
         return self._disk is not None
 
     def get(self, name: str) -> R | None:
-        """Return a record, None for a name that is new; who changes it need not put it back, but for `grow`.
+        """Return a record, None for a new name. A caller that makes it larger calls `grow`, and need not put it back.
 
         Raises: ScratchSpaceError.
         """
@@ -96,7 +96,7 @@ class RecordStore(Generic[R]):
         return record
 
     def put(self, name: str, record: R) -> None:
-        """Keep a record under a name that `get` has just been asked for, in the place of the one it returned."""
+        """Keep a record in place of the one that `get` returned; the caller has just called `get` for the name."""
         before = self._hot.get(name)
         if before is None:
             self._count += 1
@@ -123,13 +123,13 @@ class RecordStore(Generic[R]):
             cursor = self._disk.execute(_SELECT, (live_only,))
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 for name, live, data in rows:
-                    if name not in self._hot:  # else it was fetched back, and may be another by now
+                    if name not in self._hot:  # else it was read back, and may have changed since
                         yield name, self._form.decode(bool(live), data)
 
     def _make_room(self, bytes_max: int) -> None:
-        """Put aside what was not used for longest, until half of the room is free.
+        """Move the least recently used records to disk, until half of the memory is free.
 
-        The record that was used last always stays: else a long run would be written to disk at each of its events.
+        The record used last always stays in memory: else a long run would be written to disk at each of its events.
         """
         with translated():
             if self._disk is None:
@@ -144,7 +144,7 @@ class RecordStore(Generic[R]):
                     del self._hot[name]
 
     def _coldest(self, until_bytes: int) -> Iterator[tuple[str, bool, bytes]]:
-        """Yield rows of what was not used for longest, a bounded number, and take their weight off."""
+        """Yield rows of the least recently used records, a bounded number, and subtract their weight."""
         for name, record in itertools.islice(self._hot.items(), min(_AT_ONCE, len(self._hot) - 1)):
             if self.weight_bytes <= until_bytes:
                 return
@@ -155,7 +155,7 @@ class RecordStore(Generic[R]):
         return self._form.weigh(record) + _ENTRY_BYTES + len(name)
 
     def close(self) -> None:
-        """Let go of what was put aside."""
+        """Close the temporary database; the records in it are gone."""
         if self._disk is not None:
             self._disk.close()
             self._disk = None
@@ -182,7 +182,7 @@ def scratch(cache_bytes: int) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def translated(what: str = _CHECK, advice: str = _CHECK_ADVICE) -> Generator[None, None, None]:
-    """Raise ScratchSpaceError for what SQLite says: `what` cannot be done, and what a person can do."""
+    """Raise ScratchSpaceError for an error of SQLite: `what` says what cannot be done, `advice` what one can do."""
     try:
         yield
     except sqlite3.Error as error:

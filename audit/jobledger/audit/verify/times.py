@@ -1,7 +1,7 @@
 """The part of a check that is about the times at which the server stored the events.
 
-They are the server's word: beside the event, in no hash, in no seal. So they are held to what is hashed, each event's
-own time, and to their neighbours. What differs is a notice and no violation, since clocks jump.
+The server keeps these times beside the events: no hash or seal covers them. So the check compares each with the
+event's own time, which is hashed, and with its neighbours. A difference is a notice, not a violation: clocks jump.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from jobledger.ledger.model.codec import Message, StoredEvent
 
-#: How far the server's time of storing may be from an event's own before it is worth a word.
+#: A greater difference between the server's time of storing and the event's own time gives a notice.
 APART_MAX: Final = timedelta(hours=1)
 _NONE: Final = timedelta()
 
@@ -25,7 +25,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     apart_s: float = 0.0  #: the greatest difference from an event's own time, either way
     apart_sequence: int = 0  #: stream sequence of that event; 0 without any
     back_s: float = 0.0  #: the greatest step back from one event to the next
-    back_sequence: int = 0  #: stream sequence of the one that seems to be earlier; 0 when there is none
+    back_sequence: int = 0  #: stream sequence of the event whose time goes back; 0 without any
 
     def text(self) -> str:
         """Return the greatest difference for a person; "" where nothing was measured."""
@@ -34,7 +34,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         return f"the server's and the events' own are {said(self.apart_s)} apart at most, at {self.apart_sequence:,}"
 
     def notices(self) -> Iterator[str]:
-        """Yield what is worth a word."""
+        """Yield a notice for each difference that a person should see."""
         if self.apart_s > APART_MAX.total_seconds():
             yield (
                 f"the server's time of stream sequence {self.apart_sequence:,} and the event's own are "
@@ -49,7 +49,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredTimes:
-    """Measures while events are read in stream order; costs two comparisons an event."""
+    """The measurement of these times while events are read in stream order: two comparisons an event."""
 
     def __init__(self) -> None:
         self._apart, self._apart_sequence = _NONE, 0
@@ -71,7 +71,7 @@ class StoredTimes:
 
     @property
     def found(self) -> Times:
-        """What was measured by now."""
+        """The greatest differences so far."""
         return Times(
             apart_s=self._apart.total_seconds(),
             apart_sequence=self._apart_sequence,
@@ -92,7 +92,7 @@ def own_time(data: bytes) -> datetime | None:
     try:
         return _decode(data).at
     except (msgspec.MsgspecError, UnicodeError):
-        return None  # which the checker tells
+        return None  # the checker reports it
 
 
 def said(seconds: float) -> str:

@@ -1,7 +1,7 @@
 """The rule `unique`: while a job holds a key, no other job takes it and none is made or requeued beside it.
 
-Whether a job still holds its key is `is_held`'s to say, as where jobs are added. The chains of keys and the records of
-jobs are the checker's own, so nothing more is kept here.
+`is_held` decides whether a job still holds its key, as it does when jobs are added. The rule reads the checker's
+chains of keys and records of jobs, and keeps nothing of its own.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class UniqueRule:
     """The rule `unique` over the chains of keys and the records of jobs that a checker keeps."""
 
     def __init__(self, keys: Chains, jobs: RecordStore[Record], *, from_start: bool) -> None:
-        """`from_start`: every event of the ledger is seen, so what is not known was never there."""
+        """Set `from_start` where the check reads every event: then a key or job without events never existed."""
         self._keys = keys
         self._jobs = jobs
         self._from_start = from_start
 
     def key(self, subject: str) -> UniqueKey | None:
-        """Return the key that a subject names as it is now, None where nobody took it or it is no subject of a key."""
+        """Return the present state of the key that a subject names; None if nobody took it, or for another subject."""
         if aggregate_of(subject) != UNIQUE.name:
             return None
         state: UniqueKey | None = self._keys.state_of(UNIQUE.key_in(subject))
@@ -43,9 +43,9 @@ class UniqueRule:
         if owner is None and not self._from_start:
             return
         if owner is not None and owner.state is JobState.CANCELLED and owner.last_sequence == sequence - 1:
-            return  # replaced: its end is in the same append, whatever time it held the key for
+            return  # replaced: the same append cancelled the owner, however long it held the key
         if owner is not None and until == "due" and owner.attempts:
-            return  # it waits for another attempt, and the key was free when it was due for the first time
+            return  # the owner has had an attempt, so its key was free once it was first due
         if is_held(before, owner, event.at, until):
             state = "not made yet" if owner is None else f"{owner.state.value} then"
             yield (
@@ -54,9 +54,9 @@ class UniqueRule:
             )
 
     def job(self, event: JobEvent) -> Iterator[Broken]:
-        """Yield what is wrong with a job that `event`, which the records have, may have brought to life.
+        """Yield what is wrong with a job that `event`, which is in the records already, may have made alive.
 
-        Only keys that are held until their job has ended promise that no other one is alive.
+        Only a key that is held until its job has ended forbids a second live job.
         """
         job = self._job(JobRef(queue=event.queue, job_id=event.job)) if _comes_alive(event) else None
         if job is None or not job.order.unique:
@@ -74,7 +74,7 @@ class UniqueRule:
             yield "unique", f"it comes alive while {_named(key)} holds its key until that one has ended"
 
     def _job(self, ref: JobRef) -> Job | None:
-        """Return a job as its events add up so far, over or not; None if that is not known."""
+        """Return a job as its events so far make it, ended or not; None without a record of it."""
         record = self._jobs.get(f"{ref.queue}/{ref.job_id}")
         if isinstance(record, bytes):
             return unpack(record, ref.queue, ref.job_id)[0]

@@ -1,8 +1,8 @@
-"""What a check does not prove, said with every verdict: nobody should take a word for more than it is.
+"""What a check does not prove; every verdict lists it, so that nobody reads more into the verdict.
 
 A ledger whose end was cut off is sound, only shorter; one that somebody rewrote with new hashes is sound, too. Both
-show only by what lies elsewhere: a published seal, an earlier report, a projection that has read further. So the
-report says how far each of these was compared, and `unproven` says what is left. Pure.
+show only by a record kept elsewhere: a published seal, an earlier report, a projection that has read further. So the
+report says how far the check compared each of these, and `unproven` yields what is left. Pure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def unproven(
     is_selection: bool = False,
     has_end: bool = True,
 ) -> Iterator[str]:
-    """Yield what was not proven of what `report` is about, a sentence each; its own `not_proven` is not looked at.
+    """Yield what the check of `report` did not prove, a sentence each; `report.not_proven` is not read.
 
     `is_part`: events before it are left out by intent; `is_selection`: so are events in between; `has_end`: the
     check went up to the end of the ledger or the export.

@@ -1,6 +1,6 @@
 """Checking a whole ledger: every event read once, in stream order, and what the consumers of work still hold.
 
-`Checker` does the checking and knows nothing of servers; `verify` feeds it from a log and goes on behind what
+`Checker` does the checking and knows nothing of servers; `verify` feeds it from a log and goes on after a place that
 cannot be read; `leftovers` asks the server.
 """
 
@@ -42,7 +42,7 @@ class Witness(Protocol):
         ...
 
     async def finish(self, checker: Checker) -> None:
-        """Tell the checker what does not agree (`note`) and what came of it all (`compared`)."""
+        """Report to the checker what does not agree (`note`), and the result of the comparison (`compared`)."""
         ...
 
 
@@ -62,10 +62,10 @@ async def verify(
 ) -> Report:
     """Check a ledger up to `to_sequence`, or to its head as it is now; what was found is in the report.
 
-    What cannot be read is a violation, and the check goes on behind it. A ledger whose beginning was archived is
+    A place that cannot be read is a violation, and the check goes on after it. A ledger whose beginning was archived is
     checked from where it begins. `is_part`: the log is a part of a ledger by intent, as an export of a range is, so
-    nothing is missing before it. `acknowledging` is where a message may be accepted that is no event, for a part of a
-    ledger; None: in the log itself. `payloads` are read for the large values that events refer to; without any these are
+    nothing is missing before it. `acknowledging`: the log with acknowledgements of messages that are not events, for
+    a part; None: `log` itself. `payloads` are read for the large values that events refer to; without any these are
     only counted. `on_progress` gets the sequence reached and the last one, after each batch.
 
     Raises: InvalidInputError, ScratchSpaceError, UnreachableError, LedgerError when its beginning is archived in the
@@ -90,7 +90,7 @@ async def verify(
     try:
         await _feed(checker, log, head, last, witnesses=witnesses, on_progress=on_progress)
         _note_missing(checker, head, begin, last)
-        if checker.set_aside.unaccepted:  # perhaps somebody accepted it behind the range
+        if checker.set_aside.unaccepted:  # somebody may have acknowledged one after the range
             async for event in acknowledgements(acknowledging or log, last + 1):
                 checker.set_aside.accept(event)
         for witness in witnesses:
@@ -104,12 +104,12 @@ async def verify(
 
 
 async def _limits_before(log: Log, begin: int) -> tuple[LimitInForce, ...] | None:
-    """Return the limits in force where a ledger begins whose prefix was archived, as that run says; None if it does not."""
+    """Return the limits in force where an archived prefix ends, as its `archived` event has them; None without one."""
     subject = REACTOR.of_type(log.names, "archived", ARCHIVE)
     async with contextlib.aclosing(log.read_messages(from_sequence=begin, subject=subject)) as batches:
         async for batch in batches:
             for message in events_among(batch):
-                with contextlib.suppress(CorruptLedgerError):  # which the checker tells
+                with contextlib.suppress(CorruptLedgerError):  # the checker reports it
                     event = REACTOR.decode(message)
                     if isinstance(event, Archived) and event.through_sequence == begin - 1:
                         return event.limits
@@ -117,7 +117,7 @@ async def _limits_before(log: Log, begin: int) -> tuple[LimitInForce, ...] | Non
 
 
 def _note_missing(checker: Checker, head: Head, begin: int, last: int) -> None:
-    """Note what should have been read up to `last`, and was not."""
+    """Note the stream sequences up to `last` that were not read."""
     if begin > head.last_sequence + 1:
         sentence = f"the ledger ends at {head.last_sequence}, before {begin}: it was rewound or replaced"
         checker.note("", "sequence", sentence, stream_sequence=begin)
@@ -145,7 +145,7 @@ async def _feed(
     witnesses: Sequence[Witness],
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Feed everything up to `last`, and go on behind what cannot be read as long as there is a way."""
+    """Feed everything up to `last`; go on after a place that cannot be read, as long as reading advances."""
     unreadable, last = 0, min(last, head.last_sequence)
     while checker.next_sequence <= last and unreadable < UNREADABLE_MAX:
         position = checker.next_sequence
@@ -165,7 +165,7 @@ async def _feed(
             checker.unreadable(error)
             unreadable += 1
             if checker.next_sequence == position:
-                break  # there is no way on
+                break  # reading does not advance
 
 
 async def _up_to(log: Log, from_sequence: int, last: int) -> AsyncGenerator[list[Message], None]:
@@ -180,9 +180,9 @@ async def _up_to(log: Log, from_sequence: int, last: int) -> AsyncGenerator[list
 
 
 async def leftovers(inbox: Inbox, names: Names, *, within_s: float = 0.0) -> list[Leftover]:
-    """Ask the server what the work consumers of the ledger still hold; [] is as it should be when all is done.
+    """Return what the ledger's work consumers still hold, by the server; it should be [] once all work is done.
 
-    Acknowledgements are sent without waiting for an answer: while anything is left it is asked for again,
+    Acknowledgements are sent without waiting for an answer: while anything is left, the server is asked again,
     for at most `within_s` seconds.
 
     Raises: LedgerError, UnreachableError.

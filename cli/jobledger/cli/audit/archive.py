@@ -26,7 +26,7 @@ from jobledger.ledger import Ledger
 from jobledger.ledger.model.times import time_text
 from jobledger.projections.early_counts import counting
 
-#: What takes its time, and what a person is told meanwhile.
+#: The slow steps of an archive run, and the words shown during each.
 _STEPS: Final[dict[Step, str]] = {
     "export": "writing the export",
     "copy": "copying large values",
@@ -37,7 +37,7 @@ _STEPS: Final[dict[Step, str]] = {
 
 
 def _named(text: str) -> Path:
-    """Read --to; an empty one, as of a variable that is not set, would be the folder that one happens to be in."""
+    """Read --to; refuse an empty one, as from an unset variable: it would mean the current folder."""
     if not text.strip():
         raise UsageError("--to is empty: name the folder of the archive")
     path = Path(text)
@@ -115,7 +115,7 @@ def _tell(output: Output, outcome: ArchivePlan | Done, before: datetime) -> None
 
 @contextmanager
 def _explained(output: Output, folder: Path) -> Generator[None, None, None]:
-    """Say of what cuts a run off that it does no harm.
+    """Say that nothing is lost, when an interrupt or a write error ends the run.
 
     Raises: ArchiveNotWrittenError.
     """
@@ -133,7 +133,7 @@ def _explained(output: Output, folder: Path) -> Generator[None, None, None]:
 
 
 async def _count(cli: Cli, ledger: Ledger, folder: Path) -> CountEverything:
-    """Return what counts all that goes, from the projection, or where that does not know it from the archive."""
+    """Return the function that counts the events to move: by the projection or, where that cannot, by the archive."""
     path = await cli.rows(ledger).path()
     return counting(ledger.log, path, past=lambda: open_archive(ledger.log, folder))
 

@@ -30,7 +30,7 @@ _LIMIT_MAX: Final = 100_000
 _HEAD: Final = "head"
 _DIGITS_MAX: Final = 18
 _MOMENT: Final = "A stream sequence, a time (UTC), an export's folder, or head."
-_NEW, _GONE = "new", "gone"  #: in the place of a state: there was no such job before, or is none after
+_NEW, _GONE = "new", "gone"  #: in place of a state: the job did not exist before, or does not exist after
 _NO_TIME: Final = "a stream sequence, the folder of an export, head, or "
 _WITH_ARCHIVE: Final = (
     "name the archive with --archive DIR, as in `jobledger audit diff BEFORE AFTER --archive DIR`"
@@ -115,9 +115,9 @@ async def _moment(live: Log, word: str) -> int:
 
 
 def _subject(one: Side, other: Side) -> str | None:
-    """Return what both are read by: an export of a selection is compared with the same selection.
+    """Return the subject to read both sides by: an export of a selection is compared with the same selection.
 
-    Raises: UsageError for two selections.
+    Raises: UsageError for two selections or two environments.
     """
     selections = {side.log.manifest.selection for side in (one, other) if isinstance(side.log, ExportLog)} - {
         Selection()

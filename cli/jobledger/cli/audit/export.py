@@ -182,7 +182,7 @@ async def _range(log: Log, wanted: _EventChoice) -> tuple[int | None, int | None
 
 
 async def _check_selected(log: Log, selection: Selection) -> None:
-    """Refuse a name of which there is nothing: it was mistyped.
+    """Refuse a queue or job id without events: it was mistyped.
 
     Raises: JobNotFoundError, NotFoundError; InvalidTokenError.
     """

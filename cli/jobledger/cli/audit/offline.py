@@ -22,7 +22,7 @@ async def verify_offline(
     try:
         export = ExportLog(path)
         manifest = export.manifest
-        # Seals are about every event, so a selection has none that could be looked at.
+        # A seal covers every event of its range, so a selection of events has no seal to check.
         found = seals.witnesses(export, manifest.first_sequence, None, before=before, is_part=True)
         witnesses = [each async for each in found] if manifest.complete or seals.kept else []
         with output.progress("checking the export") as progress:

@@ -1,4 +1,4 @@
-"""What the commands of `jobledger audit` are asked: options that several of them share, or that are many."""
+"""Options of `jobledger audit`: those that several of its commands share, and those of commands with many."""
 
 from __future__ import annotations
 

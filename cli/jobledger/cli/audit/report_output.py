@@ -22,7 +22,7 @@ from jobledger.ledger.nats.streams import find_stream
 
 
 class ReportPlaces(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of a report beside being printed."""
+    """Where a report is kept, what the ledger was compared with, and who signs it."""
 
     path: Path | None  #: where it is written
     against: Path | None  #: the earlier report that the ledger had to continue
@@ -50,11 +50,11 @@ class ReportPlaces(msgspec.Struct, frozen=True, kw_only=True):
 
 def _sha256(path: Path) -> str:
     with open_file(path) as file:
-        return hashlib.sha256(file.read()).hexdigest()  # what is larger than a check takes was refused
+        return hashlib.sha256(file.read()).hexdigest()  # a file too large for a check was refused before
 
 
 async def made_from_ledger(ledger: Ledger, seals: SealsAsked, kept: ReportPlaces) -> Origin:
-    """Say of what ledger a report is, when it is made, and with what. Raises: UnreachableError."""
+    """Return which ledger a report is about, when it was made, with which keys and files. Raises: UnreachableError."""
     stream = await find_stream(ledger.inbox, ledger.names.ledger_stream)
     return Origin(
         at=ledger.clock.now(),
@@ -68,7 +68,7 @@ async def made_from_ledger(ledger: Ledger, seals: SealsAsked, kept: ReportPlaces
 
 
 def made_from_export(folder: Path, environment: str, seals: SealsAsked, kept: ReportPlaces) -> Origin:
-    """Say of what export a report is, when it is made, and with what."""
+    """Return which export a report is about, when it was made, and with which keys and files."""
     return Origin(
         at=SYSTEM_CLOCK.now(),
         jobledger=VERSION,
@@ -99,7 +99,7 @@ def _show_report(output: Output, report: Report) -> None:
     output.say(verdict, style="bold green" if report.sound else "bold red")
     for line in rest:
         output.say(line)
-    # Whole, so that they can be written down and compared.
+    # Hash and digest in full, so that a person can write them down and compare them.
     output.facts(
         [
             ("head", f"{report.head_sequence:,}" if report.events else "none: no event was there to check"),
@@ -111,7 +111,7 @@ def _show_report(output: Output, report: Report) -> None:
 
 
 def _keep(output: Output, report: Report, path: Path, kept: ReportPlaces) -> None:
-    """Write the report, unless it would take the place of the very one that the ledger does not continue."""
+    """Write the report; one with violations never replaces the earlier report that the ledger was compared with."""
     if not report.sound and kept.against is not None and path.resolve() == kept.against.resolve():
         output.note(f"{path} was not replaced: the next check must not expect what is wrong now")
         return
@@ -120,7 +120,7 @@ def _keep(output: Output, report: Report, path: Path, kept: ReportPlaces) -> Non
     except OSError as error:
         if report.sound:
             raise
-        output.note(f"{path} cannot be written: {error.strerror}")  # what was found is what must be told
+        output.note(f"{path} cannot be written: {error.strerror}")  # the violations matter more, and follow
     else:
         signed = "" if kept.signer is None else f", signed by the key {kept.signer.key_id[:16]}"
         output.note(f"the report is kept in {path}{signed}")

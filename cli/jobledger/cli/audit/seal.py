@@ -79,7 +79,7 @@ async def seal(
 
 
 class _Publisher:
-    """Adds seals to a file; those that could not be added, here or by an earlier run, go before the next."""
+    """The file of published seals; those that could not be added, here or by an earlier run, go before the next."""
 
     def __init__(self, path: Path, signer: Signer) -> None:
         self._path = path
@@ -87,7 +87,7 @@ class _Publisher:
         self._waiting: list[Seal] = []
 
     async def begin(self, ledger: Ledger) -> None:
-        """Publish what the ledger has after the newest seal in the file, if it is of our key.
+        """Publish the ledger's seals by our key that come after the newest one in the file.
 
         Raises: OSError, ConfigurationError, InvalidInputError, and as `each_seal`.
         """
@@ -110,7 +110,7 @@ class _Publisher:
         self._write()
 
     def _write(self) -> None:
-        """Add lines that are on the disk when this returns."""
+        """Append the waiting seals as lines; they are on the disk when this returns."""
         if not self._waiting:
             return
         with open_to_write(self._path, "ab+") as file:
@@ -149,7 +149,7 @@ async def _seal(cli: Cli, signer: Signer, publisher: _Publisher | None) -> None:
 
 
 async def _seal_once(ledger: Ledger, signer: Signer) -> Seal | None:
-    """Seal the next range; when another sealer was faster, there is less to seal or nothing."""
+    """Seal the next range; if another sealer was faster, less or nothing is left to seal."""
 
     async def attempt() -> Seal | None:
         return await seal_next(ledger.log, signer, by=operator(), at=ledger.clock.now())

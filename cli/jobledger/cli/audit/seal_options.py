@@ -52,7 +52,7 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
 
     kept: tuple[Seal, ...]
     since: bool
-    trusted: Any = None  #: TrustedKeys | None; of an extra, so no type that a Struct can check
+    trusted: Any = None  #: TrustedKeys | None; Any, since an extra defines that type
 
     @property
     def key_ids(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 "--since-seal: the ledger has no seal; make one with `jobledger audit seal --key FILE`"
             )
-        # What the newest seal covers may lie in the archive by now, and is compared with that alone.
+        # The range of the newest seal may be archived by now; only a check with the archive covers that part.
         return max(newest.seal.from_sequence, (await log.head()).first_sequence)
 
     def kept_through(self, log: Log) -> int:
@@ -90,7 +90,7 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
         before: Report | None = None,
         is_part: bool = False,
     ) -> AsyncGenerator[SealWitness, None]:
-        """Yield the ledger's own seals and those that were kept; archived ones can be compared with the archive alone.
+        """Yield the ledger's own seals and the published ones; archived seals need a check with the archive.
 
         Seals over what comes after `last` are left out. `is_part`: as for `audit.verify`.
         """
@@ -101,7 +101,7 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
             through=last,
             trusted=self.trusted,
             is_part=is_part,
-            # Then the key was named for the report. Seals that it saw are in the range that it vouches for.
+            # Then the key was given for the signed report. Had that report seen seals, none of them could be missing.
             may_lack=before is not None and bool(before.signature) and not before.seals,
         )
         if own is not None:

@@ -39,10 +39,10 @@ class _CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a check was asked for."""
 
     begin: int
-    first: int | None  #: as the user said
+    first: int | None  #: --from as it was given
     last: int | None
     before: Report | None
-    known: str | None  #: what the earlier report knows, should there be no ledger
+    known: str | None  #: what the earlier report says of the ledger, for the error where there is none
     options: CheckOptions
     archives: tuple[Path, ...]
     with_projection: bool
@@ -146,7 +146,7 @@ async def _verify(cli: Cli, asked: _CheckOptions) -> Report:
         begin = await asked.seals.begin(log, asked.begin)
         if asked.last is not None and asked.last < begin:
             raise UsageError(f"--to {asked.last} comes before {begin}, where the newest seal begins")
-        # Before the ledger's end is looked at, which may go on meanwhile.
+        # Before the ledger's end is read, since the ledger may grow meanwhile.
         path, position = await _projection(cli, ledger, log, asked)
         reached = position.stream_sequence if position is not None else 0
         await _refuse_beyond_the_end(log, asked, max(asked.seals.kept_through(log), reached))
@@ -163,7 +163,7 @@ async def _verify(cli: Cli, asked: _CheckOptions) -> Report:
             witnesses.append(FormerWitness(former))
         if asked.with_projection and path is not None:
             witnesses.append(RowsWitness(path, log))
-        # What is overdue at the ledger's end is so by the time that it is, unless the check ends before.
+        # Jobs at the ledger's end are overdue by the present time; a check that ends earlier has no such time.
         expected = Expectation(now=ledger.clock.now() if asked.last is None else None)
         with cli.output.progress("checking the ledger") as progress:
             report = await check(
@@ -186,7 +186,7 @@ async def _verify(cli: Cli, asked: _CheckOptions) -> Report:
 async def _projection(
     cli: Cli, ledger: Ledger, log: Log, asked: _CheckOptions
 ) -> tuple[Path | None, PositionWitness | None]:
-    """Return the projection's file, and what it has read; whoever has none, or none that can be read, is not held up."""
+    """Return the projection's file and its position; go on without one that is unreadable, unless it is needed."""
     path: Path | None = None
     try:
         path = await cli.rows(ledger).path()
@@ -201,7 +201,7 @@ async def _projection(
 
 
 async def _refuse_beyond_the_end(log: Log, asked: _CheckOptions, known: int) -> None:
-    """Refuse a range that the ledger never had: a slip of the hand, unless something says that it went so far.
+    """Refuse a range beyond the ledger's end: mistyped, unless a seal, report or projection went so far.
 
     Raises: UsageError.
     """

@@ -19,7 +19,7 @@ _LOOK_EVERY_S: Final = 0.05
 _OPERATOR: Final = "ann"
 CUSTOMERS: Final = ("acme", "globex", "initech", "umbrella")
 
-#: What there is to look at, and what finds it in the field of the dashboard.
+#: What there is to see, and the search that finds it in the dashboard.
 SIGHTS: Final = (
     ("a run with 200 jobs below it", "import-acme"),
     ("a run that failed and was undone", "order-13"),
@@ -33,7 +33,7 @@ SIGHTS: Final = (
 
 
 class _Order(NamedTuple):
-    """A job to add, and the states in which it needs nobody any more, or only a person."""
+    """A job to add, and the states in which it has ended or only a person can move it on."""
 
     task: TaskWithOptions[..., Any]
     inputs: tuple[Any, ...] = ()
@@ -63,7 +63,7 @@ def _orders() -> Iterator[_Order]:
 
 
 async def leave_fleet(ledger: Ledger) -> None:
-    """Add the jobs of the shop, and wait until each has ended, or waits for what only a person brings.
+    """Add the jobs of the shop, and wait until each has ended or only a person can move it on.
 
     A worker of `APP` has to run.
     """

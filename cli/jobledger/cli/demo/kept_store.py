@@ -34,7 +34,7 @@ def refuse_unfit(folder: Path) -> None:
 
 
 def keep(store: Path, folder: Path) -> None:
-    """Let a store whose server has stopped take the place of what an earlier demo left. Raises: UsageError, OSError."""
+    """Move a store whose server has stopped into `folder`, replacing an earlier demo's. Raises: UsageError, OSError."""
     refuse_unfit(folder)
     write_whole(store / _MARK, b"")
     with contextlib.suppress(FileNotFoundError):
@@ -44,7 +44,7 @@ def keep(store: Path, folder: Path) -> None:
 
 
 def command_for(folder: Path, app: str) -> str:
-    """Return what shows a kept store in a browser and works on with `app`, as a person types it here."""
+    """Return the command that opens a kept store in a browser, with a worker of `app`, as typed in this folder."""
     found = shutil.which("jobledger")
     here = Path(sys.argv[0])
     is_it = found is not None and here.exists() and Path(found).samefile(here)

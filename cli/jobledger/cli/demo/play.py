@@ -114,7 +114,7 @@ async def _play(output: Output, ledger: Ledger, folder: Path, root: Path, files:
             for _ in range(_WORKERS):
                 starts.start_soon(_start, output, workers)
         total = len(files)
-        # Half-way; after the first job where few files leave no time until half-way.
+        # Half-way; with few files after the first job, since they are done too soon.
         half = total // 2 if total >= _FEW_FILES else 1
         with Store.open(projector.path) as store:
             done = await _until(output, store, workers, "indexing", lambda done, _: done >= half)
@@ -205,7 +205,7 @@ async def _report(output: Output, ledger: Ledger, folder: Path, played: DemoFigu
 
 
 async def _leave(output: Output, ledger: Ledger, folder: Path) -> None:
-    """Add a fleet worth looking at to what is kept, and say what finds its parts."""
+    """Add the shop's jobs to the store that is kept, and print the searches that find them."""
     _say(output)
     _say(output, "A small shop works beside it, so that there is more to look at ...")
     async with crew(ledger.config.url, folder, APP, CONCURRENCY_OF_SHOP) as workers:

@@ -25,7 +25,7 @@ _ERROR_SHOWN: Final = 46
 
 
 class Sums(msgspec.Struct, frozen=True, kw_only=True):
-    """What all indexed files have together."""
+    """The totals of all indexed files."""
 
     bytes: int
     lines: int
@@ -89,7 +89,7 @@ async def examine(ledger: Ledger, store: Store, played: DemoFigures) -> Findings
 
 
 def _faults(store: Store, report: Report, rows: dict[Path, JobRow], played: DemoFigures) -> Iterator[str]:
-    """Yield what must not be: in the ledger, between it and the projection, between its jobs and the files."""
+    """Yield each fault in the ledger, between ledger and projection, and between jobs and files."""
     yield from (violation.sentence for violation in report.violations)
     if {state: count for state, count in store.counts_by_state().items() if count} != report.states:
         yield "the projection counts other states than the ledger"
@@ -170,7 +170,7 @@ def _name(row: JobRow, root: Path) -> str:
 
 
 async def _show_trail(output: Output, ledger: Ledger, store: Store, played: DemoFigures) -> None:
-    """Show one job that was interrupted; one that completed shows the point best."""
+    """Show one job that was interrupted, if possible one that completed."""
     rows = [row for job_id in played.lost if (row := store.job("index", job_id)) is not None]
     row = next((row for row in rows if row.status == "completed"), rows[0])
     history = await (await ledger.job(row.id)).history()

@@ -13,7 +13,7 @@ import msgspec
 from jobledger.cli.demo.tasks import index_file
 from jobledger.ledger import Backoff, Limit, Run, Schedule, Signal, step, task, workflow
 
-__all__ = ["index_file"]  # a worker of this module runs its requeued dead letters as well
+__all__ = ["index_file"]  # so that a worker of this module runs requeued dead letters of the demo, too
 
 CARD_CENTS_MAX: Final = 50_000
 _DAYS_S: Final = 86_400.0
@@ -57,7 +57,7 @@ async def charge(customer: str, cents: int) -> str:
 async def import_row(row: int) -> int:
     """Import one row of a catalogue."""
     await anyio.sleep(0.02 + row * 7 % 13 / 100)
-    if row % 61 == 7:  # noqa: PLR2004 - rows that are as wrong in each demo
+    if row % 61 == 7:  # noqa: PLR2004 - the same rows are wrong in each demo
         raise ValueError(f"row {row}: price of sku-{row:05} is not a number")
     return row
 

@@ -28,7 +28,7 @@ _RUNNING_MAX: Final = 100
 
 
 class Crew:
-    """The workers that run, by identity; each watches its stdin and ends when we end, whatever ends us."""
+    """The running workers, by identity; each ends when its stdin closes, so none outlives this process."""
 
     def __init__(self, url: str, folder: Path, app: str, concurrency: int) -> None:
         self._url = url
@@ -76,9 +76,9 @@ class Crew:
                 raise DemoFailedError(f"worker {identity} ended by itself, with code {process.returncode}")
 
     async def kill_one(self, ledger: Ledger, projector: Projector) -> tuple[str, list[JobRow]]:
-        """Kill a worker with SIGKILL at a moment when the ledger says that it runs jobs; return it and them.
+        """Kill a worker with SIGKILL while the ledger shows that it runs jobs; return its identity and these jobs.
 
-        It is frozen first and what it had sent is given time to land, so the jobs found are surely unfinished.
+        SIGSTOP halts it first, and the server gets time to store what it sent, so these jobs are surely unfinished.
         """
         with anyio.fail_after(_VICTIM_S):
             while True:
@@ -97,7 +97,7 @@ class Crew:
                     await anyio.sleep(_LAND_S)
 
     async def stop(self) -> None:
-        """Stop all of them; nobody is left, also when cancelled."""
+        """Stop all workers; none is left, also when this is cancelled."""
         with anyio.CancelScope(shield=True):  # bounded for each
             async with anyio.create_task_group() as group:
                 for process in self._workers.values():

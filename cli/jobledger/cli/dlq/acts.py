@@ -145,7 +145,7 @@ async def discard(
 
 
 def _edited(how: Requeuing, edits: dict[str, str], task: str) -> Requeuing:
-    """Read the values of key=value words by the task's types, or as JSON or text where it is not known."""
+    """Read the values of key=value words by the task's types, or as JSON or text where its code is not here."""
     if not edits:
         return how
     if how.tasks is not None:

@@ -31,7 +31,7 @@ def message_line(message: Message, *, narrow: bool = False) -> Text:
 
 
 def _set_aside_line(message: Unreadable) -> Text:
-    """Return what is no event as one line: where it is stored, and why no reader takes it for one."""
+    """Return a message that is not an event as one line: where it is stored, and why it is not one."""
     line = Text(f"{message.stream_sequence:>6} {clock_time(message.stored_at)} ", style="dim")
     line.append(f"{_SET_ASIDE} ", style="red")
     return line.append(shortened(message.why, _DETAIL_MAX), style="dim")
@@ -42,7 +42,7 @@ def event_line(stored: StoredEvent, *, narrow: bool = False) -> Text:
     event = stored.event
     line, detail = event_parts(stored)
     if narrow:
-        # What is left of an id is a prefix, which `jobs show` takes, and a UUIDv7's is unique to its millisecond.
+        # An id is cut to a prefix, which `jobs show` takes; that of a UUIDv7 contains its millisecond.
         line.append(f"{plain(event.job)[:_ID_NARROW]} ", style="")
         line.append(f"{shortened(event.task, 16)} ", style="dim")
     else:
@@ -54,7 +54,7 @@ def event_line(stored: StoredEvent, *, narrow: bool = False) -> Text:
 
 
 def event_parts(stored: StoredEvent, at: datetime | None = None) -> tuple[Text, Text]:
-    """Return what every line about an event begins with, a blank at its end, and what it says beyond its type.
+    """Return the beginning of a line about an event, up to a blank behind its type, and the details that follow.
 
     `at` is the time to be shown; the server's without it.
     """
@@ -66,7 +66,7 @@ def event_parts(stored: StoredEvent, at: datetime | None = None) -> tuple[Text, 
 
 
 def show_event(output: Output, stored: StoredEvent, at: datetime | None = None) -> None:
-    """Print an event of a job that was named before; on a terminal what it says is folded, and nothing is cut off."""
+    """Print an event of a job that was named before; on a terminal its details wrap, and nothing is cut off."""
     output.hanging(*event_parts(stored, at))
 
 

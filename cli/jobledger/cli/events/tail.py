@@ -87,9 +87,9 @@ async def tail(
 
 
 async def _begin_of_last(ledger: Ledger, choice: EventChoice, count: int) -> int:
-    """Return the sequence of the event with which the newest `count` that are chosen begin; of the first if there are fewer.
+    """Return the sequence where the newest `count` chosen events begin; the ledger's first one if there are fewer.
 
-    The server reads forwards only, so this looks at the end, and at eight times as much each time that was too little.
+    The server reads forwards only, so this reads a window at the end, eight times as large whenever it was too small.
     """
     head = await ledger.log.head()
     first, window = max(1, head.first_sequence), max(count, _WINDOW)

@@ -87,13 +87,13 @@ def _hint(output: Output) -> None:
 
 
 def _unused() -> list[UnusedProjection]:
-    """Return what nobody used for long. Raises: NoDataFolderError, OSError."""
+    """Return projections and read models unused for `UNUSED_DAYS`. Raises: NoDataFolderError, OSError."""
     folders = [data_folder() / name for name in (PROJECTIONS, READ_MODELS)]
     return find_unused(folders, datetime.now(UTC) - timedelta(days=UNUSED_DAYS))
 
 
 def _clean(output: Output, *, clean: bool, yes: bool) -> int:
-    """Name what nobody used for long, and remove it where that was said. Raises: UsageError, OSError."""
+    """List the unused projections, and remove them with --yes. Raises: UsageError, OSError."""
     if not clean:
         raise UsageError("--yes says that --clean is to remove what it names: give both")
     found = _unused()
@@ -127,7 +127,7 @@ def _as_object(each: UnusedProjection) -> dict[str, Any]:
 
 
 def _monitors(url: str, named: list[str]) -> tuple[Monitor, ...]:
-    """Return the pages that were named, or else where those of an embedded server would be."""
+    """Return the monitoring pages that were named, or else those that an embedded server would have."""
     pages = [each.strip() for word in named for each in word.split(",") if each.strip()]
     if pages:
         return tuple(Monitor(each if "://" in each else f"http://{each}") for each in pages)
@@ -142,7 +142,7 @@ def _monitor_beside(url: str) -> Monitor:
 def _port(url: str) -> int:
     try:
         return urlsplit(url.partition(",")[0]).port or _PORT_DEFAULT
-    except ValueError:  # such a URL has no server either, and that is what gets reported
+    except ValueError:  # connecting to such a URL fails, too, and that is reported
         return _PORT_DEFAULT
 
 

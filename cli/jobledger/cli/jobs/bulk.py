@@ -64,7 +64,7 @@ def _choice(
     older_than: str | None = None,
     everything: bool = False,
 ) -> JobChoice:
-    """Check what chooses the jobs of an act that is for the states `of`. Raises: UsageError, InvalidTokenError."""
+    """Return the checked choice of jobs for an act on the states `of`. Raises: UsageError, InvalidTokenError."""
     for field, value in (("queue", queue), ("task name", task)):
         if value is not None:
             check_token(field, value)

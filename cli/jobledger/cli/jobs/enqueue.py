@@ -183,7 +183,7 @@ async def _named(ledger: Ledger, given: _GivenInput, how: Mapping[str, Any]) -> 
 async def add_and_wait(
     cli: Cli, add: Callable[[Ledger], Awaitable[JobHandle[Any]]], waiting: Waiting
 ) -> None:
-    """Add a job, tell its id, and where that is wanted wait for its end.
+    """Add a job, print its id, and wait for its end if that is wanted.
 
     Raises: what `add` raises; JobNotCompletedError, ResultTimeoutError.
     """
@@ -214,7 +214,7 @@ def _moment(delay: float | None, at: str | None) -> datetime | None:
 
 
 def _progress_shown(output: Output, clock: Clock) -> Callable[[bytes], None]:
-    """Return what shows a live report, at most one a second."""
+    """Return a callback that shows live progress reports, at most one a second."""
     shown_at = 0.0
 
     def on_progress(data: bytes) -> None:
@@ -223,7 +223,7 @@ def _progress_shown(output: Output, clock: Clock) -> Callable[[bytes], None]:
         if now - shown_at < _PROGRESS_EVERY_S:
             return
         shown_at = now
-        with contextlib.suppress(msgspec.MsgspecError):  # a hint; anybody may send one
+        with contextlib.suppress(msgspec.MsgspecError):  # a hint, which anybody may send in any form
             report = msgspec.json.decode(data, type=Progress)
             if output.as_json:
                 output.object({"progress": msgspec.structs.asdict(report)})
@@ -254,7 +254,7 @@ async def _wait(output: Output, handle: JobHandle[Any], timeout_s: float | None)
 
 
 def _shown(text: str, job_id: str) -> str:
-    """Cut a result that would fill screens; the whole of it is one command away."""
+    """Cut a result that would fill screens, and name the command that prints it whole."""
     if len(text) <= _RESULT_SHOWN_MAX:
         return text
     return f"{text[:_RESULT_SHOWN_MAX]}... ({len(text):,} characters; whole: jobledger jobs show {job_id} --json)"

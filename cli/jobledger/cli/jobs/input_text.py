@@ -32,7 +32,7 @@ def read_object(input_text: str, *, what: str, option: str = "--input") -> dict[
 
 
 def _read_stdin() -> bytes:
-    """Read all of stdin, but never more than what may be an input.
+    """Read all of stdin, up to the largest size of an input.
 
     Raises: InvalidInputError beyond that.
     """

@@ -69,7 +69,7 @@ async def _follow(
 
 
 def _show(output: Output, kept: JobLogs, seen: dict[int, int]) -> dict[int, int]:
-    """Show the lines behind those that were seen; return attempt -> number of its newest line."""
+    """Show the lines after those already shown; return attempt -> number of its newest line."""
     newest = dict(seen)
     for line in kept.items:
         before = newest.get(line.attempt, 0)

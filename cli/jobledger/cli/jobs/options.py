@@ -1,4 +1,4 @@
-"""How a job is to be queued and tried: the options of whatever makes jobs, `enqueue` and `schedules add`."""
+"""Options on how a job is queued and tried, for the commands that make jobs: `enqueue` and `schedules add`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from jobledger.ledger.model.times import shown_time
 from jobledger.projections import JobFilter, JobRow, SearchLimits
 from jobledger.projections.search import read_words
 
-_LIMITS: Final = SearchLimits(seconds_max=2.0)  #: nobody waits behind a person's own command
+_LIMITS: Final = SearchLimits(seconds_max=2.0)  #: a command delays only the person who typed it
 
 
 async def show_jobs(
@@ -53,7 +53,7 @@ async def show_jobs(
 
 
 def _show(cli: Cli, page: JobPage, view: View, words: Sequence[str], *, is_bare: bool) -> None:
-    """Show a page. `words`: the command that lists these jobs; `is_bare`: every job is meant."""
+    """Show a page. `words`: the command that lists these jobs; `is_bare`: no option or search narrows the choice."""
     output = cli.output
     if output.as_json:
         for row in page.items:

@@ -66,7 +66,7 @@ async def list_queues(
 
 
 def _heads(*, is_wide: bool, is_long: bool) -> list[str]:
-    """Return what is counted: in 80 columns not what ended, and beside other columns not how long the oldest waits."""
+    """Return the columns of counts: 80 columns have no room for ended jobs, nor beside others for the oldest wait."""
     counts = [head for head in _COUNTS if is_wide or head != "ended>"]
     return [*counts, _WAITS] if is_wide or not is_long else counts
 

@@ -1,4 +1,4 @@
-"""`jobledger jobs signal`: what a person tells a run."""
+"""`jobledger jobs signal`: send a run a signal."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ async def stats_command(
     if queue is not None:
         check_token("queue", queue)
     async with cli.ledger() as ledger, cli.rows(ledger).opened() as view:
-        until = view.now + timedelta(minutes=1)  # with the minute that is not over
+        until = view.now + timedelta(minutes=1)  # includes the present minute
         found = await stats(view, view.now - timedelta(seconds=last), until, queue=queue, task=task)
     output, rows = cli.output, found.queues if by == "queue" else found.tasks
     if output.as_json:

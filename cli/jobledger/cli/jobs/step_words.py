@@ -30,7 +30,7 @@ def mark(status: str) -> str:
 
 
 def step_name(step: StepRow) -> str:
-    """Return a step's key, with what it is about where the key does not say so: `wait approved`, `map pages (fetch)`."""
+    """Return a step's key, with kind and target where the key lacks them: `wait approved`, `map pages (fetch)`."""
     name = name_in(step.key)
     if step.kind in ("step", "undo"):
         return step.key
@@ -40,7 +40,7 @@ def step_name(step: StepRow) -> str:
 
 
 def step_details(step: StepRow, *, is_closed: bool) -> list[str]:
-    """Return what there is to say of a step beside its name and status, the most important first.
+    """Return details of a step beside its name and status, the most important first.
 
     `is_closed`: whether its run has ended for good.
     """
@@ -63,7 +63,7 @@ def step_details(step: StepRow, *, is_closed: bool) -> list[str]:
 def _children_words(step: StepRow, *, is_closed: bool) -> str:
     """Return how far the children of a step are: `37 of 40 ended, 3 open, 2 not completed`.
 
-    Nobody counts ends after that of the run: such children were cancelled with it, or go on without it.
+    Children that end after the run are not counted: they were cancelled with it, or go on without it.
     """
     completed, failed = step.items_completed or 0, step.items_failed or 0
     of = "an open group" if step.items is None else f"{step.items:,}"
@@ -74,7 +74,7 @@ def _children_words(step: StepRow, *, is_closed: bool) -> str:
 
 
 def took(step: StepRow) -> str:
-    """Return how long a step took, where that says something: what is only recorded takes no time."""
+    """Return how long a step took; "" without a duration, and for a value or patch recorded in no time."""
     if step.duration_ms is None or not (step.duration_ms or step.kind not in ("value", "patch")):
         return ""
     return duration(step.duration_ms / 1000)

@@ -95,7 +95,7 @@ def _step(row: StepRow, *, is_closed: bool) -> tuple[Any, ...]:
 
 
 def _values(key: str, values: StepValues) -> Iterator[tuple[str, str, str]]:
-    """Yield a row for each value of a step that the ledger has, the beginning of it."""
+    """Yield a row for each value of a step that the ledger has, with the beginning of the value."""
     for what, value, reference in (
         ("input", values.input, values.input_ref),
         ("result", values.result, values.result_ref),

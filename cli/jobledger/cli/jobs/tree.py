@@ -51,7 +51,7 @@ def _state(tree: Tree, now: datetime) -> Text:
 
 
 def _took(tree: Tree) -> str:
-    """Return how long a job took, waits between its attempts and all; "" where it has not ended, or never began."""
+    """Return how long a job took, with the waits between its attempts; "" where it has not ended, or never began."""
     if tree.started_at is None or tree.completed_at is None:
         return ""
     return _between(tree.started_at, datetime.fromisoformat(tree.completed_at))
@@ -62,7 +62,7 @@ def _between(begin: str, end: datetime) -> str:
 
 
 def _steps(tree: Tree, before: str, now: datetime) -> Iterator[_Line]:
-    """Yield the lines below a job; `before` are the branches of what surrounds it."""
+    """Yield the lines below a job; `before`: the branches of the lines above."""
     for number, step in enumerate(tree.steps, start=1):
         is_last = number == len(tree.steps) and not tree.undos
         yield _step(step, f"{before}{'└' if is_last else '├'} ", now, is_closed=tree.status in CLOSED_STATES)

@@ -1,4 +1,4 @@
-"""`jobledger limits verify` and `simulate`: were the right jobs granted, and how would it have been with other limits."""
+"""`jobledger limits verify` and `simulate`: check who was granted, and simulate other limits."""
 
 from __future__ import annotations
 

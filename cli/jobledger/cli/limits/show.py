@@ -49,7 +49,7 @@ async def list_limits(cli: Cli, *, at: options.At = None, sequence: options.Sequ
         cells: list[tuple[Cell, ...]] = [_cells(row, view.now) for row in rows]
         cells += [(shortened(each.name, 60), _not_set(each.held), "", each.taken, "", "") for each in missing]
         header: tuple[str, ...] = ("limit", "holds", "for", "taken>", "set by", "since!")
-        if not any(row.queues or row.tasks for row in rows):  # seldom said, and lines are short
+        if not any(row.queues or row.tasks for row in rows):  # rarely set, and a line has little room
             header, cells = _without_who(header), [_without_who(each) for each in cells]
         output.table(header, cells)
         for row in rows:

@@ -31,12 +31,12 @@ _log: Final = logging.getLogger("jobledger.gateway")
 
 
 class Beside:
-    """The child; it reads a projection that somebody else follows."""
+    """The gateway as a child process; it reads a projection that its parent keeps up to date."""
 
     def __init__(
         self, target: Target, projection: Path, listening: socket.socket, *, access_log: bool
     ) -> None:
-        """`listening`: where it answers. It stays ours: the child that begins again has the same port."""
+        """Keep `listening` open, the socket where it answers: a child that is started again has the same port."""
         self.entrance = Entrance(gateway="")  #: where it answers
         self._listening = listening
         # The worker of this process declares the schedules, unless it was told not to.
@@ -74,14 +74,14 @@ class Beside:
         )
 
     async def keep(self) -> None:
-        """Wait until it ends by itself, after starting it where it has. Raises: ServerEndedError."""
+        """Start the child again if it has ended, then wait until it ends by itself. Raises: ServerEndedError."""
         if self._process is None or self._process.returncode is not None:
             await self.start()
         assert self._process is not None, "it was started"
         raise ServerEndedError(f"its process {how_ended(await self._process.wait())}")
 
     async def stop(self) -> None:
-        """Let it end, as it does when its stdin ends; kill it if it stays."""
+        """Close the child's stdin, at which it ends; kill it if it stays."""
         process = self._process
         if process is None or process.stdin is None:
             return
@@ -98,7 +98,7 @@ class Beside:
 async def gateway_beside(
     output: Output, target: Target, projection: Path, port: int | None, *, access_log: bool = False
 ) -> AsyncGenerator[Beside | None, None]:
-    """Run a gateway for the length of the block; None where the extra is not installed, which is said in a line.
+    """Run a gateway for the length of the block; yield None, after a note, without the extra.
 
     Without a `port` it takes the usual one, or a free one where that is taken. `access_log`: it logs
     each request.
@@ -115,13 +115,13 @@ async def gateway_beside(
             await made.start()
             yield made
         finally:
-            with anyio.CancelScope(shield=True):  # bounded by the farewell
+            with anyio.CancelScope(shield=True):  # `stop` is bounded in time
                 await made.stop()
 
 
 def _listen(port: int | None) -> socket.socket:
     """Return the socket of the gateway: bound once, here, so that nobody takes its port before it begins."""
-    from jobledger.gateway.process.listener import listen  # noqa: PLC0415 - who lacks the extra was told before
+    from jobledger.gateway.process.listener import listen  # noqa: PLC0415 - the extra was checked before
 
     if port is not None:
         return listen(LOOPBACK, port, option="--gateway-port")

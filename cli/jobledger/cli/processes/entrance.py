@@ -1,7 +1,7 @@
 """How the account that runs a gateway gets in while the ledger has no keys: an address, and a file for programs.
 
 The address holds the account's key. It is shown on a terminal only: what goes elsewhere is kept in journals that others
-may read. A browser gets it in a file, since all accounts of a machine see what a process is started with.
+may read. A browser gets it in a file, since all accounts of a machine can see the arguments of a process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jobledger.cli.session import data_folder
 from jobledger.ledger.access.account import read_account_key
 from jobledger.ledger.files import write_whole
 
-#: Refreshes at once: no script, and no click.
+#: Redirects at once, without a script or a click.
 _PAGE: Final = """<!doctype html>
 <meta charset="utf-8"><meta name="referrer" content="no-referrer">
 <meta http-equiv="refresh" content="0;url={address}"><title>jobledger</title>
@@ -41,12 +41,12 @@ class Entrance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def address(self) -> str:
-        """What a person opens: with the key where a terminal shows it. Raises: ConfigurationError."""
+        """The address that a person opens, with the key if stdout is a terminal. Raises: ConfigurationError."""
         return self._whole if self.key_file and sys.stdout.isatty() else self.gateway
 
     @property
     def command(self) -> str:
-        """What asks the gateway who asks, as the account."""
+        """The command that asks the gateway, as the account, who it is."""
         return f"curl -H {shlex.quote(f'@{self.key_file}')} {self.gateway}/v1/me"
 
     @property
@@ -54,7 +54,7 @@ class Entrance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.gateway}/login?token={read_account_key(Path(self.key_file))}"
 
     def say(self, output: Output) -> None:
-        """Tell a person how to get in, where that takes a key of the account."""
+        """Print how to get in, if that takes the account's key."""
         if self.key_file:
             if self.address != self.gateway:
                 output.say(f"in a browser: {self.address}")
@@ -62,7 +62,7 @@ class Entrance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @contextlib.contextmanager
     def shown(self, *, browser: bool) -> Generator[None, None, None]:
-        """Open the address in a browser where there is a screen; nothing of that is left behind after the block."""
+        """Open the address in a browser where there is a screen; the file for it is gone after the block."""
         opener = _opener() if browser and self.key_file and sys.stdout.isatty() else None
         if opener is None:
             yield
@@ -78,7 +78,7 @@ class Entrance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def _opener() -> str | None:
-    """Return the program that shows a file on this machine's screen, None where there is neither."""
+    """Return the program that shows a file on this machine's screen, None without a screen or a program."""
     if sys.platform == "darwin":
         return None if "SSH_CONNECTION" in os.environ else shutil.which("open")
     has_screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")

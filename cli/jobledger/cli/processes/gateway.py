@@ -136,7 +136,7 @@ def gateway(
 
 
 def _account_file() -> Path | None:
-    """Return the file of the account's key, None for an account without a folder for it: it has keys, or proxies."""
+    """Return the file of the account's key; None without a data folder: then people use keys or a proxy."""
     try:
         return data_folder() / ACCOUNT_FILE
     except NoDataFolderError:
@@ -201,7 +201,7 @@ async def _gateway(cli: Cli, plan: _Plan) -> None:
         cli.target, enqueue_in_flight_max=BULK_APPENDS_MAX, append_timeout_s=SILENT_S_MAX
     )
     if plan.parent is not None:
-        # It made the ledger, and one that was deleted since must not come back empty; it retries whatever ends us.
+        # The supervisor made the ledger: one that was deleted since must not come back empty. It also restarts us.
         cli.target = msgspec.structs.replace(cli.target, create=False, wait_for_server_s=0.0)
     async with stoppable() as stopping, cli.ledger() as ledger:
         with (
@@ -302,13 +302,13 @@ async def _supervise(cli: Cli, plan: _Plan, processes: int) -> int:
     settings = plan.settings
     code = DONE  # when a signal comes before the supervisor runs
     async with stoppable() as stopping, anyio.create_task_group() as group:
-        # Bound and never listened on: it keeps the port while no process has it, and tells which one 0 took.
+        # Bound, but it never listens: it holds the port while no process has it, and shows which port 0 became.
         with listen(settings.host, settings.port, is_shared=True) as bound:
-            async with cli.ledger() as ledger:  # makes it, and waits for its server, once for all processes
+            async with cli.ledger() as ledger:  # waits and makes the ledger, once for all processes
                 takes_account = not await all_keys(ledger.log)
             account = plan.access.account(
                 is_loopback=is_loopback(bound)
-            )  # made here, before any of them looks
+            )  # made here, before any process reads it
             entrance = _entrance(bound, plan, takes_account=takes_account and account is not None)
             supervisor = Supervisor(
                 _no_lease,
@@ -345,7 +345,7 @@ async def _no_lease(_identity: str) -> bool:
 
 
 def _command(host: str, port: int) -> list[str]:
-    """Return our own command for one of the processes: it has the address that we keep, and no stdin."""
+    """Return the command of one process: our own with the address that we hold, and without --until-eof."""
     # -P, as under the installed command: a file of the current folder must not stand in for a library of ours.
     own_words = [word for word in sys.argv[1:] if word != "--until-eof"]
     return [sys.executable, "-P", "-m", "jobledger.cli", *own_words, "--host", host, "--port", str(port)]

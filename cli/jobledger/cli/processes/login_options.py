@@ -1,4 +1,4 @@
-"""Options of a gateway on log-ins by a provider and on how much one key may ask and have open, and what they come to."""
+"""Options of a gateway on log-ins by a provider, and on the quotas and shares of one key, with their readers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ Shares = Annotated[
 
 def provider(issuer: str, client_id: str, secret: Path | None, user_claim: str) -> OidcSettings | None:
     """Return the provider that was named, None for none. Raises: ConfigurationError, UsageError."""
-    # Imported here: it needs the extra, whose absence is told in a sentence before.
+    # Imported here: it needs the extra, which was checked before.
     from jobledger.gateway.access.oidc import OidcSettings  # noqa: PLC0415
 
     if issuer:

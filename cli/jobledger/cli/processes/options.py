@@ -216,7 +216,7 @@ def weighted(values: list[str] | None) -> tuple[tuple[str, ...], dict[str, int]]
 
 
 def warn_of_foreign(served: Sequence[str], registry: TaskRegistry) -> None:
-    """Say which queues no task here names: mistyped ones, unless jobs are put there with a queue of their own."""
+    """Warn of queues that no task here names: mistyped ones, unless jobs are enqueued there with --queue."""
     for queue in served:
         if queue not in registry.queues:
             near = difflib.get_close_matches(queue, registry.queues, n=1)

@@ -20,7 +20,7 @@ from jobledger.workers import WorkerConfig
 from jobledger.workers.supervision.reload import SourceWatch, source_folders
 from jobledger.workers.supervision.supervisor import Supervisor, SupervisorConfig
 
-#: Ours alone: a child gets the server by variable, as an address may hold a password that `ps` would show.
+#: Of this process alone. Children get the server's address by variable, since `ps` would show a password in it.
 _NOT_FOR_CHILDREN: Final = (
     "JOBLEDGER_PROCESSES",
     "JOBLEDGER_GATEWAY_HOST",
@@ -34,7 +34,7 @@ _LEASES_OF_SILENCE: Final = 2
 
 
 class Crew(msgspec.Struct, frozen=True, kw_only=True):
-    """Which workers, how many, and whether they follow their source files."""
+    """Which workers, how many, and whether they restart when their source files change."""
 
     modules: list[str]
     queues: list[str]  #: as they were given, with weights
@@ -52,7 +52,7 @@ def supervise(
     *,
     until_eof: bool,
 ) -> int:
-    """Keep the workers until stopped; return the exit code."""
+    """Keep the workers running until stopped; return the exit code."""
     crew.exposure.check(crew.processes)
     patience = SupervisorConfig(processes=crew.processes, grace_s=config.grace_s, reload=crew.reload)
     watch = SourceWatch(source_folders(crew.modules)) if crew.reload else None
@@ -97,7 +97,7 @@ async def _supervise(  # noqa: PLR0917 - what it was told
 ) -> int:
     code = DONE  # when a signal comes before the supervisor runs
     async with stoppable() as stopping, opened(target) as ledger, anyio.create_task_group() as group:
-        # Twice the lease: whatever a process that silent still runs is somebody else's by now.
+        # Twice the lease: other workers have taken over what a process silent for so long still runs.
         silence_s = _LEASES_OF_SILENCE * await ledger.leases.duration_s()
         patience = msgspec.structs.replace(patience, silence_s=silence_s)
         supervisor = Supervisor(

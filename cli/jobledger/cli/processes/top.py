@@ -44,7 +44,7 @@ _Interval = Annotated[
     float,
     typer.Option("--interval", metavar="SPAN", parser=seconds(0.2), help="Time from one look to the next."),
 ]
-#: What `--sort` takes: the queues with most of it come first, as they are called in the table.
+#: The figures that `--sort` takes, by their names in the table; the queues with the highest come first.
 _FIGURES: Final[Mapping[str, Callable[[QueueActivity], float]]] = {
     "queued": lambda each: each.row.counts.get("queued", 0),
     "running": lambda each: each.row.counts.get("running", 0),

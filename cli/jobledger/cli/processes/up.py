@@ -36,7 +36,7 @@ from jobledger.workers.services import outlive
 class _Projecting(msgspec.Struct, frozen=True):
     follow: Callable[[], Coroutine[Any, Any, NoReturn]]  #: keeps the projection up to date
     path: Path
-    metrics: str | None  #: where they are
+    metrics: str | None  #: their address
 
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +109,7 @@ def up(
 
 
 async def _up(cli: Cli, plan: _Plan) -> None:
-    """Start in the order server, connection, projector, worker; stop in the opposite one."""
+    """Start in the order server, connection, projector, gateway, worker; stop in the opposite one."""
     tune_collector()
     output = cli.output
     async with _server(plan) as server:
@@ -138,7 +138,7 @@ async def _up(cli: Cli, plan: _Plan) -> None:
 async def _projecting(
     output: Output, ledger: Ledger, path: Path, made: Worker | None, exposure: Exposure
 ) -> AsyncGenerator[_Projecting, None]:
-    """Give what keeps the projection up to date; where metrics were asked for, serve them for the length of the block."""
+    """Yield the follower of the projection; if metrics were asked for, serve them for the length of the block."""
     with Projector(ledger.log, path, snapshots=Snapshots(path)) as projector:
         missing = (await projector.prepare(mend=True)).missing
         if missing:
@@ -146,7 +146,7 @@ async def _projecting(
         if exposure.port is None:
             yield _Projecting(projector.run, path, None)
             return
-    # Imported here: who shows no metrics does not load what it takes.
+    # Imported here, so that a process without metrics does not load them.
     from prometheus_client import CollectorRegistry  # noqa: PLC0415
 
     from jobledger.admin.diagnoses import counted  # noqa: PLC0415

@@ -98,13 +98,13 @@ def worker(
 
 
 def _beneath(target: Target) -> Target:
-    """Return the target of a worker whose supervisor made the ledger, and starts it again whatever it ends of."""
+    """Return the target of a worker under a supervisor, which made the ledger and restarts the worker."""
     # A ledger that was deleted since must not come back empty.
     return msgspec.structs.replace(target, create=False, wait_for_server_s=0.0)
 
 
 def _switches(line: typer.Context) -> list[str]:
-    """Return what stands before the command, for the workers of a supervisor."""
+    """Return the switches before the command, for the workers of a supervisor."""
     given = [f"--{name}" for name in ("verbose", "debug") if _of_root(line, name)]
     return [*given, "--log-format", log_format()]
 
@@ -147,7 +147,7 @@ async def _shown(
     if exposure.port is None:
         yield
         return
-    # Imported here: a worker that shows no metrics does not load what it takes.
+    # Imported here, so that a worker without metrics does not load them.
     from jobledger.workers.metrics import measured  # noqa: PLC0415
 
     async with measured(ledger, made) as collector:
@@ -200,7 +200,7 @@ async def _stop_when_idle(ledger: Ledger, made: Worker) -> None:
 
 
 async def _say_ready(output: Output, made: Worker, parent: Parent | None) -> None:
-    """Say so once the worker takes work, for those who wait for it."""
+    """Report that the worker is ready, once it takes work."""
     await made.taking.wait()
     if parent is not None:
         parent.ready()

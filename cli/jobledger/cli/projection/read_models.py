@@ -43,7 +43,7 @@ _BUSY_TIMEOUT_S: Final = 5.0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What `projection run MODULE:Class` was told."""
+    """The options of `projection run MODULE:Class`."""
 
     model: str
     file: Path | None
@@ -71,7 +71,7 @@ def load_model(spec: str) -> ReadModelLayout:
 
 
 def _imported(name: str) -> Any:
-    """Import a module; one given as a file is found beside itself, as `python file.py` would."""
+    """Import a module; the folder of a file goes on the import path first, as with `python file.py`."""
     import_path_begins_here()
     if name.endswith(".py"):
         if not Path(name).is_file():
@@ -107,7 +107,7 @@ def _failure(what: str, error: Exception) -> str:
 
 @contextlib.contextmanager
 def _in_its_words(spec: str) -> Generator[None, None, None]:
-    """Let errors of the file name the command that mends this file, not ours."""
+    """Replace our rebuild command in errors of the file by the one that rebuilds this model."""
     try:
         yield
     except ProjectionError as error:
@@ -123,7 +123,7 @@ async def run_read_model(cli: Cli, plan: Plan) -> None:
         group.start_soon(until_closed, ledger)
         path = plan.file or await _default_path(ledger, layout)
         with _in_its_words(plan.model):
-            outdated = _is_outdated(path, layout)  # first: a file of another model must not be rebuilt either
+            outdated = _is_outdated(path, layout)  # first: it refuses another model's file
             if plan.rebuild or outdated:
                 with output.progress("rebuilding") as progress:
                     await rebuild(ledger.log, path, progress=progress, layout=layout)
@@ -138,7 +138,7 @@ async def run_read_model(cli: Cli, plan: Plan) -> None:
 
 async def _default_path(ledger: Ledger, layout: ReadModelLayout) -> Path:
     ours = await projection_path(ledger, data_folder)
-    born = ours.stem.rpartition(".v")[0]  # the model's schema is the user's own
+    born = ours.stem.rpartition(".v")[0]  # without the version of our schema
     return ours.parent.with_name(READ_MODELS) / f"{born}-{layout.model.name}.db"
 
 
@@ -146,7 +146,7 @@ def _is_outdated(path: Path, layout: ReadModelLayout) -> bool:
     """Return whether a file is there that only a rebuild can bring forward.
 
     Raises: NotAProjectionError for a file that is not this model's, which no rebuild may replace, and other
-        errors than the file's.
+        errors that are not about the file.
     """
     if not path.exists():
         return False
@@ -157,7 +157,7 @@ def _is_outdated(path: Path, layout: ReadModelLayout) -> bool:
     except OlderSchemaError:
         return True
     except ProjectionFileError:
-        return False  # damaged or newer: the projector says so, unless the file is rebuilt
+        return False  # damaged or newer: the projector refuses it, unless it is rebuilt
     return False
 
 

@@ -88,10 +88,10 @@ def _moment(text: str) -> int | datetime:
 
 @contextlib.contextmanager
 def _made_beside(into: Path) -> Generator[Path, None, None]:
-    """Give a file in a folder that is gone afterwards; at the end of the block it alone becomes `into`, and is plain.
+    """Yield a file in a temporary folder; at the end of the block it becomes `into`, as a single plain file.
 
-    A projection is a file that others read while it is written: with a lock and a log beside it. This one is for any
-    tool, also where that may not write.
+    A projection has a lock and a log beside it, since others read it while it is written. This file is for any
+    tool, also one that may not write.
 
     Raises: UsageError when such a file came meanwhile; ProjectionStorageError.
     """
@@ -149,7 +149,7 @@ def _refuse_parts(logs: Sequence[ExportLog]) -> None:
 
 
 async def _refuse_middle(log: Log) -> None:
-    """Refuse events that begin in the middle of jobs, as an export of a range does; an archive carries over what lives.
+    """Refuse events that begin in the middle of jobs, as an export of a range does; an archive run copies open jobs.
 
     Raises: UsageError.
     """

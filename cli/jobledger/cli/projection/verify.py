@@ -1,4 +1,4 @@
-"""`jobledger projection verify`: the rows held against a projection that is made for it."""
+"""`jobledger projection verify`: the rows compared with a projection that is rebuilt for it."""
 
 from __future__ import annotations
 

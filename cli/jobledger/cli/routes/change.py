@@ -187,7 +187,7 @@ def _rule(
 
 
 def _source(text: str) -> Any:
-    """Return where a signal's value comes from, as a rule says it. Raises: InvalidInputError."""
+    """Return the source of a signal's value in the form of a rule. Raises: InvalidInputError."""
     if text.startswith("/"):
         return text
     value = msgspec.json.decode(check_text(text.encode("utf-8", "surrogateescape"), what="JSON of --value"))
@@ -195,7 +195,7 @@ def _source(text: str) -> Any:
 
 
 def _changed(known: RouteDefinition | None, said: dict[str, Any]) -> RouteDefinition:
-    """Return what a route did with what was said in place of it. Raises: InvalidInputError, UsageError."""
+    """Return a route with the given fields in place of its own. Raises: InvalidInputError, UsageError."""
     before: dict[str, Any] = {} if known is None else msgspec.to_builtins(known)
     if known is None and "scheme" not in said:
         raise UsageError("the route is not set yet: say --scheme, how its requests are proven")

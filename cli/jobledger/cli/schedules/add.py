@@ -89,7 +89,7 @@ def add(
 
 
 def _add(cli: Cli, wish: DeclareSchedule, app: list[str] | None) -> Awaitable[None]:
-    """Declare a schedule, whose task's code may be here. Raises: UsageError, and what the code says of the input."""
+    """Declare a schedule, by its task's code if --app has it. Raises: UsageError, and what the input check raises."""
     if wish.graph and app:
         raise UsageError("--app has the code of a task: leave it out beside --graph")
     code = load_tasks(app).get(wish.task) if app else None
@@ -100,7 +100,7 @@ def _add(cli: Cli, wish: DeclareSchedule, app: list[str] | None) -> Awaitable[No
 
 
 async def _add_by_code(cli: Cli, wish: DeclareSchedule, code: Task[..., Any]) -> None:
-    """Declare a schedule of a task whose code is here, as the code says of its jobs."""
+    """Declare a schedule of a task whose code is here, with the options that the code gives its jobs."""
     async with cli.ledger() as ledger:
         schedule = await ledger.schedules.add(
             wish.name,
@@ -122,7 +122,7 @@ def _whole(option: str, given_s: float) -> int:
 
 
 def _check(wish: DeclareSchedule) -> None:
-    """Refuse, without a server, what could never tick, and jobs that could never be. Raises: InvalidInputError, InvalidTokenError."""
+    """Refuse, without a server, a schedule that can make no job. Raises: InvalidInputError, InvalidTokenError."""
     Options(**{name: value for name, value in wish.chosen.items() if value is not None})
     fields: dict[str, Any] = dict(wish.when)
     spec = Spec(**{field: fields.pop(field) for field in Spec.__struct_fields__})

@@ -1,4 +1,4 @@
-"""What the commands of `jobledger schedules` are asked: the options that are many, or that several of them share."""
+"""Options of `jobledger schedules`: those that several of its commands share, and those of commands with many."""
 
 from __future__ import annotations
 

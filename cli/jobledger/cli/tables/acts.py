@@ -1,4 +1,4 @@
-"""`jobledger tables export` and `remove`: a table's rows as a file, and away with them before their time."""
+"""`jobledger tables export` and `remove`: write a table's rows to a file, and remove rows before their time."""
 
 from __future__ import annotations
 

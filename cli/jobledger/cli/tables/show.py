@@ -1,4 +1,4 @@
-"""`jobledger tables list` and `show`: what runs made as tables, and until when their rows are kept."""
+"""`jobledger tables list` and `show`: the tables that runs made, and until when their rows are kept."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _cells(table: TableRow, now: datetime) -> tuple[Cell, ...]:
 
 
 def kept_for(table: TableRow, now: datetime) -> str:
-    """Return how long a table's rows are still kept, by what is recorded."""
+    """Return how long a table's rows are still kept, by the recorded expiry."""
     if table.expires_at is None:
         return "ever"
     left_s = (datetime.fromisoformat(table.expires_at) - now).total_seconds()

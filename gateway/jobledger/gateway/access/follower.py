@@ -1,8 +1,8 @@
-"""Every gateway follows `ledger.access.>`: one ordered reader tells it of each change, and a look a second proves it whole.
+"""Every gateway follows `ledger.access.>`: a reader brings each change in order, and a check a second proves it whole.
 
-The same look reads which sessions somebody ended.
+The same check reads which sessions somebody ended.
 
-The reader alone could not tell silence from having nothing to say. So the gateway asks once a second for the newest
+A reader without messages may be up to date or cut off. So the gateway asks once a second for the newest
 sequence of all keys, which the stream's leader answers, and compares it with what it has read. Source: ADR 033.
 """
 
@@ -25,14 +25,14 @@ from jobledger.ledger.nats.inbox import ReplyTimeoutError
 
 _PROVE_EVERY_S: Final = 1.0
 _AGAIN_S: Final = 0.5
-#: Within this time the reader has what the leader has; else the gateway starts it again.
+#: A reader that lacks something of the leader's for this long is started again.
 _BEHIND_S_MAX: Final = 3.0
 
 _log = logging.getLogger("jobledger.gateway.keys")
 
 
 class Following:
-    """Keeps a ring like the ledger, from `run` on until that is cancelled."""
+    """The follower that keeps a ring equal to the ledger's keys while `run` runs."""
 
     def __init__(self, ledger: Ledger, ring: KeyRing, sessions: Sessions) -> None:
         """Nothing is read before `run`."""
@@ -40,13 +40,13 @@ class Following:
         self._ring = ring
         self._sessions = sessions
         self._ended_reached = 0  # the sequence of the newest end of a session that was read
-        self._told = ""  # why it was not read, so that the log says it once
-        self._moved = asyncio.Event()  # the ring learned something
+        self._told = ""  # the last error in the log, so that it is logged once
+        self._moved = asyncio.Event()  # set when the ring changes
         ring.on_change(self._moved.set)
         self.begun = asyncio.Event()  #: set when the keys were read for the first time
 
     async def run(self) -> None:
-        """Follow for ever; what goes wrong is told in the log, and tried again."""
+        """Follow for ever; log what goes wrong, and try again."""
         while True:
             try:
                 await self._follow()
@@ -73,7 +73,7 @@ class Following:
         ]
         try:
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-            await done.pop()  # neither ends but by an error
+            await done.pop()  # each ends only with an error
         finally:
             for part in parts:
                 part.cancel()
@@ -96,7 +96,7 @@ class Following:
             self._sessions.end(ids)
 
     async def _prove(self) -> None:
-        """Compare with the stream's leader, once a second. Raises: TimeoutError where the reader does not get there."""
+        """Compare with the stream's leader, once a second. Raises: TimeoutError if the reader does not catch up."""
         log, clock = self._ledger.log, self._ledger.clock
         while True:
             asked_at = clock.monotonic()

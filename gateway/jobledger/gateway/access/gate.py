@@ -1,4 +1,4 @@
-"""The gate that every request passes first: its host, its origin, who sent it, and how much that one may ask."""
+"""The gate that every request passes first: it checks host, origin, sender, and the sender's rate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jobledger.gateway.access.rates import Rates, group_of
 from jobledger.gateway.access.sessions import Sessions
 from jobledger.gateway.problems import ProblemError
 
-#: Whoever looks after the process asks by its address, whatever that is.
+#: Health checks ask by the address of the process, so every host is allowed.
 _ANY_HOST: Final = frozenset({"/healthz", "/readyz"})
 _API: Final = "/v1/"
 #: A GET acts here, since cron services send no other. A page of another site can send one too, as the address of an
@@ -40,9 +40,9 @@ class ArrivedRequest(NamedTuple):
     """What is known of a request that may be answered."""
 
     caller: Caller
-    client: str  #: the address that it began with
+    client: str  #: the client's address, before any proxy
     scheme: str  #: http or https, as the client speaks it
-    who: AdmittedPerson | ProblemError  #: who asks, or why nobody does: some addresses anybody may ask for
+    who: AdmittedPerson | ProblemError  #: who asks, or why nobody was admitted: some paths are open to all
 
 
 class Gate:
@@ -59,7 +59,7 @@ class Gate:
         rates: Rates,
         on_use: OnUse,
     ) -> None:
-        """`on_use` is told the id of each key that was used, and the address that it was used from."""
+        """Make a gate that calls `on_use` with the id of each key that is used, and the address it is used from."""
         self._identities = identities
         self._sessions = sessions
         self._hosts = hosts
@@ -71,11 +71,11 @@ class Gate:
         self._sweeps: list[Callable[[], None]] = []
 
     def on_sweep(self, sweep: Callable[[], None]) -> None:
-        """Have a function called whenever keys changed, and once a second, for those whose time is over."""
+        """Have a function called whenever keys changed, and once a second for keys that expired."""
         self._sweeps.append(sweep)
 
     def sweep(self) -> None:
-        """Call them."""
+        """Call the functions of `on_sweep`."""
         for each in self._sweeps:
             each()
 
@@ -84,11 +84,11 @@ class Gate:
         return self._identities.refused_since(admitted)
 
     def is_proxy(self, address: str) -> bool:
-        """Return whether a connection from this address carries what others ask."""
+        """Return whether this is the address of a proxy, whose connections carry requests of others."""
         return bool(self._proxies) and is_among(address, self._proxies)
 
     def enter(self, request: Mapping[str, Any], headers: Headers, added: Pairs) -> ArrivedRequest | None:
-        """Check a request, an ASGI scope; None where it is only a browser's question what pages elsewhere may do.
+        """Check a request, an ASGI scope; None for a preflight request, which needs no further answer.
 
         `added` gets headers of the answer, also where that is a refusal.
 
@@ -149,5 +149,5 @@ class Gate:
 
 
 def _is_page(method: str, path: str, headers: Headers) -> bool:
-    """Whether a browser asks for a page, and can be sent to another one first. A form that is sent would be lost."""
+    """Return whether a browser asks for a page, so that it can be sent to another first; a form would be lost."""
     return method == "GET" and not path.startswith(_API) and headers.get("sec-fetch-mode") == "navigate"

@@ -26,7 +26,7 @@ _NO_UTF_8: Final = "\ufffd"  #: stands where bytes of a header are not UTF-8
 _USER_MAX: Final = 200
 #: In the scope of a request that passed the gate: who asks, as `AdmittedPerson`, or why nobody does, as `ProblemError`.
 ADMITTED: Final = "jobledger.admitted"
-#: In the same: what it says of who sent it, as `Caller`.
+#: In the same scope: what the request says of its sender, as `Caller`.
 CALLER: Final = "jobledger.caller"
 _CHALLENGE: Final = {"www-authenticate": 'Bearer realm="jobledger"'}
 _OF_LEDGER: Final = (
@@ -52,7 +52,7 @@ UNSURE: Final = "LEDGER_UNREACHABLE"
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request says of who sent it."""
+    """What a request says of its sender."""
 
     headers: Headers  #: by their names in lower case
     peer: str  #: the address that the connection came from, a proxy's perhaps
@@ -69,17 +69,17 @@ class AdmittedPerson(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_ambient(self) -> bool:
-        """Whether a browser says it of itself, also where the page of another site made it send the request."""
+        """Whether a browser sends the proof by itself, also when a page of another site makes it send the request."""
         return self.shown is None
 
     @property
     def is_counted(self) -> bool:
-        """Whether it is held to a rate: not the account that the gateway runs under, for there is nobody else."""
+        """Whether a rate limit applies: not to the account that the gateway runs under, for there is nobody else."""
         return bool(self.principal.key_id or self.user or (self.session is not None and self.session.user))
 
     @property
     def form_name(self) -> str:
-        """Who sends a form, for its token: this session and no other, or this person."""
+        """The sender that the token of a form is bound to: this session alone, or this person."""
         return self.principal.name if self.session is None else f"session {self.session.token}"
 
 
@@ -121,7 +121,7 @@ def _text(value: str) -> str:
 
 
 class Identities:
-    """Says who asks. A key's record decides, each time."""
+    """The check of who asks, by the key's present record at each request."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Identities:
         header: TrustedHeader | None = None,
         people: People | None = None,
     ) -> None:
-        """`account`: what lets in while the ledger has no key; None: nothing does."""
+        """Admit by `account` while the ledger has no key; None: by nothing then."""
         self._ring = ring
         self._sessions = sessions
         self._clock = clock
@@ -171,9 +171,9 @@ class Identities:
         return not self._ring.has_keys
 
     def refused_since(self, admitted: AdmittedPerson) -> ProblemError | None:
-        """Return why somebody who was let in would not be let in now, in the same way and for the same; None: they would.
+        """Return why an admitted person would not be admitted now, by the same proof to the same rights; else None.
 
-        LEDGER_UNREACHABLE: that is not known at present; any other code: they would not.
+        LEDGER_UNREACHABLE: that is not known at present; any other code: they would be refused.
         """
         try:
             holds = self._again(admitted) == admitted.principal
@@ -235,7 +235,7 @@ class Identities:
 
     def _person(self, user: str) -> Principal:
         """Return a person whom a proxy names. Raises: ProblemError (UNAUTHENTICATED)."""
-        # A comma is how a header looks that came twice: once from the client, and once from the proxy.
+        # A comma shows that the header came twice: once from the client, and once from the proxy.
         is_name = len(user) <= _USER_MAX and user.isprintable() and not {",", _NO_UTF_8} & set(user)
         found = self._people.principal(user) if is_name and self._people is not None else None
         if found is None:

@@ -1,4 +1,4 @@
-"""Every fact a lock can have, what they add up to, and what may follow: `LockEvent`, `evolve`, `decide`. Pure.
+"""The events of a lock, the state they add up to, and what may follow: `LockEvent`, `evolve`, `decide`. Pure.
 
 A lock is an aggregate of its own, with a chain of its own. Each of its events says the whole state, so the newest
 one *is* the state: however often a lock was used, looking at it reads one event. Released fields never change type,
@@ -126,7 +126,7 @@ def _words(event: LockEvent) -> str:
 
 
 def _check(before: Lock | None, event: LockEvent, stream_sequence: int) -> Iterator[Broken]:
-    """Decide again what the event says was decided; it must come out the same."""
+    """Decide the command of the event again; the result must be the same event."""
     ref = LockRef(scope=event.scope, lock_id=event.lock)
     command: LockCommand
     if isinstance(event, Acquired):

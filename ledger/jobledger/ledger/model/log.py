@@ -1,4 +1,4 @@
-"""The Log protocol: what the ledger needs of a store of events, and the nouns it is spoken in.
+"""The Log protocol: what the ledger needs of a store of events, and the types it uses.
 
 Two implementations pass one contract suite: `jetstream.JetStreamLog` and `memory.MemoryLog`.
 """
@@ -52,9 +52,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def start_of(head: Head, from_sequence: int) -> int:
-    """Return where a reader begins: 1 or less is the beginning, wherever the ledger begins by now.
+    """Return the sequence at which a reader begins: 1 or less means the oldest event that is held.
 
-    Raises: SequenceGapError for a place behind the end, or before the beginning.
+    Raises: SequenceGapError for a sequence after the end, or before the oldest event.
     """
     if from_sequence > head.last_sequence + 1:
         message = (
@@ -78,7 +78,7 @@ _Read = TypeVar("_Read")
 def readable(
     found: Iterable[_Found], read: Callable[[_Found], _Read]
 ) -> tuple[list[_Read], CorruptLedgerError | None]:
-    """Read what was found up to the first that cannot be read; return what was read and what is wrong with that."""
+    """Read messages up to the first that cannot be read; return those that were read, and the error of that one."""
     events: list[_Read] = []
     for each in found:
         try:
@@ -119,7 +119,7 @@ class Newest(NamedTuple):
 
 
 async def end_of_chain(log: Log, chain: str) -> Newest:
-    """Return the end of the chain that fits the filter `chain`; only one that ends in what is no event is read whole.
+    """Return the end of the chain that fits the filter `chain`; read it whole only if its last message is no event.
 
     Raises: UnknownEventError, UnreachableError.
     """
@@ -144,7 +144,7 @@ async def only_jobs(batches: AsyncGenerator[list[Message], None]) -> AsyncGenera
 
 
 class JobReading(abc.ABC):
-    """The part of a `Log` that follows from the rest: job events are what is read, without what is about others."""
+    """The reads of job events alone, which a `Log` derives from its reads of all messages."""
 
     @abc.abstractmethod
     def read_messages(
@@ -203,7 +203,7 @@ class Log(Protocol):
     names: Names
 
     async def append(self, entries: Sequence[Entry]) -> int:
-        """Store the entries as one, each chain's first entry on its condition; return the first one's sequence.
+        """Store the entries atomically, each chain's first entry on its condition; return the first entry's sequence.
 
         Raises:
             WrongSequenceError: a chain has moved; read it again and decide again.
@@ -216,8 +216,8 @@ class Log(Protocol):
     def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:
         """Start an append without waiting; the future gets what `append` returns or raises.
 
-        Appends of one chain submitted one after the other reach the log in that order. Who submits many keeps
-        count: nothing here bounds what is in flight.
+        Appends of one chain submitted one after the other reach the log in that order. A caller that submits
+        many bounds them itself: nothing here limits what is in flight.
         """
         ...
 
@@ -228,7 +228,7 @@ class Log(Protocol):
     async def read_on(self, chain: str, after: int) -> ChainEvents:
         """Return the job events that fit the filter `chain` and are stored after the sequence `after`, oldest first.
 
-        What is returned says its `last_sequence` as `read_chain` does; `after` where nothing newer is stored.
+        Its `last_sequence` is set as by `read_chain`; to `after` where nothing newer is stored.
         """
         ...
 
@@ -246,14 +246,14 @@ class Log(Protocol):
     async def get(self, stream_sequence: int) -> Message | None:
         """Return the message at one sequence, readable or not; None where there is none.
 
-        Proven to be so: of an event that was acknowledged it says that it was moved into an archive.
+        None is certain: an acknowledged event for which it is returned was moved into an archive.
         """
         ...
 
     async def present(self, subjects: Sequence[str]) -> set[str]:
         """Return those of up to 1,000 whole subjects under which something is stored, in one look.
 
-        A replica may answer that lags behind: what is missing may be there, what is there is.
+        A replica that lags may answer: a subject that is returned is in use, one that is missing may be, too.
         """
         ...
 
@@ -282,7 +282,7 @@ class Log(Protocol):
 
         Begins at a sequence (1: at the oldest event held) or a server time, ends at the head as it was at the
         call, or never with `follow`. Without `subject` the sequences are checked to be dense, other
-        aggregates' included. What is no event is passed over; what precedes an event of a newer version is
+        aggregates' included. Messages that are no events are passed over; events before one of a newer version are
         yielded before the error is raised. Close the iterator (`contextlib.aclosing`) when leaving early.
 
         Raises:
@@ -301,6 +301,6 @@ class Log(Protocol):
     ) -> AsyncGenerator[list[Message], None]:
         """Yield everything in the log, as `read` does: job events as `StoredEvent`, others as plain messages.
 
-        What is no event comes as `Unreadable`. For who keeps a position in the log, or reads another aggregate.
+        What is no event comes as `Unreadable`. For readers that keep a position in the log, or read another aggregate.
         """
         ...

@@ -1,4 +1,4 @@
-"""What is set under a name, such as routes and stored graphs: looked at and changed on the log that is given.
+"""Values that are set under names, such as routes and stored graphs: read and changed on a given log.
 
 Each append is conditional on the newest event of the name's chain, and decided on it.
 """
@@ -44,7 +44,7 @@ async def change(
     *,
     plan: bool = False,
 ) -> ChangedValue[S]:
-    """Append what is decided on the state as it is; `plan`: append nothing, and say what would come of it.
+    """Append what `decided` returns for the present state; `plan`: append nothing, and return what would follow.
 
     Raises: InvalidTokenError, WrongSequenceError after too many lost races, what `decided` and `Log` raise.
     """

@@ -1,7 +1,7 @@
 """Every fact a queue can have, what they add up to, and what may follow: `QueueEvent`, `evolve`, `decide`. Pure.
 
 A queue needs none of them: without one it is not paused. Each of its events says the whole state, so the newest one
-*is* the state. The server's consumers do what it says; where they do otherwise, they are brought in line with it.
+*is* the state. The server's consumers follow it; where they differ, they are corrected.
 Released fields never change type, meaning or name, as those of jobs.
 """
 

@@ -1,7 +1,7 @@
-"""Ids that follow from something else: which forms are kept for them, and what is called what finds its id taken. Pure.
+"""Derived ids: the forms that are reserved for them, and the id of a job whose derived id is taken. Pure.
 
 A tick, a webhook, a run or an `Idempotency-Key` derives the id of the job that it makes, so that it is made once. Nobody
-else may give a job such an id: it would stand in the place of the one that is to come. Each form is as narrow as what
+else may give a job such an id: it would take the place of the job that comes later. Each form is as narrow as what
 derives it, so `week-end` and `order-77` are anybody's. Source: ADR 051.
 """
 
@@ -15,7 +15,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.subjects import JobRef
 
 _UUID7: Final = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-#: Behind the id of a run: its end, a child, the run that goes on where it ends; and each of these may be a run, too.
+#: Suffixes of a run's id: for its end, a child, the run that continues it; each of these may be a run, too.
 _MADE: Final = r"(?:-(?:end|\d+-\d+|r\d+)(?:-of-.+)?)+"
 #: The id of a key (`keyed_id` of a gateway), and that of a line of a request in bulk.
 _KEYED: Final = re.compile(r"(i-[A-Za-z0-9_-]{43})(?:-[1-9]\d*)?", flags=re.ASCII)
@@ -30,7 +30,7 @@ _FORMS: Final = tuple(
         ("jobs whose derived id was taken", r"taken-[0-9a-f]{40}"),
     )
 )
-#: Any of them, and what a run makes whose id is one of them or a UUID: few ids are, and each job's is looked at.
+#: Any of these forms, or an id that a run derives from such an id or a UUID. One pattern: each job's id is checked.
 _ANY: Final = re.compile(
     f"(?:{'|'.join([_KEYED.pattern, *(form.pattern for _, form in _FORMS)])})(?:{_MADE})?|{_UUID7}{_MADE}",
     flags=re.ASCII,
@@ -38,7 +38,7 @@ _ANY: Final = re.compile(
 _DIGITS: Final = 40
 #: How the id begins of a job whose derived id was taken.
 TAKEN: Final = "taken-"
-#: Its metadata under this name says which id that was.
+#: The name in its metadata under which that derived id is stored.
 INSTEAD_OF: Final = "instead_of"
 
 
@@ -61,5 +61,5 @@ def check_unreserved(job_id: str, keyed: str = "") -> None:
 
 
 def instead_of(ref: JobRef) -> JobRef:
-    """Return the name of the job that is made where another one has its id."""
+    """Return the ref of the job that is made in place of one whose derived id is taken."""
     return JobRef(queue=ref.queue, job_id=TAKEN + hashlib.sha256(ref.job_id.encode()).hexdigest()[:_DIGITS])

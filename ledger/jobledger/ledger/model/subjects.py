@@ -2,7 +2,7 @@
 
 A subject names the aggregate, then the event: `ledger.job.<queue>.<job_id>.<event>`, where `queued` is followed by the
 priority, and `completed` by `child` and the parent's id where the job is a run's child, and by `limited` where it has
-limits: nobody else's end is delivered to who waits for one. The
+limits: so whoever waits for such an end is delivered no others. The
 filter of a chain, `ledger.job.<queue>.<job_id>.>`, is what every conditional append of that chain names.
 Source: ADR 001.
 """
@@ -353,7 +353,7 @@ class Names(msgspec.Struct, frozen=True):
         return f"{self._subject('timer')}.due.>"
 
     def timer_at(self, chain: str, wait_sequence: int | str) -> str:
-        """Return the subject of one wait's timer: who waits again gets another, and no late copy replaces it.
+        """Return the subject of one wait's timer: the next wait has another one, so no late copy replaces its timer.
 
         `chain`: `job.<queue>.<job_id>` or `schedule.<name>`, which waits. The one deadline of a run has the word
         `deadline` in the place of the sequence.
@@ -391,7 +391,7 @@ class Names(msgspec.Struct, frozen=True):
         return f"{self._subject('hint')}.cancel.{queue}.{job_id}"
 
     def resume_hint(self, queue: str, job_id: str = "*") -> str:
-        """Where the workers of a queue hear that a run of theirs has news; by default of any run of the queue."""
+        """Return the core subject of "this run has news" for a queue's workers; of any run of the queue by default."""
         return f"{self._subject('hint')}.resume.{queue}.{job_id}"
 
     def queue_hint(self, queue: str) -> str:

@@ -1,4 +1,4 @@
-"""What breaks the rules of a job: which event may not follow on it as it is.
+"""The rules of a job: which events may not follow on its present state.
 
 The table of what may follow is `lifecycle`'s. `decide` never produces a violation, and the tests look for one in
 whatever it makes; `evolve` takes any event.
@@ -133,7 +133,7 @@ def _waits_for_its_limits(job: Job | None, event: JobEvent) -> str | None:
 
 
 def _says_its_order(job: Job | None, event: JobEvent) -> str | None:
-    """What an event repeats of the order must be what the first one said: others act on it without reading the chain."""
+    """Check that an event repeats the order of the first event: readers act on it without reading the chain."""
     if job is None or not isinstance(event, Queued | Held):
         return None
     kind, order = event_type(event), job.order
@@ -159,7 +159,7 @@ def _names_its_grant(_job: Job | None, event: JobEvent) -> str | None:
 
 
 def _ends_where_it_is_heard(job: Job | None, event: JobEvent) -> str | None:
-    """Who waits for a limit hears of the ends of jobs with limits alone, by their subject; a run, of its children's."""
+    """Check the parent and `limited` of an end: by them its subject reaches the run, and waiters for limits."""
     if job is None or not isinstance(event, _End):
         return None
     if event.member != job.order.member:
@@ -171,7 +171,7 @@ def _ends_where_it_is_heard(job: Job | None, event: JobEvent) -> str | None:
 
 
 def _moves_a_wait(job: Job | None, event: JobEvent) -> str | None:
-    """In retry_wait a job without a time is between two events of one batch."""
+    """Refuse `scheduled` while no time is set: in retry_wait the job is then between two events of one batch."""
     if job is None or (job.due_at is not None and (job.state is not _PAUSED or job.paused_by_operator)):
         return None
     return f"`{event_type(event)}` while it waits for no time"
@@ -202,7 +202,7 @@ def _is_of_the_running_attempt(job: Job | None, event: JobEvent) -> str | None:
 
 
 def _is_paused_by_a_person(job: Job, event: Paused) -> str | None:
-    """While a job waits, only a person lets it pause, or wait again for what it waited for before that."""
+    """Let only a person pause a job that waits, or return it to what it waited for before that."""
     if event.event != OPERATOR and not job.paused_by_operator:
         return f"`paused` while it is {job.state.value}, though nobody asked for it"
     if event.attempt != job.attempts_count:
@@ -211,7 +211,7 @@ def _is_paused_by_a_person(job: Job, event: Paused) -> str | None:
 
 
 def _gives_up_an_undecided_job(job: Job | None, event: JobEvent) -> str | None:
-    """In retry_wait only the failure of the same batch may be followed by a dead letter; it names no time."""
+    """Allow a dead letter in retry_wait only after the failure of the same batch, which names no time."""
     if job is None or not isinstance(event, DeadLettered) or job.state is not JobState.RETRY_WAIT:
         return None
     if job.due_at is None and job.attempts and job.attempts[-1].state == "failed":
@@ -252,7 +252,7 @@ def _fences_a_stale_claim(job: Job | None, event: JobEvent) -> str | None:
 def _was_running(job: Job | None, event: JobEvent) -> str | None:
     running = None if job is None else job.running_attempt
     if not isinstance(event, Lost) or running is None:
-        return None  # the table tells
+        return None  # `_type_fits_state` reports it
     if (event.attempt, event.worker, event.epoch) != (running.number, running.worker, running.epoch):
         said = f"attempt {event.attempt} of {event.worker} (claim {event.epoch})"
         return f"`lost` for {said}, running is {running.number} of {running.worker} (claim {running.epoch})"

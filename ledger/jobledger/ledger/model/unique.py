@@ -2,8 +2,8 @@
 
 A key is an aggregate of its own: a task, and a hash of what makes its jobs the same. Its one type of event, `taken`,
 says the whole state, so the newest one *is* the state. Nobody gives a key back: it is free once the job that it names
-does not need it any more, which whoever comes next finds out. The job follows in an append of its own; where that
-never came, whoever comes next makes the job under the id that the key names. Source: ADR 023.
+no longer needs it, which the next caller finds out. The job follows in an append of its own; where that
+never came, the next caller makes the job under the id that the key names. Source: ADR 023.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def decide(ref: KeyRef, key: UniqueKey | None, owner: Job | None, command: Take,
 
 
 def said_again(taken: Taken, owner: Job | None, now: datetime) -> Taken | None:
-    """Return what an archive run says of a key instead of its newest event; None: the key is free, and may go away.
+    """Return the event by which an archive run replaces a key's newest one; None: the key is free, and may go away.
 
     `owner`: the job that took it, None where the ledger has none of its events.
     """
@@ -158,7 +158,7 @@ def _words(event: Taken) -> str:
 
 
 def _check(before: UniqueKey | None, event: Taken, stream_sequence: int) -> Iterator[Broken]:
-    """A number higher by one for each job; said again it is the same in every word."""
+    """Check that each job raises the number by one, and that a repeated event differs in `made` at most."""
     number = 0 if before is None else before.number
     if event.number == number + 1 and not event.made:
         return

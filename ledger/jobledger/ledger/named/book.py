@@ -22,9 +22,9 @@ from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.nats.task_book import TaskEntry
 from jobledger.ledger.patience import Patience
 
-#: How long a task is taken for what it was. The worker checks each input by its own code, whatever was announced.
+#: How long a task that was found is used again. The worker checks each input by its own code, whatever was announced.
 _GOOD_FOR_S: Final = 2.0
-#: How long the bucket is asked again for a task that was found before.
+#: How long to wait for the bucket's answer about a task that was found before.
 _ASKED_AGAIN_S: Final = 1.0
 _KEPT_MAX: Final = 1_000
 _NAMES_COMPARED_MAX: Final = 1_000

@@ -94,7 +94,7 @@ _CHOSEN: Final = (
 )
 
 
-#: What a job may say whose options are kept for others like it.
+#: The fields that may be given where a job's options are kept for others like it.
 _PLAIN: Final = frozenset({"queue", "by", "id", "limits", "trace"})
 #: The limits and the fields of `_CHOSEN` of a job that leaves them to its task.
 _NOTHING: Final = ((), *[None] * 9)

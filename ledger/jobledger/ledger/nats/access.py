@@ -1,4 +1,4 @@
-"""What a client shows to be let in, and how it knows the server: given in words, read from files at each connection.
+"""The credentials of a client, and how it checks the server: settings whose files are read at each connection.
 
 A file that is replaced while the client runs (a renewed certificate, another password) counts from the next
 connection on.
@@ -30,7 +30,7 @@ _WAYS: Final = (("creds",), ("nkey",), ("user", "password", "password_file"), ("
 
 
 def inbox_of(user: str) -> str:
-    """Return what the inboxes of a user begin with unless somebody says otherwise: then no other user hears its answers."""
+    """Return the default prefix of a user's inboxes: with it no other user receives the answers."""
     return f"_INBOX_{user}" if is_token(user) else "_INBOX"
 
 
@@ -41,7 +41,7 @@ def user_of_inbox(prefix: str) -> str:
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """The same words everywhere: settings of `connect`, options of a command, variables of an environment.
+    """Settings with the same names everywhere: in `connect`, in options of a command, in environment variables.
 
     All but `user`, `password` and `token` are paths of files.
     """
@@ -107,7 +107,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wants_tls(self) -> bool:
-        """Whether a connection without TLS is none, whatever the address says."""
+        """Whether a connection without TLS is refused, whatever the address says."""
         return bool(self.tls_ca or self.tls_cert)
 
     def check(self) -> None:
@@ -146,7 +146,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         return context
 
     def login(self) -> dict[str, Any]:
-        """Return what nats-py's `connect` is told of user, password and token; files are read when it asks."""
+        """Return nats-py's arguments for user, password and token; files are read when it asks for them."""
         if self.user:
             return {"user": self.user, "password": self.password or (lambda: self._line("password_file"))}
         if self.token or self.token_file:
@@ -154,7 +154,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         return {}
 
     def signer(self) -> Signer:
-        """Return who answers a server's challenge with creds or nkey.
+        """Return the signer that answers a server's challenge with creds or nkey.
 
         Raises: ConfigurationError.
         """
@@ -167,7 +167,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         return Signer(seed[1], "" if jwt is None or self.nkey else jwt[1].decode())
 
     def told(self) -> str:
-        """Return what a person is to check when the server lets us in with none of it; no secret."""
+        """Return which setting a person is to check when the server refuses us; no secret."""
         for name in ("creds", "nkey", "password_file", "token_file"):
             if getattr(self, name):
                 return f"{name} {getattr(self, name)}"
@@ -229,7 +229,7 @@ LOGIN_NAMES: Final = frozenset(name for way in _WAYS for name in way)
 
 
 def named(name: str) -> str:
-    """Return a word as a message names it to whoever may have given it in Python, as an option or by the environment."""
+    """Return a setting's name for messages: in Python, as an option, and as an environment variable."""
     option = "" if name in {"password", "token"} else f"--{name.replace('_', '-')}, "
     return f"{name} ({option}{variable(name)})"
 

@@ -57,12 +57,12 @@ def user_of(servers: list[str]) -> str:
 
 
 def decoded_credentials(servers: list[str]) -> dict[str, Any]:
-    """Return what `%XX` in the credentials of an address stands for: nats-py would send them as they are spelled.
+    """Return the credentials of an address with `%XX` decoded, which nats-py would send undecoded.
 
     Nothing where there is no `%`. Several servers with such credentials must have the same.
     """
     for server in servers:
-        with contextlib.suppress(ValueError):  # an address that is none is nats-py's to refuse
+        with contextlib.suppress(ValueError):  # nats-py refuses what is no address
             parts = urlsplit(server if "://" in server else f"nats://{server}")
             user, password = parts.username or "", parts.password
             if "%" in f"{user}{password}":

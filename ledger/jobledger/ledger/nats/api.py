@@ -54,7 +54,7 @@ _AGAIN_S: Final = 1.5
 #: Any replica answers a direct get. One that is silent for so long, since it is frozen or cut off, is not relied on:
 #: another one is asked as well, which may be the same, and so on.
 _SILENT_S: Final = (0.3, 0.3, 0.3, 0.5, 0.5, 1.0, 1.0)
-#: How long a connection that broke is waited for. After that the server is away, and whoever asks learns that at once.
+#: How long to wait for a connection that broke. After that the server counts as away, and requests fail at once.
 _BACK_S: Final = 2.0
 _RETRY_S: Final = 0.2
 _PAGES_MAX: Final = 100  # of 256 consumers each, or of 1,024 names
@@ -248,7 +248,7 @@ async def _get(
         for reply in replies:
             inbox.forget(reply)
         if not done.cancel() and not done.cancelled():
-            done.exception()  # whoever asked may have been cancelled in the same turn, and nobody else looks at it
+            done.exception()  # retrieved here: the caller may have been cancelled in the same turn
     raise ReplyTimeoutError(f"no answer to a read within {timeout_s:g} s")
 
 

@@ -45,7 +45,7 @@ class ChainReader:
         return (await self.read_as_of(chain))[0]
 
     async def read_as_of(self, chain: str) -> tuple[ChainEvents, int]:
-        """Return the same, and which stream sequence the replica had that answered; 0: it did not tell."""
+        """Return the same, and the newest stream sequence of the replica that answered; 0: not known."""
         if _is_one_jobs(chain):
             try:
                 found = await self._newest(chain)
@@ -57,7 +57,7 @@ class ChainReader:
             events = ChainEvents(messages)
             if len(events) == len(messages) and _is_whole(
                 events
-            ):  # what is no event hides one of its subject
+            ):  # a message that is no event hides an event of its subject
                 return events, found.up_to
             pages = [self._pages(subject) for subject in {message.subject for message in messages}]
             messages = list(itertools.chain.from_iterable(await asyncio.gather(*pages)))

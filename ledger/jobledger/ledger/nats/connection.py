@@ -1,4 +1,4 @@
-"""The connection to NATS: nats-py's client with two hot paths of our own, and its errors put into our words.
+"""The connection to NATS: nats-py's client with two hot paths of our own, and its errors as our errors.
 
 nats-py keeps the protocol: connect, TLS, authentication, reconnect. Ours are sending a message without a coroutine
 and receiving one without a queue and a task, which the ledger does several times per job (ADR 004).
@@ -56,7 +56,7 @@ PREFETCH_MAX: Final = 2_048  #: 1.2 MB of usual events
 _RECONNECT_WAIT_S: Final = 0.25
 #: A server that answers none of two pings is given up: within 8 s, whatever its process or the network do.
 _PINGS: Final[dict[str, Any]] = {"ping_interval": 2, "max_outstanding_pings": 2}
-#: A server is left for another one at most this often: where none takes a write, there is none to go to.
+#: A server is left for another one at most this often: if none takes a write, changing servers does not help.
 _LEFT_EVERY_S: Final = 10.0
 _CLOSE_S: Final = 2.0
 _PERMISSION: Final = re.compile(
@@ -64,7 +64,7 @@ _PERMISSION: Final = re.compile(
 )
 
 
-#: What nats-py's `connect` is told by this module.
+#: The arguments of nats-py's `connect` that this module sets.
 _OURS: Final = frozenset(
     {
         "servers",
@@ -85,7 +85,7 @@ _OURS: Final = frozenset(
 
 
 class ConnectionLostError(Exception):
-    """The connection went away while something was under way; for this package, which decides what it means."""
+    """The connection was lost during an operation; only for this package, which translates it for callers."""
 
 
 class Connection(Client):
@@ -114,10 +114,10 @@ class Connection(Client):
         self.lost_listeners: list[Callable[[], None]] = []  #: called when the connection breaks
         #: Subjects that this client can do without, and whether the server may still allow to publish to each.
         self.optional_rights: dict[str, bool] = {}
-        #: Called when the server refuses a right; each returns whether somebody waits who is told of it now.
+        #: Called when the server refuses a right; each returns whether it passed the error to somebody who waits.
         self.refused_listeners: list[Callable[[PermissionRefusedError], bool]] = []
         self.closed_for_good = asyncio.Event()  #: nats-py gave up; nothing works any more
-        self.is_retired = False  #: its owner is done with it, and says so before closing it
+        self.is_retired = False  #: its owner has stopped using it; set before it is closed
         self._lost_at: float | None = None  # since when there is no connection
         self._may_leave_at = 0.0
         self._leaving: asyncio.Task[None] | None = None
@@ -145,7 +145,7 @@ class Connection(Client):
             queue.put_nowait(self.loop.create_future())
 
     def require_here(self) -> None:
-        """Return if this can be used by whoever asks: for the verbs of an application, not for the ways of every job.
+        """Raise unless the caller can use this connection: for an application's verbs, not for the paths of every job.
 
         Raises: LedgerClosedError; ForeignLoopError outside of the event loop that it belongs to.
         """
@@ -153,7 +153,7 @@ class Connection(Client):
             raise LedgerClosedError("this ledger was closed: connect again")
         try:
             is_here = asyncio.get_running_loop() is self.loop
-        except RuntimeError:  # none runs in this thread, or the one that seems to is that of a parent process
+        except RuntimeError:  # no loop runs in this thread, or the one found is a parent process's
             is_here = False
         if not is_here:
             raise ForeignLoopError(self._where())
@@ -174,7 +174,7 @@ class Connection(Client):
 
     @property
     def has_jetstream(self) -> bool:
-        """Whether the server said at the handshake that it runs JetStream; nats-py keeps that to itself."""
+        """Whether the server runs JetStream, as it said at the handshake; nats-py does not expose that."""
         return bool(self._server_info.get("jetstream", False))
 
     @property
@@ -241,7 +241,7 @@ class Connection(Client):
         if s.uri.scheme in {"ws", "wss"}:
             try:
                 await super()._connect_to_server(s)
-            except Exception as error:  # whatever a library for web sockets raises, or its lack
+            except Exception as error:  # whatever a web socket library raises, or that it is missing
                 raise self._failure(error, s) from error
             return
         self._drop_transport()
@@ -274,7 +274,7 @@ class Connection(Client):
 
     @property
     def ssl_context(self) -> ssl.SSLContext:
-        """What is shown and checked in the handshake to come, from files as they are now."""
+        """The TLS context of the next handshake, made from the files as they are now."""
         if "tls" in self.options:
             return super().ssl_context
         return self._access.tls()
@@ -288,7 +288,7 @@ class Connection(Client):
         return b"%b %b\r\n" % (verb, json.dumps({**json.loads(body), **signed}).encode())
 
     async def _ping_interval(self) -> None:
-        """Give up a server that is silent. Any word of it is a sign of life: a pong may wait behind much else."""
+        """Give up a server that is silent. Any data from it is a sign of life: a pong may queue after other data."""
         silent = 0
         while True:
             await asyncio.sleep(self.options["ping_interval"])
@@ -304,7 +304,7 @@ class Connection(Client):
         return 0.0 if self._lost_at is None else time.monotonic() - self._lost_at
 
     def leave(self, why: str) -> None:
-        """Look for another server, where one is known: this one `why`, as "took no write"."""
+        """Change to another server, where one is known; `why`: what this one did, such as "took no write"."""
         now = time.monotonic()
         if len(self._server_pool) < 2 or not self.is_connected or now < self._may_leave_at:  # noqa: PLR2004 - another one
             return
@@ -348,7 +348,7 @@ class Connection(Client):
             self._drop_transport()
 
     def _drop_transport(self) -> None:
-        """End the attempt before, on which a handshake may have failed: nats-py would leave its socket open."""
+        """Abort the previous attempt, whose handshake may have failed: nats-py would leave its socket open."""
         if isinstance(self._transport, Transport):
             self._transport.abort()
 
@@ -363,7 +363,7 @@ class Connection(Client):
             listener()
 
     def _put_last(self, lost: Srv | None) -> None:
-        """Have the server that was lost tried last: servers that it told of itself stand behind it in nats-py's list."""
+        """Move the server that was lost to the end of nats-py's list, after the servers that it announced itself."""
         if lost in self._server_pool:
             self._server_pool.remove(lost)
             self._server_pool.append(lost)
@@ -381,7 +381,7 @@ class Connection(Client):
             listener()
 
     async def on_error(self, error: Exception) -> None:
-        """Note what nats-py only reports on the side; end the first connection when every server was tried.
+        """Note errors that nats-py only reports to a callback; end the first connection when every server was tried.
 
         Raises: ConnectFailedError.
         """
@@ -420,7 +420,7 @@ def _place(server: Srv) -> str:
 
 
 def _user(access: Access, servers: list[str], options: dict[str, Any]) -> str:
-    """Return the name that a server will know this client by; "" where it logs in by a key, or as one user or another."""
+    """Return the name that a server will know this client by; "" where it logs in by a key, or as several users."""
     if access.user:
         return access.user
     if access.creds or access.nkey or access.token or access.token_file:

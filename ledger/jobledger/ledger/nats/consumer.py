@@ -1,8 +1,8 @@
-"""Taking part in a durable consumer: ask it for messages, keep what is on hand, settle it once, outlive every loss.
+"""Taking part in a durable consumer: request messages, hold them, settle each once, and survive every loss.
 
 `keep_serving` is the one place where a consumer reconnects. `ConsumerLoop` takes from one consumer for as long as it
 lasts, `Batches` what one has at this moment, `HeldDeliveries` keeps what they brought. Nothing here trusts the server's
-acknowledgements: what a delivery means is its taker's business. What a worker takes next is decided in its `intake`.
+acknowledgements: the taker decides what a delivery means. What a worker takes next is decided in its `intake`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NANOSECONDS: Final = 1_000_000_000
 
 
 def nak(delay_s: float) -> bytes:
-    """Return the word that gives a delivery back, to be handed out again after `delay_s` seconds."""
+    """Return the reply that gives a delivery back, to be handed out again after `delay_s` seconds."""
     if delay_s <= 0:
         return NAK
     return b"-NAK " + msgspec.json.encode({"delay": max(1, int(delay_s * _NANOSECONDS))})
@@ -59,7 +59,7 @@ async def keep_serving(
 ) -> None:
     """Call `serve` until it returns True, again after each loss of connection, server, stream or consumer.
 
-    What is lost again and again is not asked in a spin: `retry_s` seconds lie between the end of a call and the next.
+    So that repeated losses do not spin, `retry_s` seconds lie between the end of a call and the next.
 
     Raises: ConnectionLostError when the connection is closed for good, and what else `serve` raises.
     """
@@ -75,7 +75,7 @@ async def keep_serving(
 
 
 async def woken(wake: asyncio.Event, limit_s: float = HEARTBEAT_S) -> None:
-    """Wait for an event, but no longer than the limit: silence too has to be noticed."""
+    """Wait for an event, but no longer than the limit: the caller has to notice silence, too."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await wake.wait()
@@ -90,7 +90,7 @@ class HeldDelivery(msgspec.Struct, gc=False):
 
 
 class HeldDeliveries(Generic[K]):
-    """What is on hand in this process: kept alive, and settled once. Keys are their holder's choice."""
+    """The deliveries that this process holds: kept alive, and settled once. Their holder chooses the keys."""
 
     def __init__(self, connection: Connection, ack_wait_s: float) -> None:
         self._connection = connection
@@ -112,7 +112,7 @@ class HeldDeliveries(Generic[K]):
         return self._held.get(key)
 
     def settle(self, key: K, word: bytes) -> bool:
-        """Tell the server what became of a delivery; return False when it is not on hand, or could not be told."""
+        """Settle a delivery at the server; return False when it is not held, or the reply could not be sent."""
         held = self._held.pop(key, None)
         if held is None:
             return False
@@ -127,7 +127,7 @@ class HeldDeliveries(Generic[K]):
         self._held.pop(key, None)
 
     def is_fresh(self, key: K) -> bool:
-        """Return whether the server can still take the delivery to be ours."""
+        """Return whether the ack wait of a delivery has not passed yet: the server may still count it as ours."""
         held = self._held.get(key)
         return held is not None and self._loop.time() - held.alive_at < self.ack_wait_s
 
@@ -137,7 +137,7 @@ class HeldDeliveries(Generic[K]):
         return None if key is None else self._held.pop(key).delivery
 
     def give_back(self) -> None:
-        """Let others have at once, in stream order, whatever is still on hand."""
+        """Give back all deliveries that are held, in stream order, so that others get them at once."""
         for key, _ in sorted(self._held.items(), key=lambda item: item[1].delivery.stream_sequence):
             self.settle(key, NAK)
 
@@ -148,9 +148,9 @@ class HeldDeliveries(Generic[K]):
         on_overdue: Callable[[K], None] | None = None,
         quiet_s: float = 0.0,
     ) -> None:
-        """Tell the server, until cancelled, that what is on hand still is; `on_overdue` gets what is for too long.
+        """Renew the ack waits of held deliveries until cancelled; `on_overdue` gets those that are held for too long.
 
-        Of what it heard of within the last `quiet_s` seconds it is told the next time, a third of the ack wait later.
+        One that was renewed within the last `quiet_s` seconds waits for the next round, a third of the ack wait later.
         """
         while True:
             await asyncio.sleep(self.ack_wait_s / 3)
@@ -171,10 +171,10 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConsumerLoop:
-    """Takes from one durable consumer: leaves requests standing for what there is room for.
+    """A loop that takes from one durable consumer: it keeps requests open for as much as there is room for.
 
-    `held` is what is on hand; with `in_flight_max` of them no more is asked for. `on_delivery` is called by the
-    connection's reader and must be quick. A finite loop asks for what there is, and ends when there is nothing more.
+    `held` are the deliveries taken; at `in_flight_max` of them it requests no more. `on_delivery` is called by the
+    connection's reader and must be quick. A finite loop takes what there is, then ends.
     """
 
     def __init__(
@@ -211,8 +211,8 @@ class ConsumerLoop:
     ) -> None:
         """Take until cancelled, or until a finite loop has all.
 
-        `find` says what to take from, at the beginning, after each loss and at intervals: with another answer than
-        before the loop moves there. `ready` is called before the first request to what was found.
+        `find` returns the consumer to take from, at the beginning, after each loss and at intervals: if the answer
+        changes, the loop moves there. `ready` is called before the first request to a consumer.
 
         Raises: ConnectionLostError when the connection is closed for good, what `find` and `ready` raise.
         """
@@ -275,10 +275,10 @@ class ConsumerLoop:
             await consumer.close()
 
     def _ask(self, consumer: PullConsumer) -> None:
-        """Ask for what is there and has room, in portions worth a message; and for the next one that may come.
+        """Request what is there and has room, in portions worth a message; and the next message that may come.
 
-        A request that waits at the server asks for one message: that of a process that stands still swallows what others
-        could take, and what a redelivery brings would go there, too.
+        A request that waits at the server is for one message: if its process stands still, it swallows what others
+        could take, redeliveries among them.
         """
         room = self._in_flight_max - len(self._held) - consumer.asked
         if self._is_stopped or room <= 0 or not consumer.free:
@@ -310,7 +310,7 @@ class ConsumerLoop:
 
 
 class Batches:
-    """What a consumer has at this moment, batch by batch, for whoever looks at it now and then."""
+    """The messages that a consumer has at this moment, batch by batch, for callers that read it now and then."""
 
     def __init__(self, connection: Connection, source: Source) -> None:
         self._got: list[Delivery] = []

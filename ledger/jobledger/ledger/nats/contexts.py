@@ -1,4 +1,4 @@
-"""Contexts of the `nats` command: files that say under a name where a server is and what it is shown. Only read.
+"""Contexts of the `nats` command: named files with the address of a server and the credentials for it. Only read.
 
 Source: ADR-21 of nats-io/nats-architecture-and-design, and `natscontext` of nats-io/jsm.go.
 """
@@ -21,7 +21,7 @@ _LISTED_MAX: Final = 20
 
 
 class _Context(msgspec.Struct, kw_only=True):
-    """A file's fields that say something to us; a person may have added others."""
+    """The fields of a file that are used here; a person may have added others."""
 
     url: str = ""
     user: str = ""
@@ -33,7 +33,7 @@ class _Context(msgspec.Struct, kw_only=True):
     cert: str = ""
     key: str = ""
     inbox_prefix: str = ""
-    # What follows is refused where it is given: without it another server would be meant, or none be reached.
+    # The fields below are refused where they are given: ignoring them would reach another server, or none.
     nsc: str = ""
     jetstream_domain: str = ""
     jetstream_api_prefix: str = ""

@@ -1,6 +1,6 @@
 """Reading the stream in order by direct gets, for users who have no right to make a consumer.
 
-Each page is one question, which any replica answers with what it has, in order and without a hole. Who follows asks four
+Each page is one question, which any replica answers with what it has, in order and without gaps. A follower asks four
 times a second for what is new. Source: ADR 055.
 """
 
@@ -39,7 +39,7 @@ class DirectReader:
         since: datetime | None,
         filters: tuple[str, ...],
     ) -> None:
-        """`filters`: what is handed out; none: everything. Of several the server is asked for everything."""
+        """`filters`: subjects to hand out; none: all. With several it asks for everything, and filters the answers."""
         self._connection = connection
         self._inbox = inbox
         self._stream = stream
@@ -50,9 +50,9 @@ class DirectReader:
     async def pages(
         self, *, follow: bool
     ) -> AsyncGenerator[tuple[list[Message], CorruptLedgerError | None], None]:
-        """Yield what was found, in stream order, and what behind it cannot be read; `reached` says how far that leads.
+        """Yield pages in stream order, each with the error that ends it, if any; `reached` is the next sequence.
 
-        Without `follow` up to where whoever answers has no more. Raises: ConnectionLostError when the connection was lost,
+        Without `follow` it ends when a replica has no more. Raises: ConnectionLostError when the connection is lost,
         for another server may have another stream; and what `api.direct_get` raises.
         """
         lost = asyncio.Event()
@@ -87,7 +87,7 @@ class DirectReader:
         return request | ({"next_by_subj": self._filters[0]} if len(self._filters) == 1 else {})
 
     def _read(self, found: api.Batch) -> tuple[list[Message], CorruptLedgerError | None]:
-        """Read what came up to the first that cannot be read, and leave out what fits none of several filters."""
+        """Read messages up to the first that cannot be read, and leave out those that fit none of several filters."""
         batch: list[Message] = []
         for data, headers in found:
             if len(self._filters) > 1 and not self._fits(headers):

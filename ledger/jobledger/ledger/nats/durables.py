@@ -62,14 +62,14 @@ async def ensure_consumer(
 ) -> ConsumerInfo:
     """Make a durable consumer where it is missing; one that exists must have the same filter and ack policy.
 
-    Returns it as it was found or made: in all else its settings may be another's, so who relies on one looks there.
+    Returns it as it was found or made. Its other settings may differ, so a caller that relies on one checks it there.
 
     `make` makes one that is missing, and may let it begin later (`lanes`). Its `max_deliver` is brought in line, and it is
-    given filters that it lacks of several: an earlier version made consumers without them, to refuse them would ask for
+    given filters that it lacks of several: an earlier version made consumers without them, and refusing them would mean
     deleting their positions. Filters that it has beyond those stay: a later version, of which a process may run beside
-    this one, needs them, and reactors leave to it what they did not ask for. What a lower limit drops unsaid the
-    reconciler finds; what a further filter would have let through before, nobody appended. With `own_ack_wait` its ack
-    wait is brought in line too: it is no setting of a user's.
+    this one, needs them, and reactors leave it the events that they did not ask for. The reconciler finds what a lower
+    limit drops silently; nobody appended earlier what a new filter lets through. With `own_ack_wait` its ack
+    wait is brought in line too: users do not set it.
 
     Raises: StreamMismatchError, ServerUnreachableError, LedgerError.
     """

@@ -1,4 +1,4 @@
-"""One time for all processes of a fleet: the server's, told by this machine's monotonic clock.
+"""One time for all processes of a fleet: the server's, carried on by this machine's monotonic clock.
 
 A machine whose clock is minutes ahead would start delayed jobs early, end waits at once and silence schedules for the
 whole fleet. So no process decides by its own wall clock: it asks the server for its time when it connects and every
@@ -26,7 +26,7 @@ logger = logging.getLogger("jobledger.clock")
 COMPARE_EVERY_S: Final = 10.0
 #: A machine whose clock differs from the server's by more says so: in its log and lease, in `doctor` and a metric.
 APART_S_MAX: Final = 5.0
-#: An answer that took longer says too little about the server's clock to correct a known one.
+#: An answer that took longer is too inexact to correct a known offset.
 ANSWER_S_MAX: Final = 2.0
 #: Looked up once: every event of every job is stamped.
 _fromtimestamp: Final = datetime.fromtimestamp
@@ -53,10 +53,10 @@ class FleetClock:
         return (self._machine.now() - self.now()).total_seconds()
 
     def compared(self, server: datetime, sent: float, received: float) -> None:
-        """Take what the server's clock showed at some moment between two of `monotonic`.
+        """Correct the offset by what the server's clock showed between two moments of `monotonic`.
 
-        An offset that the answer does not contradict stays, the machine's own to begin with: so time does not jitter with
-        the answers' ways, and beside the server it is the machine's, to the microsecond.
+        An offset that the answer does not contradict stays, at first the machine's own: so time does not jitter with
+        the answers' delays, and on the server's machine it is exactly that machine's time.
         """
         earliest, latest = server.timestamp() - received, server.timestamp() - sent
         self.is_told = self.is_told or received - sent <= ANSWER_S_MAX
@@ -86,7 +86,7 @@ class FleetClock:
                 await self.compare(inbox, stream)
 
     def look(self) -> datetime | None:
-        """Return since when this machine's clock is apart, as far as anybody looked, and say so when that begins."""
+        """Return since when this machine's clock is apart, as checked now and before, and log it when that begins."""
         apart_s = self.apart_s
         if abs(apart_s) <= APART_S_MAX:
             self._apart_since = None
@@ -107,5 +107,5 @@ def apart_s(clock: Clock) -> float:
 
 
 def apart_since(clock: Clock) -> datetime | None:
-    """Return since when that is too far, by the server's time; None: it is not, or a test owns the clock."""
+    """Return since when the clock is too far apart, by the server's time; None: it is not, or a test owns the clock."""
     return clock.look() if isinstance(clock, FleetClock) else None

@@ -12,7 +12,7 @@ from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 
 
 class Hints:
-    """Hears that a job has ended, for whoever watches it in this process."""
+    """Hints between processes, such as that a job has ended, for those that watch it in this process."""
 
     def __init__(self, connection: Connection, names: Names) -> None:
         self._connection = connection

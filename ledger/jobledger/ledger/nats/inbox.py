@@ -1,4 +1,4 @@
-"""One subscription for every reply: who waits for an answer gets a reply subject with a token of their own."""
+"""One subscription for all replies: each request gets a reply subject with its own token."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Inbox:
     def expect(self, subject: str | frozenset[str], handler: ReplyHandler, *, once: bool = False) -> str:
         """Return a reply subject; `handler` gets what arrives there until `forget`, or with `once` the first of it.
 
-        `subject` is where the request goes, so that a refused permission finds its way back; several, where its parts
+        `subject` is where the request goes, so that a refused permission reaches this handler; several, where its parts
         go to several.
         """
         self._count += 1
@@ -135,7 +135,7 @@ def status_of(headers: bytes) -> str:
 def header(headers: bytes, name: bytes) -> bytes:
     """Return one header's value, b"" when it is not there.
 
-    Where it stands there twice, the last one: the server adds its own headers behind those of whoever stored the message.
+    Where it is there twice, the last one: the server adds its own headers after those of the message's publisher.
     """
     at = headers.rfind(b"\r\n" + name + b": ")
     if at < 0:

@@ -1,4 +1,4 @@
-"""What the server tells of an account, a stream, a consumer: its answers as types, in our words.
+"""The server's answers about an account, a stream, a consumer, as types with our names.
 
 Settings stay as they came, in `config`: they are compared and sent back, also those that this version does not know.
 """

@@ -1,4 +1,4 @@
-"""The Log on JetStream: conditional appends whose outcome is always found out, chains, and reading in order."""
+"""The Log on JetStream: conditional appends whose lost answers are looked up, chains, and reading in order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _GONE_S: Final = 0.5
 
 
 class _SubmittedAppend(msgspec.Struct, eq=False):
-    """An append whose caller waits: told at once when it was plainly accepted, else after another look."""
+    """An append whose caller waits: answered at once when it was plainly accepted, else after `look_again`."""
 
     log: JetStreamLog
     entries: Sequence[Entry]
@@ -128,7 +128,7 @@ class JetStreamLog(JobReading):
     async def append(self, entries: Sequence[Entry]) -> int:
         """Store the entries as one; see `Log.append`.
 
-        An answer that did not come is never guessed at: the chain is read, and what it says is the outcome.
+        A missing answer is never guessed: the chain is read, and shows the outcome.
         Resending meanwhile is safe, since the condition lets only one copy in.
         """
         assert 0 < len(entries) <= BATCH_MESSAGES_MAX, "an append has 1 to 1,000 entries"
@@ -190,7 +190,7 @@ class JetStreamLog(JobReading):
                     _raise_if_ahead(error, entries)
                     await asyncio.sleep(_RETRY_S)  # another append of this chain is still being stored
                 if loop.time() >= deadline or outcome.cancelled():
-                    break  # whoever gave up was told that the outcome is not known: it is not sent again
+                    break  # the caller gave up with an unknown outcome: it is not sent again
                 return await self._send(entries)
             except (AppendRefusedError, ConnectionLostError, ReplyTimeoutError) as again:
                 error = again
@@ -208,7 +208,7 @@ class JetStreamLog(JobReading):
         raise AppendOutcomeUnknownError(message) from error
 
     async def _refuse_deleted(self, error: Exception) -> None:
-        """Say so where nobody listens because the ledger is gone: to try again is in vain. Raises: LedgerNotFoundError."""
+        """Refuse to try again where nobody listens because the ledger was deleted. Raises: LedgerNotFoundError."""
         if not isinstance(error, ConnectionLostError) or not self._connection.is_connected:
             return
         with contextlib.suppress(ConnectionLostError, ReplyTimeoutError):
@@ -229,7 +229,7 @@ class JetStreamLog(JobReading):
             found = [message_of(*each) for each in await self._direct_get(request, batch=True)]
             if not found:
                 continue
-            if found[0].data != entry.data:  # our own event is told from another's by its bytes
+            if found[0].data != entry.data:  # the bytes show whether the event is our own
                 raise WrongSequenceError(entry.chain, entry.expected)
             first = found[0].stream_sequence - offset
         return first
@@ -280,7 +280,7 @@ class JetStreamLog(JobReading):
         return found[0] if found else None
 
     async def get(self, stream_sequence: int) -> Message | None:
-        """Return one event; see `Log.get`. That there is none counts only if the stream's leader has none."""
+        """Return one event; see `Log.get`. None is returned only if the stream's leader has none, too."""
         if stream_sequence < 1:
             return None
         found = await self._get(stream_sequence)
@@ -405,7 +405,7 @@ _last_sequence: Final[Callable[[ChainEvents], int]] = operator.attrgetter("last_
 
 
 def _raise_if_ahead(error: AppendRefusedError, entries: Sequence[Entry]) -> None:
-    """Refuse a condition on a sequence that the chain has not reached: no waiting makes it true."""
+    """Refuse a condition on a sequence that the chain has not reached: waiting would not make it true."""
     last = _LAST_SEQUENCE.search(str(error))
     for entry in entries:
         if last is not None and entry.expected is not None and int(last[1]) < entry.expected:

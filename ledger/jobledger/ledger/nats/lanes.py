@@ -1,4 +1,4 @@
-"""Where a consumer of work begins that is made where there was one before: at the oldest dispatch that still counts.
+"""The beginning of a consumer of work that is made again: the oldest dispatch that still counts.
 
 After a restore, or when somebody deleted a consumer, the ledger holds every dispatch there ever was. A consumer that hands
 out all of them has its workers refuse each job that is over, which takes the server milliseconds a job.
@@ -20,8 +20,8 @@ from jobledger.ledger.model.subjects import JobRef, leaves_of
 async def begin_at_living(log: Log, config: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a consumer of work that begins at the first dispatch that still counts in its lane.
 
-    Those that were given, where that is the first one of all: so a new queue has the settings it always had. Also for
-    who may not read the ledger: what is asked of the consumer itself tells then which right is missing.
+    The given settings, where that is the first dispatch of all: so a new queue keeps its settings. Likewise if the user
+    may not read the ledger: requests to the consumer itself then show which right is missing.
 
     Raises: CorruptLedgerError, UnreachableError.
     """
@@ -53,7 +53,7 @@ async def _begin(log: Log, lane: str) -> int | None:
 
 
 async def _ends(log: Log, lane: str) -> dict[str, int]:
-    """Return where the jobs of a lane's queue completed or were cancelled, by job: that they did is read, not assumed."""
+    """Return where the jobs of a lane's queue completed or were cancelled, by job, as read from the ledger."""
     found = {"": 0}
     jobs = lane.rpartition(".queued.")[0]
     for leaf in (*leaves_of("completed"), *leaves_of("cancelled")):

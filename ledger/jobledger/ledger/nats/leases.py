@@ -1,6 +1,6 @@
 """Leases: one key per process, worker or lock-holding client, that expires unless renewed.
 
-Each renewal is conditional on the revision the last one got, so a worker that was away finds out. The key is
+Each renewal is conditional on the revision the last one got, so a worker that was away notices. The key is
 judged by the server's clock alone: it is there, or the lease is over. Source: ADR 006.
 """
 
@@ -178,7 +178,7 @@ class JetStreamLeases:
     async def end(self, worker: str) -> bool:
         """Mark a worker as gone, so that nobody waits for its lease to be over; return whether that was needed.
 
-        Only for whoever knows that its process has ended, as a parent does that reaped its child: jobs are taken
+        Only for a caller that knows that its process has ended, such as a parent that reaped its child: jobs are taken
         over from then on. What the dead one had sent may still arrive; a renewal is then refused. Source: ADR 006.
 
         Raises: ServerUnreachableError, LeaseLostError, AppendRefusedError; all harmless, the key expires.
@@ -216,7 +216,7 @@ class JetStreamLeases:
     def _read(self, subject: str, data: bytes) -> WorkerInfo | None:
         """Read a key; None, and a sentence in the log, for one that does not hold a lease.
 
-        The process that it should be of finds out at its next renewal and gives up what it holds, before the key expires.
+        The process that should own it notices at its next renewal and gives up what it holds, before the key expires.
         """
         try:
             return _decode(data)
@@ -255,7 +255,7 @@ class JetStreamLeases:
     async def all(self) -> list[WorkerInfo]:
         """Return every worker whose key lives, stopped ones included, by name; clients that hold locks are none.
 
-        A key that cannot be read is left out, and told in the log; one that holds the lease of another name is left out.
+        A key that cannot be read is logged and left out; one that holds the lease of another name is left out.
 
         Raises: ServerUnreachableError.
         """
@@ -282,7 +282,7 @@ class JetStreamLeases:
 
 
 def _unreadable(worker: str) -> WorkerInfo:
-    """Return what is known of a process whose key cannot be read: that nobody may take its work over yet."""
+    """Return a stand-in for a process whose key cannot be read: nobody may take its work over yet."""
     return WorkerInfo(worker=worker, host="", pid=0, queues=(), started_at=_UNKNOWN, renewed_at=_UNKNOWN)
 
 

@@ -61,7 +61,9 @@ class NatsLockHints:
             watch.hear(data)
 
         subscription = None
-        with contextlib.suppress(Exception):  # whatever it is, the next append or read says it better
+        with contextlib.suppress(
+            Exception
+        ):  # any failure shows in the next append or read with a better error
             async with asyncio.timeout(_SUBSCRIBE_TIMEOUT_S):
                 subscription = await self._connection.listen(self._names.lock_hint(ref), on_hint)
         try:

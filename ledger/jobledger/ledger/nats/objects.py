@@ -68,7 +68,7 @@ class ObjectBucket:
     """Stores, reads and removes the objects of one bucket."""
 
     def __init__(self, connection: Connection, bucket: str, clock: Clock = SYSTEM_CLOCK) -> None:
-        """`clock`: by which it is judged how long an object stays; the one of the fleet, where it stays for a time."""
+        """`clock`: measures how long an object stays; the fleet's clock for objects with a limited life."""
         self._connection = connection
         self._bucket = bucket
         self._clock = clock
@@ -135,10 +135,10 @@ class ObjectBucket:
         return (self._clock.now() - message.time).total_seconds() if message.time is not None else 0.0
 
     async def _store_for(self, name: str, data: bytes, life_s: int, newest: int) -> None:
-        """Store the chunks, then what names them, as nats-py does, which knows no life of an object.
+        """Store the chunks, then the object's info, as nats-py does, which cannot limit the life of an object.
 
-        The server refuses it where something was stored under the name since the stream sequence `newest`. The chunks stay
-        longer than their name: a reader who found the name without its chunks would wait for them.
+        The server refuses the info if one was stored under the name since stream sequence `newest`. The chunks stay
+        longer than the info: a reader that found it without its chunks would wait for them.
         """
         publish, place = self._connection.jetstream().publish, secrets.token_hex(11)
         chunks = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
@@ -219,7 +219,7 @@ class ObjectBucket:
         """
         try:
             async with self._transfer():
-                # Who was stopped between the two finds the chunks of what is gone as well.
+                # If a removal was stopped between the two messages, the next one finds the chunks, too.
                 info = await (await self._open()).get_info(name, show_deleted=True)
                 was_there = not info.deleted
                 info.deleted, info.size, info.chunks = True, 0, 0

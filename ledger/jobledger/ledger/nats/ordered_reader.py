@@ -1,8 +1,8 @@
 """Reading the stream in order through a consumer of one's own, for as long as it takes.
 
 The consumer is thrown away with its reader; when it is lost (server restart, leader change, silence) another one
-goes on after the last sequence handed out, so the reader sees every event once and in order. Who has no right to make
-a consumer reads by direct gets.
+goes on after the last sequence handed out, so the reader sees every event once and in order. Users who may not make
+a consumer read by direct gets.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class OrderedReader:
         self._dense = dense
         self._begun = False  # a consumer was made before: the one to come goes on where it ended
         self._exhausted = False  # nothing was pending when the consumer was made
-        self._in_cluster = False  # so the consumer's server need not be the stream's leader
+        self._in_cluster = False  # if so, the consumer's server may not be the stream's leader
 
     async def batches(self, *, until: int | None) -> AsyncGenerator[list[Message], None]:
         """Yield batches up to the stream sequence `until`, for ever when it is None.
@@ -204,7 +204,7 @@ class OrderedReader:
             await self._delete(name)
 
     async def _end(self, until: int) -> None:
-        """Take a consumer's word that nothing is left, unless it is a cluster's and the stream's leader has more.
+        """Trust a consumer that nothing is left, except in a cluster where the stream's leader has more.
 
         Raises: ConnectionLostError when there is more, so that another consumer goes on; UnreachableError when it cannot
             tell, which a cluster answers while it elects the leader.
@@ -247,7 +247,7 @@ class OrderedReader:
         return messages, None
 
     async def _check_not_rewound(self) -> None:
-        """Notice a ledger that was rewound, made again or purged meanwhile: its consumer would only wait, or have nothing.
+        """Refuse a ledger that was rewound, made again or purged meanwhile: a consumer would only wait, or get none.
 
         Raises: SequenceGapError.
         """
@@ -256,7 +256,7 @@ class OrderedReader:
         except api.MissingError:
             raise
         except api.ApiError:
-            return  # `_create` tells it better
+            return  # `_create` raises a better error
         if self._dense and self._from_time is None and state.first_sequence > self._next:
             raise _gap(self._next, state.first_sequence)
         if state.last_sequence < self._next - 1:

@@ -30,9 +30,9 @@ class Outage:
         self._full_told_at = -_TELL_EVERY_S
 
     def level(self, error: Exception) -> int:
-        """Return how loudly an error is to be logged: what fails while the server is away needs no line of its own.
+        """Return the level at which to log an error: failures while the server is away need no line of their own.
 
-        Of a full ledger, which refuses everything that everybody tries, one line a minute is an error.
+        A full ledger refuses every append: one line a minute is logged as an error.
         """
         if isinstance(error, LedgerFullError):
             now = self._monotonic()

@@ -37,8 +37,8 @@ class Raw(msgspec.Struct, gc=False):
 class Collector:
     """A handler for many messages: those that ask for a reply are put into `messages`, without a call for each.
 
-    Whoever reads takes the list away and puts an empty one in its place. Messages without a reply subject, which is
-    what a server's own words are, come by a call, after what was sent before them.
+    Whoever reads takes the list away and puts an empty one in its place. Messages without a reply subject, such as
+    the server's own, are passed by a call, after the messages sent before them.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Collector:
 
 
 class Receiver(Protocol):
-    """What is handed whole messages; besides it is nats-py's client, which its parser hands all the rest."""
+    """The receiver of whole messages; it is also nats-py's client, which gets all the rest from its parser."""
 
     def deliver(self, handler: Handler, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         """Call the handler of a message; must not raise."""

@@ -1,8 +1,8 @@
-"""The pause of a queue: what the ledger says of it, brought to the consumers that hand out the queue's work.
+"""The pause of a queue, as the ledger records it, applied to the consumers that hand out the queue's work.
 
 The newest event of the queue is the truth. The server does what it says, also for a worker that knows nothing of
 pauses: a consumer that is paused hands out nothing, and ends its pause by its own clock. Whoever records a pause or its
-end tells the consumers; whoever makes one that is missing makes it paused; the reconciler compares.
+end updates the consumers; whoever makes a missing one makes it paused; the reconciler compares.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.lanes import begin_at_living
 
-#: What the server is told of a pause without an end: it knows none, and forgets one that is over.
+#: The end of an endless pause for the server: it needs one, and forgets a pause that is over.
 _NO_END: Final = "2200-01-01T00:00:00Z"
 _TRIES_MAX: Final = 8
 _WORK: Final = "work_"
@@ -49,9 +49,9 @@ async def queue_states(log: Log) -> dict[str, QueueState]:
 
 
 async def bring_in_line(inbox: Inbox, log: Log, queue: str, known: QueueState | None = None) -> QueueState:
-    """Tell the consumers of a queue what its newest event says, again while another one comes; return what it says.
+    """Apply a queue's newest event to its consumers, again if a newer one came; return the state that was applied.
 
-    Whoever tells them last has read the newest event after that, so what two say at once never stays wrong. `known`:
+    The last process to update them reads the newest event after that, so a race never leaves them wrong. `known`:
     the queue after an event that its appender has just stored, and that a replica which lags may not have.
 
     Raises: UnreachableError, LedgerError, PermissionRefusedError.
@@ -78,7 +78,7 @@ def _until(state: QueueState) -> str:
 
 
 def agrees(info: ConsumerInfo, state: QueueState, now: datetime) -> bool:
-    """Whether a consumer of work is paused as its queue is; one of a queue without events is nobody's business."""
+    """Whether a consumer of work is paused as its queue is; always true for a queue without events."""
     if not state.sequence:
         return True
     if state.until is not None and abs(now - state.until) < _CLOCKS_APART:

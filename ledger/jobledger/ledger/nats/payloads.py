@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jobledger.ledger.model.lifecycle import StoreName
 
 
-#: What the inputs, or the results, of one group may come to, as a multiple of the largest value: they are read as one.
+#: The most bytes of one group's inputs, or results, as a multiple of the largest value: they are read as one.
 _OF_GROUP: Final = 32
 
 
@@ -32,7 +32,7 @@ class _Nowhere:
 
 
 class Payloads(ObjectBucket):
-    """Puts values where they fit, and gets them back checked.
+    """A store that puts values where they fit, and checks them when it gets them back.
 
     Writing a value again is harmless: equal values have one name.
     """
@@ -127,7 +127,7 @@ class Payloads(ObjectBucket):
         return "stored"
 
     async def keep(self, reference: PayloadRef, text: bytes) -> None:
-        """Store what an event refers to under its digest, whatever the limits are by now.
+        """Store a value under the digest that an event refers to, even above the present limits.
 
         Raises: LedgerFullError, ServerUnreachableError.
         """

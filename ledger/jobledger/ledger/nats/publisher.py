@@ -1,7 +1,7 @@
 """Pipelined conditional publishing: many appends on their way at once, each with its own answer.
 
-nats-py's own asynchronous publish never answers when the server refuses, which is what a conditional append
-lives on. Here a refusal is an ordinary answer. What an answer that never came means is decided in `jetstream`.
+nats-py's own asynchronous publish never answers when the server refuses, which a conditional append
+needs. Here a refusal is an ordinary answer. `jetstream` decides what a missing answer means.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, status_of
 from jobledger.ledger.nats.server_use import ServerUse
 
 REPLY_TIMEOUT_S: Final = 5.0
-#: Where the server is one of several: what was sent to a leader that is gone is answered by nobody, and the next one
+#: For a cluster: a message to a leader that is gone gets no answer, and the next leader
 #: takes it within a second or two of its election.
 _CLUSTER_REPLY_TIMEOUT_S: Final = 1.5
 #: Codes of a refusal by the condition; ADR 001 says when which of them comes.

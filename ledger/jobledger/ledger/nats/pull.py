@@ -1,7 +1,7 @@
 """One pull consumer seen from the client: requests, deliveries, statuses, and the silence that means loss.
 
 Own, because nats-py's fetch swallows status messages, drops a message when cancelled and costs twice as much.
-It decides nothing: who uses it says how much to ask for, and what a delivery means.
+It decides nothing: its user says how much to request, and what a delivery means.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _Channel:
         self.subscription = await connection.listen(f"{self._prefix}*", self._on_message)
 
     def name_next(self, number: int) -> str:
-        """Return the reply subject of the next request, by which its end is told from that of an older one."""
+        """Return the reply subject of the next request; it distinguishes its end from that of an older request."""
         self.reply = f"{self._prefix}{number}"
         return self.reply
 
@@ -209,7 +209,7 @@ class PullConsumer:
         self.forget()
 
     def forget(self) -> None:
-        """Owe nothing any more: whatever was asked for is void. What it still brings is handed on."""
+        """Void all requests: nothing is owed any more. Messages that they still bring are handed on."""
         for channel in self._channels:
             channel.owed = 0
         self.free = list(self._channels)
@@ -248,7 +248,7 @@ class PullConsumer:
         channel.heard_at = self.loop.time()
 
     def end_request(self, channel: _Channel, status: str, headers: bytes) -> None:
-        """Take what a status says of the newest request of a channel: nothing more will come of it."""
+        """End the newest request of a channel, as a status says: no more messages will come for it."""
         if channel.owed:
             if channel.stands:
                 self.standing -= channel.owed

@@ -105,7 +105,7 @@ class PullWindow(Collector):
         return taken
 
     async def _ask_ahead(self) -> None:
-        """Let a request that is due leave before the reader is busy with what it takes, perhaps for long."""
+        """Send a request that is due before the reader works on its messages, perhaps for long."""
         try:
             is_sent = self._ask()
         except ConnectionLostError:
@@ -185,7 +185,7 @@ class PullWindow(Collector):
         return True
 
     def _lose(self) -> None:
-        """End with what has come: after it something may be missing, though later messages still arrive."""
+        """End with the messages that have come: later ones may follow a gap."""
         if not self.is_lost:
             self.is_lost = True
             self._held += self.messages

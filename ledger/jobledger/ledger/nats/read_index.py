@@ -1,7 +1,7 @@
-"""What a read of a ledger with replicas must be as new as: where its leader is, with the proof that it leads.
+"""How new a read of a ledger with replicas must be: as new as its leader, with the proof that it leads.
 
 A direct get is answered by any replica, and one that lags is older than what was just acknowledged. The leader itself
-may be cut off from the others, and then answers from its past for up to 20 s (measured with nats-server 2.15.1). But
+may be cut off from the others, and then gives old answers for up to 20 s (measured with nats-server 2.15.1). But
 `STREAM.INFO` says when the leader last heard of each replica: one that heard of a majority within 2 s has no rival, for
 others begin an election after 4 s at the earliest.
 """
@@ -36,7 +36,7 @@ class LeaderEnd(NamedTuple):
 
 
 class ReadIndex:
-    """Says how new the reads of one stream must be; those who ask in one turn of the loop share a question."""
+    """Says how new the reads of one stream must be; callers in one turn of the loop share a request."""
 
     def __init__(self, inbox: Inbox, stream: str, *, limit_s: float) -> None:
         """`limit_s`: how long to ask again while nobody proves that it leads."""
@@ -79,7 +79,7 @@ class ReadIndex:
         return await self._patiently(look)
 
     async def until_reached(self, newest: int, read: Callable[[], Awaitable[T]], at: Callable[[T], int]) -> T:
-        """Read again until some replica has shown this sequence; `at` tells how far an answer is.
+        """Read again until a replica's answer has reached this sequence; `at` returns how far an answer is.
 
         Raises: UnreachableError.
         """
@@ -133,9 +133,9 @@ def _seen(task: asyncio.Task[LeaderEnd]) -> None:
 
 
 def is_proven(info: StreamInfo) -> bool:
-    """Return whether who answered has heard of a majority so lately that no other server leads the stream.
+    """Return whether the server that answered heard of a majority so lately that no other one leads the stream.
 
-    Without a leader any replica may answer, with its past. `active` 0 stands for a replica that was never heard of since.
+    Without a leader, replicas may give old answers. `active` 0 stands for a replica that was never heard of since.
     """
     if not leader_of(info):
         return False

@@ -1,4 +1,4 @@
-"""Whether the server that this process is connected to is of use: cut off from the others it answers pings, and serves nobody."""
+"""Whether the server that this process is connected to is of use: if cut off from the others, it only answers pings."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LEFT_AFTER_S: Final = 8.0
 _UNPROVEN_S: Final = 4.0
 #: Clients do not leave all at once.
 MORE_S: Final = 1.0
-#: Who asked and was not answered asks again each 1.5 s: a server that nobody tried lately is not left.
+#: A request without an answer is repeated each 1.5 s: a server that nobody tried lately is not left.
 _TRIED_S: Final = 3.0
 
 
 class ServerUse:
-    """Leaves a server of several that does not do one thing, though it is asked again and again."""
+    """A watch that leaves a server of a cluster which fails at one thing, though it is asked repeatedly."""
 
     def __init__(self, connection: Connection, fault: str) -> None:
         """`fault`: what the server then did, for the log, as "took no write"."""

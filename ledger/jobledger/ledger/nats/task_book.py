@@ -68,7 +68,7 @@ async def write_tasks(inbox: Inbox, names: Names, entries: list[TaskEntry], *, r
     """Store entries, over those that their tasks have; make the bucket where it is missing.
 
     Raises: ServerUnreachableError, ReplyTimeoutError, JetStreamDisabledError; PermissionRefusedError,
-        StreamMismatchError, LedgerFullError, LedgerError for what will not go better at the next try.
+        StreamMismatchError, LedgerFullError, LedgerError for what another try would not mend.
     """
     await ensure_streams(inbox, [tasks_specification(names, replicas)])
     for entry in entries:

@@ -1,7 +1,7 @@
 """Group commit: appends that arrive while two batches are in flight go out together as the next one.
 
 Where the server fsyncs each write, a batch costs four fsyncs, so grouping multiplies the rate; where it does not,
-a batch costs more than its parts, so the writer pipelines, all but what is a batch by itself. It does what it was told, or what it observes. No
+a batch costs more than its parts, so it pipelines all but batches of callers. It obeys its setting or observations. No
 timer is involved: a lone append goes out at once and plainly. Source: ADR 005.
 """
 
@@ -131,10 +131,10 @@ class Writer:
         self._publisher.send(entries, _Alone(self, len(entries), answered))
         self._alone_in_flight += 1
         if self._observed.since is None and self._publisher.in_flight == self._alone_in_flight:
-            self._observe_sent()  # else those that nobody looks at are answered first
+            self._observe_sent()  # else answers that are not observed come first
 
     def _observe_sent(self) -> None:
-        """Let the time count in which enough are in flight: from here on, not from the first answer."""
+        """Start the observed time now if enough appends are in flight, not only at the first answer."""
         if self._told == "auto" and not self._unobserved:
             self._observed.sent(self.in_flight, self._loop.time())
 
@@ -161,7 +161,7 @@ class Writer:
         if grouping is None:
             return
         if not (grouping or self._grouping):
-            # Those in flight are counted too: their answers belong to this look, and would begin the next one early.
+            # Those in flight are counted, too: their answers belong to this window, and would begin the next one early.
             self._unobserved = _UNOBSERVED + in_flight
         self._grouping = grouping
 
@@ -257,7 +257,7 @@ class Writer:
 class _Observation:
     """Counts answers per second while enough appends are in flight, alone and in groups, and says which way to go.
 
-    What is compared is what it is for: appends stored per second, whoever limits them. Grouping is tried only
+    It compares what matters: appends stored per second, whatever limits them. Grouping is tried only
     where plain appends are slow enough for a disk to be in the way, and kept only where it clearly wins.
     """
 

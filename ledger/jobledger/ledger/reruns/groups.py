@@ -1,6 +1,6 @@
 """Groups of a run that had not completed, as a rerun of what failed begins them: with the children that completed.
 
-Read by who plans the rerun and by the worker that copies: what both find is bounded by the newest end that was planned.
+Used by the plan of a rerun and by the worker that copies; the newest end in the plan bounds what both find.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def find_groups(
     ends_to: int | None = None,
     at: datetime | None = None,
 ) -> list[CopiedGroup]:
-    """Return the groups of a run, as `events` of it add up, of which children completed and that had not completed.
+    """Return the groups of a run that had not completed and some of whose children had, by the run's `events`.
 
     Ends after the stream sequence `ends_to`, or the moment `at`, do not count; None: all do.
 

@@ -1,4 +1,4 @@
-"""Which runs may begin again with all that had completed: the one rule of who refuses it and of who proposes it. Pure."""
+"""The runs that may begin again with all that had completed: one rule for refusing it and for proposing it. Pure."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ async def side_by_side(passage: Passage, calls: Sequence[BranchFunction], limit:
     """Run calls that are steps of the present branch, at most `limit` at once, to their ends; return their results."""
     branches = [Branch() for _ in calls]
     for each in branches:
-        each.busy = "each"  # what they call is a step, and makes none
+        each.busy = "each"  # each call is itself a step, and begins no other
     return await _gathered(passage, list(zip(branches, calls, strict=True)), limit)
 
 
@@ -78,7 +78,9 @@ async def _run_as_branches(
         nonlocal ended
         passage.scopes.release(task)
         ended += 1
-        if ended != waited_for:  # with that end the caller goes on, and counts as active in its place
+        if (
+            ended != waited_for
+        ):  # with the last of these ends the caller goes on, and counts as active instead
             passage.waits.end()
 
     for each in tasks:
@@ -105,7 +107,7 @@ def _see(tasks: Sequence[asyncio.Task[Any]]) -> list[BaseException]:
 
 
 def _raise_ending(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Raise what ends the attempt, if a branch met that: nothing of the branches counts any more."""
+    """Raise the signal that ends the attempt, if a branch raised one: the branches' results no longer count."""
     errors = _see(tasks)
     if errors:
         raise next((each for each in errors if isinstance(each, ParkSignal | HaltSignal)), errors[0])

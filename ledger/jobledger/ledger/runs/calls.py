@@ -77,7 +77,7 @@ class StepCall:
             raise DivergedError(known.key, known.sequence, "with another result", str(error)) from error
 
     async def _in_doubt(self, asked: StepRequest, known: Step) -> Any:
-        """Return what a look found that an earlier attempt had done, or NOT_DONE.
+        """Return the result of an earlier attempt as the `on_doubt` function finds it, or NOT_DONE.
 
         Raises: StepInDoubtError.
         """
@@ -158,7 +158,7 @@ class _TimedOutError(Exception):
 
 
 class FailedElsewhereError(Exception):
-    """A function of a step raised something where only its description could be brought from."""
+    """A function of a step raised an error in another process, which could send only its description."""
 
     def __init__(self, info: ErrorInfo, *, may_retry: bool) -> None:
         self.info = info
@@ -167,7 +167,7 @@ class FailedElsewhereError(Exception):
 
 
 def _told(error: BaseException) -> ErrorInfo | None:
-    """Return what is recorded of an error that says so itself."""
+    """Return the description that an error carries of itself, to be recorded."""
     if isinstance(error, FailedElsewhereError):
         return error.info
     if isinstance(error, _TimedOutError):

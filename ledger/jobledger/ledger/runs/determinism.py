@@ -1,4 +1,4 @@
-"""A look at a workflow's code when it is decorated: calls outside of steps whose result may differ from attempt to attempt.
+"""A check of a workflow's code when it is decorated: calls outside of steps whose results may differ by attempt.
 
 It warns and refuses nothing. Plain syntax is all that it knows: names are followed through imports and aliases, calls of the
 application's own functions are not followed.

@@ -1,4 +1,4 @@
-"""How a run ended, as its callback is told, and the job that tells it."""
+"""The end of a run, as its callback receives it, and the job that delivers it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def end_id(run: JobRef, callback: Callback) -> str:
-    """Return the id of the job that is told how a run ended: `<run id>-end`, or a digest of it where that is too long.
+    """Return the id of the job that receives a run's end: `<run id>-end`, or a digest of it where that is too long.
 
     Where it waits in another queue than the run did, the run's queue follows: runs of one id in two queues are two.
     """

@@ -1,4 +1,4 @@
-"""Children of a run: jobs of their own, which a step asks for, and whose results it comes to."""
+"""Children of a run: jobs that a step asks for, and whose results are the step's result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from jobledger.ledger.tasks import Task
 
 R_co = TypeVar("R_co", covariant=True)
 
-#: What a group says once where all its children have it.
+#: The fields that a group records once where all its children have the same.
 _ALIKE: Final = tuple(name for name in ChildNode.__struct_fields__ if name in ChildOrder.__struct_fields__)
 
 

@@ -1,4 +1,4 @@
-"""The seam between a run's code and whoever executes it: what a `Run` needs of its worker."""
+"""The interface between a run's code and the worker that executes it: what a `Run` needs of its worker."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RunJournal(Protocol):
         ...
 
     async def news(self, limit_s: float, *, look: bool) -> None:
-        """Wait until there may be news of the run, for at most `limit_s` seconds; `job` then has what was hinted at.
+        """Wait until there may be news of the run, for at most `limit_s` seconds; `job` then has the hinted events.
 
         With `look` the chain is read also when the time has passed without a hint: a hint may be lost. A server that does
         not answer is no error: whoever waits asks again.
@@ -94,7 +94,7 @@ class RunJournal(Protocol):
         ...
 
     async def ends(self, key: str, items: int | None = None) -> list[MemberEnd]:
-        """Return how the children of a step ended, all of them or those of a number of bits, in their order.
+        """Return how the children of a step ended, all of them or the items whose bits are set, in their order.
 
         Raises: UnreachableError where they cannot be read yet, PayloadMissingError; PayloadTooLargeError where their
         results come to more than a run may read at once.

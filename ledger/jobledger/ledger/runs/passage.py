@@ -1,4 +1,4 @@
-"""One passage of a run's function over its steps: what is recorded is given back, what is not is done and recorded."""
+"""One passage of a run's function over its steps: recorded results are returned, other steps are done and recorded."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ class _Paper:
 
 
 class _NoTables:
-    """Tables are known by their records; whoever wants their rows stops there."""
+    """The tables of a rehearsal, known by their records; code that needs their rows stops there."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise HaltSignal

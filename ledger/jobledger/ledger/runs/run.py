@@ -1,4 +1,4 @@
-"""`Run`: what a workflow's code can do that is remembered. Handed to its first parameter by the worker."""
+"""`Run`: the operations of a workflow whose results are recorded. The worker passes it as the first parameter."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Run(RunTables, GivenByWorker):
 
     What is done through it is recorded step by step. When the run goes on elsewhere, after a wait or a crash, the function
     is called again from its start and gets the recorded results of all steps that ended. So between steps the code must do
-    the same each time; what may differ belongs into a step, or comes from `now`, `uuid` and `random`.
+    the same each time; put code whose result may differ into a step, or use `now`, `uuid` and `random`.
 
     A step is found again by its key: the branch of `gather` that it is in, its name, and `#2` for the second step of that
     name. Steps may be added, left out and moved while runs of older code exist, as long as keys keep their meaning.
@@ -82,7 +82,7 @@ class Run(RunTables, GivenByWorker):
 
     @property
     def replaying(self) -> bool:
-        """Whether steps that were recorded before this attempt are still to come: for log lines that should come once."""
+        """Whether the code has yet to reach steps of earlier attempts: skip log lines then, to write each only once."""
         return bool(self._passage.unvisited)
 
     @property
@@ -106,8 +106,8 @@ class Run(RunTables, GivenByWorker):
     async def step(self, step: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a step, or a plain function as one, and record how it ends; return what it returned.
 
-        The result is what a later attempt will read: a value of its return annotation, from JSON. One that is recorded is
-        returned without a call.
+        The result is read from JSON as the return annotation says, as in a later attempt. A step that has its result
+        recorded is not called again.
 
         Raises: StepFailedError when its last try failed, now or earlier; StepInDoubtError; DivergedError;
             ForeignTaskError outside the run's own branches.
@@ -156,11 +156,11 @@ class Run(RunTables, GivenByWorker):
     # Jobs of their own.
 
     def options(self, *, on_dead_letter: OnDeadLetter) -> Run:
-        """Return the same run, whose `call`, `start`, `map` and `map_settled` choose what a dead letter is to them.
+        """Return the same run; its `call`, `start`, `map` and `map_settled` treat dead letters of children as given.
 
         `run.options(on_dead_letter="fail").call(charge, 3)`: with `fail` a child has failed once it is a dead letter,
-        whatever becomes of that later. With `wait`, the default but for `map_settled`, it has not ended then: the run
-        waits for a person, who requeues the child, after which the run goes on, or discards it, by which it has failed.
+        even if a person requeues it later. With `wait`, the default except for `map_settled`, it has not ended: the run
+        waits until a person requeues the child, whose new end counts, or discards it, which counts as a failure.
 
         Raises: InvalidInputError.
         """
@@ -196,7 +196,7 @@ class Run(RunTables, GivenByWorker):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Child[Result]:
-        """Begin a job of its own and go on; `await child.result()` waits for it. Cancelled when the run ends before it.
+        """Begin a child job and go on; `await child.result()` waits for it. It is cancelled if the run ends first.
 
         Raises: InvalidInputError, TaskDefinitionError.
         """
@@ -221,7 +221,7 @@ class Run(RunTables, GivenByWorker):
         The item is the task's first argument. The run holds no slot meanwhile, and has an event for many ends, not for
         each.
 
-        Raises: ChildFailedError for the first one that failed, once those that were begun have ended: no other is begun.
+        Raises: ChildFailedError for the first job that failed, after all begun jobs ended; no further job is begun.
         """
         plain, group = self._group_of(task, items, limit=limit)
 
@@ -242,7 +242,7 @@ class Run(RunTables, GivenByWorker):
     ) -> list[Outcome[Result]]:
         """Run a job for each item to its end, whatever becomes of the others, and return how each ended, in order.
 
-        A dead letter is an end here, and stays the outcome if a person requeues the job; see `options` for the other way.
+        A dead letter counts as an end here, even if a person requeues the job later; to wait instead, see `options`.
         """
         ends = self._on_dead_letter or "fail"
         plain, group = self._group_of(task, items, limit=limit, on_failure="collect", on_dead_letter=ends)
@@ -352,7 +352,7 @@ class Run(RunTables, GivenByWorker):
     async def wait(self, signal: Signal[T], /, *, timeout_s: float | None = None) -> T:
         """Wait for a signal and return what it says. One that came before is taken at once, the oldest first.
 
-        One whose value is not of the signal's type is refused, which is recorded, and the run waits on.
+        A signal with a value of another type is refused, the refusal is recorded, and the run waits on.
 
         Raises: TimeoutError, in every attempt, when none came within `timeout_s` seconds (None: for ever).
         """
@@ -428,10 +428,10 @@ class Run(RunTables, GivenByWorker):
         )
 
     async def patched(self, name: str) -> bool:
-        """Return whether this run shall do what the code does since a change of that name.
+        """Return whether this run takes the new code of the change of that name.
 
-        True for a run that has recorded nothing behind this place; False for one that has already done in the old way what
-        follows. The answer is recorded, so it is the same in every attempt.
+        True for a run that recorded no step after this place; False for one that already did later steps with the old
+        code. The answer is recorded, so it is the same in every attempt.
         """
         check_token("name of a change", name)
         passage = self._passage

@@ -68,7 +68,7 @@ class Scopes:
         self._branches: dict[asyncio.Task[Any], Branch] = {}
 
     def enter(self, name: str) -> Branch:
-        """Return the branch that runs here, which now does the step of that name.
+        """Return the branch of the current task, now busy with the step of that name.
 
         Raises: ForeignTaskError in a task that is no branch, and inside of a step.
         """

@@ -60,7 +60,7 @@ class Signal(Generic[T]):
 
 
 def signals_in(function: Callable[..., Any]) -> tuple[Signal[Any], ...]:
-    """Return the signals that a function refers to by the names of its module, and those functions of it that it calls.
+    """Return the signals that a function names, itself or in the functions of its module that it names.
 
     Signals of one name and different types are left out: nobody can tell which of them a wait means.
     """
@@ -87,7 +87,7 @@ def _referred(function: Any, seen: set[int]) -> Iterator[Signal[Any]]:
 
 
 def _values_named(function: FunctionType) -> Iterator[object]:
-    """Yield what the names in a function's code stand for: in its module, around it, and in modules that it names."""
+    """Yield the values of the names in a function's code: from its closure, its module, and modules that it names."""
     names = set(_names_in(function.__code__))
     for cell in function.__closure__ or ():
         try:

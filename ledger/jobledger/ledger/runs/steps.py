@@ -31,7 +31,7 @@ _DIGEST_DIGITS: Final = 16
 
 
 class NotDone:
-    """What a function given as `on_doubt` returns when it found that the step was not done."""
+    """The value that an `on_doubt` function returns if the step was not done."""
 
     def __repr__(self) -> str:
         """Show the name that code uses."""
@@ -40,7 +40,7 @@ class NotDone:
 
 NOT_DONE: Final = NotDone()
 
-#: What becomes of a `once` step that was begun and has no end. A function gets the step's arguments and looks.
+#: What to do with a `once` step that has a start and no end. A function gets the step's arguments and finds out.
 OnDoubt = Literal["fail", "retry"] | Callable[..., Any]
 
 
@@ -78,7 +78,7 @@ _TIMEOUT_S_MAX: Final = 7 * 24 * 3600.0
 
 
 class StepFunction(Generic[P, R_co]):
-    """What `@step` makes of a function. A run calls it: `await run.step(charge, order)`; a unit test `charge.function`."""
+    """A function with `@step`. A run calls it by `await run.step(charge, order)`, a unit test by `charge.function`."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class StepFunction(Generic[P, R_co]):
         return inspect.signature(self.function)
 
     def digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        """Return what names an input, 16 hexadecimal digits; "" for one that is no JSON and so is not compared.
+        """Return the digest of an input, 16 hexadecimal digits; "" if it is not JSON, and so is not compared.
 
         Raises: InvalidInputError for arguments that the function does not take.
         """
@@ -134,7 +134,7 @@ class StepFunction(Generic[P, R_co]):
         return self.digest_of(named)
 
     def digest_of(self, value: Any) -> str:
-        """Return what names any value, "" for one that is no JSON."""
+        """Return the digest of any value; "" if it is not JSON."""
         try:
             return digest_of(value)
         except InvalidInputError:
@@ -164,7 +164,7 @@ class StepFunction(Generic[P, R_co]):
 
 
 def digest_of(value: Any) -> str:
-    """Return what names a value in an event, the same for equal values. Raises: InvalidInputError."""
+    """Return the digest of a value for an event; equal values have equal digests. Raises: InvalidInputError."""
     return hashlib.sha256(encode_sorted(value, what="input of a step")).hexdigest()[:_DIGEST_DIGITS]
 
 

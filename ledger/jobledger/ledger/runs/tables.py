@@ -40,7 +40,7 @@ class RunTables:
         """Write rows into a table: msgspec Structs, dicts, or tables and batches of pyarrow, all with the same columns.
 
         They are read as a stream, so that memory stays bounded; iterables that are not async are read in a thread. `row`,
-        a Struct, says what the columns are; without it the first rows do. A step: a later attempt reads no rows.
+        a Struct, gives the columns; without it the first rows do. This is a step: a later attempt reads no rows.
 
         Raises: StepFailedError; DivergedError; ConfigurationError where the extra `tables` is not installed.
         """
@@ -153,7 +153,7 @@ class _TableCall(StepCall):
 
     async def _try(self, asked: StepRequest, tries: int) -> Any:
         if self._prepare is not None:
-            await self._prepare()  # what fails here is no failure of this step
+            await self._prepare()  # an error here does not fail this step
         return await super()._try(asked, tries)
 
     async def _do(self) -> TableRecord:

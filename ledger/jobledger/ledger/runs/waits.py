@@ -1,7 +1,7 @@
-"""The waits of one attempt: kept in memory while the run does something else or they are short, else parked.
+"""The waits of one attempt: in memory while another branch works or they are short; otherwise the run parks.
 
-A run whose every branch waits does nothing: then it is recorded as paused, and the attempt ends. `park` refuses as long as
-one of the awaited steps is over by what is recorded, so that nothing that came meanwhile is missed.
+When every branch waits, the run is recorded as paused and the attempt ends. `park` refuses while the events show that
+an awaited step is over, so that the run misses nothing that came meanwhile.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ OPERATOR: Final = ""
 
 
 class ParkSignal(BaseException):
-    """The run waits, which is recorded, and the attempt ends: raised in every branch, and not to be caught.
+    """The exception raised in every branch once the run's wait is recorded: the attempt ends. Code must not catch it.
 
     Not an `Exception`, as `asyncio.CancelledError` is none.
     """
 
 
 class HaltSignal(BaseException):
-    """The run is to end, and does nothing new: raised in every branch, and not to be caught."""
+    """The exception raised in every branch when the run has to end and does nothing new. Code must not catch it."""
 
 
 class _Waiter:
@@ -71,14 +71,14 @@ class Waits:
     async def until_over(self, key: str) -> Step:
         """Wait until a step is over and return it as it is then; `OPERATOR` never is.
 
-        Raises: Parked, and what `RunJournal.park` raises.
+        Raises: ParkSignal, HaltSignal, and what `RunJournal.park` raises.
         """
         if not self._is_over(key):
             await self._wait(key)
         return self._journal.job.steps[key]
 
     async def for_operator(self) -> None:
-        """Wait for an operator, who asked the run to pause. Raises: Parked, and what `RunJournal.park` raises."""
+        """Wait for the operator who asked the run to pause. Raises: as `until_over`."""
         await self._wait(OPERATOR)
 
     async def _wait(self, key: str) -> None:
@@ -122,7 +122,7 @@ class Waits:
                     await self._journal.news(limit_s, look=limit_s >= _LOOK_EVERY_S)
                 else:
                     await self._park()
-        except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits is told
+        except Exception as error:  # noqa: BLE001 - any error is raised in the branches that wait
             self._fail(error)
 
     def _in_memory_s(self) -> float:
@@ -174,7 +174,7 @@ class Waits:
                 waiter.future.exception()  # so that asyncio does not report it, should the branch be cancelled now
 
     async def close(self) -> None:
-        """End what is kept in memory; a pause that is being recorded is waited for, since it ends the attempt."""
+        """End the waits in memory; let a pause that is being recorded finish first, since it ends the attempt."""
         keeper, cancelled = self._keeper, None
         if keeper is None:
             return

@@ -68,7 +68,7 @@ class WorkflowRules(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def callbacks(self) -> tuple[tuple[Literal["success", "fail"], AnyCallback], ...]:
-        """Which tasks are told of which ends."""
+        """The tasks that get the end of a run, each with the kind of end."""
         told: list[tuple[Literal["success", "fail"], AnyCallback]] = []
         if self.on_success is not None:
             told.append(("success", self.on_success))

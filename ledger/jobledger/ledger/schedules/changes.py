@@ -92,7 +92,7 @@ class Schedules:
     async def act(
         self, name: str, command: ScheduleCommand, *, by: str = "", trace: str = ""
     ) -> KnownSchedule:
-        """Do what a command asks of a schedule: its newest event's jobs first, then the event, then that one's jobs.
+        """Carry out a command on a schedule: make its newest event's missing jobs, append the new event, make its jobs.
 
         `trace`: the W3C traceparent that it belongs to; "": that of the span under way.
 
@@ -155,9 +155,9 @@ class Schedules:
         return KnownSchedule(view, event, sequence, whole=True, made=made)
 
     async def healed(self, known: KnownSchedule, present: Present | None = None) -> KnownSchedule:
-        """Make the jobs of a schedule's newest event that are missing, as a process that died had to.
+        """Make the missing jobs of a schedule's newest event: the process that should have made them died.
 
-        Where a job of somebody else has the id of one, that one is missing, too. `present`: asked instead of the log's own.
+        If another author's job has the id of one, that one is missing, too. `present`: used instead of the log's own.
 
         Raises: LedgerFullError, UnreachableError.
         """
@@ -173,7 +173,7 @@ class Schedules:
         return replace(known, whole=True)
 
     async def _is_own(self, job: Enqueue) -> bool:
-        """Return whether a job that is there is the schedule's; one that a replica does not show yet is. Raises: UnreachableError."""
+        """Return whether an existing job is the schedule's; True where a replica lacks it. Raises: UnreachableError."""
         events = await self._client.log.read_chain(self._client.log.names.chain(job.ref))
         return not events or is_of_tick(job)(events[0].event)
 
@@ -192,7 +192,7 @@ class Schedules:
         if isinstance(event, Backfilled):  # the schedule may have had another queue when these ticks came
             found = await self.places(event, jobs)
             jobs = [job for job, place in zip(jobs, found, strict=True) if place is None]
-        by = "" if isinstance(event, Ticked) else event.by  # a person who asked, whoever makes the jobs
+        by = "" if isinstance(event, Ticked) else event.by  # the person who asked
 
         async def begin(job: Enqueue) -> DerivedJob:
             with acting_for(None):
@@ -235,9 +235,9 @@ class Schedules:
         return None
 
     async def _has_ended(self, name: str, schedule: Schedule, ran: datetime) -> bool:
-        """Return whether the job of a tick, or where it is yet to be made the one that calls its hooks, has ended.
+        """Return whether a tick's job has ended, or, if it is not made yet, the job that calls the tick's hooks.
 
-        One that is not there has. In any queue: the schedule may have moved to another one since.
+        A job that does not exist counts as ended. Every queue is searched: the schedule may have changed its queue.
 
         Raises: UnreachableError.
         """

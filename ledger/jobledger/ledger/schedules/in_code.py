@@ -32,7 +32,7 @@ _FINGERPRINT_CHARACTERS: Final = 16
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
-    """What a schedule's hooks are told."""
+    """The tick that a schedule's hooks get."""
 
     schedule: str
     at: datetime  #: the planned moment, UTC
@@ -96,9 +96,9 @@ class Schedule:
 
         `task`: what to run; its options (`task.options(queue=..., limits=...)`) are those of every job.
         `input`: the keyword arguments of every job.
-        `before`: is asked before each job is made; the input that it returns is the job's, None keeps `input`. With it
+        `before`: called before each job is made; the job gets the input that it returns, None keeps `input`. With it
             `input` may be left out, also where the task has arguments without a default.
-        `after`: is told once the job was made. Both run in a job of their own, which is tried again when it fails; the
+        `after`: called after the job was made. Both run in a job of their own, which is tried again when it fails; the
         schedule's own job is made once.
 
         Raises: InvalidInputError, ConfigurationError, InvalidTokenError.
@@ -183,13 +183,13 @@ class Schedule:
 
     @property
     def fingerprint(self) -> str:
-        """A short name for all that it says: two processes whose code says the same have the same."""
+        """A digest of the declaration: processes with the same declaration have the same digest."""
         task, options = self._unpacked()
         parts = (self._definition, task.name, options, self._input_text())
         return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:_FINGERPRINT_CHARACTERS]
 
     def definition(self, like: Enqueue) -> Definition:
-        """Return what the ledger is told of it; its jobs are like `like`."""
+        """Return its definition for the ledger; its jobs are like `like`."""
         return msgspec.structs.replace(
             self._definition,
             task=like.task,

@@ -50,7 +50,7 @@ class When(TypedDict, total=False):
 
 @runtime_checkable
 class HasTask(Protocol):
-    """What is run by a task, and is its input: a `Graph`."""
+    """A value that runs as the input of a task: a `Graph`."""
 
     async def as_task(self, client: Client) -> tuple[AnyTask, Mapping[str, Any]]:
         """Return the task and its input."""
@@ -61,12 +61,12 @@ class Enqueues(Protocol):
     """What makes jobs; see `Enqueuer`."""
 
     async def like(self, task: AnyTask, values: Mapping[str, Any]) -> Enqueue:
-        """Return what would enqueue a job of this input now."""
+        """Return the command that would enqueue a job with this input now."""
         ...
 
 
 def definition_of(like: Enqueue, **when: Unpack[When]) -> Definition:
-    """Return what makes jobs like `like`, as an operator declares it.
+    """Return an operator's definition of a schedule whose jobs are like `like`.
 
     Raises: InvalidInputError for a moment without time zone; `Declare` checks the rest.
     """
@@ -102,7 +102,7 @@ class ScheduleVerbs(Schedules):
         """Declare a schedule: exactly one of `cron`, `every_s`, `at` and `on_demand` says when; `Definition` says the rest.
 
         With `on_demand=True` it does not tick: only `trigger` makes its jobs. Instead of a task it may be given a `Graph`,
-        which then is stored under this name: each job is a run of it. The task's options (`task.options(queue=..., max_attempts=...)`) are those of each job. A schedule that does the
+        then stored under this name: each job is a run of it. Each job has the task's options. A schedule that does the
         same already stays as it is; with `replace` one that does something else is changed.
 
         Raises: ScheduleExistsError without `replace`; InvalidInputError, InvalidTokenError, PayloadTooLargeError;
@@ -160,7 +160,7 @@ class ScheduleVerbs(Schedules):
         return await self._done(name, Reset(), by)
 
     async def trigger(self, name: str, *, reason: str = "", by: str = "", trace: str = "") -> JobRef:
-        """Make a job now, beside the ticks and whatever runs; return which. Each call makes another one.
+        """Make a job now, regardless of ticks and running jobs; return its ref. Each call makes another one.
 
         `trace`: the W3C traceparent that the job belongs to; "": that of the span under way.
         """

@@ -177,7 +177,7 @@ def _first_paragraph(cls: type) -> str:
 
 @functools.cache
 def field_notes(cls: type) -> Mapping[str, str]:
-    """Return what the comments `#:` in the source of a class, and of those it builds on, say about its fields."""
+    """Return the `#:` comments on the fields of a class and of its base classes."""
     notes: dict[str, str] = {}
     for each in reversed(cls.__mro__):
         if issubclass(each, msgspec.Struct) and each is not msgspec.Struct:

@@ -62,7 +62,7 @@ def consumer_settings(names: Names, wanted: EventFilter, start: Start, ack_wait_
         "filter_subjects": list(wanted.subjects(names)),
         "ack_policy": "explicit",
         "ack_wait": int(ack_wait_s * _NANOSECONDS),
-        "max_deliver": -1,  # what was given up unsaid would be lost to its subscriber
+        "max_deliver": -1,  # with a limit the server would stop silently
         "max_ack_pending": UNACKNOWLEDGED_MAX,
         "metadata": {_FILTER_KEY: msgspec.json.encode(wanted).decode()},
     }

@@ -67,7 +67,7 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a reader begins; made by `chosen`, at most one of them is given."""
+    """The place where a reader begins; made by `chosen_start`. At most one field is given."""
 
     from_sequence: int | None = None  #: None, or 1: at the first event that the ledger holds
     since: datetime | None = None
@@ -122,7 +122,7 @@ def chosen_start(
 
 
 def is_number(value: object) -> bool:
-    """Return whether this is a number, which True is not meant as."""
+    """Return whether this is a number; True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -2,7 +2,7 @@
 
 Several processes, or several of these in one, share a subscription by its name: each event is handed to one of them.
 At least once: what was not acknowledged is handed out again, by the server after the ack wait, or at once when it was
-given back. How the server keeps a subscription is in `subscriptions`.
+given back. How the server keeps a subscription is in `consumers`.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class EventDelivery:
         return f"EventDelivery({kind} at {self.stored.stream_sequence}, delivered {self.delivered})"
 
     async def ack(self) -> None:
-        """Say that the event is dealt with; nothing happens the second time.
+        """Acknowledge the event; a second call does nothing.
 
-        Returns when the word is on its way. Should it be lost, the event comes again.
+        Returns when the ack is sent. If the ack is lost, the event comes again.
         """
         self._settle(ACK)
 
@@ -194,9 +194,9 @@ class Subscription:
         self._is_closed = True
         with contextlib.suppress(ConnectionLostError, LedgerError, TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
-                # What is on its way to us nobody else would get before its ack wait ends: let it come. And being
-                # asked about itself the server forgets requests that nobody waits for any more. Otherwise the first
-                # event given back would be offered to ours in vain, and then stand behind all others.
+                # Events on their way to us reach nobody else before their ack wait ends: let them arrive. A question
+                # about the consumer makes the server forget requests that nobody waits for. Otherwise it would offer
+                # the first event given back to our old request in vain, and redeliver it after all others.
                 if await self._pulling.stop_asking():
                     await self.info()
         for task in self._tasks:
@@ -258,7 +258,7 @@ class Subscription:
         return EventDelivery(self, found, raw.delivered)
 
     def settle(self, sequence: int, word: bytes) -> None:
-        """Tell the server what became of an event; an ack that cannot be told now is told later."""
+        """Send the server the answer for an event; an ack that cannot be sent now is sent later."""
         held = self._held.find(sequence)
         if held is None:
             return  # it was on hand for too long, and others have it by now
@@ -285,7 +285,7 @@ class Subscription:
                 del self._owed[sequence]
 
     async def _tell_for_sure(self, delivery: Delivery, word: bytes) -> None:
-        """Send a word and wait a moment for the answer: the server has heeded it by then, and all sent before it."""
+        """Send an answer and wait a moment for the reply: by then the server has handled it, and all sent before it."""
         answer: asyncio.Future[None] = self._loop.create_future()
 
         def on_reply(data: bytes | Exception, _headers: bytes) -> None:

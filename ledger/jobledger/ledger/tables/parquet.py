@@ -21,7 +21,7 @@ from jobledger.ledger.tables.record import ProducedFile
 
 T = TypeVar("T")
 
-#: Rows that are made columns at once, and that a file has in a row group; bytes of columns after which one is written.
+#: Rows turned into columns at once; rows of a row group; bytes of columns after which a row group is written.
 ROWS_AT_ONCE: Final = 2_000
 ROW_GROUP_ROWS: Final = 100_000
 _ROW_GROUP_BYTES: Final = 32 << 20
@@ -205,7 +205,7 @@ def _refuse_unknown(rows: Sequence[Any], fields: tuple[str, ...]) -> None:
 
 
 def batches_of(rows: Iterable[RowLike]) -> Iterator[list[RowLike]]:
-    """Yield rows in lists that are bounded; what is a batch already comes alone."""
+    """Yield rows in bounded lists; a table or batch of pyarrow ends its list."""
     some: list[RowLike] = []
     for row in rows:
         some.append(row)

@@ -18,8 +18,8 @@ class TableRecord(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int  #: of the file
     schema: dict[str, str]  #: Arrow types of the columns, in their order
     expires_at: datetime | None  #: UTC; None: it is kept until somebody removes it
-    #: Where its file lies in its store: under the run that made it. No two steps share one, so that none loses what another
-    #: one removes; a run that copied the step reads the same file.
+    #: Where its file lies in its store: under the run that made it. Steps never share a file, so removing one's file
+    #: takes nothing from another step; a run that copied the step reads the same file.
     file: str
 
 

@@ -27,10 +27,10 @@ from jobledger.ledger.tables.record import TableRecord
 
 _NANOSECONDS: Final = 1_000_000_000
 _CHUNK_BYTES: Final = 1 << 20
-#: The bucket has a part of the ledger's size, and at least these bytes, where nothing else is said.
+#: Without a setting the bucket's size is the ledger's divided by this, and at least these bytes.
 _SHARE: Final = 8
 _BYTES_MIN: Final = 16 << 20
-#: What has expired in a folder is looked for this often (seconds), by whoever stores something there.
+#: How often (seconds) a process that stores files in a folder removes expired ones.
 _SWEEP_EVERY_S: Final = 3600.0
 
 

@@ -50,9 +50,9 @@ async def find_holder(log: Log, ref: KeyRef) -> Holder:
 
 
 async def find_waiting(log: Log, ref: KeyRef) -> Holder:
-    """Read a key as `find_holder` does; of a job that waits for its time only the event that says so.
+    """Read a key as `find_holder` does, but only the newest event of a job that waits for its time.
 
-    However often it was moved, that is one event; the job has then no limits and no attempts here, whatever it has.
+    That is one event however often the job was moved; the job returned then lacks its limits and attempts.
     """
     key = await _read_key(log, ref)
     newest = None if key.state is None else await log.last(log.names.chain(key.state.owner))
@@ -76,7 +76,7 @@ async def _with_job(log: Log, key: View[UniqueKey]) -> Holder:
 async def append_requeue(
     log: Log, chain: JobView, events: Sequence[JobEvent], stamp: Callable[[], Stamp]
 ) -> Job:
-    """Append what requeues a dead letter, and with it what gives it back its key; return the job after it.
+    """Append the events that requeue a dead letter and give it its key back; return the job after them.
 
     A dead letter holds no key, so another job may have taken it: then this one stays where it is.
 

@@ -1,8 +1,8 @@
 """Adding unique jobs: one append takes the key, the next makes the job, and whoever comes after sees to both.
 
-Nobody gives a key back. Who finds it taken looks at the job that it names: one that has ended holds it no longer, and
-one that does not exist is made here, under that id. So a crash between the two appends leaves nothing that anybody
-would have to wait for. Source: ADR 023.
+Nobody gives a key back. A call that finds the key taken reads the job that it names: if that ended, the key is free;
+if it does not exist, this call makes it, under that id. So after a crash between the two appends nobody has
+to wait for anything. Source: ADR 023.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from jobledger.ledger.unique.keys import Wish
 
 #: A lost race means that somebody else made progress with the same key. At most this many may enqueue it at one moment.
 _TRIES_MAX: Final = 64
-#: Pause before a replica is asked again that does not show yet why something was refused.
+#: Pause before a second read of a replica that does not show yet why an append was refused.
 _LAG_S: Final = 0.02
 
 
 class BegunJob(NamedTuple):
-    """The job that an enqueue came to."""
+    """The job that an enqueue made or found."""
 
     ref: JobRef
     sequence: int  #: stream sequence of its first event; 0 where that is not known
@@ -49,7 +49,7 @@ class UniqueJobs:
         stamp: Callable[[str], Stamp],
         begin: Callable[[Enqueue, str], Awaitable[tuple[int, bool]]],
     ) -> None:
-        """`stamp` and `begin` are told by whom; `begin` appends a job's first event; returns its sequence, and whether it is new."""
+        """`stamp` and `begin` get who enqueues; `begin` appends the first event; returns its sequence, and if new."""
         self._log = log
         self._stamp = stamp
         self._begin = begin
@@ -62,7 +62,7 @@ class UniqueJobs:
         """
         if wish.rule.is_by_id:
             return await self._make(wish)
-        holder = NOBODY  # as a rule it is so; who is wrong has lost one append
+        holder = NOBODY  # mostly true; otherwise one append is refused
 
         async def attempt() -> BegunJob:
             nonlocal holder
@@ -75,7 +75,7 @@ class UniqueJobs:
         return await retry_raced(attempt, tries_max=_TRIES_MAX)
 
     async def _look_again(self, wish: Wish, before: Holder) -> Holder:
-        """Read what has changed since something was refused; once more after a moment where nothing has."""
+        """Read key and job again after a refusal; if neither has changed, once more after a pause."""
         find = find_holder if wish.debounce is None else find_waiting
         holder = await find(self._log, wish.key)
         if (holder.key.last_sequence, holder.chain.last_sequence) == (
@@ -112,7 +112,7 @@ class UniqueJobs:
         return BegunJob(ref, sequence, created)
 
     async def _made_by_this_job(self, ref: JobRef) -> bool:
-        """Return whether the job that enqueues made that one before, as in an attempt that did not end."""
+        """Return whether the enqueuing job made this job before, as in an attempt that did not end."""
         parent = self._stamp("").causation
         if not parent:
             return False
@@ -174,7 +174,7 @@ class UniqueJobs:
         return BegunJob(key.owner, holder.first_sequence, created=False)
 
     async def _dispatched(self, holder: Holder, ref: JobRef, stamp: Stamp) -> Holder:
-        """Queue a job that waits for its time, or hold it for its limits, which its newest event alone does not tell."""
+        """Queue a waiting job, or hold it for its limits: they are in its whole chain, not in its newest event."""
         chain = await load(self._log, ref)
         if chain.job is None or chain.last_sequence != holder.chain.last_sequence:
             raise WrongSequenceError(self._log.names.chain(ref), holder.chain.last_sequence)
@@ -183,7 +183,7 @@ class UniqueJobs:
 
 
 def _require_visible(wish: Wish, key: UniqueKey, stamp: Stamp) -> None:
-    """Refuse a key whose job is not there for whoever enqueues; the refusal tells nothing of that job.
+    """Refuse a key whose job the caller may not see; the refusal says nothing about that job.
 
     Raises: AccessDeniedError.
     """

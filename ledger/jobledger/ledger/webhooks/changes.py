@@ -49,7 +49,7 @@ async def change_webhook(
 async def update_webhook(
     client: WebhookClient, name: str, wish: Callable[[Webhook | None], WebhookCommand], *, by: str = ""
 ) -> Webhook:
-    """Do as `change_webhook` what `wish` wants of the webhook as it is now, None where it is not set."""
+    """Do as `change_webhook`, with the command that `wish` returns for the webhook as it is now (None: not set)."""
     check_webhook_name(name)
 
     async def decided(state: Webhook | None, stamp: Stamp) -> webhook.WebhookEvent | None:

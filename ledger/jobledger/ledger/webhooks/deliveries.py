@@ -69,7 +69,7 @@ def job_id(webhook: str, sequence: int, again: int = 0) -> str:
 
 
 def named(job: str) -> DeliveryName | None:
-    """Return what an id says if it is of the form that a webhook gives to jobs of a task; anybody may give a job such an id."""
+    """Return the parts of an id of the form that webhooks give to jobs of a task; other jobs may have such ids, too."""
     found = _ID.fullmatch(job)
     if found is None:
         return None
@@ -126,7 +126,7 @@ def _author(name: str) -> str:
 
 
 def _own(name: str) -> frozenset[str]:
-    """Return who made a webhook's jobs, as their first events say: "" of one that is archived, so nobody knows any more."""
+    """Return the authors that a webhook's jobs may have in their first events; "" is an archived job: unknown."""
     return frozenset(("", _author(name)))
 
 
@@ -179,7 +179,7 @@ async def make(
 
 
 def _stamp(client: Client, name: str, message: Message) -> Stamp:
-    with acting_for(None):  # whoever set the webhook up was allowed to, whoever has events sent again
+    with acting_for(None):  # the webhook's author had the right, whoever redelivers now
         stamp = client.stamp(_author(name))
     if not isinstance(message, StoredEvent):
         return stamp

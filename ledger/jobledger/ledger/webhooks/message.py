@@ -1,4 +1,4 @@
-"""What is told of an event, to a receiver or to a task: thin unless more is asked for, and the same at every try."""
+"""The message about an event, for a receiver or a task: small unless more is asked for, and the same at every try."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ATTEMPT: Final = "attempt"
 
 
 class EventMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told of one event."""
+    """The message about one event."""
 
     type: str  #: `job.<type of event>`, or `watch.firing` and `watch.resolved`
     timestamp: datetime  #: when the event was stored, by the server's clock
@@ -30,7 +30,7 @@ class EventMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def told_of(client: Client, message: Message, include: Sequence[Part] = ()) -> EventMessage:
-    """Return what is told of a stored event of a job or a watch.
+    """Return the message about a stored event of a job or a watch.
 
     A value that is asked for and is gone from the object store is named in `missing` instead.
 

@@ -61,9 +61,9 @@ _REFUSED_MAX: Final = 500
 #: Lost races of one delivery: as many as others may be about the same run at once.
 _TRIES_MAX: Final = 64
 
-#: Makes the order of a job: what holds, job id, JSON text of the input -> what begins it. Nothing is appended.
+#: Makes the command of a job: the match, job id, JSON text of the input -> the command. Nothing is appended.
 MakeOrder = Callable[["Match", str, bytes], Awaitable[Enqueue]]
-#: Makes a signal: what holds, the signal's id, what begins its run -> the signal, or why there is none.
+#: Makes a signal: the match, the signal's id, the command that begins its run -> the signal, or why there is none.
 MakeSignal = Callable[["Match", str, Enqueue | None], Awaitable[RunSignal]]
 
 
@@ -80,7 +80,7 @@ class BodyStore(Protocol):
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """What came in, after it was proven."""
+    """A delivery that came in and was verified."""
 
     body: bytes
     headers: Mapping[str, str] = {}  #: by their names in lower case
@@ -95,7 +95,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     route: str
     delivery: str  #: its name, with which it can be found
     matched: tuple[MatchedJob, ...]  #: the jobs that it made, and the runs that it sent signals
-    differs: bool = False  #: the one before of this name had another body: this one was not looked at
+    differs: bool = False  #: an earlier delivery of this name had another body: this one was not used
     repeated: bool = False  #: it was received before: these are the jobs that it made then
     sequence: int = 0  #: stream sequence of the event that records it; 0 for a repeat
 
@@ -129,7 +129,7 @@ def matches(definition: RouteDefinition, arrival: Arrival) -> list[Match]:
 class _Place(NamedTuple):
     """The chain of a job that is to be begun."""
 
-    view: JobView | None  #: where it can begin, behind what is no event; None: a job has the id
+    view: JobView | None  #: the chain's end, where it can begin; None: a job has the id
     author: str = ""  #: who made that one
 
 
@@ -137,7 +137,7 @@ _FREE: Final = _Place(EMPTY_CHAIN)
 
 
 class _Act(NamedTuple):
-    """What a rule that holds is to do: begin a job, send a run a signal, or the second after the first if need be."""
+    """What a rule that holds is to do: begin a job, or send a run a signal, and begin the run if there is none."""
 
     match: Match
     job: Enqueue | None
@@ -150,7 +150,7 @@ class _Act(NamedTuple):
         return self.signal.ref if self.signal is not None else self.job.ref if self.job is not None else None
 
     def beside(self, places: Mapping[JobRef, _Place], author: str) -> _Act:
-        """Return what begins the job under another id where one of another author has that which follows from the delivery.
+        """Return the act with another job id if a job of another author has the id that follows from the delivery.
 
         One of the same author is left of a delivery that an archive run took away.
         """

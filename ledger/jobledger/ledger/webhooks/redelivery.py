@@ -54,7 +54,7 @@ async def plan_redelivery(
     until: datetime | None = None,
     only: Only = "failed",
 ) -> Plan:
-    """Return what of a range of server time the webhook, as it is now, asks for and is owed.
+    """Return which events of a range of server time the webhook, as it is now, asks for, and which of them are due.
 
     `until`: up to and with this moment; None: to the end of the ledger. With `only` "all" what arrived is sent again.
 

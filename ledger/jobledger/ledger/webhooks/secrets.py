@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 _FILE_BYTES_MAX: Final = 16 << 10
 _SECRET_BYTES: Final = 32
-#: How the names of variables begin that whoever manages webhooks and routes may refer to.
+#: Prefix of the variables that whoever manages webhooks and routes may refer to.
 OPEN_VARIABLES: Final = "JOBLEDGER_SECRET_"
 #: What secrets of the standard-webhooks scheme begin with; base64 follows.
 _PREFIX: Final = "whsec_"
 
 
 class Secrets:
-    """What references stand for on this machine."""
+    """The secrets that references name on this machine."""
 
     def __init__(
         self, environ: Mapping[str, str], key_file: Path | None = None, folder: Path | None = None
@@ -44,8 +44,8 @@ class Secrets:
     def is_open(self, reference: str) -> bool:
         """Return whether a reference is for whoever manages webhooks and routes.
 
-        Others are for administrators: what is signed tells who receives it whether a guess at the secret was right, and
-        the refusal of what cannot be read tells which files and variables there are.
+        Others are for administrators: a receiver can test guesses at the secret by what is signed with it, and
+        the refusal of an unreadable reference shows which files and variables exist.
         """
         kind, _, place = reference.partition(":")
         if kind == "file":

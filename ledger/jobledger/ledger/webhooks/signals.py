@@ -1,6 +1,6 @@
 """Signals that rules of routes send to runs: to which run, which value, and why one cannot be sent.
 
-What stands against a signal is no error of the delivery: it is recorded with it, and everything else is made.
+A signal that cannot be sent is no error of the delivery: the reason is recorded with it, and the rest is made.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def signal_for(
 ) -> RunSignal:
     """Return the signal that a rule sends because of a delivery, its value stored where that is large.
 
-    `run`: the id of the run, "" where the delivery has none that can be one. `start`: what begins it.
+    `run`: the id of the run, "" if the delivery has no valid id. `start`: the command that begins it.
 
     Raises: UnreachableError, LedgerFullError.
     """
@@ -84,7 +84,7 @@ def decide_signal(
 ) -> tuple[list[JobEvent], str]:
     """Return the events that send a run a signal, `start` before it where there is no run, or why there are none. Pure.
 
-    No events and no reason: the run was sent it before.
+    No events and no reason: the run already has this signal.
     """
     begun: list[JobEvent] = []
     try:

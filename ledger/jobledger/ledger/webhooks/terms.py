@@ -1,7 +1,7 @@
-"""Terms of webhooks: from which event on one matches, up to which, and the durable consumer that hands its events out.
+"""Terms of webhooks: the range of events that a webhook matches, and the durable consumer that hands them out.
 
-A `set` and a `resumed` begin a term; the next `set`, `paused`, `disabled` or `removed` ends it. Neither ever changes
-again, so what a process knows too late costs it nothing but a look. A term has its consumer before it ends: so nothing
+A `set` and a `resumed` begin a term; the next `set`, `paused`, `disabled` or `removed` ends it. Start and end never
+change, so a process that learns of them late only reads once more. A term has its consumer before it ends: so nothing
 is missed of one that began and ended while no gateway ran.
 """
 
@@ -24,7 +24,7 @@ ACK_WAIT_S: Final = 10.0
 
 
 class TermName(NamedTuple):
-    """Which term of which webhook."""
+    """The name of a term: its webhook and where it begins."""
 
     webhook: str
     since: int  #: the stream sequence after which its events match
@@ -67,7 +67,7 @@ def current(histories: Mapping[str, Sequence[Webhook]]) -> dict[TermName, Term]:
 def term_of(name: TermName, states: Sequence[Webhook]) -> Term:
     """Return a term as the states of its webhook tell it, the oldest first, at least one.
 
-    Of a term that began before the oldest state that is left, that state says the same: an archive run repeats it.
+    If a term began before the oldest remaining state, that state has its definition: an archive run repeats it.
     """
     own = [each for each in states if each.since == name.since] or [
         each for each in states if each.sequence > name.since
@@ -78,7 +78,7 @@ def term_of(name: TermName, states: Sequence[Webhook]) -> Term:
 
 
 def is_drained(info: ConsumerInfo, end: End) -> bool:
-    """Return whether all that matched before the end of a term has been dealt with."""
+    """Return whether all events that matched before the end of a term are settled."""
     return not info.unsettled or info.ack_floor.stream_sequence >= end.sequence
 
 
@@ -89,7 +89,7 @@ def settings_of(name: TermName, filters: tuple[str, ...]) -> dict[str, Any]:
 
 
 async def make_place(inbox: Inbox, names: Names, webhook: Webhook) -> None:
-    """See to it that the term of an active webhook has its consumer. Raises: LedgerError, UnreachableError."""
+    """Make the consumer for the term of an active webhook unless it exists. Raises: LedgerError, UnreachableError."""
     name = TermName(webhook.name, webhook.since)
     settings = settings_of(name, subjects(names, webhook.definition))
     await make_consumer(inbox, names.ledger_stream, name.consumer, settings)

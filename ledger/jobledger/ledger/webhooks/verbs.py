@@ -62,9 +62,9 @@ class RouteVerbs:
     async def set(
         self, name: str, definition: RouteDefinition, *, reason: str = "", by: str = "", plan: bool = False
     ) -> ChangedValue[Route]:
-        """Have a route do something, whatever it did before. `plan`: append nothing.
+        """Set what a route does, replacing what it did before. `plan`: append nothing.
 
-        What workers announced of a rule's task is asked for: an input that it could never take is refused.
+        The announced signature of a rule's task is checked: an input that it could never take is refused.
 
         Raises: InvalidInputError, InvalidTokenError, GraphNotFoundError, LedgerFullError, UnreachableError.
         """
@@ -116,7 +116,7 @@ class RouteVerbs:
     async def remove(
         self, name: str, *, reason: str = "", by: str = "", plan: bool = False
     ) -> ChangedValue[Route]:
-        """Take a route away; what came in stays. Raises: RouteNotFoundError, LedgerFullError, UnreachableError."""
+        """Remove a route; its deliveries stay. Raises: RouteNotFoundError, LedgerFullError, UnreachableError."""
         return await self._change(name, RemoveRoute(reason=reason), by, plan=plan)
 
     async def _change(
@@ -148,7 +148,7 @@ class RouteVerbs:
         A repeat of the provider's id gives what the first one made. Without an id the same body within twice
         `tolerance_s` is a repeat.
 
-        Raises: InvalidInputError, PayloadTooLargeError, LedgerFullError; UnreachableError, after which the same is safe.
+        Raises: InvalidInputError, PayloadTooLargeError, LedgerFullError; UnreachableError, after which a retry is safe.
         """
         return self._told(
             await self._client.patience.append(
@@ -159,7 +159,7 @@ class RouteVerbs:
         )
 
     def _told(self, outcome: Outcome) -> Outcome:
-        """Tell the workers of runs that were just sent a signal, and return the outcome."""
+        """Send hints for runs that just got a signal, and return the outcome."""
         for each in () if outcome.repeated else outcome.matched:
             if each.signal and not each.refused:
                 self._client.hints.tell_resume(JobRef(queue=each.queue, job_id=each.job))
@@ -201,7 +201,7 @@ class RouteVerbs:
         return await self.receive(route, arrival, by=by)
 
     async def _order(self, match: Match, job_id: str, text: bytes) -> Enqueue:
-        """Return what begins a rule's job: as the task was announced, but for what the rule says itself.
+        """Return the command of a rule's job, with the options that its task announced, except those of the rule.
 
         A task that nobody announced yet gets its job all the same, and an input that does not fit is found by the worker:
         the delivery is recorded either way, and no provider sends it again because of that.
@@ -226,10 +226,10 @@ class RouteVerbs:
         options = task.defaults.changed(said, queue=rule.queue or None, limits=())
         with contextlib.suppress(
             InvalidError
-        ):  # the task has others since the rule was set, too many with these
+        ):  # the task got limits since the rule was set: too many with these
             options = options.changed({}, queue=None, limits=match.said.get("limits", ()))
         options = await self._nameable(rule, task, options)
-        # What makes the job the only one of its kind is the delivery.
+        # The delivery makes the job unique, so the task's own rules do not apply.
         options = msgspec.structs.replace(options, unique=None, debounce_s=None, max_wait_s=None)
         try:
             named = None if options.id_template and "id" not in match.said else job_id
@@ -241,7 +241,7 @@ class RouteVerbs:
             return await self._enqueuer.bulk_order(task, without, job_id, text)
 
     async def _nameable(self, rule: RouteRule, task: AnnouncedTask, options: Options) -> Options:
-        """Return the options of a rule's job, without limits where the job may not name one by now: a delivery is not lost."""
+        """Return the options of a rule's job, without limits if it may no longer name one: no delivery is lost."""
         with acting_for(None):  # whoever set the rule up was allowed to
             try:
                 await self._client.code_limits.ensure(options, task.name, options.limits)

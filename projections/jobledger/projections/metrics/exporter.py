@@ -53,7 +53,7 @@ _RESTART_S_MAX: Final = 30.0
 _GRACE_S: Final = 1.0  #: on top of the limit of the questions themselves
 _CATCH_UP_ROUNDS_MAX: Final = 20
 _BUSY_S: Final = 2.0
-_DIAGNOSED_S: Final = 10.0  #: for how long what hurts is told as it was
+_DIAGNOSED_S: Final = 10.0  #: how long counts of what hurts are reused
 _VALUES_MAX: Final = 10_000
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class Exporter:
     # On the event loop.
 
     async def run(self) -> NoReturn:
-        """Follow the ledger until cancelled; what stops the projector is told by `health`, and tried again.
+        """Follow the ledger until cancelled; on an error `health` reports it, and the projector starts again.
 
         Raises: UnfitProjectionError.
         """
@@ -132,8 +132,8 @@ class Exporter:
             try:
                 await self.follow()
             except UnfitProjectionError:
-                raise  # it was named so, and stays so
-            except Exception as error:  # whatever it is: a scrape tells of it, and the next try may do
+                raise  # the path was given so: trying again does not help
+            except Exception as error:  # any error: a scrape shows it, and the next try may succeed
                 if not isinstance(error, ProjectionError | LedgerError | ConnectionLostError | OSError):
                     logger.exception("the projector failed")
                 self._agrees = self._agrees and not isinstance(error, PositionMismatchError | EventGapError)
@@ -159,14 +159,14 @@ class Exporter:
                 self._projector = None
 
     async def _catch_up(self, projector: Projector) -> None:
-        """Reach the ledger's head before anything is told: counters that catch up would look like a sudden rush."""
+        """Reach the ledger's head before counters are shown: counters that catch up would look like a sudden rush."""
         if not self._is_whole:
             self._stopped = "the projection catches up with the ledger"
         position = await projector.prepare()
         for _ in range(_CATCH_UP_ROUNDS_MAX):
             position = await projector.catch_up()
             behind = (await self._ledger.log.head()).last_sequence - position.stream_sequence
-            if behind < projector.config.batch_events_max:  # what comes meanwhile is as good as followed
+            if behind < projector.config.batch_events_max:  # close enough: the rest comes while following
                 break
         if position.missing and not self._is_whole:
             logger.warning("%s", position.missing)
@@ -178,7 +178,7 @@ class Exporter:
         return facts, await self._diagnoses(began)
 
     async def _diagnoses(self, began: float) -> Mapping[str, int]:
-        """Return what hurts, from some seconds ago where that was asked just now; nothing where it takes too long."""
+        """Return counts of what hurts, reused for some seconds; none if the answer takes too long."""
         told_at, counts = self._told_counts
         if self._diagnose is None or not self._is_whole or began - told_at < _DIAGNOSED_S:
             return counts
@@ -211,9 +211,7 @@ class Exporter:
         now = self._ledger.clock.now()
         figures = self._read(lambda store: read_figures(store, self._config.label_values_max, now))
         place = figures.position if isinstance(figures, Figures) else figures
-        asked = self._ask(
-            place
-        )  # after the rows were read, so that the head it tells is no older than they are
+        asked = self._ask(place)  # after the rows were read, so that its head is no older than they are
         self._look_how_far(asked, place)
         yield info(names.BUILD, {"version": VERSION, "ledger_environment": self._ledger.names.environment})
         yield value(names.UP, float(not self._judge(asked, place)))
@@ -244,7 +242,7 @@ class Exporter:
             yield from audit_metrics(facts, self._ledger.clock.now())
             yield values(names.DIAGNOSES, (((kind,), number) for kind, number in diagnoses.items()))
         if not self._is_whole or figures.position.stream_sequence < self._told_up_to:
-            return  # a file that is being rebuilt, and not yet as far as what was told before
+            return  # the file is being rebuilt and is still behind the counters last shown
         self._told_up_to = figures.position.stream_sequence
         yield from figures_metrics(figures, self._ledger.clock.now())
         if facts is not None:
@@ -259,7 +257,7 @@ class Exporter:
         if not self._asking.acquire(timeout=FACTS_S + _GRACE_S):
             return _ServerAnswer(time.monotonic(), None, "the exporter is busy")
         try:
-            if self._asked.at < began:  # when the question was put, so it is an answer to ours too
+            if self._asked.at < began:  # it was asked before our question, so it does not answer ours
                 self._asked = self._answer()
             return self._asked
         finally:

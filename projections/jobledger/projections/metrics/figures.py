@@ -145,7 +145,7 @@ def _shown_queues(store: Store, counted: Sequence[str], values_max: int) -> tupl
 def _other_tasks(
     sums: Mapping[str, _Values], tasks: Mapping[tuple[str, str], _Values]
 ) -> Iterator[tuple[tuple[str, str], _Values]]:
-    """Yield what is left of each queue that is shown without its tasks that are, and of all without these queues."""
+    """Yield the rest of each shown queue without its shown tasks, and the rest of all without the shown queues."""
     if _WHOLE not in sums:
         return
     rest = dict(sums)
@@ -163,7 +163,7 @@ def _other_tasks(
 def _other_failures(
     totals: Mapping[tuple[str, str], _Values], shown: Iterable[FailureRow]
 ) -> Iterator[FailureRow]:
-    """Yield the failures of each row of totals that are of no type that is shown."""
+    """Yield, for each row of totals, its failures of types that are not shown."""
     rest = {key: [values[_FAILED], values[_DEAD]] for key, values in totals.items()}
     for row in shown:
         left = rest[row.queue, row.task]

@@ -122,7 +122,7 @@ def place_metrics(position: Position) -> Iterator[Metric]:
 def ledger_metrics(facts: ServerFacts, position: int | None) -> Iterator[Metric]:
     """Return what the server tells of the ledger, beside a projection that has reached `position`.
 
-    None for one that has no lag, since it stands behind the ledger's end: what it counted is no longer there.
+    None for a projection that is ahead of the ledger's end and so has no lag: events that it counted are gone.
     """
     behind = None if position is None else max(0, facts.head_sequence - position)
     for measure, number in (

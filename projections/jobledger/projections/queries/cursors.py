@@ -1,6 +1,6 @@
-"""A place in a list, as text that a caller hands back for the next page: it stays where it is while rows come.
+"""A place in a list as text, which a caller passes for the next page: the place stays the same while rows are added.
 
-It holds what the list is ordered by, and a hash of the question, times left out: that of another would skip rows.
+It holds the sort values and a hash of the question without times: a cursor of another question would skip rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LENGTH_MAX: Final = 1_000
 
 
 def without_times(chosen: _Filter) -> _Filter:
-    """Return a filter as cursors know it: `2 hours ago` is another time for every page, and moves no row's place."""
+    """Return a filter without times, for cursors: `2 hours ago` is another time on every page and moves no row."""
     return msgspec.structs.replace(chosen, since=None, until=None)
 
 

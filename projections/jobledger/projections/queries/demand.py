@@ -1,8 +1,8 @@
-"""How many workers queues need: from what comes in, what waits, and how long attempts take. For whoever scales them.
+"""How many workers queues need, for autoscaling: from the arrivals, the waiting jobs, and the length of attempts.
 
     slots = (jobs in per s + jobs that wait / target) * seconds of an attempt
 
-Whoever runs now keeps its slot, and a paused queue needs nobody. Held and scheduled jobs ask for none: they are not
+A running attempt keeps its slot, and a paused queue needs none. Held and scheduled jobs need none: they are not
 counted as waiting.
 """
 
@@ -19,13 +19,13 @@ from jobledger.projections.queries.store import Store
 from jobledger.projections.statistics.answers import bucket_values
 from jobledger.projections.tables.queues import read_pauses
 
-#: Within how many seconds the jobs that wait are to be taken, unless it is said.
+#: Default seconds within which the waiting jobs are to be taken.
 TARGET_S: Final = 30.0
 #: Attempts that a worker runs at once, unless it says otherwise.
 CONCURRENCY: Final = 100
-#: Minutes whose jobs tell how many come in: this one, and the one before.
+#: The rate of arrivals is counted over this minute and the one before.
 _LATELY: Final = timedelta(minutes=1)
-#: Minutes whose attempts tell how long one takes; a queue without any has its whole past asked.
+#: The mean length of attempts is taken over these minutes; for a queue without any, over its whole past.
 _USUALLY: Final = timedelta(minutes=10)
 _MICROSECOND: Final = 1e-6
 _OF_THESE: Final = "queue IN (SELECT value FROM json_each(?))"

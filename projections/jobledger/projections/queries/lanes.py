@@ -1,4 +1,4 @@
-"""Walks along the indexes of `jobs` in the order of creation: which serve a filter, and what each still has to look at.
+"""Walks along the indexes of `jobs` in the order of creation: which indexes serve a filter, and what is left to check.
 
 An order is (created_at, rowid): jobs that were made at one microsecond are in the order of the ledger.
 """
@@ -18,9 +18,9 @@ Order = Literal["newest", "oldest"]
 Place = tuple[str, int]  #: created_at, rowid
 Select = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
 
-#: Jobs that are looked up one by one, because an index that has no order by time names them.
+#: At most so many jobs are looked up one by one: their index has no order by time.
 NAMED_MAX: Final = 10_000
-#: Entries that are counted to find out which of several indexes has fewest.
+#: Entries counted at most to find the index with the fewest.
 _ESTIMATED_MAX: Final = 10_000
 _AN_INNER: Final = f"SELECT 1 FROM queues WHERE queue IN ({', '.join('?' * len(INNER_QUEUES))}) LIMIT 1"  # noqa: S608
 _STATES: Final = tuple(state.value for state in JobState)
@@ -46,11 +46,11 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """Lanes that together hold every job that fits, and what is still to be looked at in each row of them."""
+    """Lanes that together hold every job that fits, and the conditions that are still to be checked in each row."""
 
     lanes: tuple[Lane, ...]
     left: tuple[Term, ...]  #: conditions that no index of theirs serves
-    is_named: bool = False  #: few jobs, that are found one by one: looking for a part of them finds all
+    is_named: bool = False  #: few jobs, looked up one by one: reading a part of them reads all
 
 
 class Walk:
@@ -67,7 +67,7 @@ class Walk:
     def places(
         self, lane: Lane, left: Sequence[Term], limit: int, *, after: Place | None, to: Place | None = None
     ) -> list[Place]:
-        """Return at most `limit` places of rows that fit, behind `after` and not behind `to`."""
+        """Return at most `limit` places of rows that fit, after `after` and up to `to`."""
         where, values = self._where(lane, left, after, to)
         sql = f"SELECT created_at, rowid FROM {lane.source} WHERE {where} {self._tail}"  # noqa: S608 - our own words
         return [(row[0], row[1]) for row in self._select(sql, (*values, limit))]
@@ -119,7 +119,7 @@ class Walk:
 
 
 def choose_way(select: Select, walk: Walk, chosen: JobFilter, *, by_state: bool) -> Way:
-    """Return the lanes with which the fewest rows have to be looked at; `by_state`: their jobs are to be counted so."""
+    """Return the lanes that read the fewest rows; `by_state`: their jobs are to be counted by state."""
     terms = _needed(select, chosen.terms())
     named = _named(select, chosen)
     if named is not None:
@@ -137,7 +137,7 @@ def choose_way(select: Select, walk: Walk, chosen: JobFilter, *, by_state: bool)
 
 
 def _needed(select: Select, terms: Sequence[Term]) -> list[Term]:
-    """Return the conditions without the one on queues of the ledger's own where these are empty: no index serves that."""
+    """Return the conditions, without the one on the ledger's own queues if those are empty: no index serves it."""
     return [each for each in terms if each.field != "fleet" or select(_AN_INNER, each.values)]
 
 

@@ -21,7 +21,7 @@ from jobledger.projections.queries.rows import (
 )
 from jobledger.projections.tables.acts import ActFilter, ActGroup, ActGroups, ActRow
 
-#: Between two acts of one person that are one act to many jobs.
+#: Longest time between two acts that belong to one act on many jobs.
 _TOGETHER: Final = timedelta(seconds=10)
 
 
@@ -102,7 +102,7 @@ class _Grouping:
         self._tasks = {newest.task}
 
     def takes(self, act: ActRow) -> bool:
-        """Return whether an act, older than those before it, is one of them; it is from then on."""
+        """Add an act, older than those before it, if it belongs to the group; return whether it does."""
         job, at = (act.queue, act.job), datetime.fromisoformat(act.at)
         if not act.job or job in self._jobs or self.is_over(at):
             return False
@@ -112,7 +112,7 @@ class _Grouping:
         return True
 
     def is_over(self, at: datetime) -> bool:
-        """Return whether no act at this time, or earlier, is one of them."""
+        """Return whether acts at this time or earlier no longer belong to the group."""
         return self._last_at - at > _TOGETHER
 
     def made(self, end: datetime | None) -> ActGroup:

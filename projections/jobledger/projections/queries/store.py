@@ -107,7 +107,7 @@ class Store:
         Raises: ProjectionMissingError and the other errors of the file, each naming what to run.
         """
         path = Path(path)
-        identity = files.identity(path)  # before opening: of two files, the newer one must not count as seen
+        identity = files.identity(path)  # before opening: `renew` must notice a file that replaces it now
         return cls(files.open_reader(path, busy_timeout_s=busy_timeout_s), path, busy_timeout_s, identity)
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class Store:
         """Return at most `limit` jobs that fit, by creation; with the `cursor` of a page those that follow it.
 
         Pages follow each other without gap or repeat while jobs come and change: a job keeps its place. Where no index
-        serves the whole filter, one answer looks at no more rows than `limits` allow, and says how far that went.
+        serves the whole filter, one answer reads no more rows than `limits` allow, and returns how far it read.
 
         Raises: CursorMismatchError for a cursor of another filter or order.
         """
@@ -162,7 +162,7 @@ class Store:
     def job_counts(self, chosen: JobFilter, *, limits: SearchLimits = _LIMITS) -> JobCounts:
         """Return how many jobs fit, by state; the states that the filter names are left out of it, so that each is counted.
 
-        Of all jobs and of a queue the projector keeps the counts. Else no more is looked at than `limits` allow.
+        The projector keeps the counts of all jobs and of each queue. Other filters read no more than `limits` allow.
         """
         with self.one_moment():
             return count_jobs(self._query, chosen, limits=limits)
@@ -273,7 +273,7 @@ class Store:
     def act_groups(
         self, limit: int = 50, *, chosen: ActFilter, together: bool = True, acts_max: int = 10_000
     ) -> ActGroups:
-        """Return the newest acts that fit, at most `limit` of them: what was done at once to many jobs is one.
+        """Return at most `limit` of the newest acts that fit; acts done together on many jobs are one.
 
         That is what one person did with one reason within seconds of each other, each to another job. At most the
         newest `acts_max` acts are looked at. Without `together` each act is one.

@@ -143,7 +143,7 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a worker from the ledger; whether it lives, its lease tells."""
+    """What the ledger records of a worker; its lease shows whether it is alive."""
 
     worker: str
     first_at: str

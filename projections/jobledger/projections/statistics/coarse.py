@@ -8,7 +8,7 @@ from typing import Final
 
 from jobledger.projections.statistics.spread import BOUNDS_US, HISTOGRAM_BOUNDS_S, Spread, of_buckets
 
-#: How columns ended, by bound; what took longer than the last one is in the count alone.
+#: The ends of column names, by bound; durations above the last bound are only in the count.
 _LABELS: Final = (
     *("5ms", "25ms", "100ms", "250ms", "500ms", "1s", "2500ms", "5s", "10s", "30s"),
     *("1m", "5m", "15m", "1h", "6h", "1d"),
@@ -19,7 +19,7 @@ _STOPS_US: Final = (-1, *(round(bound * 1e6) for bound in HISTOGRAM_BOUNDS_S))
 def coarse_spread(name: str, numbers: Mapping[str, int]) -> Spread | None:
     """Return the spread of a histogram by its old columns; None where they counted nothing.
 
-    Between two bounds durations are taken to lie evenly, and beyond the last one in the bucket behind it.
+    Durations are spread evenly between two bounds; those beyond the last bound go into the next bucket.
     """
     below = [0, *(numbers.get(f"{name}_le_{label}", 0) for label in _LABELS)]
     counts: dict[int, int] = {}

@@ -60,7 +60,7 @@ def read_counts(connection: sqlite3.Connection, position: Position) -> Counts:
 
 
 def begin_with(connection: sqlite3.Connection, counts: Counts) -> None:
-    """Write what was counted, and up to where; a file that begins again after another archive run has some."""
+    """Write the counts and where they end; first delete those of an earlier archive run."""
     for table in ("totals", "sums", "failures", "origins"):
         connection.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
     add_totals(connection, [(row.queue, row.task, _sums(counts, row)) for row in counts.totals])
@@ -76,7 +76,7 @@ def begin_with(connection: sqlite3.Connection, counts: Counts) -> None:
 
 
 def end_with(connection: sqlite3.Connection) -> None:
-    """Give carried jobs the times that they had when everything was counted; from here on all is counted here."""
+    """Give carried jobs the times that the archive run recorded; from here on this projection counts all itself."""
     connection.executemany(_UPDATE_TIMES, connection.execute(_SELECT_ORIGINS).fetchall())
     connection.execute(_DROP_ORIGINS)
     connection.execute(ALL_COUNTED)

@@ -16,7 +16,7 @@ from jobledger.projections.statistics.tally import moment
 
 #: Which jobs have a place in the index by which they are counted.
 IS_HELD: Final = "status = 'held'"
-#: By that index: left to itself SQLite takes the one by status, and reads every row.
+#: Forces that index: by itself SQLite would take the one by status and read every row.
 SETS: Final = (
     "SELECT limits, count(*), min(since_us) FROM jobs INDEXED BY jobs_by_limits_since_us_status "  # noqa: S608
     f"WHERE {IS_HELD} GROUP BY limits"

@@ -1,6 +1,6 @@
 """What each queue held at the end of each minute: written when the fold passes into another minute of the server's time.
 
-A row is written where a queue holds something else than its row before says, so that rows follow from the events alone,
+A row is written when a queue's counts differ from its row before, so that rows follow from the events alone,
 however these are cut into transactions. The row with the queue "" is the sum of all. Kept are minutes of two to three
 days, then the last row of each hour, for 90 days; and no more than `ROWS_MAX` rows, however many queues there are.
 
@@ -77,7 +77,7 @@ _MINUTE_AT: Final = "SELECT minute FROM levels ORDER BY minute LIMIT 1 OFFSET ?"
 
 
 class Levels:
-    """Follows the minutes of one file's rows; `forget` when these are not what it knows."""
+    """The writer of one file's minutes; call `forget` when the rows changed without it."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -137,7 +137,7 @@ class Levels:
         self._rows += len(rows)
 
     def _retain(self, minute: int, following: int) -> None:
-        """Drop what is too old, and as much more as is too much, when an hour is over."""
+        """Drop rows that are too old, when an hour is over; beyond `ROWS_MAX` rows keep half of that, the newest."""
         day, before = following // DAY_MIN, minute // DAY_MIN
         if day != before:
             fine, known = ((each - MINUTES_DAYS) * DAY_MIN for each in (day, before))
@@ -211,7 +211,7 @@ class LevelNotes:
     ) -> Iterator[tuple[StoredEvent, int]]:
         """Yield each event with the server's time of it, in microseconds; note what queues hold when a minute is over.
 
-        `after`: the jobs as the events that were taken left them; `begun`: a job as it is in the rows.
+        `after`: the jobs after the events yielded so far; `begun`: returns a job as it is in the rows.
         """
         ends_us = -(1 << 62) if self.open_minute is None else (self.open_minute + 1) * MINUTE_US
         for stored in events:

@@ -113,7 +113,7 @@ def cumulative(counts: Mapping[int, int], bounds_s: Sequence[float] = HISTOGRAM_
 
 
 def quantile_us(spread: Spread, share: float) -> float:
-    """Return the duration below or at which a `share` (0 to 1) lies: at most a twentieth beside the exact one."""
+    """Return the duration at or below which a `share` (0 to 1) lies: at most a twentieth from the exact one."""
     total = sum(spread.counts.values())
     rank = max(1, math.ceil(share * total))
     if rank == 1 or rank >= total:
@@ -149,7 +149,7 @@ def merged_text(one: str | None, other: str | None) -> str | None:
 
 
 def _patched(text: str, few: Spread) -> str | None:
-    """Add to a spread's text where each bucket is there already; else None. A quarter of the time of decoding it."""
+    """Return a spread's text plus `few`; None if it lacks one of their buckets. A quarter of the time of decoding."""
     numbers, tail = text.split("{", 1)
     smallest, largest, _ = numbers[1:].split(",")
     for bound, count in few.counts.items():

@@ -1,9 +1,9 @@
-"""`Granter`: who waits, who is granted next, and who is cancelled because of a limit's mode. Pure.
+"""`Granter`: chooses the jobs that are granted next, and those that a limit's mode cancels. Pure.
 
 It folds the ledger in stream order: definitions, `held` and whatever ends an attempt or a job, and `granted`. `decide`
-then says what follows. The present time is an argument, and nothing here reads, writes or waits. The answer follows from
-the events alone, however often `decide` was asked in vain: two reactors that read the same agree, and so does who
-decides again later.
+then returns what to append. The time is an argument; nothing here reads, writes or waits. The answer depends on
+the events alone, however often `decide` returned nothing before: two reactors that read the same events agree, and so
+does a later recomputation.
 
 The order: of the jobs all of whose keys have room, first the highest priority (every 16th grant: the lowest), then the
 fairness key that was given least for its weight, then the job that was held first. A line that has the right of way
@@ -63,7 +63,7 @@ class Grant(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What follows from what was folded, at a moment."""
+    """The result of `decide` at one moment."""
 
     at: datetime  #: for `granted`: now, but never before that of the last `granted`
     grants: tuple[Grant, ...] = ()  #: in their order
@@ -77,8 +77,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wake_at: datetime | None = (
         None  #: when a rate allows the next start of a job that waits; None: none waits for it
     )
-    #: Granted jobs that are not known to have started, at rates that allow no more of them while somebody waits: see
-    #: whether they have, and say so with `started`.
+    #: Granted jobs without a known start, at keys whose rate allows no more while others wait: the caller checks
+    #: whether they started, and calls `started` for those that did.
     unstarted: tuple[JobKey, ...] = ()
 
 
@@ -95,10 +95,10 @@ class _Before(msgspec.Struct, frozen=True, gc=False):
 
 
 class Granter:
-    """Who waits for limits and who holds them, after the events that were told in stream order.
+    """The jobs that wait for limits and those that hold slots, folded from events in stream order.
 
-    Between a `decide` that grants somebody and `confirm` or `take_back` no event may be folded. What is folded twice
-    does no harm where its stream sequence is not above `through`: whoever feeds it skips that.
+    After a `decide` with grants, no event may be folded before `confirm` or `take_back`. The caller skips events whose
+    stream sequence is not above `through`: they are folded already.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Granter:
     # What was in the ledger.
 
     def job(self, event: JobEvent, sequence: int) -> None:
-        """Take in an event of a job; those that say nothing about limits, such as another's `failed`, do no harm."""
+        """Take in an event of a job; events that concern no limit change nothing."""
         self.through = sequence
         job = (event.queue, event.job)
         match event:
@@ -181,7 +181,7 @@ class Granter:
     def wait(self, job: JobKey, order: LineKey, held: int, *, is_new: bool = True) -> None:
         """Let a job wait in its line, by its `held`; `order`: priority, queue, fairness key, all limits that it names.
 
-        `is_new`: it begins to wait now; else it has waited since before what is known, as after a restart.
+        `is_new`: the job begins to wait now; else it has waited already, as after a restart.
         """
         priority, queue, fair, limits = order
         needs = (self.holders.needs(job, limits) if job in self.holders.jobs else limits) or (FREE,)
@@ -200,7 +200,7 @@ class Granter:
                 share.v = max(share.v, self.floors[priority])
                 share.active_since = held
                 self.fresh[share] = None
-                # Not those of whoever made it: it is forgotten and made again at moments that no event tells.
+                # Not the limits of the job that made it: it is pruned and made again at moments that no event records.
                 share.limits = limits
                 share.weight = self._weight(share)
             share.lines += 1
@@ -211,7 +211,7 @@ class Granter:
             self.modes.waits(line)
 
     def _came_before(self, line: Line) -> None:
-        """Place a line again whose first job was held before the one that was its first: places only ever grow there."""
+        """Place a line again after an earlier job became its first: in its spot, places only ever grow."""
         self.guard.came_before(line)
         self.picker.leave(line)
         self.picker.stand(line)
@@ -226,7 +226,7 @@ class Granter:
         return share
 
     def _prune_shares(self) -> None:
-        """Forget who would begin at the present virtual time anyway, once they are many."""
+        """Forget shares that would begin at the present virtual time anyway, once there are many."""
         if len(self.shares) > self._shares_prune_at:
             self.shares = {
                 name: share
@@ -236,7 +236,7 @@ class Granter:
             self._shares_prune_at = max(_SHARES_PRUNE_AT, 2 * len(self.shares))
 
     def _weight(self, share: Share) -> float:
-        """Return the weight of a fairness key: of the limit's key that it is or is the key of, among its jobs' limits."""
+        """Return the weight of a fairness key: that of the limit that equals it or has it as its key; else 1."""
         for limit in (share.fair, *share.limits):
             if limit == share.fair or split(limit)[1] == share.fair:
                 terms = self.definitions.of(limit) if limit else None
@@ -258,7 +258,7 @@ class Granter:
                 self.modes.leave(line)
 
     def granted(self, event: Granted, sequence: int) -> None:
-        """Take in grants that were stored, of whomever; those of jobs that do not wait any more are void."""
+        """Fold a stored `granted` of any author; grants of jobs that do not wait any more are void."""
         assert not self._before, "what was decided is confirmed or taken back first"
         self.through = sequence
         self.at = max(self.at, nanoseconds(event.at))
@@ -298,12 +298,12 @@ class Granter:
         return self.lines.find(job)
 
     def _void(self, gone: Gone) -> None:
-        """Count a grant of a job that left meanwhile: who granted it did not know."""
+        """Charge a grant of a job that left meanwhile: the author of the grant had not read that."""
         priority, _, fair, keys = gone.line
         self._charge(self.share(priority, fair, keys), keys, gone.held)
 
     def _settle(self, through: int) -> None:
-        """Let who began to wait after what a grant knew begin at the virtual time after the grant."""
+        """Let shares that began to wait after a grant was decided begin at the virtual time after it."""
         for share in list(self.fresh):
             if share.active_since > through:
                 share.v = max(share.v, self.floors[share.priority])
@@ -334,7 +334,7 @@ class Granter:
     # What is known otherwise.
 
     def offer(self, key: str, terms: Terms | None) -> None:
-        """Say what holds for a key that has no definition, such as `queue:email`; None: nothing any more."""
+        """Set the terms of a key that has no definition, such as `queue:email`; None: remove them."""
         before = self.definitions.offered.get(key)
         if terms == before:
             return
@@ -439,7 +439,7 @@ class Granter:
         return slots
 
     def confirm(self, sequence: int) -> None:
-        """Take note that what was decided was accepted as `granted` at a stream sequence; skip that when it is read."""
+        """Note that the decision was stored as `granted` at a stream sequence; the caller skips that event later."""
         self.at = self.picker.at
         for before in self._before:
             self.holders.jobs[before.entry.queue, before.entry.job].grant = sequence

@@ -3,8 +3,8 @@
 A job that needs two keys can wait for ever while each of them is free in turns. So: where at least `LATER` jobs that
 were held later than a line's first job were granted at each of the line's keys (the line is *ripe*), and a job that
 comes after it in the order is granted, then the line gets the right of way. Others then see one slot less at its
-keys until its first job is granted or leaves. One line at a time has it, and holds nothing by it, so nobody can block
-another for ever. All of it follows from which jobs were granted, in which order, and from nothing else.
+keys until its first job is granted or leaves. Only one line has it at a time, and holds no slot by it: no line blocks
+another for ever. It depends only on which jobs were granted, and in which order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Guard:
     """Which lines are ripe, and which one has the right of way."""
 
     def __init__(self, later: dict[str, tuple[int, ...]] | None = None) -> None:
-        """Begin with what an earlier `later` said."""
+        """Begin with the `later` of an earlier guard."""
         #: By key, the stream sequences of the `held` of the youngest jobs that were granted, at most `LATER`, sorted.
         self.later: dict[str, tuple[int, ...]] = {} if later is None else dict(later)
         self.first: Line | None = None  #: who has the right of way
@@ -42,7 +42,7 @@ class Guard:
         self._set_aside.clear()
 
     def add(self, line: Line) -> None:
-        """Count for a line from now on; one with a single key gets its turn there without a guard."""
+        """Watch a line from now on; a line with a single key gets its turn there without a guard."""
         if len(line.keys) < 2:  # noqa: PLR2004 - the least number that can be free in turns
             return
         for key in line.keys:
@@ -67,7 +67,7 @@ class Guard:
             self.first = None
 
     def came_before(self, line: Line) -> None:
-        """Take note that the first job of a line was held before the one that was its first."""
+        """Take note that a line got a first job that was held earlier than its first one before."""
         self._ripe[line.priority].discard(line)
         self.add(line)
         if line is self.first:

@@ -1,4 +1,4 @@
-"""Who holds which slots: the one fold of it, whoever asks. Pure.
+"""`Holders`: the one fold of which job holds which slots. Pure.
 
 A slot is taken by `granted` alone, and given back by the job's own next event that ends what it was granted for. The
 flow reactor, the check of a ledger, the tables and `jobs why` all count with `Holders`; what they know of jobs that
@@ -45,7 +45,7 @@ class Holding(msgspec.Struct, gc=False):
 
 
 class Holders:
-    """Which job holds a slot of which key, after the events that were told, in stream order.
+    """The jobs that hold slots of each key, folded from events in stream order.
 
     It keeps about 600 bytes of each job that holds a slot, and nothing of the others.
     """
@@ -69,7 +69,7 @@ class Holders:
         return self.by_key.keys()
 
     def needs(self, job: JobKey, limits: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the keys of `limits` of which the job does not hold a slot already, as one that it kept."""
+        """Return the keys of `limits` of which the job does not hold a kept slot already."""
         holding = self.jobs.get(job)
         return limits if holding is None else tuple(limit for limit in limits if limit not in holding.limits)
 
@@ -103,7 +103,7 @@ class Holders:
         return freed
 
     def put(self, job: JobKey, holding: Holding | None) -> None:
-        """Say what a job holds, whatever it held before; None: nothing. For what was written, or is taken back."""
+        """Set what a job holds, whatever it held before; None: nothing. For state that is restored, or undone."""
         before = self.jobs.pop(job, None)
         if before is not None:
             self._free(job, before.limits)

@@ -1,4 +1,4 @@
-"""What a limit's mode asks for beside waiting: older jobs that are superseded, and jobs that are dropped. Pure.
+"""The modes of limits beside plain waiting: they supersede older jobs, or drop jobs. Pure.
 
 `newest`: of the jobs that wait for a key, only as many of the youngest wait on as it has free slots, at least one. `replace`:
 likewise, and the job that holds the key's oldest slot is asked to end. `drop`: nobody waits for a key that is full.
@@ -39,7 +39,7 @@ class DoomedJob(msgspec.Struct, frozen=True, gc=False):
 
 
 class Modes:
-    """Who waits for keys that have a mode, and who is on the way out."""
+    """The lines that wait for keys with a mode, and the jobs that are about to be cancelled."""
 
     def __init__(
         self, picker: Picker, lines: Lines, holders: Holders, remove: Callable[[Waiting], None]
@@ -50,7 +50,7 @@ class Modes:
         self._picker, self._lines, self._holders, self._remove = picker, lines, holders, remove
         self._changed: dict[str, None] = {}  # keys to look at in the next decision
         self._said: list[Cancel] = []
-        self.any = False  #: whether any key has a mode; without one nothing need be told
+        self.any = False  #: whether any key has a mode; if not, callers need not call `waits`
 
     def rebuild(self) -> None:
         """Look at every line again: definitions are others than before."""
@@ -85,7 +85,7 @@ class Modes:
         self._changed.update(dict.fromkeys(key.name for key in self._keys_of(line)))
 
     def left(self, job: JobKey) -> None:
-        """Take note that a job ended what it waited for or held."""
+        """Take note that a job stopped waiting, or gave slots back."""
         self.doomed.pop(job, None)
         self.asked.pop(job, None)
 

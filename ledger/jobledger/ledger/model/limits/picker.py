@@ -17,14 +17,14 @@ from jobledger.ledger.model.limits.lines import Line, Order, Spot
 from jobledger.ledger.model.limits.names import split
 from jobledger.ledger.model.limits.rates import Rates
 
-#: The key of jobs that need none: each of their limits is held by them already.
+#: The key of jobs that need no slot: they hold one of each of their limits already.
 FREE: Final = ""
 _CLOSED: Final = " closed"  # no key has such a name
 _PRUNE_AT: Final = 4_096
 
 
 class Definitions:
-    """What holds for each key: by the definition of its limit, or as somebody offers it."""
+    """The terms of each key: by the definition of its limit, or as a caller offers them."""
 
     def __init__(self) -> None:
         """Begin: nothing is defined, so nothing is granted."""
@@ -59,7 +59,7 @@ class Definitions:
 
 
 class Key:
-    """What is known of one key of a limit, beside who holds its slots."""
+    """The state of one key of a limit, without its holders."""
 
     __slots__ = ("alarm", "lines", "name", "spots", "terms", "unstarted")
 
@@ -112,7 +112,7 @@ class Picker:
         spot = line.spot = key.spots[line.priority]
         spot.add(line)
         if self.is_full(key, line):
-            spot.shown = None  # it may come first here, which whoever frees the key has to find out
+            spot.shown = None  # it may come first here: `freed` finds that out
         else:
             self._show(spot)
 
@@ -131,7 +131,7 @@ class Picker:
             key = known.get(name)
             if key is not None:
                 for spot in key.spots:
-                    # What is shown already is put right when it is looked at.
+                    # A place that is shown already is corrected in `_pick_of`.
                     if spot.places and spot.shown is None:
                         self._show(spot)
 
@@ -141,7 +141,7 @@ class Picker:
         return {name: terms for name, terms in found if terms is not None and terms.rate is not None}
 
     def _show(self, spot: Spot) -> None:
-        """Let those who pick know the place of a spot's first line."""
+        """Push the place of a spot's first line onto the heap that `pick` reads."""
         line = spot.best()
         if line is not None:
             order = (line.share.v, line.head)
@@ -216,7 +216,7 @@ class Picker:
 
     @property
     def wake_at(self) -> int:
-        """When a rate allows the next start of somebody who waits, in nanoseconds; 0: nobody waits for that."""
+        """When a rate allows the next waiting job to start, in nanoseconds; 0: no job waits for a rate."""
         while self._alarms:
             moment, name = self._alarms[0]
             if name in self.keys and self.keys[name].alarm == moment:

@@ -1,7 +1,7 @@
 """Rates: when a key of a limit may have its next start. Pure; GCRA, one number a key.
 
-Times are whole nanoseconds since 1970. A key's number is the moment at which its allowance is whole again; what is in
-the past is as good as none. Time is that of `granted`, which never goes back, so whoever reads the grants again counts
+Times are whole nanoseconds since 1970. A key's number is the moment at which its allowance is whole again; a moment in
+the past counts as none. Times are those of `granted`, which never go back, so a second reader of the grants counts
 the same. Source: ITU-T I.371, the virtual scheduling algorithm.
 """
 

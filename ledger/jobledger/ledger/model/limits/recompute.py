@@ -1,13 +1,13 @@
-"""Grants decided again over what their authors knew: a diagnosis of the order in which jobs were chosen. Pure.
+"""Grants decided again from the events that their authors had read: a diagnosis of the order of grants. Pure.
 
-Two reactors that race read each other's grants later than their own, so each author is followed by itself: a `Recomputation`
-folds what this one folded, in the same order. A difference is no violation: a check of the ledger proves that limits were
-kept. It says that by the rules of this version it was another job's turn.
+Two reactors that race read each other's grants later than their own, so each author gets a `Recomputation`, which
+folds what that author folded, in its order. A difference is no violation (a check of the ledger proves that limits
+were kept): it means that by the rules of this version it was another job's turn.
 
-The ledger does not tell everything that an author knew: when it heard that a job had started, where a rate waits for that, and
-whom it was about to cancel for a limit's mode. A grant that comes out otherwise where that can be the cause is counted apart:
+The ledger does not record all that an author knew: when it learnt that a job had started (a rate may wait for that),
+and which jobs it was about to cancel for a mode. A grant that may differ for such a reason is counted apart:
 a key of the job that was granted, of the one whose turn it was, or of the line that had the right of way has a rate or a mode,
-or one of these jobs takes turns with jobs whose keys have a mode: who leaves a line, and when, moves the turns of all of them.
+or one of these jobs takes turns with jobs whose keys have a mode: each job that leaves a line moves all their turns.
 """
 
 from __future__ import annotations
@@ -52,16 +52,18 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class GrantComparison(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What came of deciding every grant again. Each `granted` is counted in one of the first four."""
+    """The result of deciding every grant again. Each `granted` is counted in one of the first four."""
 
     grants: int = 0  #: `granted` events that were decided again, and came out the same or otherwise
-    unknown: int = 0  #: more of them, of which the ledger does not tell enough; see `unknown_starts` and `unknown_cancels`
+    unknown: int = (
+        0  #: more, for which the ledger records too little; see `unknown_starts` and `unknown_cancels`
+    )
     archived: int = 0  #: more, not decided again: an archive run took away what their authors knew
     other_policy: int = 0  #: more, not decided again: they follow the rules of another version
     jobs: int = 0  #: jobs that `grants` name
     different: int = 0  #: of `grants`, those that came out otherwise
     unknown_starts: int = 0  #: came out otherwise; a rate may have waited for jobs that had started
-    unknown_cancels: int = 0  #: came out otherwise; somebody may have been on the way out for a limit's mode
+    unknown_cancels: int = 0  #: came out otherwise; a job may have been about to be cancelled for a mode
     differences: tuple[Difference, ...] = ()  #: the first that are `different`
 
     def __add__(self, other: GrantComparison) -> GrantComparison:
@@ -71,7 +73,7 @@ class GrantComparison(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Recomputation:
-    """Decides again what one author granted, told in stream order what that one read."""
+    """The grants of one author, decided again from the events in stream order."""
 
     def __init__(self, author: Author, granter: Granter, *, after: int = 0) -> None:
         """Go on with what the author had folded; grants up to `after` are in that already and are not decided again."""
@@ -107,13 +109,13 @@ class Recomputation:
                 self._note_moved((entry.line,))
 
     def _note_moved(self, lines: Iterable[Line]) -> None:
-        """Note whose turns the modes of limits may move; those that are forgotten begin again."""
+        """Note the shares that limits' modes may move; drop those that the granter has forgotten."""
         self._moved.update(line.share for line in lines if self._any_mode(line.keys))
         if len(self._moved) > _MOVED_PRUNE_AT:
             self._moved &= set(self._granter.shares.values())
 
     def _all_started(self) -> None:
-        """Let no rate wait for jobs that have not started: when the author heard of that is not told."""
+        """Count all granted jobs as started: the ledger does not record when the author learnt of a start."""
         for job in {job for key in self._granter.picker.keys.values() for job in key.unstarted}:
             self._granter.started(job)
 
@@ -164,7 +166,7 @@ class Recomputation:
         return GrantComparison(grants=1, jobs=len(recorded), different=1, differences=(found,))
 
     def _may_wait_for_starts(self, key: str, before: list[JobKey]) -> bool:
-        """Whether a key has a rate, and as many holders as it allows that have not started; any of them may not have."""
+        """Return whether a key has a rate and at least its `burst` of holders, any of which may not have started."""
         terms = self._granter.definitions.of(key)
         if terms is None or terms.rate is None:
             return False
@@ -172,7 +174,7 @@ class Recomputation:
         return used >= terms.burst
 
     def _may_be_cancels(self, jobs: Iterable[JobKey], keys: set[str]) -> bool:
-        """Whether somebody who was on the way out for a limit's mode may have changed which of these jobs came first."""
+        """Return whether a job that was about to be cancelled for a mode may have changed the order of these jobs."""
         lines = [self._line_of(job) for job in jobs]
         if None in lines:  # it left so long ago that nobody knows what it waited for
             return self._any_mode(self._granter.picker.keys)
@@ -192,12 +194,12 @@ class Recomputation:
         return None if left is None else left.line
 
     def _limits(self, job: JobKey) -> tuple[str, ...]:
-        """Return the limits of a job that waits, or is on the way out."""
+        """Return the limits of a job that waits, or is about to be cancelled."""
         entry = self._granter.lines.find(job) or self._granter.modes.doomed.get(job)
         return () if entry is None else entry.limits
 
     def _see(self, slots: dict[str, int]) -> None:
-        """Take what its author knew of queues and workers: what was offered, and which queues were passed over."""
+        """Set what the author knew of queues and workers: the slots offered, and the queues that were passed over."""
         granter = self._granter
         for key in list(granter.definitions.offered):
             if key not in slots:
@@ -212,7 +214,7 @@ class Recomputation:
             granter.close(queue)
 
     def _cancel_early(self, event: Granted) -> None:
-        """Let go of whom the author was about to cancel because of a limit's mode: that was stored before the grant."""
+        """Fold cancellations early that the author was about to append for a mode: they are stored before the grant."""
         named = {(each.queue, each.job) for each in event.jobs}
         for sequence, cancelled in list(self._unread):
             if (

@@ -1,8 +1,8 @@
-"""What would have been with other limits: recorded arrivals and services, and the same `Granter`. Pure.
+"""A simulation of other limits: recorded arrivals and services, and the same `Granter`. Pure.
 
 A recording has each wait of each job: when it was held, how long it kept its slots, when it came back. A run of the
-simulation lets the same jobs come at the same moments, gives each the time that it took, and decides who is granted. What it
-cannot know: that more jobs at once may be slower, and what a job that never ran would have taken (as others do: the median).
+simulation lets the same jobs come at the same moments, gives each the time that it took, and decides who is granted. It
+cannot know that more jobs at once may be slower, nor how long a job that never ran would take (it gets the median).
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class KeyWaits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class _WaitCount:
-    """Waits by key, as they come out."""
+    """Counts of waits by key."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)

@@ -1,7 +1,7 @@
 """Who acts, under which key, and what they may do to which jobs: the authority that a command carries. Pure.
 
-Whoever decides a command asks the authority in its stamp, so one rule counts, whichever door the command came by. A command without one is an operator's: of a program that speaks to the ledger itself, such as an application, a
-worker or the command line.
+Each command is checked against the authority in its stamp, whichever way it came. One without an authority is an
+operator's: it comes from a program that uses the ledger directly: an application, a worker or the command line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     def may(self, permission: Permission, queue: str | None = None, task: str | None = None) -> bool:
         """Return whether this is allowed, in a queue and for a task where those are given.
 
-        Without them it says whether it is allowed somewhere: whoever lists or counts must leave out what `scope` has not.
+        Without them it says whether it is allowed somewhere: callers that list or count keep only what is in `scope`.
         """
         return (
             permission in self.permissions
@@ -73,7 +73,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         return self.tasks == EVERY
 
     def require_everywhere(self, permission: Permission) -> None:
-        """Refuse whoever is bound to some queues or tasks what belongs to none: keys, limits, routes, webhooks.
+        """Refuse what belongs to no queue or task (keys, limits, routes, webhooks) to whoever is bound to some.
 
         Raises: AccessDeniedError.
         """
@@ -85,7 +85,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def require_all_tasks(self) -> None:
-        """Refuse whoever is bound to some tasks what is about the jobs of all. Raises: AccessDeniedError."""
+        """Refuse what is about the jobs of all tasks to whoever is bound to some. Raises: AccessDeniedError."""
         if not self.is_of_all_tasks:
             raise AccessDeniedError(
                 f"{self.name} is bound to some tasks, and this is about the jobs of all: "
@@ -94,7 +94,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scope(self) -> Scope:
-        """Which jobs are there for it: what lists, counts and streams of events are narrowed to."""
+        """The jobs that it may see: lists, counts and streams of events are narrowed to them."""
         return Scope(
             queues=() if self.queues == EVERY else self.queues,
             tasks=() if self.tasks == EVERY else self.tasks,

@@ -1,7 +1,7 @@
-"""Which fields of answers and events not everybody may see, marked in their types, and what stands in their place. Pure.
+"""Marks of fields that not everybody may see, in the types of answers and events, and what is shown instead. Pure.
 
 A field is marked where it is declared: `input: Annotated[dict[str, Any], PAYLOAD]`. One of the type `msgspec.Raw` is a
-payload without a mark. Whatever answers somebody hands it to `hide` once, at the end, with what is hidden from them.
+payload without a mark. Code that answers somebody passes the answer to `hide` once, at the end.
 
 A name of another job is marked, too. Whether somebody may see that job follows from its queue where a field beside the
 name tells it; whoever is bound to tasks may see none, as no event tells another job's task.
@@ -30,8 +30,8 @@ HIDDEN: Final = "hidden: who asks lacks the permission 'payloads'"
 #: What stands in the place of another job's name.
 HIDDEN_JOB: Final = "hidden"
 _HIDDEN_RAW: Final = msgspec.Raw(msgspec.json.encode(HIDDEN))
-#: Names of other jobs in reasons that the ledger itself gave: of the run of a child, and of whichever job took the place
-#: of one whose unique key or limit says so.
+#: Names of other jobs in reasons that the ledger itself gave: a child's run, and the job that superseded
+#: another one by its unique key or limit.
 _NAMED_IN_REASON: Final = re.compile(
     r"^(its run|superseded by job|superseded by) [A-Za-z0-9_-]{1,64}(?=[ ,]|$)"
 )
@@ -43,7 +43,9 @@ class Hidden(NamedTuple):
     """What somebody may not see."""
 
     marks: frozenset[Mark] = frozenset()
-    queues: tuple[str, ...] = ()  #: where names of jobs are hidden: patterns of queues whose jobs are not
+    queues: tuple[
+        str, ...
+    ] = ()  #: where names of jobs are hidden: patterns of the queues whose jobs are shown
 
 
 NOTHING: Final = Hidden()
@@ -101,7 +103,7 @@ def _instead_of_raw(value: Any) -> Any:
     return _HIDDEN_RAW if isinstance(value, msgspec.Raw) else type(value)()
 
 
-#: Any JSON value; an object, whose names are told; headers likewise, and a URL.
+#: Marks for any JSON value; for an object, whose keys are shown; for headers, likewise; for a URL.
 PAYLOAD: Final = FieldMark("payload", _instead_of_any)
 PAYLOADS: Final = FieldMark("payload", _named(HIDDEN))
 SAID_HEADERS: Final = FieldMark("payload", _named("hidden"))
@@ -130,7 +132,7 @@ def hidden_from(principal: Principal) -> Hidden:
 
 
 def names_hidden_from(principal: Principal) -> Hidden:
-    """Return the same of names of other jobs alone."""
+    """Return what somebody may not see of the names of other jobs."""
     if principal.is_everywhere:
         return NOTHING
     return Hidden(frozenset({"job"}), principal.queues if principal.is_of_all_tasks else ())
@@ -139,7 +141,7 @@ def names_hidden_from(principal: Principal) -> Hidden:
 def hide(value: T, hidden: Hidden, *, by_default: bool = False) -> T:
     """Return an answer without what is hidden, at any depth of structures, lists, tuples and dictionaries.
 
-    `by_default`: a hidden field becomes what it is when nobody gives it, so that an event's is left out; but not names.
+    `by_default`: a hidden field gets its default, so that an event leaves it out; but not names of jobs.
     """
     return cast("T", _Hiding(hidden, by_default)(value)) if hidden.marks else value
 

@@ -27,7 +27,7 @@ OnParentEnd = Literal["cancel", "abandon"]
 
 #: Where the ledger's own runs wait; every worker takes them, beside those of its queues.
 BUILT_IN_QUEUE: Final = "jobledger"
-#: Attempts of a run of these workflows: nothing of the application runs in one, so whatever ended its workers was not it.
+#: Attempts of a run of these workflows: no application code runs in them that could have ended the workers.
 BUILT_IN_ATTEMPTS: Final = 50
 #: The task of a run that stands for a batch, the key of the step whose children are the batch's jobs, and the name of the
 #: signal that says how many there are.
@@ -247,7 +247,7 @@ def check_order(order: ChildOrder) -> None:
 
 
 def check_on_dead_letter(value: object, of: str) -> None:
-    """Refuse anything else than what may be said of dead letters among children. Raises: InvalidInputError."""
+    """Refuse any value but those of `OnDeadLetter`; `of` names the children. Raises: InvalidInputError."""
     if value not in get_args(OnDeadLetter):
         raise InvalidInputError(f"on_dead_letter of {of} must be wait or fail, got {value!r}")
 
@@ -255,7 +255,7 @@ def check_on_dead_letter(value: object, of: str) -> None:
 def child_id(parent_id: str, step_number: int, item: int, *, of_queue: str = "") -> str:
     """Return the id of a child: `<parent id>-<step number>-<item>`, or a digest of it where that is too long.
 
-    `of_queue`: its run's, where the id has to tell it: runs of one id in two queues may have children in a third one.
+    `of_queue`: the run's queue where the id needs it: runs with one id in two queues may have children in a third.
     """
     return short_id(of_run(f"{parent_id}-{step_number}-{item}", of_queue), "c")
 

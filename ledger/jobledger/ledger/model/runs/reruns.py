@@ -1,4 +1,4 @@
-"""Which steps a rerun copies from its source: the one rule of who plans it and of who copies. Pure."""
+"""The steps that a rerun copies from its source: one rule for the plan and for the copy. Pure."""
 
 from __future__ import annotations
 

@@ -300,7 +300,7 @@ _TRIED_ANEW: Final = frozenset[StepKind]({"step", "table", "undo"})
 
 
 def admit(order: ChildOrder, opened: int, ended: int, failed: int) -> int:
-    """Return the items that may exist, given those that did, have ended, and have ended otherwise than completed.
+    """Return the items that may exist now, given the items opened before, those that ended, and those that failed.
 
     All sets are numbers in which bit i stands for item i. The one rule of maps and of graphs: an item is opened once
     the items that it waits for have ended, as long as fewer than `limit` are open, the first ones first.

@@ -93,7 +93,7 @@ def next_wall_time(text: str, after: datetime) -> datetime | None:
 
 @functools.lru_cache(maxsize=1_024)
 def _finder(text: str) -> croniter:
-    check_cron(text)  # also what somebody stored who did not: croniter could take for ever
+    check_cron(text)  # a stored text may never have been checked, and croniter could take for ever
     # Imported late: processes that only enqueue have no use for it.
     from croniter import croniter  # noqa: PLC0415
 

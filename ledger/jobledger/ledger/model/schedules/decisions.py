@@ -56,11 +56,11 @@ _OF_GRAPHS: Final = {(BUILT_IN_QUEUE, "run_graph"), (BUILT_IN_QUEUE, "run_stored
 
 
 class Declare(msgspec.Struct, frozen=True, kw_only=True):
-    """Say what the schedule does. What says the same as before is no event."""
+    """Set what the schedule does. The same definition as before makes no event."""
 
     definition: Definition
-    #: Also where the name is declared otherwise; where code declares, although its version was replaced before. What an
-    #: operator declared stays, whatever code says.
+    #: Let an operator replace another definition of the name, and code declare again though its version was superseded.
+    #: Code never replaces what an operator declared.
     replace: bool = False
 
     def __post_init__(self) -> None:
@@ -271,9 +271,9 @@ def _is_ahead(schedule: Schedule, now: datetime) -> bool:
 
 
 def _planned_from_now(name: str, schedule: Schedule, now: datetime) -> Schedule:
-    """Return the schedule with its next tick from now on, also where it is ahead of time.
+    """Return the schedule with its next tick from now on, even if its newest tick lies in the future.
 
-    Ticks of the future are forgotten: their moments, when they come, find their jobs there. Else the schedule would be
+    Ticks of the future are forgotten: when their moments come, their jobs exist already. Else the schedule would be
     silent up to the last of them, whatever a person does.
     """
     return _planned(name, replace(schedule, tick=None) if _is_ahead(schedule, now) else schedule, now)

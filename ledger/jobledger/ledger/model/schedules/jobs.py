@@ -79,7 +79,7 @@ def jobs_of(event: ScheduleEvent, stream_sequence: int) -> list[Enqueue]:
 
 
 def own_ids(event: Backfilled) -> dict[str, str]:
-    """Return the ids of the ticks' own jobs, by those of the jobs that `jobs_of` names: others only with hooks."""
+    """Return the id of each tick's own job, by the id of the job that `jobs_of` makes: they differ only with hooks."""
     own = [tick_job_id(event.schedule, tick) for tick in event.ticks]
     return {hooks_job_id(each) if event.definition.hooks else each: each for each in own}
 

@@ -115,7 +115,7 @@ def _is_of(spec: Spec, tick: datetime) -> bool:
 
 
 def _keeps(_event: ScheduleEvent, _stream_sequence: int) -> ArchiveBound | None:
-    """An archive run carries every schedule that was not removed over before it takes its events away."""
+    """Keep nothing: an archive run first carries over every schedule that was not removed."""
     return None
 
 
