@@ -1,4 +1,4 @@
-"""The names of all routes as one gateway process knows them, so that requests to names that nobody set cost the ledger nothing."""
+"""One gateway process's copy of all route names: a request to a name that nobody set costs no read of the ledger."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from jobledger.ledger import Ledger
 from jobledger.ledger.model.hooks.route import ROUTE
 from jobledger.ledger.model.subjects import check_token
 
-#: How long after a look a name that it did not find is not looked for.
+#: For how long after a read of the ledger an unknown name causes no other read.
 FRESH_S: Final = 0.5
 
 
 class RouteNames:
-    """Every name that was ever set, as far as it was looked for. Whether the route is still set, the ledger says."""
+    """All route names ever set, as far as this process has read; only the ledger says whether one is still set."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
@@ -28,9 +28,9 @@ class RouteNames:
         self._names.add(name)
 
     async def has(self, ledger: Ledger, name: str) -> bool:
-        """Return whether a route of this name was ever set, but for the last half a second.
+        """Return whether a route of this name was ever set; one set in the last half second may be missing.
 
-        Whoever asks for unknown names causes one look in that time, however many they ask for: anybody can.
+        Anybody can send requests to unknown names, so in that time all of them together cause one read of the ledger.
 
         Raises: InvalidTokenError, UnreachableError.
         """
@@ -39,7 +39,7 @@ class RouteNames:
         while name not in self._names and self._looked_at < since:
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.create_task(self._look(ledger))
-            await asyncio.shield(self._looking)  # who gives up does not end it for the others
+            await asyncio.shield(self._looking)  # a caller that is cancelled does not end it for others
         return name in self._names
 
     async def _look(self, ledger: Ledger) -> None:

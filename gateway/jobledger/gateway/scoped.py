@@ -1,4 +1,4 @@
-"""What of a tree of jobs, of what surrounds a job, of queues, and of who works, somebody may see."""
+"""The parts of job trees, jobs, queues, workers, workflows, limits and diagnoses that a principal may see."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def names_cleared(principal: Principal, history: Sequence[StoredEvent]) -> list[
 
 
 def facts_for(principal: Principal) -> Callable[[Job, Facts], tuple[Job, Facts]]:
-    """Return what takes the jobs that its asker may not see away from one and from what surrounds it."""
+    """Return a function that takes the jobs that the principal may not see out of a job and its facts."""
 
     def narrowed(job: Job, facts: Facts) -> tuple[Job, Facts]:
         if principal.is_everywhere:
@@ -90,7 +90,7 @@ def queue_for(principal: Principal, queue: QueueShown) -> QueueShown:
 def workers_for(principal: Principal, workers: Iterable[WorkerInfo]) -> list[WorkerInfo]:
     """Return who works for somebody, with the queues that he may see.
 
-    Names of tasks and jobs do not tell of which queue they are, nor does how many run: who is bound to some sees
+    The tasks, jobs and counts of a worker do not say to which queue they belong, so a principal bound to queues sees
     none of them.
     """
     if principal.is_everywhere:
@@ -122,7 +122,7 @@ async def workflows_for(principal: Principal, rows: Rows) -> list[WorkflowVersio
 def limits_for(
     principal: Principal, listed: tuple[list[LimitListed], list[LimitMissing]]
 ) -> tuple[list[LimitListed], list[LimitMissing]]:
-    """Return the limits; without who holds them, waits for them and may name them where somebody may not see all jobs."""
+    """Return the limits; without holders, waiting jobs and permissions for a principal that may not see all jobs."""
     if principal.is_everywhere:
         return listed
     hidden: dict[str, Any] = {
@@ -137,10 +137,10 @@ def limits_for(
 
 
 def diagnoses_for(principal: Principal, found: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return what hurts of the queues that somebody may see; what is of no single queue is for who sees all of them.
+    """Return what hurts in the queues that a principal may see; what hurts in no single queue needs sight of all.
 
-    Dead letters were counted in those queues alone. Who is bound to tasks sees none: it is told of a queue with all its
-    tasks.
+    Dead letters are an exception: they were counted in those queues only. A principal bound to tasks gets none, since a
+    diagnosis covers all tasks of a queue.
     """
     if principal.is_everywhere:
         return list(found)

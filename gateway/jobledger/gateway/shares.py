@@ -1,4 +1,4 @@
-"""What is open in one gateway, and whose: each who asks has a share of each kind, so that nobody starves the others.
+"""Counts of what each asker has open in one gateway: each has a share of each kind, so that nobody starves the others.
 
 `rates` counts how often somebody asks, this module how much of it goes on at once. The guard says who asks a request;
 whatever holds something for a while takes it with `opened`, wherever that is. Counting is a few operations on dicts.
@@ -76,9 +76,9 @@ class Shares:
         self.refused: dict[Kind, int] = dict.fromkeys(KINDS, 0)  #: how many did not become open, by kind
 
     def take(self, kind: Kind, who: str, *, named: str = "", is_bound: bool = True) -> None:
-        """Count something as open, to be given back; the last places are for those who have fewer than are free.
+        """Count something as open until `give_back`; the last places go to askers that hold fewer than are free.
 
-        `named`: how a refusal calls them. `is_bound` False: held to what all together may have, and to no share.
+        `named`: the asker's name in a refusal. `is_bound` False: only the total applies, not the share of one asker.
 
         Raises: ProblemError (SHARE_USED, BUSY).
         """
@@ -105,7 +105,7 @@ class Shares:
     def connected(self, address: str, *, is_bound: bool = True) -> Callable[[], None]:
         """Count a connection from an address; return what counts it as closed. Raises: ProblemError (SHARE_USED, BUSY).
 
-        `is_bound` False: a proxy's, which are everybody's.
+        `is_bound` False: a connection of a proxy, which carries the requests of many clients.
         """
         network = network_of(address)
         self.take("connections", network, named=f"the address {network}", is_bound=is_bound)
@@ -178,7 +178,7 @@ _ASKER: Final[ContextVar[Asker | None]] = ContextVar("jobledger-asker", default=
 
 
 def opened(kind: Kind) -> contextlib.AbstractContextManager[None]:
-    """Have something open for the length of a block, of the share of whoever asks; the gateway itself has no share.
+    """Count something as open for the length of a block, in the current asker's share; the gateway itself has none.
 
     Raises: ProblemError (SHARE_USED, BUSY).
     """
@@ -187,7 +187,7 @@ def opened(kind: Kind) -> contextlib.AbstractContextManager[None]:
 
 
 def network_of(address: str) -> str:
-    """Return what is counted as one address: of IPv6 the network of 64 bits, of which one client has all."""
+    """Return what counts as one address: for IPv6 the network of 64 bits, since one client has all of it."""
     if ":" not in address:
         return address
     try:

@@ -1,4 +1,4 @@
-"""The first rows of a table of a run: for the API and for the page of the run, which both show them to who may see payloads."""
+"""The first rows of a run's table, for the API and the page of the run; both show them only to who may see payloads."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Children:
 
 
 def child_ref(parent: JobRef, step: Step, item: int) -> JobRef:
-    """Return the name of the child of a run for an item of a step; of an end that was copied, another run's child."""
+    """Return the name of the child of a run for an item of a step; another run's child where the end was copied."""
     assert step.order is not None, "only a group has children"
     for origin in step.origins:
         if any(first <= item <= last for first, last in origin.items):
@@ -84,7 +84,7 @@ def child_ref(parent: JobRef, step: Step, item: int) -> JobRef:
 
 
 def child_id_of(run: JobRef, step: Step, item: int) -> str:
-    """Return the id of a child of a step that asked for some; that of a copied step is a child of the run that asked."""
+    """Return the id of a child of a step; for a copied step, the id of the child of the run that did the step."""
     copied = step.copied
     if copied is not None and copied.run:
         of_queue = run.queue if copied.tells_queue else ""
@@ -93,5 +93,5 @@ def child_id_of(run: JobRef, step: Step, item: int) -> str:
 
 
 def asked_there(step: Step, origin: Origin) -> Step:
-    """Return a step as the run had it whose children's ends were copied, as far as their names follow from it."""
+    """Return a step as the run had it from which its ends were copied: the fields that make its children's names."""
     return msgspec.structs.replace(step, number=origin.number, sequence=origin.asked, origins=(), copied=None)

@@ -77,7 +77,7 @@ class Doable(Protocol[T_co]):
 
 
 class _Ticks:
-    """The time of one client's newest stamp: no two are equal. A clock that is set back by more than a moment is followed."""
+    """The time of one client's newest stamp: no two are equal. A clock set back by more than a moment counts."""
 
     def __init__(self) -> None:
         self.last = datetime.min.replace(tzinfo=UTC)
@@ -107,7 +107,7 @@ class Ledger:
         self.inputs = inputs
         self.results = results
         self.patience = Patience(connection, config.request_timeout_s)
-        # A task would spend an attempt where a request is better told soon. One for all attempts: see `Deadlines`.
+        # For a task, giving up costs an attempt, so it waits longer. One for all attempts: see `Deadlines`.
         self._patience_of_tasks = Patience(connection, config.append_timeout_s)
         self.config = config
         self.clock = clock
@@ -129,8 +129,8 @@ class Ledger:
     def stamp(self, by: str = "") -> Stamp:
         """Return who and when, for events decided now; no two stamps of a client are equal.
 
-        The bytes of an event tell whose append was accepted, so two decisions within one tick of the clock must
-        not come out the same.
+        A client recognises its own append by the event's bytes, so two decisions within one tick of the clock must
+        not make equal events.
         """
         # Written out, not called: every event of every job is stamped.
         ticks, at = self._ticks, self.clock.now()
@@ -194,7 +194,7 @@ class Ledger:
         times. `batch` names the jobs by their places in it; `on_end` is enqueued when all have ended.
 
         Raises: as `enqueue`; the sentence says at which input. The ones before it are in the ledger. InputMismatchError
-            comes when all other inputs are in the ledger, and has each input whose id has another one (`others`).
+            comes when all other inputs are in the ledger, and has the other mismatched inputs in `others`.
         """
         self.connection.require_here()
         if batch is not None or on_end is not None:
@@ -299,8 +299,8 @@ class Ledger:
     async def emit(self, name: str, data: Any, *, by: str = "", id: str | None = None) -> Outcome:  # noqa: A002
         """Hand data to a route as a delivery: `received` and the jobs of its rules are stored together, or not at all.
 
-        `data`: what JSON can say; rules see it as the body of a request without headers. `id` names the delivery: one that
-        the route has had already makes nothing, and gives what was made then, with `repeated=True`.
+        `data`: a JSON value; rules see it as the body of a request without headers. `id` names the delivery: a repeat
+        makes nothing and returns what the first one made, with `repeated=True`.
 
         Raises: RouteNotFoundError, InvalidInputError, PayloadTooLargeError, LedgerFullError; UnreachableError, after which
             the same with an `id` is safe.
@@ -430,7 +430,7 @@ class Ledger:
         by: str = "",
         start: TaskWithInput | None = None,
     ) -> bool:
-        """Send a run a signal, which it keeps until it waits for it; False for an `id` that it was sent before.
+        """Send a run a signal, which is kept until the run waits for it; return False if the run had this `id` before.
 
         `start`: the run to enqueue first where the queue has none of that name, as `order.with_input("77", cents=5)`.
 
@@ -480,10 +480,10 @@ class Ledger:
         interrupt: bool = False,
         by: str = "",
     ) -> QueueState:
-        """Give no worker a job of a queue any more, until it is resumed or a time comes; return the queue as it is then.
+        """Stop giving workers jobs of a queue until it is resumed or a time comes; return the queue after that.
 
         Jobs still come in, and timers go on. Attempts that run go on to their end; with `interrupt` they are given back.
-        A queue that is paused already is then paused as this says.
+        If the queue is paused already, this pause replaces the old one.
 
         Raises: InvalidTokenError, InvalidInputError for a time that is past or has no zone, LedgerFullError;
             ServerUnreachableError, after which doing the same again is safe.

@@ -1,4 +1,4 @@
-"""What `connect` can be told, checked before anything is sent, and which of it environment variables may say."""
+"""The settings of `connect`, checked before anything is sent, and those that environment variables may set."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
             )
 
     def for_another_process(self) -> dict[str, Any] | None:
-        """Return what another process is to give `connect`, as JSON values; None where `nats_options` are none."""
+        """Return the settings for `connect` in another process, as JSON values; None where JSON cannot hold them."""
         given = {name: getattr(self, name) for name in self.__struct_fields__}
         try:
             values: dict[str, Any] = msgspec.to_builtins(given, enc_hook=_path_text)
@@ -134,7 +134,7 @@ def with_variables(settings: Mapping[str, Any], variables: Mapping[str, str]) ->
     """Return the settings that were given, and beside them those that environment variables say.
 
     Credentials and certificates of the environment are for its own server: they count where neither `url` nor `context`
-    is given. A context is what it says itself: it is no setting of `LedgerConfig`.
+    is given. A context stands for the settings in its file: it is itself no setting of `LedgerConfig`.
 
     Raises: ConfigurationError for a context and an address, or for a context that there is not.
     """

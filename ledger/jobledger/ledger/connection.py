@@ -37,7 +37,7 @@ from jobledger.ledger.nats.streams import (
 )
 from jobledger.ledger.patience import Patience
 
-#: How many replicas what is made later has, by those of the ledger: an even number keeps no more than one less.
+#: Replicas of what is made later, by those of the ledger: an even number survives no more losses than one less.
 _REPLICAS: Final = {1: 1, 2: 3, 3: 3, 4: 5, 5: 5}
 _ON_CLUSTER: Final = 3  #: replicas of a ledger that is made on a cluster, where nobody says how many
 #: How long connecting and each call of an application may last where the server is one of several, unless the caller
@@ -58,7 +58,7 @@ async def connect(
     of the `nats` command in the place of a `url`: what its file says of server, credentials and TLS counts.
 
     Streams that are missing are made; those that exist are checked and never changed. With `create=False` none is
-    made: for whoever only reads, and must not take an empty ledger that it made itself for the one that was meant.
+    made: a program that only reads then cannot take an empty ledger that it made itself for the one that was meant.
     The ledger belongs to the event loop that runs here: its verbs raise `ForeignLoopError` in another one or in a
     forked child, and `LedgerClosedError` after the block.
 
@@ -119,7 +119,7 @@ async def _on_cluster(
 
 
 async def _with_replicas(inbox: Inbox, names: Names, config: LedgerConfig) -> LedgerConfig:
-    """Return the settings of a client of a cluster: what it makes has as many copies as the ledger, if that is there."""
+    """Return the settings for a cluster: what the client makes has as many copies as the ledger, if there is one."""
     info = await find_stream(inbox, names.ledger_stream)
     if info is not None:
         replicas = _REPLICAS.get(info.config.get("num_replicas", 1), 1)

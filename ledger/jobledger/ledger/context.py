@@ -1,4 +1,4 @@
-"""What a running task can know and say of itself: `Context`, handed to a parameter of that type."""
+"""`Context`: what a running task can read about its attempt and report; the worker passes it as a parameter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Channel(Protocol):
-    """Where a context's words go: to the ledger by way of the worker; in a unit test, wherever the test likes."""
+    """The receiver of a context's reports: the worker, which passes them to the ledger; in a unit test, a recorder."""
 
     def heartbeat(self) -> None:
         """See `Context.heartbeat`."""
@@ -102,7 +102,7 @@ class Context(msgspec.Struct, GivenByWorker, frozen=True, kw_only=True):
         this attempt makes: another attempt that makes the same ones in the same order finds them made.
 
         Raises: InvalidInputError in a task that is not async, RefusedError where a job is only debugged; its
-        `enqueue` InputMismatchError too.
+        `enqueue` also raises InputMismatchError.
         """
         return self.channel.ledger()
 

@@ -100,7 +100,7 @@ async def plan_requeue(client: Client, ref: JobRef, how: Requeuing) -> RequeueRe
 
 
 async def requeue(client: Client, ref: JobRef, how: Requeuing, *, by: str = "") -> RequeueResult:
-    """Give a dead letter new attempts, perhaps with another input, on the view that both were decided on.
+    """Give a dead letter new attempts, perhaps with another input, in one append that is conditional on what was read.
 
     Raises: JobNotFoundError, IllegalTransitionError for what is no dead letter, InvalidInputError, UnknownTaskError,
     PayloadTooLargeError, PayloadMissingError when the old input is to be edited and gone, UniqueKeyTakenError when
@@ -133,7 +133,7 @@ def _refuse(client: Client, chain: JobView, ref: JobRef, how: Requeuing) -> Job:
 async def _new_input(client: Client, job: Job, how: Requeuing) -> bytes | None:
     if how.input is None and how.edit is None:
         return None
-    if is_own_queue(job.queue):  # it says in whose name something is done, and to what
+    if is_own_queue(job.queue):  # its input says for whom and on what it acts
         raise InvalidInputError(
             f"job {job.id} is one of the ledger's own: requeue it without another input, or discard it"
         )

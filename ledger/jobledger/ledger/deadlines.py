@@ -18,7 +18,7 @@ class Deadlines:
     """Waits on one event loop that may each last `limit_s` seconds."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit_s: float, *, is_single: bool = False) -> None:
-        """Nothing is begun before the first wait. `is_single`: there is one, so its timer is taken back with it."""
+        """Begin no timer before the first wait. `is_single`: there is only one wait, and its end cancels the timer."""
         self.loop = loop
         self.limit_s = limit_s
         self._is_single = is_single
@@ -32,7 +32,7 @@ class Deadlines:
             self._timer = self.loop.call_at(ends_at, self._expire)
 
     def end(self, wait: Deadline) -> None:
-        """Count a wait as over. The timer is left as it is: when it fires it looks who is first then."""
+        """Count a wait as over. Unless `is_single` the timer stays: when it fires, it finds the wait that is first."""
         self._waits.pop(wait, None)
         if self._is_single and self._timer is not None:
             self._timer.cancel()
@@ -52,7 +52,7 @@ class Deadlines:
 class Deadline:
     """One wait: a block of code of one task, which is cancelled at the limit. Use it once, with `with`.
 
-    Raises: TimeoutError at the end of a block that the limit cancelled. Whoever else cancels the task meanwhile is heard.
+    Raises: TimeoutError at the end of a block that the limit cancelled. Other cancellations of the task go on.
     """
 
     __slots__ = ("_among", "_cancelling", "_task", "has_expired")

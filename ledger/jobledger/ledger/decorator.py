@@ -87,8 +87,8 @@ def task(
     """Make a function, async or not, a task: `@task` or `@task(queue=..., max_attempts=..., timeout_s=...)`.
 
     The name a job carries is the function's, unless `name` is given; it must stay the same while jobs of it exist.
-    `id` and `tenant` are templates, such as `id="charge-{tenant_id}-{invoice}"`: whoever enqueues a job gives it the id and
-    the tenant that its input makes. `{name}` is an argument, `{metadata.name}` a word of the metadata, `{tenant}` the tenant.
+    `id` and `tenant` are templates, such as `id="charge-{tenant_id}-{invoice}"`: each enqueue fills them from the job's
+    input. `{name}` is an argument, `{metadata.name}` a word of the metadata, `{tenant}` the tenant.
     What the options mean is said at `Options` and `Rules`; `schedule` makes jobs of it again and again, see `Schedule`.
 
     Raises: TaskDefinitionError for what is no plain function, InvalidTokenError, ConfigurationError.

@@ -1,7 +1,7 @@
-"""Beginning a job under an id that follows from something else, also where a job of somebody else has that id already.
+"""Jobs with derived ids, which begin even where a job of somebody else has that id already.
 
-That job stays as it is. The one that is to be made gets another id, which follows from the first one, so it is made once
-all the same; its metadata says which id it should have had, the log does, and `doctor` names it. Source: ADR 051.
+That job stays as it is. The new job gets another id, derived from the first one, so it is still made only once; its
+metadata and the log say which id it should have had, and `doctor` names it. Source: ADR 051.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def author_of(first: JobEvent) -> str:
 
 
 def is_of_tick(command: Enqueue) -> IsOwn:
-    """Return what tells the job of a schedule: nothing but schedules says of which tick a job is, or calls their hooks."""
+    """Return the test for the job of a schedule: only schedules write a job's tick, or begin jobs of their hooks."""
     tick = command.order.tick
     if tick:
         return lambda first: order_at_first(first).tick == tick
@@ -52,7 +52,7 @@ def is_of_tick(command: Enqueue) -> IsOwn:
 
 
 def is_of_run(command: Enqueue, run_id: str) -> IsOwn:
-    """Return what tells the job that is told of a run's end: what made it says so, where no archive run came by."""
+    """Return the test for a run's callback job: that run is its causation, unless an archive run carried the job."""
     return lambda first: (
         first.task == command.task and (isinstance(first, Carried) or first.causation == run_id)
     )
@@ -100,7 +100,7 @@ async def _begin(
             events = await _shown(log, command.ref)
             if events:
                 return (events[0].stream_sequence, False) if is_own(events[0].event) else None
-            view = JobView(last_sequence=events.last_sequence)  # behind what is no event
+            view = JobView(last_sequence=events.last_sequence)  # after messages that are no events
             raise
 
     return await retry_raced(attempt)

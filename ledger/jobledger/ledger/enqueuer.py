@@ -1,6 +1,6 @@
 """Adding jobs, one or a stream of them: input checked and put away, first event decided, appended.
 
-`Ledger.enqueue` and `Ledger.enqueue_many` are the verbs; what they do is here. What becomes of the job then is not.
+It does the work of `Ledger.enqueue` and `Ledger.enqueue_many`, and nothing that happens to a job after that.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class Enqueuer:
         job_id = self._job_id(plain, options)  # before anything is awaited: ids follow the order of the calls
         order = functools.partial(self._order, plain, options, job_id, text, notify=notify)
         is_small = client.inputs.fits_inline(text, what=plain.signature.what)
-        # A large input is stored first, and so is the definition of a limit that the code declares; whoever names another
-        # limit asks whether the job may.
+        # A large input is stored first, and so is the definition of a limit that the code declares; for others the
+        # permission to name it is checked.
         needs_server = (
             not is_small
             or options.limits
@@ -129,7 +129,7 @@ class Enqueuer:
         return ref, lambda: self.one(task, *start.args, **start.kwargs)
 
     async def like(self, task: AnyTask, values: Mapping[str, Any] | None) -> Enqueue:
-        """Return what would enqueue a job of this input now, for whoever declares jobs to come; stores a large input.
+        """Return the command that would enqueue a job of this input now, to declare later jobs; store a large input.
 
         None: each job's input is known later, and with it the tenant and the limits' keys that are arguments.
 
@@ -162,7 +162,7 @@ class Enqueuer:
             ref, sequence, created = await self._client.patience.append(
                 lambda: self._unique.enqueue(wish), job_id=job_id, doing="was enqueued"
             )
-        # A key may stand for jobs of several inputs, and a debounced job takes over the input of each call; an id does not.
+        # An id has one input; a key may have jobs of several inputs, and a debounced job takes the input of each call.
         if not created and options.id is not None and ref == wish.command.ref and options.debounce_s is None:
             compare = self.comparing(task, options, is_named=True)
             await self._client.patience.read(lambda: self._existing(wish.command, compare))
@@ -208,7 +208,7 @@ class Enqueuer:
     ) -> BulkResult:
         """Begin the job that `order` makes of each input and its number, as many at a time as may be on their way.
 
-        `begin_again` is asked where the id of one is taken. Raises: what these raise, after those before it are in the
+        `begin_again` is called where a job's id is taken. Raises: what both raise, after the jobs before it are in the
         ledger; an InvalidError and a NotFoundError then name the input. An InputMismatchError comes last, after every
         other input was added: it is of the first such input, and has the others.
         """
@@ -301,7 +301,7 @@ class Enqueuer:
         )
 
     async def _callbacks(self, task: Kind, options: Options) -> tuple[Callback, ...]:
-        """Return what a run's end is told to, after the limits that the code of those tasks defines are in the ledger."""
+        """Return the callbacks of a run, after the limits that the code of their tasks defines are in the ledger."""
         from jobledger.ledger.runs.nodes import callbacks_of  # noqa: PLC0415 - others need nothing of it
 
         for _, callback in task.callbacks:
@@ -324,7 +324,7 @@ class Enqueuer:
     def comparing(self, task: Kind, options: Options, *, is_named: bool) -> Compare | None:
         """Return what compares a job with the one that has its id already; None where nothing is to be compared.
 
-        `is_named`: the id was not made here; one that was can be taken only in another attempt of the same job.
+        `is_named`: the caller gave the id; an id made here can be taken only by an earlier attempt of the same job.
         """
         if options.unique is not None and options.unique.is_by_id:
             return require_same_task
@@ -361,7 +361,7 @@ class Enqueuer:
         return lambda ordered: self._begin_again(ordered.command, by, ordered.compare)
 
     async def _begin_again(self, command: Enqueue, by: str, compare: Compare | None) -> tuple[int, bool]:
-        """Find the job that has the id; or begin it behind what somebody stored under its subjects and is no event."""
+        """Find the job that has the id; begin it where its chain holds only messages that are no events."""
 
         async def attempt() -> tuple[int, bool]:
             existing = await self._existing(command, compare)
@@ -449,7 +449,7 @@ def of_batch(command: Enqueue, batch: str, number: int, batch_max: int | None) -
 
 
 def require_member(ref: JobRef, member: Member, first: JobEvent) -> None:
-    """Refuse a job of somebody else in a place that a batch needs: it would wait for that job's end, or tell nobody of its own.
+    """Refuse somebody else's job under a batch's id: the batch would wait for it, or enqueue nothing at its end.
 
     Raises: InvalidInputError.
     """

@@ -161,7 +161,7 @@ async def _begin(client: Client, config: SubscriptionConfig) -> AsyncGenerator[S
 async def read_from(
     client: Client, start: Start, subjects: tuple[str, ...] | None, *, follow: bool
 ) -> AsyncGenerator[list[Message], None]:
-    """Fix both ends of what is to be read and return its batches; no event between this and the first look is missed.
+    """Fix both ends of the range and return its batches; no event between this call and the first read is missed.
 
     `subjects`: filters of which none overlaps another; None is everything, and then the sequences must be dense.
 

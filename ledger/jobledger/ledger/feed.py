@@ -20,7 +20,7 @@ from jobledger.ledger.nats.inbox import resolve
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: One portion costs two changes of threads. A slow producer's inputs are on their way after this time all the same.
+#: One portion costs two changes of threads. A slow producer's portion goes after `_PORTION_S`, even if it is small.
 _PORTION_MAX: Final = 256
 _PORTION_S: Final = 0.01
 

@@ -47,7 +47,7 @@ _KINDS: Final = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
-#: x: makes it, and refuses one that is there; w: what was in it is gone; a: adds to its end; r+: is there already.
+#: x: make it, and refuse an existing file; w: empty it; a: append to it; r+: it must exist.
 Writing = Literal["xb", "wb", "ab", "ab+", "rb+"]
 
 

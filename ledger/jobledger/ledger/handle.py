@@ -121,10 +121,10 @@ class JobHandle(Generic[R_co]):
         return (await self.snapshot()).progress
 
     async def logs(self, *, attempt: int | None = None, step: str | None = None) -> JobLogs:
-        """Return what the job's attempts logged, or one of them, or one step of a run in them; some are not kept.
+        """Return what the job's attempts logged, or one attempt, or one step of a run; some lines are not kept.
 
-        Kept are the newest 64 KiB of each attempt for 7 days; of one that runs they are about a second old. They are no
-        part of the ledger, and nothing rests on them.
+        The newest 64 KiB of each attempt are kept for 7 days; of a running one they are about a second old. They are no
+        part of the ledger, and nothing depends on them.
 
         Raises: UnreachableError.
         """
@@ -256,7 +256,7 @@ class JobHandle(Generic[R_co]):
         return (await self._end(timeout_s))[0]
 
     async def _end(self, timeout_s: float | None) -> tuple[Job, str]:
-        """Return the job once it is final, and the id of the run that goes on where it ended, if it is such a run."""
+        """Return the job once it is final, and the id of the run that continues it, if there is one."""
         view, successor = EMPTY_CHAIN, ""
         async for followed in self._followed(timeout_s):
             stored, view = followed

@@ -17,7 +17,7 @@ from jobledger.ledger.nats.lock_hints import LockWatch
 
 
 class Place:
-    """Where the tasks of this process that want one lock take turns."""
+    """The place at which tasks of this process take turns for one lock."""
 
     def __init__(self) -> None:
         self.mutex = asyncio.Lock()
@@ -74,7 +74,7 @@ class HeldLock:
         return self._keeper.holds(self.holder)
 
     def check(self) -> None:
-        """Return if the lock is held at this moment; to be called before what must not be done without it.
+        """Return if the lock is held at this moment; call it before an action that needs the lock.
 
         Raises: LockLostError.
         """

@@ -46,7 +46,7 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
     on_stall: Hook | None = (
         None  #: the attempt blocked the loop of its worker, which lives, or gave no sign of life
     )
-    #: The worker died that ran an attempt: told by the one that goes on with the job, about the attempt and its worker.
+    #: The worker that ran an attempt died: called by the worker that takes over, with that attempt and its worker.
     on_lost: Hook | None = None
 
     def __post_init__(self) -> None:

@@ -164,7 +164,7 @@ class LeaseKeeper:
         )
         try:
             self._on_lost(lost)
-        except Exception:  # what is told must not keep the new lease from coming
+        except Exception:  # an error of `on_lost` must not prevent the new lease
             logger.exception("what was held under the lease of %s", lost)
 
     async def _renew(self, *, stopped: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Locks for code that must exclude other code: held by the process's lease, fenced by number, lost visibly.
 
-What excludes is the conditional append of `acquired`; what ends a dead holder's lock is that its lease is over;
-what guards against a holder that does not know it yet is the fencing number. Hints only shorten the waiting.
+The conditional append of `acquired` excludes others; a dead holder's lock ends with its lease; the fencing number
+guards against a holder that does not know yet that it lost the lock. Hints only shorten the waiting.
 Within a process the tasks that want one lock take turns, so each process has one contender. Source: ADR 007.
 """
 
@@ -49,10 +49,10 @@ _LOOKS_PER_LEASE: Final = 5
 _LEASE_PATIENCE_S: Final = 5.0  #: for a lease, the first or after a loss, while the server is away
 _LEASE_LOOK_S: Final = 0.02
 _RETRY_S: Final = 0.5
-_RELEASE_S: Final = 5.0  #: how long the end of a block waits for its `released`; after that it goes on behind
+_RELEASE_S: Final = 5.0  #: how long the end of a block waits for its `released`; then it goes on without
 _CLOSE_S: Final = 2.0
 _TOLD_AFTER_S: Final = 1.0  #: a wait that is shorter is not worth a word
-#: Who hears that a lock is free looks after this, divided by the seconds it has waited: long waits come first.
+#: After a hint a waiter pauses for this, divided by 1 + the seconds that it has waited: long waits come first.
 _HEAD_START_S: Final = 0.02
 #: Whoever gave back a lock that others want waits this long (seconds) before taking it again: longer than they need.
 _REST_S: Final = 0.05
@@ -149,7 +149,7 @@ class Locks:
             self._waits.pop(key, None)
 
     async def release(self, held: HeldLock) -> None:
-        """Give a lock back; what cannot be stored now is stored behind, as long as this process has its lease.
+        """Give a lock back; if that cannot be stored now, go on in the background while this process has its lease.
 
         Raises: LockLostError when others may have had the lock before this.
         """
@@ -432,7 +432,7 @@ class Locks:
 
 
 def _check_wait(wait_s: object) -> None:
-    # It comes from a program that may not be checked: a text or None is no number of seconds.
+    # A caller without type checks may give a text or None.
     if (
         isinstance(wait_s, bool)
         or not isinstance(wait_s, int | float)

@@ -88,7 +88,7 @@ class _Running(Generic[T]):
             self._accepts = False
 
     def join(self, limit_s: float) -> None:
-        """Wait for the end of a stopped one; who still waits for an answer then is told that there will be none."""
+        """Wait for the end of the thread after `stop`; if it does not end in time, cancel the calls that still wait."""
         if self._thread is not None:
             self._thread.join(max(0.0, limit_s))
             if self._thread.is_alive():

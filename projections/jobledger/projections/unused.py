@@ -1,6 +1,6 @@
 """Projections that nobody has used for long: found by their names and times, and removed whole.
 
-Only files that were named after a ledger by us, never one that a person named. Each is disposable: whoever needs it
+Only files whose names jobledger made from a ledger, never one that a person named. Each is disposable: who needs it
 reads the ledger again, if that is still there.
 """
 

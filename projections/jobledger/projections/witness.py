@@ -1,6 +1,6 @@
-"""A projection as a witness of the ledger's check: what it has read must still be there, and its rows be what it adds up to.
+"""A projection as a witness of the ledger's check: the ledger must still have what it read, and its rows must agree.
 
-The one costs a look at the file, the other is `compare.verify`, which reads the ledger once more.
+The first check reads only the position in the file; the second is `compare.verify`, which reads the ledger again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WHAT: Final = "projection"
 
 
 class PositionWitness:
-    """A witness of `audit.verify`: finds an end that was cut off, and a last event that is another one."""
+    """A witness of `audit.verify`: finds that the ledger's end is missing, or that the last event read has changed."""
 
     def __init__(self, path: Path, position: Position, log: Log) -> None:
         """Read the position before the check begins: then a sound ledger reaches it."""
@@ -67,7 +67,7 @@ class PositionWitness:
             self._say(checker, f"{self._path} has read beyond the ledger's end, up to {at:,}", agrees=False)
             return
         if self._found is None and at >= head.first_sequence:
-            with contextlib.suppress(CorruptLedgerError):  # which the check tells where it is asked to
+            with contextlib.suppress(CorruptLedgerError):  # the check reports it, if it covers that event
                 stored = await self._log.get(at)
                 self._found = None if stored is None else stored.hash
         if self._found is None:
@@ -86,7 +86,7 @@ class PositionWitness:
 
 
 class FormerWitness:
-    """A witness of `audit.verify` that knows of another ledger only: one that was at the same place and is gone."""
+    """A witness of `audit.verify` that has read only another ledger, which was at the same place and is gone."""
 
     def __init__(self, sentence: str) -> None:
         self._sentence = sentence

@@ -1,7 +1,7 @@
 """For the tests of applications: a ledger in memory whose time can be moved, runs on a clock that jumps, and assertions.
 
 The pytest plugin has the same as fixtures: `ledger`, `worker`, `assert_enqueued`; `server_ledger` and `server_worker` on
-an embedded server. pytest loads this package in every suite, most of which want nothing of it.
+an embedded server. pytest loads this package in every suite, so it imports nothing before it is needed.
 """
 
 from typing import TYPE_CHECKING

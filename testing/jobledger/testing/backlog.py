@@ -83,7 +83,7 @@ class Pending:
             self._log.revive()
 
     async def _survives(self, bench: Bench, stored: StoredEvent) -> bool:
-        """Make an attempt; return False where the log let the process die meanwhile."""
+        """Make an attempt; return False where the log simulated a crash of the process meanwhile."""
         log = self._log
         attempt = asyncio.create_task(bench.run(stored))
         log.kill = attempt.cancel
@@ -114,7 +114,7 @@ class Pending:
         return self._dispatches[JobRef(queue=first.queue, job_id=first.id)]
 
     async def _settle(self) -> None:
-        """Queue whatever is due or is given its slots, and let schedules tick."""
+        """Queue the jobs that are due or get their slots, cancel those past their deadlines, and let schedules tick."""
         await self._read()
         for ref, job in list(self._jobs.items()):
             if (due := _due_at(job)) is not None and due <= self._ledger.clock.now():
@@ -158,7 +158,7 @@ class Pending:
 
     @property
     def wake_at(self) -> datetime | None:
-        """When the next job is due, schedule ticks, or rate allows the next start of a job that waits for it; None: never."""
+        """The next moment when a job or its deadline is due, a schedule ticks, or a rate admits a job; None: never."""
         ticks = (known.schedule.next_at for known in self._schedules.values() if known.schedule is not None)
         dues = (each(job) for job in self._jobs.values() for each in (_due_at, _deadline))
         return min((each for each in (*ticks, *dues, self._slots.wake_at) if each is not None), default=None)

@@ -29,7 +29,7 @@ class Following:
             self._at_hand.append(kept)
 
     async def act(self) -> bool:
-        """Do what follows from what is at hand; return whether there was anything, to be read back."""
+        """React to the events that are kept; return whether one was done with, so that the log is to be read again."""
         some, self._at_hand = self._at_hand, []
         outcomes = await asyncio.gather(*map(self._reactor.react, some), return_exceptions=True)
         self._at_hand = _left(some, outcomes)
@@ -37,7 +37,7 @@ class Following:
 
 
 def _left(some: Sequence[Delivery], outcomes: Sequence[object]) -> list[Delivery]:
-    """Return what is to be done again, such as an end in a batch whose run has not begun. Raises: what went wrong."""
+    """Return those to try again, such as an end in a batch whose run has not begun. Raises: any other error."""
     for outcome in outcomes:
         if isinstance(outcome, BaseException) and not isinstance(outcome, WrongSequenceError):
             raise outcome

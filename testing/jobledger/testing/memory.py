@@ -45,7 +45,7 @@ from jobledger.workers.reactors.schedules.hooks import with_hooks
 
 P = ParamSpec("P")
 
-#: Jobs that one `run_pending` runs at most: tasks that enqueue each other for ever are told, not waited for.
+#: Jobs that one `run_pending` runs at most, so that tasks which enqueue each other for ever end in an error.
 JOBS_MAX: Final = 1_000
 #: Moments at which one `advance` stops at most.
 MOMENTS_MAX: Final = 10_000
@@ -106,7 +106,7 @@ class MemoryLedger(Ledger):
         self.tasks |= {task.name: task for task in with_hooks(registry)} if len(registry) else {}
 
     async def _declare(self) -> None:
-        """Declare the schedules that are known here and that the ledger was not told of, as a worker does at its start."""
+        """Declare the schedules that were added and are not declared yet, as a worker does at its start."""
         for task in list(self.tasks.values()):
             if task.schedule is not None and task.schedule.name not in self._schedules:
                 self.add(task)
@@ -138,8 +138,8 @@ class MemoryLedger(Ledger):
     async def run_pending(self, *, jobs_max: int = JOBS_MAX) -> list[Job]:
         """Run every job that is queued or due, and those that they enqueue, one after the other; return them as they ended.
 
-        A job that is retried at once is there twice. Jobs of a paused queue stay, and those that wait for a later time: move `clock` first, or
-        use `advance`. Tasks for the process pool run in a thread.
+        A job that is retried at once is there twice. Jobs of a paused queue or with a later time stay: move `clock`
+        first, or use `advance`. Tasks for the process pool run in a thread.
 
         Raises: UnknownTaskError for a job whose task was neither given nor enqueued here; ConfigurationError when there
             is no end after `jobs_max` of them.
@@ -150,7 +150,7 @@ class MemoryLedger(Ledger):
     async def advance(self, by: timedelta | float) -> list[Job]:
         """Move the time forward by a span or by seconds, and run what is due on the way, all of it at its moment.
 
-        Schedules of tasks that are known here tick, those in code, too. The clock stops wherever a job is due, one ticks, or a rate allows the next start of a job that waits for it.
+        Schedules known here tick, too. The clock stops where a job is due, a schedule ticks or a rate admits a job.
 
         Raises: as `run_pending`; ConfigurationError after 10,000 such moments.
         """

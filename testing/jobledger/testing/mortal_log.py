@@ -1,4 +1,4 @@
-"""A log in memory that can let the process die that appends to it: what is stored stays, nothing is stored any more."""
+"""A log in memory that can simulate a crash of its process: stored events stay, and no append succeeds after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobledger.ledger.model.subjects import Names
 
 
 class MortalLog(MemoryLog):
-    """Lets whoever works on it die once the end of a certain step is stored, once for each of `crash_after`."""
+    """Kills its process when the end of a step in `crash_after` is stored, once for each of them."""
 
     def __init__(self, *, names: Names, clock: Clock) -> None:
         super().__init__(names=names, clock=clock)

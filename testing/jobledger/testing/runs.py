@@ -27,7 +27,7 @@ from jobledger.testing.stand_ins import Fakes, StandIns
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 
-#: A test makes at most this many attempts, of the run and its children together, because more of them hardly end.
+#: Attempts that a test makes at most, of the run and its children together: with more it would hardly end.
 ATTEMPTS_MAX: Final = 10_000
 _STUCK_SHOWN_MAX: Final = 5
 
@@ -225,7 +225,7 @@ class _World:
         return None
 
     def _stuck(self, ref: JobRef) -> str:
-        """Say what the run waits for, and what those of its jobs wait for that are not at their ends."""
+        """Return a sentence on what the run and its unfinished jobs wait for."""
         jobs, facts = self.pending.jobs, Facts(now=self._ledger.clock.now())
         run = jobs.get(ref)
         others = [job for job in jobs.values() if not job.is_final and job is not run]

@@ -51,7 +51,7 @@ class Slots:
         self._granter.through = sequence
 
     async def give(self, jobs: Mapping[JobRef, Job]) -> bool:
-        """Do what comes next for jobs that wait for limits; return whether there was something, to be read back.
+        """Do the next step for held jobs; return whether there was one, so that the log is to be read again.
 
         `jobs`: all, as they are after what was taken in.
         """
@@ -87,12 +87,12 @@ class Slots:
                 ref = JobRef(queue=cancel.queue, job_id=cancel.job)
                 await self._ledger.execute(ref, cancel_command(cancel))
         if decision.grants:
-            self._granter.take_back()  # it counts once it is read back
+            self._granter.take_back()  # the grant counts when it is read from the log
             await self._append(self._granted(decision))
         return bool(decision.grants or decision.cancels)
 
     def _see_terms(self) -> None:
-        """Let nobody wait for a limit that nobody defined, and jobs of a fair queue in one by one."""
+        """Open the limits that nobody defined, and admit jobs of a fair queue one by one."""
         definitions = self._granter.definitions
         for key in [key for key in self._granter.picker.keys if key]:
             name = split(key)[0]

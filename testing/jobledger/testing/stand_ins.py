@@ -44,7 +44,7 @@ class StandIns:
         return StepFunction(step.function, step.name) if step.rules.rules.run_in == "process" else step
 
     def of_task(self, task: Task[Any, Any]) -> Task[Any, Any]:
-        """Return the task as it runs here: its fake, which gets the job's input alone, or itself in a thread of this process."""
+        """Return the task to run: its fake, which gets the job's input alone, or itself in this process."""
         fake = self._of.get(task.function)
         if fake is not None:
             return _faked(task, fake)

@@ -1,4 +1,4 @@
-"""A process with tasks says once what they are, in the bucket TASKS, and which limits its code has otherwise than the ledger."""
+"""The announcement of a process's tasks in the bucket TASKS; it also logs limits that the code declares otherwise."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def announce_tasks(
     """
     versions: dict[str, list[str]] = {}
     for task in tasks:
-        # Nobody names those of the ledger's own.
+        # Nobody enqueues the ledger's own tasks by name.
         if not is_own_queue(task.defaults.queue) and not task.name.startswith(HOOKS_TASK):
             versions.setdefault(task.name, []).append(task.version)
     try:

@@ -40,14 +40,14 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ack_pending_max: int = 20_000  #: of the consumers, when they are made here
     pool_size: int | None = None  #: processes for tasks with `run_in="process"`; None: one per CPU
     pool_memory_bytes_max: int | None = None  #: address space of each of them; None: no limit
-    #: Memory of one query of a run, in bytes; None: half of what a process of the pool may have, else an equal share of
-    #: half of this machine's for each of them.
+    #: Memory of one query of a run, in bytes; None: half of `pool_memory_bytes_max`; without that an equal share of
+    #: half of this machine's memory for each process.
     table_memory_bytes_max: int | None = None
     table_threads: int | None = None  #: of one query; None: an equal share of the CPUs for each process
     tables_cache_bytes_max: int = 1 << 30  #: files of tables that are kept on this machine for other attempts
     pool_calls_max: int | None = None  #: a process is replaced after this many attempts; None: never
     stall_s: float = 1.0  #: a task that blocks the event loop for this many seconds is named in the log
-    #: Of what the code of one attempt logs the newest so many bytes are kept, for `jobs logs`; 0: none.
+    #: How many of the newest bytes that one attempt's code logs are kept for `jobs logs`; 0: none.
     log_bytes_max: int = 64 << 10
     log_prints: bool = False  #: keep what the code of attempts prints as well
     reactors: bool = True  #: host the reactors (timers, ...) too; some worker of the environment has to

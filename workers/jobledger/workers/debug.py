@@ -1,8 +1,8 @@
 """Running one attempt of a job again, here, in a ledger that exists in memory alone: nothing real is written.
 
-Of a run only what was under way is executed: recorded steps are given back, and no children are made.
+Of a run only the unfinished steps are executed: recorded steps are given back, and no children are made.
 Everything the attempt needs is fetched first (`fetch`), so it can run without a server (`run`): a debugger may hold it
-for an hour. The task's code is the one that is loaded here, and what it does to the world outside it does.
+for an hour. The task's code is the one that is loaded here, and its effects on the outside world are real.
 """
 
 from __future__ import annotations
@@ -222,8 +222,8 @@ async def run(
 ) -> DebugResult:
     """Run the attempt and return what would have been recorded.
 
-    `limited` False lifts its timeout, for who looks into it. A task for the process pool runs in a process that loads
-    `modules`, since it may end the process it is in; without modules or limits in a thread of this one.
+    `limited=False` lifts its timeout, for a debugger. A task for the process pool runs in a process that loads
+    `modules`, since it may end its process; without `modules` or limits it runs in this process.
 
     Raises: IllegalTransitionError when the job cannot run at that point, such as one that had ended.
     """
@@ -280,7 +280,7 @@ async def _claimed(memory: Surroundings, material: Material) -> JobView:
         chain = await _follow(memory, chain, Dispatch(cause="due", reason="run again here"))
         job = _job_of(chain)
     if job.state is JobState.HELD:
-        # Here nobody grants anything: the copy is let go as it is.
+        # Nobody grants slots here: admit the copy as it is.
         chain = await _follow(memory, chain, Dispatch(cause="admitted", grant=chain.last_sequence))
         job = _job_of(chain)
     if job.state is JobState.RUNNING:

@@ -20,7 +20,7 @@ _RETRY_EVERY_S: Final = 30.0
 async def declare_routes(ledger: Ledger, routes: Iterable[Route]) -> None:
     """Declare each route once, then wait until cancelled; what the ledger refuses is logged, and tried again later.
 
-    Of several processes whose code differs the one that began last counts. Raises: UnreachableError, after which it is
+    Where the code of several processes differs, the last one to start wins. Raises: UnreachableError, after which it is
     worth another try.
     """
     waiting = list(routes)

@@ -22,8 +22,8 @@ async def until_idle(ledger: Ledger, worker: Worker) -> None:
     """Return when no job of the worker's queues is ready or runs, here or in another worker, and no run is to be woken.
 
     A job that is held counts as ready as long as its limits admit it. Jobs that wait for a time (delayed, retried
-    later, snoozed) stay for the next worker, unless their time has come while nobody worked, and so do those of a paused queue. A look that finds nothing counts only if
-    nothing was stored in the ledger while it was taken.
+    later, snoozed) stay for the next worker, unless they are due by now; jobs of a paused queue stay, too. A look
+    that finds nothing counts only if nothing was stored in the ledger during it.
 
     Raises: UnreachableError.
     """
@@ -45,7 +45,7 @@ async def until_idle(ledger: Ledger, worker: Worker) -> None:
 
 
 async def _unsettled(ledger: Ledger, worker: Worker) -> bool:
-    """Whether a queue that is not paused has a job that is ready, or that somebody works on; or a run or a timer makes one so."""
+    """Whether an unpaused queue has a ready or running job, or the end of a child or a due timer is unhandled."""
     names = ledger.names
     consumers = [
         (names.ledger_stream, names.consumer(queue, priority))

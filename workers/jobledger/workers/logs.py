@@ -1,6 +1,6 @@
 """What a worker's log says of its jobs: starts and ends, failures, dead letters.
 
-An input, a result or a checkpoint is in no line; the type and the message of an exception are.
+No line shows an input, a result or a checkpoint; lines show the type and the message of an exception.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def facts_of(job: Job, worker: str) -> dict[str, Any]:
 
 
 def is_wordy() -> bool:
-    """Return whether starts and good ends are told: asked once, since it would be asked for every job."""
+    """Return whether starts and good ends are logged; callers keep the answer, to ask once instead of per job."""
     return logger.isEnabledFor(logging.DEBUG)
 
 

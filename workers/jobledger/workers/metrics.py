@@ -21,7 +21,7 @@ from jobledger.ledger.nats.jetstream import JetStreamLog
 from jobledger.workers.services import end
 from jobledger.workers.worker import Worker
 
-#: Seconds; a quarter of a second is what a lease of 15 s does not notice yet.
+#: Seconds; a lag of 0.25 s does not endanger a lease of 15 s yet.
 LAG_BOUNDS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _BEAT_S: Final = 0.25
 

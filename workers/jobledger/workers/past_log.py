@@ -1,6 +1,6 @@
 """A log in memory that begins with stored events, each at its own stream sequence, and goes on behind them.
 
-For `debug`: what an event says of another one by its sequence, such as the signal that a step took, stays true.
+For `debug`: a sequence in an event still names the same event, such as the signal that a step took.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The key of an account: what opens a gateway on this machine while its ledger has no keys, and stands in no ledger.
+"""The key of an account: it opens a gateway on this machine while the ledger has no keys, and is stored in no ledger.
 
 It lies in a file that nobody else can read, as the header that programs send: `curl -H @FILE` sends it, and no list of
 processes shows it.

@@ -1,4 +1,4 @@
-"""For whom the code that runs now acts: each stamp that is made meanwhile carries that authority, whoever makes it."""
+"""The principal for whom the running code acts: each stamp made meanwhile carries that authority, whoever makes it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ACTING_FOR: Final[ContextVar[Principal | None]] = ContextVar("jobledger_acting_f
 class ActingFor:
     """A block of code whose commands are decided with the rights of somebody, and recorded as theirs.
 
-    It holds for tasks of the event loop that are begun in the block, too. Each request enters one, and a class costs
-    half of a generator.
+    It also holds for asyncio tasks that begin in the block. It is a class since each request enters one, and that costs
+    half as much as a generator.
     """
 
     __slots__ = ("_principal", "_token")

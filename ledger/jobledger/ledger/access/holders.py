@@ -1,4 +1,4 @@
-"""Whether the authority that an act was begun with holds still, and what it allows now."""
+"""The check whether the authority with which an act began still holds, and what it allows now."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ async def authority_of(
 ) -> Principal | None:
     """Return the authority of whoever an event names in `by`, as it is now; None for an operator.
 
-    A key is looked up. What a person may do is known where they log in alone: `allowed` and `scope` say what it was when
-    they asked.
+    A key is looked up. What a person may do is known only where they log in, so `allowed` and `scope` say what it was
+    when they asked.
 
     Raises: AccessDeniedError for a key that was revoked or has expired; UnreachableError.
     """

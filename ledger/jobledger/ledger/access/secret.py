@@ -15,8 +15,8 @@ _ID_LENGTH: Final = 12
 _SECRET_BYTES: Final = 32
 #: How many keys are remembered as read, since a client sends its key with each request.
 _READ_MAX: Final = 1_024
-#: The last of the 43 characters holds only four bits. Sixteen characters can be that one: any other would be a second way
-#: to write the same secret.
+#: The last of the 43 characters holds only four bits, so only sixteen characters may stand there: any other would be a
+#: second way to write the same secret.
 _TEXT: Final = re.compile(
     r"jl_(?P<id>[a-z0-9]{12})_(?P<secret>[A-Za-z0-9_-]{42}[AEIMQUYcgkosw048])", flags=re.ASCII
 )

@@ -1,4 +1,4 @@
-"""A task as a worker announced it: what a job of it is enqueued with and what its input must be, without its code."""
+"""A task as a worker announced it: the options of its jobs and the schema of their input, without its code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jobledger.ledger.tasks import Task
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A task that is told how a run of the announced one ended."""
+    """A callback: a task that is enqueued with the outcome when a run of the announced task has ended."""
 
     on: Literal["success", "fail"]  #: which end
     task: str
@@ -119,7 +119,7 @@ class AnnouncedInput:
             raise InvalidInputError(f"task {self._task}, argument {name}: {error}") from error
 
     def text(self, given: object) -> bytes:
-        """Return an input as JSON text after checking it: of JSON text or a `Raw` these bytes, of values theirs.
+        """Check an input and return it as JSON text: JSON text or a `Raw` as its own bytes, values encoded.
 
         Raises: InvalidInputError with the task, the place and what is wrong.
         """
@@ -156,7 +156,7 @@ class AnnouncedInput:
 
 
 def _default_of(field: msgspec.structs.FieldInfo) -> Any:
-    """Return what stands for a field that is left out; `UNSET` where the announced schema does not say it."""
+    """Return the default of a field; `UNSET` where the announced schema has none."""
     return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 

@@ -20,7 +20,7 @@ from jobledger.ledger.model.errors import (
 )
 
 T = TypeVar("T")
-#: The end of the patience is put off by at least this much: to do so for each answer takes longer than to count it.
+#: The timeout is put off by at least this much: to put it off for each answer takes longer than to count the answer.
 _PUT_OFF_S: Final = 0.1
 #: How many inputs whose ids have other inputs are named one by one, beside the first.
 _MISMATCHES_MAX: Final = 100
@@ -154,7 +154,7 @@ class Bulk:
     async def abandon(self, error: BaseException) -> None:
         """Wait until nothing is in flight, whatever comes of it, since what was sent may be stored; `error` is why.
 
-        A server that is silent is not waited for: it has had its time.
+        It does not wait for a server that did not answer in time.
         """
         rest = [appended for _, appended, _ in self._waiting]
         self._waiting.clear()
@@ -163,7 +163,7 @@ class Bulk:
                 await asyncio.gather(*rest, return_exceptions=True)
 
     def require_matching(self) -> None:
-        """Raise the InputMismatchError of the first input whose id has another one; it has the others, and says how many."""
+        """Raise the InputMismatchError of the first mismatched input; it has the others, and says how many."""
         if not self._mismatches:
             return
         error, *others = self._mismatches
@@ -179,7 +179,7 @@ class Bulk:
 
 
 async def numbered(inputs: Iterable[T] | AsyncIterable[T]) -> AsyncGenerator[tuple[int, T], None]:
-    """Count the inputs; a generator among them is closed with this one, so that its own `finally` runs in time."""
+    """Yield each input with its number; close a generator of inputs with this one, so its `finally` runs in time."""
     number = 0
     try:
         if isinstance(inputs, AsyncIterable):

@@ -1,4 +1,4 @@
-"""Whether the job that has an id already is the one that is enqueued now: its task and its input. Source: ADR 040."""
+"""The check that a job that has an id already is the one enqueued now: same task, same input. Source: ADR 040."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Compare = Callable[[Enqueue, JobEvent], Awaitable[None]]
 async def require_same(
     inputs: Values, signature: ReadsInput, parent_id: str, command: Enqueue, first: JobEvent
 ) -> None:
-    """Compare a job that would be made with the one that has its id; `parent_id`: the job whose code made that id, if any.
+    """Compare a new job with the one that has its id; `parent_id`: the job whose code made that id, if any.
 
-    An id that code made is of its own jobs alone: one that somebody else made may run years later, or never.
+    An id that a job's code made is for its own jobs only: somebody else's job of that id may run years later, or never.
 
     Raises: InputMismatchError; PayloadMissingError where the input of the job that exists is gone.
     """
@@ -43,7 +43,7 @@ async def require_same(
 async def require_same_task(command: Enqueue, first: JobEvent) -> None:
     """Compare a job whose id follows from its key and its period with the one that has that id.
 
-    Jobs of several authors and inputs may be the one of a period, but not a job of another task.
+    The job of a period may come from any author and have any input, but must be of the same task.
 
     Raises: InputMismatchError.
     """
@@ -55,7 +55,7 @@ async def require_same_task(command: Enqueue, first: JobEvent) -> None:
 
 
 def differing_arguments(signature: ReadsInput, before: bytes, now: bytes) -> list[str]:
-    """Return the names of the arguments in which two inputs differ, sorted; () if they are equal as JSON or to the task.
+    """Return the sorted names of the arguments in which two inputs differ; [] if they are equal as JSON or to the task.
 
     To the task an argument that is left out equals its default, and a set is one in any order.
     """

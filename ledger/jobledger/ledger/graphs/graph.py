@@ -107,8 +107,8 @@ class Graph:
     has failed: with `stop` no other node begins but those that run always; with `continue` only the nodes that wait for the
     failed one are left out. In both cases the graph's job ends as a dead letter that names the node.
 
-    `on_dead_letter` says when a node has failed whose job became a dead letter: with `wait` not yet, since a person may
-    requeue it, after which the graph goes on, or discard it; with `fail` at once.
+    `on_dead_letter` says when a node has failed if its job became a dead letter: with `fail` at once; with `wait` when
+    a person discards it, since the graph goes on if a person requeues it.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Graph:
     def after(self, *nodes: object, always: bool = False) -> Nodes:
         """Return what adds nodes that wait for these as well, without taking their results.
 
-        `always`: they run once these have ended, whatever became of them; so clean up what a failed one left.
+        `always`: they run once these have ended, even by failure; use it to clean up after a failed node.
 
         Raises: InvalidInputError for what is no node of this graph.
         """
@@ -242,7 +242,7 @@ class Graph:
     async def as_task(self, client: Client) -> tuple[Task[..., dict[str, Any]], dict[str, Any]]:
         """Return the task that runs this graph and its input, once what the nodes' code defines of limits is in the ledger.
 
-        Raises: as `spec`; InvalidInputError for a graph that is to be stored; ConfigurationError for a limit that is defined otherwise, UnreachableError.
+        Raises: as `spec`; InvalidInputError for a graph to be stored; else as `ensure_limits`.
         """
         if self.takes_input:
             raise InvalidInputError(
@@ -254,7 +254,7 @@ class Graph:
         return run_graph, {"graph": spec}
 
     async def ensure_limits(self, client: Client, *, plan: bool = False) -> None:
-        """See to it that what the nodes' code defines of limits is in the ledger, and that each node may name its limits.
+        """Write the limits that the nodes' code defines to the ledger, and check that each node may name its limits.
 
         `plan`: define nothing. Raises: ConfigurationError, UnreachableError; AccessDeniedError, which names the limit.
         """

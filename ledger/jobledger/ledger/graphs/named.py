@@ -99,7 +99,7 @@ def _told(spec: GraphSpec, node: GraphNode) -> NamedNode:
 async def check_run(
     patience: Patience, announced: AnnouncedTasks, spec: GraphSpec, given: Mapping[str, Any]
 ) -> None:
-    """Refuse an input of which a stored graph would make inputs that its tasks, as they were announced, do not take.
+    """Refuse an input from which a stored graph would make inputs that its announced tasks do not take.
 
     Raises: InvalidInputError with the node, UnreachableError.
     """
@@ -163,7 +163,7 @@ def _with_places(node: NamedNode, places: Mapping[str, int]) -> tuple[dict[str, 
 
 
 def _cleared(values: dict[str, Any], words: list[str]) -> tuple[str | int, ...]:
-    """Put None where a result goes; return the names and indexes that lead there. Raises: InvalidInputError where there is no such place."""
+    """Put None where a result goes; return the keys that lead there. Raises: InvalidInputError for a missing place."""
     inside: Any = values
     way: list[str | int] = []
     for number, word in enumerate(words, 1):

@@ -96,8 +96,8 @@ class _QueueName(msgspec.Struct, frozen=True):
 class Queue(_QueueName, frozen=True, kw_only=True):
     """A queue whose jobs all have some limits, or which shares its workers out between keys: `@task(queue=Queue(...))`.
 
-    `Queue("email", fair="tenant")`: the tenants take turns, however many jobs one of them has. How many turns one of
-    them gets beside the others says the weight of the limit of that name and key: `tenant:acme`.
+    `Queue("email", fair="tenant")`: the tenants take turns, however many jobs one of them has. How many turns one
+    gets beside the others follows from the weight of the limit of that name and key: `tenant:acme`.
     """
 
     limits: tuple[Limit | str, ...] = ()  #: of every job of the queue, beside those of its task

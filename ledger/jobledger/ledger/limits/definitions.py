@@ -42,11 +42,11 @@ from jobledger.ledger.model.log import Log, end_of_chain
 
 logger = logging.getLogger(__name__)
 
-#: What an enqueue waits at the most for the definition of its limits; it goes on without, and says so.
+#: How long an enqueue waits at the most for the definition of its limits; then it goes on without, and logs that.
 _WAIT_S: Final = 2.0
 #: After a failure, how long enqueues go on without another try.
 _PAUSE_S: Final = 10.0
-#: How long a limit is taken for what it was, by whoever enqueues a job that names it.
+#: How long an enqueue of a job that names a limit may use the definition that was read before.
 _GOOD_FOR_S: Final = 2.0
 _KNOWN_MAX: Final = 1_000
 
@@ -74,7 +74,7 @@ async def change(
     *,
     plan: bool = False,
 ) -> LimitChange:
-    """Append what follows from `wish`, which is asked what it wants of the limit as it is now; None: nothing.
+    """Append the event for the command that `wish` returns for the limit as it is now; for None append nothing.
 
     `plan`: append nothing, and say what would come of it.
 
@@ -131,7 +131,7 @@ class _KnownLimit(NamedTuple):
 
 
 class CodeLimits:
-    """The limits that jobs of one client name: what its code defines is in the ledger before, and each may be named.
+    """The limits that jobs of one client name: it writes those that code defines, and checks that a job may name each.
 
     A definition that was read counts for a moment, so that few enqueues ask the server for it.
     """
@@ -144,11 +144,11 @@ class CodeLimits:
         self._turn = asyncio.Lock()  #: many enqueues begin at once, and one of them writes
         self._said: dict[
             str, Terms
-        ] = {}  #: by limit or limit:key, what was written, or is as a person set it
+        ] = {}  #: by limit or limit:key: the code's terms, written or replaced by a person's
         self._failed: dict[str, float] = {}  #: when it could not be written or read, by the loop's clock
 
     async def ensure(self, options: Naming, task: str, own: Container[str], *, plan: bool = False) -> None:
-        """See to it that what a job's task and queue define is in the ledger, as far as that can be done at once.
+        """Write the limits that a job's task and queue define to the ledger, as far as that can be done at once.
 
         `own`: the limits of the task's code that it only names. `plan`: only ask whether the job may name its limits.
 
@@ -177,7 +177,7 @@ class CodeLimits:
                 permit_limit(ACTING_FOR.get(), limit, known.definition, job, is_own=limit in own)
 
     async def _read(self, name: str) -> _KnownLimit:
-        """Return a limit as it is; for an operator's own program one that cannot be read is as it was.
+        """Return a limit as it is; for an operator's own program, as it was if it cannot be read now.
 
         Raises: UnreachableError, RefusedError, UnknownEventError.
         """
@@ -264,7 +264,7 @@ class CodeLimits:
 
 
 def _wish(before: Definition | None, key: str, wanted: Terms) -> LimitCommand | None:
-    """Return what the code has to say of a limit, None where nothing is to be changed, or nothing may be."""
+    """Return the command that defines a limit as the code has it; None where nothing is to change, or may change."""
     if not key:
         by_person = before is not None and before.is_set and before.source == "operator"
         is_said = before is not None and before.common == wanted

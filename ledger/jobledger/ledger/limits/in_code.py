@@ -29,12 +29,12 @@ def limits_in_code(workers: Iterable[WorkerInfo]) -> dict[str, list[CodeLimit]]:
 
 
 def differing(limit: str, terms: Terms | None, in_code: Mapping[str, Sequence[CodeLimit]]) -> list[CodeLimit]:
-    """Return the workers whose code has a limit, `name` or `name:key`, otherwise than `terms`, which holds for it."""
+    """Return the workers whose code has a limit, `name` or `name:key`, with terms other than `terms`, which hold."""
     return [each for each in in_code.get(limit, ()) if terms is not None and each.terms != terms]
 
 
 def difference(definition: Definition | None, limit: str, wanted: Terms) -> str:
-    """Return how what holds for a limit differs from what code says of it, as a sentence; "" where it does not.
+    """Return a sentence on how a limit's terms in force differ from the code's terms; "" where they do not.
 
     `limit`: `name`, or `name:key` where the key is the queue or the task whose code it is.
     """

@@ -12,7 +12,7 @@ FACTS: Final = ("worker", "queue", "job", "task", "attempt", "trace_id")
 
 
 class LogContext(Protocol):
-    """Whatever says of itself what log lines tell of it; an attempt does."""
+    """The source of the facts that log lines show, such as an attempt."""
 
     @property
     def facts(self) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
-"""What the code of attempts prints, told to whoever asked for it: `print` itself, for as long as somebody does.
+"""Calls of `print` by the code of attempts, passed to listeners: `print` is replaced while there is a listener.
 
-Each call is printed as before. What is written to `sys.stdout` otherwise is not told.
+Each call still prints. Other writes to `sys.stdout` are not passed on.
 """
 
 from __future__ import annotations

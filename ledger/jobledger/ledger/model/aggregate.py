@@ -41,7 +41,7 @@ Rule = Literal[
     "slot",  # a job with limits is queued and started on the slots that its own grant gave it
     "order",  # of the jobs that wait in one line, the one that was held first is granted first
     "rate",  # no more jobs are granted in any time than a rate and its burst allow
-    "void",  # who was granted is queued, or has left
+    "void",  # a job that was granted is queued, or has left
     "step",  # a step has one start and one end, by the holder of the claim, and stays what it was
     "child",  # a child is one that a step of its run had opened, with the id, the task and the queue of its item
     "join",  # the end of a child is counted once and as it was, and no more children are opened than may be
@@ -52,7 +52,7 @@ Rule = Literal[
     "actor",  # what a job does to others for somebody is recorded as done by whoever made that job
     "unique",  # no job takes a key or comes alive while another one holds the key
     "history",  # the ledger begins as an earlier report saw it
-    "archive",  # what is gone from the beginning was archived, and who was under way was carried over
+    "archive",  # events missing at the beginning were archived, and what was unfinished was carried over
     "projection",  # the tables say what the events add up to
     "export",  # an export's files are as its manifest says
     "payload",  # a large input that an event refers to is stored as it was, and no large result differs
@@ -105,7 +105,7 @@ class ArchiveBound(msgspec.Struct, frozen=True):
 
 
 class Aggregate(Generic[E, S]):
-    """One kind of chain. Its events say all that the next one builds on, unless `evolve` is given the state before."""
+    """One kind of chain. Each event holds the whole state, unless `evolve` needs the state before."""
 
     def __init__(
         self,
@@ -134,8 +134,8 @@ class Aggregate(Generic[E, S]):
         `keeps`: the newest event of a chain and its sequence -> what an archive run must leave; None: nothing. Without
             it the newest event of every chain stays.
         `keeps_of`: the types of event that `keeps` is asked about, the newest of each; none: the newest, whatever it is.
-        `restated`: an archive run appends the newest event again instead of keeping it where it is: it says the whole state,
-            and may follow on itself.
+        `restated`: an archive run appends the newest event again instead of keeping it: it holds the whole state
+            and may follow itself.
         `again`: the newest event and its sequence -> that event as it is then appended; without it as it is.
         `leaf`: the last words of an event's subject, where those are more than its type.
         """

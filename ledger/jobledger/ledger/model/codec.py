@@ -40,7 +40,7 @@ from jobledger.ledger.model.subjects import is_token
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[JobEvent] = msgspec.json.Decoder(JobEvent)
-#: The only time in these is `at`.
+#: Events whose only time is `at`.
 TIMELESS: Final = frozenset(EVENT_CLASSES) - {
     Scheduled,
     Failed,
@@ -110,8 +110,8 @@ def encode(event: JobEvent) -> bytes:
 def _is_plain_dispatch(event: JobEvent) -> bool:
     """Whether every value was made, checked or read from the ledger by us, as those of `started` and `completed` are.
 
-    These, the most frequent, are spared a microsecond. The others hold words and numbers as users gave them, of
-    types that nobody checked. One that cannot be read would stop every reader of the ledger, for good.
+    These events are the most frequent; skipping a check saves a microsecond. Others hold users' words and numbers, of
+    types that nobody checked. An event that cannot be read would stop every reader of the ledger, for good.
     """
     return isinstance(event, Queued) and (
         event.cause == "new" or (event.cause == "admitted" and not event.reason)
@@ -119,7 +119,7 @@ def _is_plain_dispatch(event: JobEvent) -> bool:
 
 
 def decode(data: bytes, *, stream_sequence: int = 0, subject: str = "") -> JobEvent:
-    """Return the event in `data`; the rest serves the error's sentence, `subject` to tell rubbish from the future.
+    """Return the event in `data`; the rest is for the error; `subject` tells an event of a newer version from rubbish.
 
     Raises: UnknownEventError for an event of a newer version, MalformedEventError for anything else.
     """

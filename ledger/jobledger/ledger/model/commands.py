@@ -73,7 +73,7 @@ class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
 
     cause: Cause
     priority: Priority | None = None  #: None: as before
-    #: `Job.wait_sequence` of the wait that is over; a wait begun since is not cut short. None: whatever it waits for.
+    #: `Job.wait_sequence` of the wait that this ends; it ends no wait begun since. None: any wait.
     asked_by: int | None = None
     reason: str = ""  #: of an operator who does not let it wait any longer
     grant: int = 0  #: stream sequence of the `granted` by which its limits admitted it; with the cause `admitted` alone
@@ -214,7 +214,7 @@ class ConfirmCancel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """Give a job up that was never brought to a verdict, such as after too many deliveries."""
+    """Give up a job that has no outcome, such as after too many deliveries."""
 
     reason: DeadReason
     epoch: int = 0  #: the claim under which it was seen running; 0 when it was seen queued
@@ -332,12 +332,12 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     step: str
     completed: Ranges = ()
     failed: Ranges = ()  #: cancelled or discarded
-    dead: Ranges = ()  #: dead letters, which have ended or not as the step's order says
+    dead: Ranges = ()  #: dead letters; the step's order says whether these have ended
     count: int | None = None  #: how many items an open group has, once that is known
 
 
 class GiveSignal(msgspec.Struct, frozen=True, kw_only=True):
-    """Send the run a message; one with an id that was told before is refused."""
+    """Send the run a message; one with the id of an earlier message is refused."""
 
     name: str
     id: str = ""

@@ -120,7 +120,7 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
         if isinstance(command, Enqueue):
             return (_first(command, stamp),)
         raise JobNotFoundError("?")
-    # What every job asks comes first, for each case that does not fit costs a tenth of a microsecond.
+    # The commands of every job come first, since each case that does not match costs a tenth of a microsecond.
     match command:
         case Claim():
             return _claim(job, command, stamp)
@@ -144,7 +144,7 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
             return cancel(job, command, stamp)
         case DeadLetter():
             require(job, "be given up", JobState.QUEUED, JobState.RUNNING)
-            facts.check_epoch(job, command.epoch)  # a claim made meanwhile deserves its own verdict
+            facts.check_epoch(job, command.epoch)  # a claim made meanwhile has its own outcome
             lost = (_lost(job, stamp),) if job.state is _RUNNING else ()
             return (*lost, dead_lettered(job, stamp, command.reason, command.error))
         case Requeue():
@@ -173,7 +173,7 @@ def decide(job: Job | None, command: Command, stamp: Stamp) -> Events:
 def retry_command(job: Job | None, job_id: str, reason: str) -> Dispatch | Requeue:
     """Return the command that makes a waiting job or a dead letter available now, as an operator wishes.
 
-    Raises: JobNotFoundError, IllegalTransitionError for a job that waits for nothing.
+    Raises: JobNotFoundError, IllegalTransitionError for a job in any other state.
     """
     if job is None:
         raise JobNotFoundError(job_id)
@@ -236,7 +236,7 @@ def _order_fields(order: Order, stamp: Stamp) -> dict[str, Any]:
 
 #: Causes of a dispatch that only follows from another command, in the same batch or as its only event.
 _NEVER_ASKED: Final = frozenset[Cause]({"carried", "interrupted", "ungranted", "cancelling"})
-#: Bytes of an input that `queued` as admitted has again: more than nearly every one, and little to store twice.
+#: Up to this many bytes `queued` as admitted repeats the input: nearly every one fits, and little is stored twice.
 _AGAIN_BYTES_MAX: Final = 4096
 
 
@@ -265,7 +265,7 @@ def _dispatch(job: Job, command: Dispatch, stamp: Stamp) -> Events:
 
 
 def _order_again(job: Job) -> dict[str, Any]:
-    """Return the whole order of a job before its first attempt, if its input is small: a worker then need not read it."""
+    """Return a job's whole order before its first attempt, if its input is small: a worker then reads no chain."""
     order = job.order
     if job.attempts or order.input_ref is not None or len(bytes(order.input)) > _AGAIN_BYTES_MAX:
         return {}
@@ -284,7 +284,7 @@ def _put_back(job: Job, command: PutBack, stamp: Stamp) -> Events:
 
 
 def _reschedule(job: Job, command: Reschedule, stamp: Stamp) -> Scheduled:
-    """Let a job wait for another moment than the one it waits for; its older timer then names a wait that is over."""
+    """Move the moment for which a job waits; its older timer then names a wait that is over."""
     require(job, "be rescheduled", JobState.SCHEDULED, JobState.RETRY_WAIT)
     if job.due_at is None:  # between two events of one batch
         raise IllegalTransitionError(job.id, "about to go on", "be rescheduled")
@@ -335,13 +335,13 @@ def _take_over(job: Job, command: TakeOver, stamp: Stamp) -> Events:
 
 
 def _lost(job: Job, stamp: Stamp) -> Lost:
-    """Say that the attempt that runs is lost, for those who wait for that; what follows is appended as one with it."""
+    """Return the event that the running attempt is lost, for its readers; what follows goes into the same append."""
     running = job.attempts[-1]
     return Lost(**envelope(job, stamp), attempt=running.number, worker=running.worker, epoch=running.epoch)
 
 
 def _end_lost(job: Job, stamp: Stamp) -> Events:
-    """What ends a job whose newest attempt is lost; nothing where it may be tried again, or may have to undo something."""
+    """Return the end of a job whose newest attempt is lost; () where it may be tried again, or may have to undo."""
     if job.cancel_requested and not job.may_undo:
         return (cancelled(job, stamp, job.cancel_reason),)
     if not job.attempts_left_if_lost:
@@ -382,10 +382,10 @@ def _fence(job: Job, command: Fence, stamp: Stamp) -> Events:
 
 
 def _carry(job: Job, command: Carry, stamp: Stamp) -> Events:
-    """The whole job, and a fresh work item where the one that its worker or its next one needs goes away."""
+    """Return the whole job, and a new work item where the old one, which a worker still needs, is archived."""
     in_use = job.state in (JobState.QUEUED, JobState.RUNNING)
     needs_work_item = in_use and job.dispatch_sequence <= command.through
-    # A run that went less far carried it, and left the work item where it was: then it is carried once more.
+    # An archive run that went less far carried it but left the work item in place: then it is carried once more.
     if job.carried_sequence > command.through and not needs_work_item:
         raise IllegalTransitionError(job.id, f"carried at {job.carried_sequence} already", "be carried again")
     # A child may be needed: its run reads how it ended when the last child of the step has ended.
@@ -432,7 +432,7 @@ def _complete(job: Job, command: Complete, stamp: Stamp) -> Events:
 
 
 def _claimed(job: Job, command: ClaimHolderCommand, stamp: Stamp) -> Events:
-    """What only the holder of the claim may say."""
+    """Decide a command that only the holder of the claim may give."""
     facts.check_claim(job, command.epoch)
     if isinstance(command, Interrupt | Snooze) and (job.cancel_requested or job.pause_requested):
         asked = _instead(job, command, stamp)
@@ -475,9 +475,9 @@ def _claimed(job: Job, command: ClaimHolderCommand, stamp: Stamp) -> Events:
 
 
 def _instead(job: Job, command: Interrupt | Snooze, stamp: Stamp) -> JobEvent | None:
-    """What follows where somebody asked the attempt to end or to pause; None where its own word stands.
+    """Return what follows if somebody asked the attempt to end or to pause; None where its own command counts.
 
-    A run goes on in another attempt, which finds what was asked: only there it is known what is to be undone.
+    A run goes on in another attempt, which finds the request: only there it is known what is to be undone.
     """
     if job.may_undo:
         return None
@@ -488,7 +488,7 @@ def _instead(job: Job, command: Interrupt | Snooze, stamp: Stamp) -> JobEvent | 
 
 
 def _failed(job: Job, command: Fail, stamp: Stamp) -> Events:
-    """A failure, and in the same atomic batch what becomes of the job, so that no reader sees it in between."""
+    """Return a failure and, in the same batch, what follows for the job, so that no reader sees it in between."""
     fields: dict[str, Any] = {
         **envelope(job, stamp),
         "attempt": job.attempts_count,
@@ -500,7 +500,7 @@ def _failed(job: Job, command: Fail, stamp: Stamp) -> Events:
     if is_last:
         reason = command.give_up or "exhausted"
         return (Failed(**fields), dead_lettered(job, stamp, reason, command.error))
-    # Another attempt does the undos of a run that is to end, and need not wait for that.
+    # A run that is to end does its undos in another attempt, which need not wait for the time of a retry.
     is_later = command.retry_at is not None and command.retry_at > stamp.at and not job.cancel_requested
     if job.pause_requested and not job.cancel_requested:
         until = command.retry_at if is_later else None

@@ -15,7 +15,7 @@ NO_VALUE: Final = msgspec.Raw(b"")
 
 #: The version of the form of events that this program writes. It reads no higher one, whose meaning it cannot know.
 VERSION: Final = 1
-#: What an event may say: whatever reads the ledger, in any language or table, can hold these and no more.
+#: The largest number in an event: every reader of the ledger, in any language or table, can hold it.
 WHOLE_MAX: Final = 2**63 - 1
 TIME_MIN: Final = datetime(1970, 1, 1, tzinfo=UTC)
 TIME_MAX: Final = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)

@@ -80,7 +80,7 @@ class ConfigurationError(InvalidError):
 
 
 class NoDataFolderError(InvalidError):
-    """This user has no home folder, and so none for files of ours that nobody named another place for."""
+    """This user has no home folder, so there is no place for our files where none was named."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -255,9 +255,9 @@ class ScheduleExistsError(RefusedError):
 class InputMismatchError(RefusedError):
     """A job of this id exists with another input, or of another task; it stays as it is.
 
-    Raised by every way to enqueue. Give the new job another id, or say `on_other_input="keep"` to get the job that exists.
-    `context.ledger.enqueue` raises it also for ids that it made: make the same jobs in the same order in each attempt. It
-    raises it, too, where somebody else made a job of such an id; and so does a task with `Unique(for_s=...)` where a job of
+    Raised by every way to enqueue. Give the new job another id, or say `on_other_input="keep"` to get the existing job.
+    `context.ledger.enqueue` raises it also for ids that it made: make the same jobs in the same order each time. It is
+    also raised where somebody else made a job of such an id, and for a task with `Unique(for_s=...)` where a job of
     another task has the id of the period.
     """
 
@@ -266,7 +266,7 @@ class InputMismatchError(RefusedError):
     ) -> None:
         self.job_id = job_id  #: the job that exists
         self.queue = queue
-        self.parent_id = parent_id  #: the job that wants to make it, whose code gave it no id; "": none
+        self.parent_id = parent_id  #: the job whose code makes it without giving an id; "": none
         #: Names of arguments, sorted; "task" alone for a job of another task, "parent" for one that somebody else made.
         self.differing = differing
         self.number: int | None = None  #: of the input in `enqueue_many`, from 0
@@ -316,7 +316,7 @@ class WrongSequenceError(RefusedError):
 
 
 class LockHeldError(RefusedError):
-    """Somebody holds the lock, and was not found gone; `Ledger.lock` waits instead of raising this."""
+    """Somebody holds the lock and is not known to be dead; `Ledger.lock` waits instead of raising this."""
 
     def __init__(self, scope: str, lock_id: str, holder: str, fencing_number: int) -> None:
         self.holder = holder
@@ -423,7 +423,7 @@ class UnsupportedServerError(RefusedError):
 
 
 class PortInUseError(RefusedError):
-    """The embedded server's port is taken by another process."""
+    """The port to listen on is taken by another process."""
 
 
 class StoreInUseError(RefusedError):
@@ -472,7 +472,7 @@ class CorruptLedgerError(LedgerError):
 
     def __init__(self, message: str, *, stream_sequence: int = 0, next_sequence: int = 0) -> None:
         self.stream_sequence = stream_sequence  #: the first one that is wrong; 0 when it is not known
-        self.next_sequence = next_sequence  #: where reading could go on behind it; 0 when nowhere
+        self.next_sequence = next_sequence  #: where reading could go on after it; 0 when nowhere
         super().__init__(message)
 
 

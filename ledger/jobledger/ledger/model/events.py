@@ -1,7 +1,7 @@
 """Every fact a job can have, as one tagged union: `JobEvent`.
 
-Facts only: what may follow what is decided in `commands`, what state they add up to is folded in `job`, and
-how they become bytes is known to `codec`. Released fields never change type, meaning or name; new ones
+Facts only: `decisions` decides what may follow what, `job` folds them into a state, and `codec`
+turns them into bytes. Released fields never change type, meaning or name; new ones
 have defaults, and one golden line per event of every release must decode for ever.
 """
 
@@ -105,9 +105,9 @@ __all__ = [
     "order_of",
 ]
 
-#: Why a job was dispatched. Only `new` and a first `admitted` carry the whole work order; the others build on the chain.
+#: Why a job was dispatched. Only `new` and a first `admitted` hold the whole work order; the others build on the chain.
 #: `carried` leaves the job as it is, waiting or running: it only puts a fresh work item where an archive run takes the
-#: old one away. `ungranted` puts a job that nobody claimed back behind its limits. `cancelling` lets a run that waits, and
+#: old one away. `ungranted` makes an unclaimed job wait for its limits again. `cancelling` lets a run that waits, and
 #: is to end, undo what it did.
 Cause = Literal[
     "new",
@@ -146,7 +146,7 @@ AttemptStateName = Literal[
 class Order(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The work order of a job: all that its enqueuer asks for, beside its name, its task and its time.
 
-    Declared here for whoever carries one as a whole; the events that begin a job have the same fields, flat.
+    Declared here for code that handles one as a whole; the events that begin a job have the same fields, flat.
     A part of `carried`, so released fields never change type, meaning or name.
     """
 
@@ -232,7 +232,7 @@ class CarriedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     checkpoint_ref: PayloadRef | None = None  #: where a large checkpoint lies
     progress: CarriedProgress | None = None  #: what the running attempt last said of itself
     fenced_count: Whole = 0  #: outcomes of stale claims that were refused
-    grant: Whole = 0  #: stream sequence of the `granted` that admitted it last; 0: none since it was enqueued or requeued
+    grant: Whole = 0  #: stream sequence of its newest `granted`; 0: none since its enqueue or requeue
     steps: tuple[CarriedStep, ...] = ()  #: of a run, in the order of their first events
     signals: tuple[CarriedSignal, ...] = ()  #: messages to a run, in their order
     awaited: tuple[str, ...] = ()  #: keys of steps: the first of them that is over resumes the run
@@ -271,20 +271,20 @@ class _Order(Event, frozen=True, kw_only=True, gc=False):
 
 
 class Scheduled(_Order, frozen=True, kw_only=True, tag="scheduled", gc=False):
-    """The job becomes due later: its first event, or a job that waits for a time is given another one."""
+    """The job becomes due later: as its first event, or as another time for a job that waits for one."""
 
     run_at: Moment  #: when it becomes due
     reason: str = ""  #: why a person moved it there
 
 
 class _Ready(_Order, frozen=True, kw_only=True, gc=False):
-    """The job may run as far as its own course goes: `queued`, or `held` where it has limits."""
+    """The job is ready to run but for its limits: `queued`, or `held` where it has limits."""
 
     cause: Cause = "new"  #: why
     attempt: Whole = 1  #: the number the next attempt will have
     reason: str = ""  #: why an operator dispatched it; empty where the job's own course did
     joined: JoinFact | None = None  #: the ends of children that wake the run, counted here and nowhere else
-    signal: SignalFact | None = None  #: the message that wakes the run, told here and nowhere else
+    signal: SignalFact | None = None  #: the message that wakes the run, recorded here and nowhere else
 
 
 class Held(_Ready, frozen=True, kw_only=True, tag="held", gc=False):
@@ -347,7 +347,7 @@ class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled", gc=False):
 
 
 class Lost(Event, frozen=True, kw_only=True, tag="lost", gc=False):
-    """The worker died that ran the newest attempt; what becomes of the job is the next event, appended as one with this."""
+    """The worker that ran the newest attempt died; the next event, in the same append, says what follows."""
 
     attempt: Whole  #: which attempt, from 1
     worker: str  #: who ran it, as its `started` says
@@ -448,15 +448,15 @@ class Carried(Event, frozen=True, kw_only=True, tag="carried", gc=False):
     A chain whose beginning lies in an archive is read from here on; what is left of it before this event is not the
     whole job. Where the job's work item goes away too, `queued` with the cause `carried` follows in the same append: a
     fresh work item for the job as it is, waiting or running. That is neither an attempt nor counted as a dispatch. The
-    sequences in `job_state` may be those of archived events. The many steps and signals of a long run are told by
-    several of these events in one append, each of which says everything else again. Of a job that would be too large
+    sequences in `job_state` may be those of archived events. The many steps and signals of a long run are spread
+    over several of these events in one append, each of which repeats everything else. If the job would be too large
     for one event, the attempts' tracebacks are left out.
     """
 
     through: Whole  #: the last stream sequence that the run takes away
     job_state: CarriedJob  #: all that the job's events add up to, but of many steps and signals only some
-    steps_before: Whole = 0  #: how many of its steps the `carried` right before this one told
-    signals_before: Whole = 0  #: how many of its signals they told
+    steps_before: Whole = 0  #: how many of its steps the `carried` events right before this one hold
+    signals_before: Whole = 0  #: how many of its signals they hold
     more: bool = False  #: whether another `carried` in the same append goes on with its steps and signals
     form: Whole = (
         0  #: of `job_state`: which fields its writer knew; 0: those of the releases before this number

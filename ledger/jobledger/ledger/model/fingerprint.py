@@ -1,4 +1,4 @@
-"""Which failures are the same one: a short name for an error, whatever its numbers, ids, hosts and quoted values. Pure.
+"""Fingerprints: a short name for an error, the same whatever its numbers, ids, hosts and quoted values are. Pure.
 
 Made of the task, the error's kind and type, its message without what differs from job to job, and the innermost
 frame of the user's code by file and function, not by line. Changing any of it changes every fingerprint, so a
@@ -14,7 +14,7 @@ from typing import Final
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job
 
-#: Hex digits of a fingerprint: 10,000 different ones share none, but for a chance of 1 in 5 million.
+#: Hex digits of a fingerprint: 10,000 different failures share one with a chance of 1 in 5 million.
 FINGERPRINT_LENGTH: Final = 12
 _MESSAGE_LENGTH_MAX: Final = 500
 
@@ -74,7 +74,7 @@ def _parts(error: ErrorInfo) -> list[str]:
 
 
 def normalised(message: str) -> str:
-    """Return the first line of a message without numbers, ids, addresses, hosts and quoted values: what stays the same."""
+    """Return the first line of a message without numbers, ids, addresses, hosts and quoted values."""
     line = message.strip().partition("\n")[0][:_MESSAGE_LENGTH_MAX]
     return " ".join(_VARYING.sub("#", line).split())
 

@@ -33,7 +33,7 @@ def is_checked_dataclass(kind: object) -> bool:
 
 
 def to_builtin(value: Any) -> Any:
-    """Return a value of such a type as JSON values; what it is called for by msgspec.
+    """Return a value of such a type as JSON values; called by msgspec.
 
     Raises: TypeError for any other type.
     """
@@ -45,7 +45,7 @@ def to_builtin(value: Any) -> Any:
 
 
 def from_builtin(kind: type[Any], value: Any) -> Any:
-    """Make a value of such a type of JSON values; what it is called for by msgspec.
+    """Make a value of such a type of JSON values; called by msgspec.
 
     Raises: TypeError, ValueError with what is wrong, without the value.
     """

@@ -1,4 +1,4 @@
-"""What an archive run of an earlier release could say of a job or a schedule that it carried. Pure. Source: ADR 043."""
+"""The form in which an archive run of an earlier release carried a job or a schedule. Pure. Source: ADR 043."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _T = TypeVar("_T")
 
 
 def in_form(form: int, known: _T, said: _T) -> _T:
-    """Return what `carried` of a form should say of what is known, given what it said.
+    """Return what is known in the form in which a `carried` event should hold it, given what it holds.
 
-    One of an earlier form is held to all that it says. A field that it leaves at its default is one that its writer may not
-    have had, at whatever depth.
+    An event of an earlier form is compared in all that it holds. Its writer may lack a field that is left at its
+    default, at whatever depth.
     """
     return known if form >= CARRIED_FORM else _as_said(known, said)
 

@@ -16,7 +16,7 @@ _IDENTITY: Final = re.compile(r".*-\d+-[0-9a-f]{8}")
 
 
 def is_identity(name: str) -> bool:
-    """Return whether a name has the form of a process's: nobody named a person instead."""
+    """Return whether a name has the form of a process's identity, so that it names no person."""
     return _IDENTITY.fullmatch(name) is not None
 
 

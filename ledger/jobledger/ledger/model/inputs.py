@@ -100,7 +100,7 @@ def _word(field: str, value: object, most: int) -> str:
 
 
 def traceparent_in(header: str) -> str:
-    """Return the traceparent of a request's header, "" for none that is valid: W3C has that ignored, and not refused.
+    """Return the traceparent of a request's header, "" for one that is not valid, which W3C says to ignore.
 
     One of a later version is read as far as version 00 goes, as W3C says, and returned as one of that version.
     """

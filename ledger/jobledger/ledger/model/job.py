@@ -1,7 +1,7 @@
 """The lifecycle of a job: its states, and `evolve`, the one fold that computes them.
 
 Pure: worker, projection, client and CLI all call this `evolve`; there is no second way to compute a state.
-It never refuses (that is `commands.decide`'s work), so it gives an answer for any sequence of events.
+It never refuses (that is `decisions.decide`'s work), so it gives an answer for any sequence of events.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class JobState(enum.StrEnum):
 FINAL_STATES = frozenset(
     {JobState.COMPLETED, JobState.CANCELLED, JobState.DEAD_LETTERED, JobState.DISCARDED},
 )
-#: Nothing but the receipt of a late worker may follow: such a job goes away whole with an archived prefix.
+#: Only a late worker's receipt, a note or `carried` may follow: an archive run can take such a job away whole.
 CLOSED_STATES = FINAL_STATES - {JobState.DEAD_LETTERED}
 WAITING_STATES = frozenset(
     {JobState.SCHEDULED, JobState.HELD, JobState.QUEUED, JobState.RETRY_WAIT, JobState.PAUSED},
@@ -104,7 +104,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     order: Order = Order()  #: as requeues and retries changed it
     attempts: tuple[Attempt, ...] = ()  #: the newest ones, at most `ATTEMPTS_KEPT`, in their order
     attempts_dropped: int = 0  #: how many older ones are not among them
-    #: Attempts that do not count: interrupted, snoozed and paused ones, and those that were lost after they had recorded
+    #: Attempts that do not count: interrupted, snoozed and paused ones, and those lost after they had recorded
     #: the end of a step.
     attempts_given_back: int = 0
     claim_epoch: int = 0  #: of the running attempt; 0 when nobody holds the job
@@ -125,7 +125,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     checkpoint_ref: PayloadRef | None = None
     progress: Progress | None = None
     fenced_count: int = 0  #: outcomes of stale claims that were refused
-    grant: int = 0  #: stream sequence of the `granted` that admitted it last; 0: none since it was enqueued or requeued
+    grant: int = 0  #: stream sequence of its newest `granted`; 0: none since its enqueue or requeue
     carried_sequence: int = 0  #: stream sequence of the newest `carried`; 0 when no archive run came by
     steps: Steps = NO_STEPS  #: of a run, by their keys, in the order of their first events
     signals: tuple[KeptSignal, ...] = ()  #: messages to a run, in their order
@@ -167,7 +167,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
     @property
     def may_undo(self) -> bool:
-        """Whether the run may have undos to do before it ends otherwise than completed; surely not where it is False."""
+        """Whether the run may have undos to do before it ends without completing; if False, it has none."""
         paused = bool(self.attempts) and self.attempts[-1].state == "paused"
         return self.undos > 0 if paused else bool(self.steps)
 
@@ -178,7 +178,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
     @property
     def trace(self) -> str:
-        """The W3C traceparent that the job belongs to: its enqueuer's, or one of its own, which follows from its name."""
+        """The W3C traceparent of the job: its enqueuer's, or one of its own, derived from its name."""
         return self.order.trace or own_trace(self.queue, self.id)
 
     @property
@@ -245,7 +245,7 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
             )
         case Lost():  # the event behind it ends the attempt
             return _note(job, event, stream_sequence)
-        case Noted():  # since when it is as it is stays as it was
+        case Noted():  # `updated_at` stays as it was
             return _replace(job, last_sequence=stream_sequence)
         case Fenced():
             return _replace(_note(job, event, stream_sequence), fenced_count=job.fenced_count + 1)
@@ -371,7 +371,7 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
 
 
 def _woken(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
-    """Take in what an event tells beside that the job may run: what resumes a run, or that it is to end."""
+    """Apply what an event holds beside the dispatch: what resumes a run, or that it is to end."""
     if isinstance(event, Scheduled) or event.cause not in {"resumed", "cancelling"}:
         return job
     if event.cause == "cancelling":

@@ -152,13 +152,13 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.standing(now) == "live" and (is_current or (is_previous and in_grace))
 
     def redeems(self, sha256: str, now: datetime) -> bool:
-        """Return whether a secret with this digest can be used as the link that this is."""
+        """Return whether a secret with this digest can redeem this link."""
         return self.standing(now) == "link" and _is_same(self.sha256, sha256)
 
     def keeps_session(self, sha256: str, now: datetime) -> bool:
         """Return whether a session goes on that was opened with a secret of this digest.
 
-        Of a link there is one only once it was redeemed, which whoever asks may not have heard yet.
+        A link has a session only after it was redeemed; the caller may not have read that event yet.
         """
         if self.is_link:
             return self.standing(now) in {"link", "used"} and _is_same(self.sha256, sha256)
@@ -185,7 +185,7 @@ _WHOLE: Final = ("name", "sha256", "role", "permissions", "queues", "tasks", "ex
 
 
 def evolve(before: Key | None, event: AccessEvent, stream_sequence: int) -> Key:
-    """Return the key after `event`; only one that was revoked is told by what came before."""
+    """Return the key after `event`; only `revoked` builds on the key before it."""
     said: dict[str, Any] = {
         "key": event.key,
         "sequence": stream_sequence,
@@ -358,7 +358,7 @@ def _words(event: AccessEvent) -> str:
 
 
 def _check(before: Key | None, event: AccessEvent, stream_sequence: int) -> Iterator[Broken]:
-    """Decide again what the event says was decided; it must come out the same."""
+    """Decide the command of an event again; the result must be the same."""
     if before is None and event.prev:
         return  # what came before was archived
     after = evolve(before, event, stream_sequence)

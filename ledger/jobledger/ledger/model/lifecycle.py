@@ -89,7 +89,7 @@ class Row(msgspec.Struct, Generic[E], frozen=True, kw_only=True):
     after: frozenset[JobState | None]  #: the states in which it may follow; None: before a job's first event
     to: JobState | None = None  #: the state it leads to; None: it leaves the job in its state
     ends: AttemptState | None = None  #: what becomes of the attempt that runs; None: it goes on
-    claimed: bool = False  #: only the holder of the claim may say it, about the attempt that runs
+    claimed: bool = False  #: only the holder of the claim may append it, about the running attempt
     order: bool = False  #: it has the fields of a work order, and may begin a job
     due: str = ""  #: its field with the moment at which the job goes on by itself
     payloads: tuple[
@@ -405,7 +405,7 @@ _DUE_OF: Final[Mapping[type[JobEvent], Callable[[JobEvent], Any]]] = {
 
 
 def references_of(event: JobEvent) -> Iterator[tuple[StoreName, PayloadRef]]:
-    """Yield the large values that an event refers to, and where each lies: results of runs' children live as inputs do."""
+    """Yield the large values that an event refers to, with their stores; results of children are in that of inputs."""
     is_child = _member_of_end(event) is not None
     for store, path in LIFECYCLE[type(event)].payloads:
         for reference in _at(event, path):

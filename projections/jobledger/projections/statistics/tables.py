@@ -88,7 +88,7 @@ WORKERS: Final = Table(
     key=("worker",),
     indexes=(Index(("last_at",)),),
 )
-#: How long jobs were held before their limits let them go on: counted from the first event in the rows on.
+#: How long jobs were held before their limits admitted them; events before those in the rows are not counted.
 LIMIT_WAITS: Final = Table(
     name="limit_waits",
     columns={
@@ -97,7 +97,7 @@ LIMIT_WAITS: Final = Table(
     },
     key=("name",),
 )
-#: When carried jobs began, as an archive run says; empty once the rows are beyond the position's `counted_through`.
+#: When carried jobs began, as an archive run recorded it; emptied once the rows reach `counted_through`.
 ORIGINS: Final = Table(
     name="origins",
     columns={
@@ -210,9 +210,9 @@ def _worker_rows(tally: Tally) -> Iterator[Row]:
 
 
 def _failure_rows(connection: sqlite3.Connection, tally: Tally) -> list[Row]:
-    """Give the first types of the stream rows of their own, and the rest of each queue and task one together.
+    """Return the rows of failures: the first error types of a queue and task get own rows, the rest share one.
 
-    In the order of the stream, so that every way of batching gives the same rows in the same order.
+    Types count in the order of the stream, so that rows do not depend on how events are cut into batches.
     """
     known: dict[tuple[str, str], set[str]] = {}
     found: list[Row] = []

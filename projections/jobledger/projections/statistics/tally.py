@@ -212,13 +212,11 @@ class Tally:
         self.tenants: dict[str, dict[JobState, int]] = {}  #: as `gauges`, by tenant
         self.tenant_hours: dict[
             tuple[int, str], list[int]
-        ] = {}  #: by (hour since 1970, tenant): `_TENANT_COUNTERS`
-        self.limit_waits_us: dict[
-            str, list[int]
-        ] = {}  #: by limit, how long each job was held that was let go on
+        ] = {}  #: by (hour since 1970, tenant): counts at the places of `_TENANT_AT`
+        self.limit_waits_us: dict[str, list[int]] = {}  #: by limit: how long each admitted job was held
 
     def add(self, event: JobEvent, before: SeenJob | None, after: Job, now_us: int) -> SeenJob:
-        """Count what `event`, stored at `now_us`, made of a job; return `after` with the times that it has now."""
+        """Count an event stored at `now_us`, by the job before and after it; return `after` with its times."""
         kind = type(event)
         count = self._COUNTING.get(kind)
         if count is not None:
@@ -330,7 +328,7 @@ class Tally:
         counts[FAILURE_COUNTERS.index(name)] += 1
 
     def _lost(self, cell: Cell, before: SeenJob) -> None:
-        """The attempt that ran ended without a word of its worker, whose newest time therefore stays."""
+        """Count the running attempt as lost. Its worker appended nothing, so the worker's newest time stays."""
         running = before.job.running_attempt
         if running is not None:
             cell.counts[_AT["lost"]] += 1
@@ -345,7 +343,7 @@ class Tally:
         if before is not None and before.job.state is _RUNNING:
             self._worker(before.job.attempts[-1].worker, now_us)
 
-    #: What is not here counts nothing: wishes, and what carries a job across a purge.
+    #: Other events are not counted: requests to a job, and `carried`, which an archive run stores before a purge.
     _COUNTING: ClassVar[dict[type[JobEvent], Callable[..., None]]] = {
         **dict.fromkeys(ORDERS, _ordered),
         Started: _started,

@@ -1,7 +1,7 @@
-"""The table of what people did: to jobs, to queues, and to what in the ledger is no event, each with who, when and why.
+"""The table of acts: what a person did to a job, a queue or an unreadable message, with who, when and why.
 
-An act carries the name its caller gave (`by`); the ledger records it and cannot prove it. Which events are acts is told
-from the event and from the job as it was before it.
+An act has the name that its caller gave (`by`), which the ledger cannot prove. Whether an event is an act depends on
+the event and on the job before it.
 """
 
 from __future__ import annotations
@@ -264,19 +264,19 @@ def _is_resumed(before: Job | None) -> bool:
 
 
 def _waits(job: Job) -> bool:
-    """Whether a pause of this job is a person's: of one that ran it only follows from what somebody asked before."""
+    """Whether a `paused` of this job is an act; of a running job the act was `pause_requested`, which came before."""
     return job.state in WAITING_STATES and not job.pause_requested
 
 
 def _waited(job: Job) -> bool:
-    """Whether a `cancelled` of this job ends a wait, which only a person does.
+    """Whether a `cancelled` of this job ends a wait: then a person cancelled it.
 
-    A running one is ended by whoever runs it or takes it over: because its task wishes so, or obeying a
+    The worker that runs a job, or takes it over, appends `cancelled` because the task asked for it, or to obey a
     `cancel_requested`, which is an act of its own.
     """
     return job.state in WAITING_STATES and not job.cancel_requested
 
 
 def _ended_waiting(job: Job) -> bool:
-    """The same of a cancelled job, as it was carried over."""
+    """Whether a job that was carried over as cancelled was cancelled while it waited; see `_waited`."""
     return not job.cancel_requested and (not job.attempts or job.attempts[-1].state != "cancelled")

@@ -76,7 +76,7 @@ class HookStates(msgspec.Struct, frozen=True, kw_only=True):
 def read_hooks(select: Callable[[str], Sequence[Sequence[Any]]], values_max: int, other: str) -> HookStates:
     """Return the state of every webhook and watch; `select` runs a statement on a projection's file.
 
-    Of each kind at most `values_max` have their own names; of the others it says under `other` whether it is so of one.
+    Of each kind the first `values_max` have names; the rest share the name `other`, which is 1 if one of them is.
     """
     found: dict[str, dict[str, int]] = {"webhook": {}, "watch": {}}
     for kind, name, state in select(_STATES):

@@ -198,9 +198,9 @@ RUN_TREE: Final = Query(
     ),
 )
 
-#: What rows of `jobs` and `attempts` hold for NULL. Python's sqlite3 looks in vain for an adapter of every None and every
-#: bytes it is given, for about a microsecond each; str, int, float and bytearray are spared that (`need_adapt` in
-#: CPython's Modules/_sqlite/statement.c). SQLite holds no number for equal to a text, so neither can be a real value.
+#: Stand-ins for NULL as values of `jobs` and `attempts`. Python's sqlite3 looks for an adapter of every None and every
+#: bytes, in vain, which takes about a microsecond each; it does not for str, int, float and bytearray (`need_adapt` in
+#: CPython's Modules/_sqlite/statement.c). In SQLite no number equals a text, so no real value equals its stand-in.
 NULL_TEXT: Final = 0
 NULL_NUMBER: Final = ""
 _NULLABLE: Final = {

@@ -34,9 +34,9 @@ _decoder: Final[msgspec.json.Decoder[Job]] = msgspec.json.Decoder(Job)
 def without_input(job: Job) -> Job:
     """Return the job as it is kept between events: its input stays in the column `data` alone.
 
-    `evolve` only passes the input on, so folding with or without it gives the same rest. The input is kept
-    where the column cannot give it back: beside a reference, or when it is not UTF-8. Of the steps of a run neither
-    results nor the inputs of children are kept.
+    `evolve` does not read the input, so the rest of the job is the same without it. The input is kept
+    where the column cannot give it back: beside a reference, or when it is not UTF-8. Steps of a run lose their
+    results and the inputs of their children.
     """
     if job.steps:
         job = _replace(job, steps=lean_steps(job.steps))
@@ -68,7 +68,7 @@ def data_text(job: Job) -> str | int:
 
 
 def job_changing(job: Job, fold: bytes, since_us: int) -> Row:
-    """Return the values of the columns that change, with the stand-ins for NULL; `since_us` as in `tally.Seen`."""
+    """Return the values of the columns that change, with the stand-ins for NULL; `since_us` as in `SeenJob`."""
     attempts, progress, error = job.attempts, job.progress, job.error
     updated_at = time_text(job.updated_at)
     return (
@@ -97,7 +97,7 @@ def job_changing(job: Job, fold: bytes, since_us: int) -> Row:
 
 
 def job_fixed(job: Job, first_us: int) -> Row:
-    """Return the values of the columns that stay; `first_us` as in `tally.Seen`."""
+    """Return the values of the columns that stay; `first_us` as in `SeenJob`."""
     return (
         job.task,
         time_text(job.created_at),
@@ -127,7 +127,7 @@ def job_of_run(job: Job, before: Job | None) -> Row | None:
 
 
 def attempt_rows(job: Job, before: Job | None) -> list[Row]:
-    """Return the rows of each attempt that `before` did not have as it is now."""
+    """Return the rows of the attempts that are new or changed since `before`."""
     known: Sequence[Attempt] = ()
     if before is not None:
         known = before.attempts[job.attempts_dropped - before.attempts_dropped :]

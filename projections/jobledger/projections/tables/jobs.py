@@ -35,7 +35,7 @@ _Key = tuple[str, str]  # (job id, queue), as in the primary key
 
 
 class _NotNewError(sqlite3.IntegrityError):
-    """A job that begins has the id of one that is in the rows: that one was archived, and its id was free again."""
+    """The rows already have a job with the id of a new one: the old job was archived, which made its id free again."""
 
 
 def _is_rerun(event: JobEvent) -> bool:
@@ -64,7 +64,7 @@ class JobRows(Rows):
         install(connection)
 
     def forget(self) -> None:
-        """Empty the cache, because the rows are not, or no longer, what it came from."""
+        """Empty the cache, because the rows differ from it."""
         self._forget_folds()
         self._counted_through = None
         self._levels.forget()
@@ -95,7 +95,7 @@ class JobRows(Rows):
             self._apply(events[counted:])
 
     def _apply(self, events: Sequence[StoredEvent], *, totals: bool = True) -> None:
-        """Take the jobs that begin here for new, which nearly all are: to look for each costs as much as its row."""
+        """Assume that jobs which begin here have no row, as is nearly always true: a look costs as much as the row."""
         try:
             self._fold(events, totals=totals, begun_are_new=True)
         except _NotNewError:
@@ -105,7 +105,7 @@ class JobRows(Rows):
     def _fold(self, events: Sequence[StoredEvent], *, totals: bool, begun_are_new: bool) -> None:
         """Bring the rows forward.
 
-        Raises: _NotNewError when one of the jobs that were taken for new is there; the rows are as they were.
+        Raises: _NotNewError when the rows have a job that was assumed to be new; the rows are unchanged then.
         """
         before: dict[_Key, SeenJob | None] = {}
         after: dict[_Key, SeenJob] = {}
@@ -157,7 +157,7 @@ class JobRows(Rows):
             remove_steps(self._connection, (job_id, queue))
 
     def _began_before(self, event: JobEvent) -> bool:
-        """Whether the job's first events were archived: then nothing is known of it until it is carried over.
+        """Whether the job's first events were archived: then it has no row before its `carried`.
 
         The archive run that took them stored the whole job later in the ledger.
         """
@@ -166,7 +166,7 @@ class JobRows(Rows):
         return bool(self._connection.execute(SELECT_BEGINS_LATE).fetchone()[0])
 
     def _known(self, key: _Key, *, look: bool, keep: bool = False) -> SeenJob | None:
-        """Return a job as it is before this transaction; `keep`: it is only looked at, so what is kept of it stays."""
+        """Return a job as it was before this transaction; `keep`: leave it in the cache."""
         cached = self._cache.get(key) if keep else self._cache.pop(key, None)
         if cached is not None:
             self._cache_bytes -= 0 if keep else cached[1]
@@ -220,8 +220,8 @@ class JobRows(Rows):
     def _insert(self, keys: list[_Key], inserts: list[Row]) -> None:
         """Insert the rows of new jobs, or none.
 
-        Not in a savepoint: a draft has no journal that one could go back with, and a file that is followed would write
-        each page that changes to a temporary file, too.
+        Without a savepoint: a draft has no journal to roll back with, and a file that is followed would write each
+        changed page to a temporary file, too.
 
         Raises: _NotNewError.
         """
@@ -234,7 +234,7 @@ class JobRows(Rows):
             raise _NotNewError(str(error)) from error
 
     def _write_dead_letters(self, before: dict[_Key, SeenJob | None], after: dict[_Key, SeenJob]) -> None:
-        """A dead letter has a row as long as it is one: requeued or discarded, only the job tells of it."""
+        """Write a row for each dead letter; delete the row of a job that is no dead letter any more."""
         dead = JobState.DEAD_LETTERED
         puts = [values.dead_letter_row(known.job) for known in after.values() if known.job.state is dead]
         self._connection.executemany(schema.PUT_DEAD_LETTER, puts)

@@ -91,7 +91,7 @@ def _row(values: dict[str, Any]) -> LimitRow:
 
 
 class LimitRows(Rows):
-    """The rows of limits: each `set` replaces all of them."""
+    """The rows of limits: each `set` replaces all rows of its limit."""
 
     def __init__(self, connection: sqlite3.Connection, _cache: CacheLimits) -> None:
         self._connection = connection

@@ -1,4 +1,4 @@
-"""The table of the tables of runs: what each one was, as the step that made it is recorded. Its rows lie elsewhere."""
+"""The table that lists the tables of runs, as the steps that made them recorded them. Their rows lie in files."""
 
 from __future__ import annotations
 

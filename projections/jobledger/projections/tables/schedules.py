@@ -96,7 +96,7 @@ _PUT: Final = (
 _SKIPPED: Final = "UPDATE schedules SET last_skipped_at = ? WHERE name = ?"
 _DECLARED: Final = "UPDATE schedules SET declared_at = ?, declared_by = ? WHERE name = ?"
 _PAUSED: Final = "UPDATE schedules SET paused_at = ?, paused_by = ?, pause_reason = ? WHERE name = ?"
-#: Ticks of one schedule and of no other, whose name may begin with this one's.
+#: Matches ticks of one schedule alone: another schedule's name may begin with this one's.
 _TICK: Final = "[0-9]" * 8 + "T" + "[0-9]" * 6
 _MICROSECONDS: Final = "[0-9]" * 6
 _FAILURE: Final = (

@@ -1,4 +1,4 @@
-"""The table of slots: which job holds one of which limit, counted by the one fold of that, `limits.holders`."""
+"""The table of slots: which job holds a slot of which limit. `limits.holders` folds the events, as everywhere else."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class SlotRows(Rows):
     def __init__(self, connection: sqlite3.Connection, _cache: CacheLimits) -> None:
         self._connection = connection
         self._holders: Holders | None = None  # None: not read from the rows yet
-        # What this call has told so far; the rows tell the rest.
+        # Changes by the messages of this call; the rows have the earlier ones.
         self._waits: dict[JobKey, _Wait | None] = {}
         self._definitions: dict[str, Definition] = {}
 

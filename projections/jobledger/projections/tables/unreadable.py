@@ -67,7 +67,7 @@ def count_set_aside(select: Callable[[str], Sequence[Sequence[int]]]) -> SetAsid
 
 
 class UnreadableRows(Rows):
-    """The rows of messages that are no events: what is given is one of them, or says who accepted one."""
+    """The rows of unreadable messages; `apply` gets such messages, and the events by which somebody accepted one."""
 
     def __init__(self, connection: sqlite3.Connection, _cache: CacheLimits) -> None:
         self._connection = connection

@@ -1,8 +1,8 @@
 """Slots whose attempts have ended while their code runs on, because neither a thread nor a coroutine can be forced.
 
-A thread cannot be stopped at all, and a coroutine may swallow its cancellation. Its attempt gets an outcome all the
-same, so that the job moves on; its slot stays taken until the code returns, so that a worker never runs more than it was
-told to.
+A thread cannot be stopped at all, and a coroutine may swallow its cancellation. The attempt gets an outcome all the
+same, so that the job moves on; the slot stays taken until the code returns, so that a worker never runs more code than
+its concurrency.
 """
 
 from __future__ import annotations

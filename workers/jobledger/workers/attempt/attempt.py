@@ -1,7 +1,7 @@
 """One attempt, from a delivery to its settlement: read, claim, execute, record, settle.
 
-A crash anywhere leaves a prefix of this, and the redelivery finishes it: the broker hears the ack only after the
-outcome is in the ledger, and the next worker to get the delivery reads there what was done.
+A crash leaves a prefix of these steps, and the redelivery finishes them: the broker gets the ack only after the
+outcome is in the ledger, and the worker that gets the redelivery reads in the ledger what was done.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _OWN_MODULES: Final = frozenset({__name__, Execution.__module__})
 
 
 class Attempts:
-    """Makes the attempts of one worker; `intake` None: the deliveries come from no broker, which hears nothing."""
+    """Makes the attempts of one worker; without `intake` there is no broker to settle deliveries with."""
 
     def __init__(
         self,
@@ -111,8 +111,8 @@ class Attempts:
     async def handle(self, delivery: Delivery) -> None:
         """Make the attempt that a delivery asks for and settle it; raises nothing but CancelledError."""
         if delivery.stream_sequence in self._handled:
-            # Delivered again while it is handled, perhaps before its claim is answered: a second look at it would
-            # take the first one's claim for one that was made and lost.
+            # Delivered again while it is handled, perhaps before its claim is answered: to handle it again would
+            # mistake that claim for one that this worker made and lost.
             self._settle([delivery], DROP)
             return
         deliveries = self._handled[delivery.stream_sequence] = [delivery]
@@ -159,7 +159,7 @@ class Attempts:
             finally:
                 if not attempt.control.abandoned:
                     self._end(attempt)
-        # A refused outcome means that job and message are its new holder's: an ack would settle theirs.
+        # A refused outcome means that another worker holds job and message: an ack would settle its delivery.
         return ACK if accepted else DROP
 
     def _settle(self, deliveries: list[Delivery], settlement: Settlement) -> None:
@@ -293,7 +293,7 @@ class Attempts:
         attempt.control.abandoned = True
         stack = stack_of_task(attempt.own_task, _OWN_MODULES)
         sequence = attempt.job.dispatch_sequence
-        # Another list, by which its own task sees that somebody else settles them.
+        # A new list, which shows `handle` that the deliveries are settled here.
         deliveries = self._handled[sequence] = list(self._handled[sequence])
         self._abandoned.add(attempt.own_task, attempt.name, stack)
         self._left.add(attempt)

@@ -35,7 +35,7 @@ class ThreadCalls:
         return asyncio.run_coroutine_threadsafe(self._run(verb), self._loop)
 
     def call(self, verb: Callable[[Ledger], Awaitable[R]]) -> R:
-        """Run a verb and wait for its end. Raises: AttemptStoppedError, whatever the verb raises."""
+        """Run a verb and wait for its end. Raises: AttemptStoppedError, and any error of the verb."""
         return wait_for(self.start(verb))
 
     def give_back(self, verb: Callable[[Ledger], Awaitable[R]]) -> R:

@@ -56,7 +56,7 @@ class CancelWatch:
             self._hinted.put_nowait(ref)
 
     async def run(self) -> None:
-        """Look at a job as soon as a hint comes, and every few seconds at all that ran before; until cancelled."""
+        """Check a job once a hint comes, and every few seconds all that ran at the last check; until cancelled."""
         looked_at = self._ledger.clock.monotonic()
         seen: Mapping[JobRef, int] = {}
         while True:

@@ -1,7 +1,7 @@
 """What a running task says through its `Context`: checkpoints and progress, for the ledger and for those who watch.
 
-Progress is rate-limited here: watchers hear of it by a hint a few times a second, the ledger every few seconds, and of the
-newest report together with the outcome. The appends of one attempt follow each other and are conditional on its claim, so
+Progress is rate-limited: watchers get a hint a few times a second, the ledger an event every few seconds, and the
+newest report with the outcome. The appends of one attempt follow each other and are conditional on its claim, so
 a worker that lost the claim appends nothing.
 """
 
@@ -50,7 +50,7 @@ from jobledger.workers.surroundings import Surroundings
 
 _HINT_EVERY_S: Final = 0.25
 _LEDGER_EVERY_S: Final = 5.0
-#: A chain that grows all the time would let nobody else append to it, such as an operator who cancels the job.
+#: Checkpoints are paced: in a chain that grows all the time others lose every race, such as an operator's cancel.
 _CHECKPOINT_EVERY_S: Final = 0.05
 #: How long an attempt that has ended waits for checkpoints that its task did not await.
 _LAST_CHECKPOINTS_S: Final = 5.0
@@ -222,7 +222,7 @@ class AttemptChannel:
         command = Checkpoint(epoch=self._epoch, value=value, value_ref=reference)
         what = f"a checkpoint of job {self._ref.job_id}"
         await retry_store(what, lambda: self.append(command), outage=self._ledger.outage)
-        # The append was conditional: a request to pause that came before it had to be read first.
+        # The append was conditional, so the view has every request to pause that came before it.
         if self.chain.job is not None and self.chain.job.pause_requested:
             self._on_pause()
 
@@ -243,7 +243,7 @@ class AttemptChannel:
     async def append_all(self, commands: Sequence[Command]) -> list[int]:
         """Append what follows from commands of the claim's holder as one; return the places of those that were refused.
 
-        A refusal may rest on an old view: `append` decides again.
+        A refusal may come from an old view; `append` decides on the newest one.
 
         Raises: WrongSequenceError after too many lost races, and what `Log` raises; then none of them is stored.
         """
@@ -263,7 +263,7 @@ class AttemptChannel:
             return await retry_raced(attempt)
 
     def _decided(self, commands: Sequence[Command]) -> tuple[list[JobEvent], list[int]]:
-        """Return the events of commands of which each is decided on the one before, and the places of those refused."""
+        """Decide each command after the events of the one before; return all events, and the places of refused ones."""
         job, sequence = self.chain.job, self.chain.last_sequence
         events: list[JobEvent] = []
         refused: list[int] = []
@@ -273,7 +273,7 @@ class AttemptChannel:
             except (NotFoundError, RefusedError):
                 refused.append(place)
                 continue
-            for event in some:  # where it will be stored is not known yet, and no decision on a step asks
+            for event in some:  # the sequence is a guess: no decision on a step reads it
                 sequence += 1
                 job = evolve(job, event, sequence)
             events += some

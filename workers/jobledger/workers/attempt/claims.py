@@ -1,7 +1,7 @@
 """From a delivery to the right to run it: claim, take over, wait, or drop. The ledger decides, never the broker.
 
-A first dispatch, `queued` as new or as admitted with the whole order, is claimed without reading anything: its message
-is the newest event of the chain, or the conditional append is refused, and only then the chain is read.
+A first dispatch (`queued` with cause `new`, or `admitted` with the whole order) is claimed without a read: its message
+is the newest event of the chain, else the conditional append is refused, and only then the chain is read.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Claimer:
 
     async def _claim(self, delivery: Delivery, queued: Queued) -> JobView | Settlement:
         ref = JobRef(queue=queued.queue, job_id=queued.job)
-        # Both have the whole order; other dispatches build on what happened before, and that is in the chain.
+        # Both have the whole order; other dispatches need the earlier events of the chain.
         if queued.cause == "new" or (queued.cause == "admitted" and queued.limits):
             chain = _only(delivery, queued)
         else:
@@ -112,7 +112,7 @@ class Claimer:
                     and job.state is _QUEUED
                     and job.dispatch_sequence == delivery.stream_sequence
                     and job.attempts_left
-                ):  # nearly always, so it is not left to `_judge`: each await costs a call in every coroutine on the way
+                ):  # nearly always; not in `_judge`: each await costs a call in every coroutine on the way
                     if job.order.version:
                         elsewhere = self._passes_on(job, delivery)
                         if elsewhere is not None:
@@ -128,7 +128,7 @@ class Claimer:
         """Deal with a job that cannot simply be started."""
         job = chain.job
         if job is None or job.dispatch_sequence < delivery.stream_sequence:
-            # The view lacks the very event that was delivered: it came from a replica that lags behind.
+            # The view lacks the delivered event: a lagging replica answered.
             return nak(soon_s(_WAIT_STEP_S_MIN, delivery.delivered))
         if job.dispatch_sequence > delivery.stream_sequence:
             return ACK  # it was dispatched again since: the newer message is the work item
@@ -187,9 +187,9 @@ def read_dispatch(delivery: Delivery) -> Queued | None:
 
 
 def _only(delivery: Delivery, queued: Queued) -> JobView:
-    """The chain as it is if the delivered event, which has the whole order, is its newest; the claim's condition proves it.
+    """Return the chain, if the delivered event is its newest; the claim's condition checks that.
 
-    Of a job that was held before, only the time of its first event is another one in this view.
+    The event has the whole order. For a job that was held before, only the time of its first event differs.
     """
     sequence = delivery.stream_sequence
     return JobView(evolve(None, queued, sequence), sequence, delivery.data)

@@ -20,21 +20,19 @@ from jobledger.workers.logs import facts_of
 
 
 class Control(msgspec.Struct, eq=False):
-    """What becomes of an attempt while it runs: the one part of it that changes. Used on the loop only."""
+    """The part of an attempt that changes while it runs. Used on the loop only."""
 
     channel: AttemptChannel | None = None  #: of a task that takes a context
     stop_reason: str = ""  #: why it was told to stop; "" while it was not
     cancelled: bool = False  #: it was told to stop because somebody cancelled the job
-    limit: str = ""  #: the limit of its own that it reached, as is recorded; "" while it has reached none
+    limit: str = ""  #: the recorded sentence on the limit of its own that it reached; "" while none
     stalled: str = ""  #: the sign of life that did not come in time; "" while they come
     returned: bool = False  #: the task has ended, and its result is being put away
     recording: bool = False  #: the task has ended, and its outcome is being appended
     abandoned: bool = False  #: the task has not ended, and its outcome is recorded all the same
-    undoing: bool = (
-        False  #: the run ends, and takes back what it did: another wish to cancel it changes nothing
-    )
+    undoing: bool = False  #: the run ends and undoes its steps: a further cancel request changes nothing
     recorded: Outcome | None = (
-        None  #: what was recorded before the code of its run was left: the only outcome
+        None  #: the outcome that its run recorded itself, as it parked or ended: no further one is
     )
     span: AttemptSpan | None = None
     log: AttemptLog | None = None  #: what its code logged; None while that is nothing
@@ -82,8 +80,8 @@ class Attempt(msgspec.Struct, frozen=True, eq=False):
     def stop(self, reason: str, *, cancelled: bool = False, paused: bool = False) -> None:
         """Tell it to stop, once; an attempt that has an outcome already is left to record it.
 
-        A coroutine is cancelled at once. A thread cannot be: when its job is cancelled or paused it hears so at its
-        next heartbeat, and is cut off after the worker's `cancel_grace_s`.
+        A coroutine is cancelled at once. A thread cannot be: when its job is cancelled or paused, its next heartbeat
+        raises, and the attempt ends without it after the worker's `cancel_grace_s`.
         """
         control = self.control
         if control.stop_reason or control.returned or control.recording or control.abandoned:

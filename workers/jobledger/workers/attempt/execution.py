@@ -95,7 +95,7 @@ class Execution:
         return self._processes
 
     async def call_in_process(self, call: Call, *, is_ours: bool = False) -> Result:
-        """Make a call beside the attempts, in the next process that is free; `is_ours`: it is of no module of the application's.
+        """Make a call beside the attempts, in the next free process; `is_ours`: it needs no module of the application.
 
         Raises: ConfigurationError where this worker has no processes, ChildStartError, PoolClosedError.
         """
@@ -147,7 +147,7 @@ class Execution:
     async def within(self, attempt: Attempt, task: Task[Any, Any], call: Callable[[], Awaitable[T]]) -> T:
         """Call within the attempt's limits, if it has any.
 
-        Raises: LimitReachedError, unless the task made another end of it when it was cancelled.
+        Raises: LimitReachedError, unless the cancelled task returned or raised something else.
         """
         limit_s, control = attempt.job.order.timeout_s, attempt.control
         if limit_s is None and task.rules.heartbeat_s is None:
@@ -238,7 +238,7 @@ class Execution:
         return await self._threads.call(lambda: task.function(**arguments), name=attempt.name)
 
     async def _run_in_process(self, attempt: Attempt, task: Task[Any, Any], text: bytes) -> Outcome:
-        """Run the task in a process of the pool; whatever ends the wait ends the process."""
+        """Run the task in a process of the pool; if this wait is cancelled, the process ends."""
         job, processes = attempt.job, self._in_processes
         if task.signature.context_parameter is not None:
             self._open_channel(attempt)
@@ -259,7 +259,7 @@ class Execution:
         return self._policy.failed(job, task.rules, result.error, self._ledger.clock.now())
 
     def timed_out(self, attempt: Attempt, stack: str = "") -> Outcome:
-        """Return what follows from the limit that an attempt reached; `stack`: where its task stands, if it does not end."""
+        """Return the outcome of an attempt that reached a limit; `stack`: of its task, if that does not end."""
         assert attempt.task is not None, "only a task reaches a limit"
         info = ErrorInfo(kind="timeout", type="TimeoutError", message=attempt.control.limit, traceback=stack)
         return self._policy.failed(attempt.job, attempt.task.rules, info, self._ledger.clock.now())
@@ -277,7 +277,7 @@ class Execution:
                 # Checked as text, too: a msgspec.Raw is written as it is, and text that is not JSON would make the
                 # event, and with it the whole chain, unreadable.
                 check_text(text, what=what)
-            # A run may read a child's result long after the results of jobs are gone.
+            # A child's result goes to the store of inputs: its run may read it after other results are gone.
             results = self._ledger.results if job.order.member is None else self._ledger.inputs
             if results.fits_inline(text, what=what):
                 return Complete(epoch=epoch, result=msgspec.Raw(text))
@@ -305,7 +305,7 @@ class Execution:
 
 
 def is_stop(attempt: Attempt, error: BaseException) -> bool:
-    """Whether the attempt ends because it was told to; a CancelledError of the task's own is its failure."""
+    """Whether the attempt ends because it was told to; a CancelledError that the task raises itself is a failure."""
     if isinstance(error, asyncio.CancelledError):
         return bool(attempt.control.stop_reason or attempt.own_task.cancelling())
     return isinstance(error, AttemptStoppedError) and bool(attempt.control.stop_reason)

@@ -1,9 +1,9 @@
 """Taking work: which consumer is asked for how much, in which order, and what is kept alive meanwhile.
 
-Demand-driven: no more is asked for than there are free slots, so a busy worker holds nothing that an idle one
-could do; only an empty lane is left waiting for one message, which goes back if the slots filled meanwhile.
-Strictly high, then normal, then low, with a guard: every sixteenth request goes to the low end, for an eighth of
-the free slots. Queues share the slots of a priority by their weights. What is on hand, waiting or running, is
+A worker asks for no more than its free slots, so a busy one holds no job that an idle one
+could do; only an empty lane has a standing request for one message, which goes back if no slot is free then.
+It asks high, then normal, then low; but every sixteenth request goes to the lowest priority, for an eighth of
+the free slots. Queues share the slots of a priority by their weights. Deliveries on hand, waiting or running, are
 kept alive by +WPI every third of the ack wait.
 """
 
@@ -63,7 +63,7 @@ class Lane:
 def next_lane(tier: list[Lane], wanted: int) -> tuple[Lane, int]:
     """Return which of the lanes of one priority is asked next, and for how many of `wanted` free slots.
 
-    Deficit round robin: what one lane is asked for is owed to the others by their weights, so the slots given over time
+    Deficit round robin: a lane that is asked owes that amount to the others by their weights, so the slots over time
     are in the proportion of the weights, for one free slot at a time as for a hundred at once.
     """
     if len(tier) == 1:
@@ -168,7 +168,7 @@ class Intake:
             make=work_maker(self._ledger.log, lane.queue),
         )
         lane.empty = found.paused  # there is nothing to be had before the end of the pause
-        # Somebody else may have made it, with an ack wait of their own: what counts is how long the server waits.
+        # Another process may have made the consumer with another ack wait: the server's value counts.
         lane.ack_wait_s = int(found.config.get("ack_wait", 0)) / _NANOSECONDS or self._config.ack_wait_s
         self._held.ack_wait_s = min(each.ack_wait_s for each in self._lanes)
         lane.lost = False
@@ -181,7 +181,7 @@ class Intake:
         if self.asked:
             for lane in self._lanes:
                 await lane.consumer.end()
-            # The server answers after it has sent all that it had handed out.
+            # The server answers after it has sent the messages that were on their way.
             with contextlib.suppress(LedgerError, ConnectionLostError, TimeoutError):
                 async with asyncio.timeout(_ON_ITS_WAY_S):
                     await find_stream(self._ledger.inbox, self._ledger.names.ledger_stream)
@@ -219,7 +219,7 @@ class Intake:
         return False
 
     async def _look_for(self, lane: Lane) -> None:
-        """Find a lane that was lost; what is wrong with its consumer alone keeps nobody from the others.
+        """Find a lane that was lost; a fault of its consumer alone does not stop the other lanes.
 
         Raises: UnreachableError, JetStreamDisabledError; PermissionRefusedError before the server ever answered a
             request of ours: this user may not take jobs.
@@ -253,7 +253,7 @@ class Intake:
         self.wake()
 
     def resume(self, queue: str) -> None:
-        """Ask for a job of a queue that was paused: with a further request the server looks at once, else in a second."""
+        """Ask for a job of a resumed queue: a further request makes the server look at once, not within a second."""
         for lane in self._lanes:
             if lane.queue == queue and lane.consumer.standing and lane.consumer.free and self._free() > 0:
                 with contextlib.suppress(ConnectionLostError):
@@ -309,7 +309,7 @@ class Intake:
             names = ", ".join(f"{lane.queue} ({lane.priority})" for lane in silent)
             logger.info("consumers are silent and looked for: %s", names)
 
-    # What follows settles deliveries; none of it is trusted by anybody: the ledger decides.
+    # The methods below settle deliveries. Nothing depends on a settlement: the ledger decides.
 
     async def keep_alive(self) -> None:
         """Tell the broker, until cancelled, that what is on hand is still on hand."""

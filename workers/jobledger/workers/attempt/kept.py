@@ -22,7 +22,7 @@ _STEP_BYTES: Final = 768
 
 
 class KeptChains:
-    """The chains of parked runs, those that were used last first to stay."""
+    """The chains of parked runs; without room the one that was kept longest goes first."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max

@@ -1,7 +1,7 @@
 """What the code of attempts logs, kept while they run: by attempt, in the bucket LOGS.
 
-Nothing of it is made for an attempt before its code logs a line, and no attempt waits for it. What cannot be stored is
-told in the log of the worker, and harms no job.
+An attempt has no log before its code logs a line, and no attempt waits for the store. If a log cannot be stored, the
+worker logs a warning, and its jobs go on.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class PauseWatch:
         self._wake.set()
 
     def holds_back(self, queue: str) -> bool:
-        """Whether a job of the queue that was delivered all the same is to be given back; looks whether that is still so."""
+        """Return whether to give a delivered job of the queue back, as it is paused; then have the pause checked."""
         state = self.states.get(queue)
         if state is None or not state.is_paused(self._ledger.clock.now()):
             return False
@@ -57,7 +57,7 @@ class PauseWatch:
         return True
 
     async def run(self) -> None:
-        """Look at a queue as soon as a hint comes, and every few seconds whether one was lost; until cancelled."""
+        """Read a queue as soon as a hint comes, and every few seconds all, as hints may be lost; until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY_S):

@@ -27,7 +27,7 @@ async def retry_store(
 ) -> T:
     """Call `store` until it succeeds; safe for conditional appends, which cannot be stored twice.
 
-    Why it has to wait is a warning, unless `outage` tells already that the server is away.
+    The first failure is logged as a warning, or more quietly where `outage` has logged the cause already.
 
     Raises: LedgerFullError, UnreachableError after `limit_s`; any other error at once.
     """

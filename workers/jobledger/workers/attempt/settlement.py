@@ -33,7 +33,7 @@ def nak(delay_s: float) -> Settlement:
     return Settlement("nak", delay_s)
 
 
-#: The delivery at which a task that no worker knew is given up; one is left for a worker that dies over it.
+#: The delivery at which a job of an unknown task is given up; one more is left in case that worker dies.
 UNKNOWN_TASK_DELIVERIES_MAX: Final = DELIVERIES_MAX - 1
 _UNKNOWN_TASK_S: Final = 2.5
 _UNKNOWN_TASK_S_MAX: Final = 600.0
@@ -48,38 +48,38 @@ _STEADY_DELIVERIES: Final = 5
 
 
 def unknown_task_s(delivered: int) -> float:
-    """Until a worker has the task: it may be busy, or not be deployed yet. 82 min in all."""
+    """Return the delay until a worker may have the task: it may be busy, or not be deployed yet. 82 min in all."""
     return min(_UNKNOWN_TASK_S * delivered * delivered, _UNKNOWN_TASK_S_MAX)
 
 
 def full_ledger_s(delivered: int) -> float:
-    """Until somebody makes room: half an hour in all."""
+    """Return the delay until somebody may have made room: half an hour in all."""
     return min(_FULL_S * delivered, _FULL_S_MAX)
 
 
 def unreadable_s(delivered: int) -> float:
-    """Until a worker of a newer version reads the job: an hour and a half in all."""
+    """Return the delay until a worker of a newer version may read the job: an hour and a half in all."""
     return min(_UNREADABLE_S * delivered, _UNREADABLE_S_MAX)
 
 
 def no_lease_s(delivered: int) -> float:
-    """Until this worker has a lease again, or another one takes it: 7 min in all.
+    """Return the delay until this worker may have a lease again, or another one takes the job: 7 min in all.
 
-    Not longer for a dispatch that was delivered often before, since its workers died: a lease is back within seconds.
+    It is bounded also for a dispatch that was delivered often because its workers died: a lease is back in seconds.
     """
     return min(soon_s(_NO_LEASE_S, delivered), _NO_LEASE_S_MAX)
 
 
 def soon_s(first_s: float, delivered: int) -> float:
-    """Until a short obstacle is gone, such as a replica that lags; doubles each time."""
+    """Return the delay until a short obstacle may be gone, such as a replica that lags; it doubles each time."""
     return min(first_s * 2.0 ** min(delivered - 1, 20), _SOON_S_MAX)
 
 
 def elsewhere_s(delivered: int) -> float:
-    """Until another worker may take it, or the queue is resumed: at once, but not in a circle where nobody can."""
+    """Return the delay until another worker may take the job, or its queue is resumed: 0 first, then it grows."""
     return 0.0 if delivered == 1 else soon_s(0.05, delivered - 1)
 
 
 def held_elsewhere_s(lease_left_s: float, delivered: int) -> float:
-    """Until the holder's lease may have expired: often at first, so that a dead worker's jobs move on, then less."""
+    """Return the delay until the holder's lease may have expired: short at first, as the holder may be dead."""
     return lease_left_s * max(1, delivered - _STEADY_DELIVERIES)

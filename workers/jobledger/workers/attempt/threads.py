@@ -42,7 +42,7 @@ class Threads:
             call.thread_id = threading.get_ident()
             # An exception is handed over as a value: a GeneratorExit that is thrown into a coroutine would close it.
             try:
-                # One that was abandoned before it began is not called: nobody counts its slot.
+                # Abandoned before it began: do not call it, since nobody counts its slot.
                 return None if call.abandoned else function(), None
             except BaseException as error:  # noqa: BLE001 - raised again on the other side
                 return None, error

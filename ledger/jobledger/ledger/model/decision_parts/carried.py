@@ -26,7 +26,7 @@ _asdict = msgspec.structs.asdict
 def carried_job(job: Job, *, tracebacks: bool = True) -> CarriedJob:
     """Return the job in the form that is stored; without `tracebacks` those of its attempts are left out.
 
-    A job of many failed attempts may be too large for one event with them. Its newest error keeps its own.
+    With them, a job of many failed attempts may be too large for one event. Its newest error keeps its traceback.
     """
     fields = {name: getattr(job, name) for name in CarriedJob.__struct_fields__}
     attempts = job.attempts if tracebacks else _without_tracebacks(job.attempts)
@@ -52,8 +52,8 @@ def _without_tracebacks(several: tuple[_T, ...]) -> tuple[_T, ...]:
 def difference(job: Job, event: Carried, *, is_lean: bool = False) -> str | None:
     """Return the first field in which `event` says something else than the events before it, None when it does not.
 
-    With `is_lean` the job lacks what `lifecycle.lean` takes away: the rest is compared. One that an earlier release wrote
-    is held to what that one knew.
+    With `is_lean` the job lacks what `lifecycle.lean` takes away: the rest is compared. An event of an earlier release
+    is compared in the fields that that release had.
     """
     goes_on = bool(event.steps_before or event.signals_before)
     if event.job_state.last_sequence != job.last_sequence and not goes_on:
@@ -69,7 +69,7 @@ def difference(job: Job, event: Carried, *, is_lean: bool = False) -> str | None
 
 
 def _part(job: Job, event: Carried, *, tracebacks: bool) -> CarriedJob:
-    """Return the part of a carried job that an event should say by its place among those that tell the job.
+    """Return the part of a carried job that an event should hold, by its place among the `carried` events of the job.
 
     A long run has many such events, so each is held to its own steps and signals alone.
     """
@@ -77,7 +77,7 @@ def _part(job: Job, event: Carried, *, tracebacks: bool) -> CarriedJob:
     steps = dict(islice(job.steps.items(), at_step, at_step + len(state.steps)))
     signals = job.signals[at_signal : at_signal + len(state.signals)]
     part = carried_job(_replace(job, steps=steps, signals=signals), tracebacks=tracebacks)
-    if job.is_incomplete and (at_step, at_signal) == _sizes(job):  # nobody else told these
+    if job.is_incomplete and (at_step, at_signal) == _sizes(job):  # only this event holds these
         part = _replace(part, steps=state.steps, signals=state.signals)
     return _replace(part, last_sequence=state.last_sequence) if at_step or at_signal else part
 

@@ -1,6 +1,6 @@
-"""Which permission each command on a job needs of whoever acts. Pure.
+"""The permission that a principal needs for each command on a job. Pure.
 
-A command that is not here is of workers and reactors, and nobody else may give it.
+Only workers and reactors may give a command that is not listed here.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _ONCE_MORE: Final = Requeue()
 
 
 def permit(principal: Principal, job: Job | None, command: Command) -> None:
-    """Refuse a command that whoever acts may not give.
+    """Refuse a command that the principal may not give.
 
-    A job of the ledger's own is begun by what was allowed piece by piece, and as an operator's.
+    The ledger's own jobs are begun as an operator's, by code that permitted their parts one by one.
 
-    Raises: JobNotFoundError for a job that is not there for them; AccessDeniedError; InvalidInputError for a job of the
-        ledger's own, and for an id that is kept for one that follows from something else.
+    Raises: JobNotFoundError for a job that they may not see; AccessDeniedError; InvalidInputError for a job of the
+        ledger's own, and for an id of a form that is kept for derived ids.
     """
     needed = NEEDED.get(type(command))
     if needed is None:
@@ -63,7 +63,7 @@ def permit(principal: Principal, job: Job | None, command: Command) -> None:
         _permit_to_begin(principal, command)
         return
     if job is None:
-        return  # there is nothing to protect: the decision says so
+        return  # there is nothing to protect: `decide` refuses it
     if isinstance(command, Requeue):
         if _is_once_more(command) and principal.may("cancel"):
             needed = "cancel"
@@ -83,7 +83,7 @@ def _permit_to_begin(principal: Principal, command: Enqueue) -> None:
             check_users_task(task)
             check_users_queue(queue)
         principal.require("queue", queue, task)
-    if order.member is None:  # nobody but a batch says so, of its own jobs
+    if order.member is None:  # only a batch sets it, for its own jobs
         check_unreserved(command.ref.job_id, principal.keyed)
 
 
@@ -95,10 +95,10 @@ def permit_limit(
     *,
     is_own: bool,
 ) -> None:
-    """Refuse a limit that a job names and may not; the refusal tells nothing of who holds it.
+    """Refuse a limit that a job may not name; the refusal does not show who holds it.
 
-    What the definition says holds for everybody. Where it does not say who may name it, whoever is bound to queues or
-    tasks may not: who names a limit takes slots from all who do, and may end their jobs by its mode. `job`: its queue and
+    The patterns of a definition apply to everybody. Where it has none, a principal that is bound to queues or tasks may
+    not name it: the job would take slots from others, and might end their jobs by the limit's mode. `job`: queue and
     task; `is_own`: whether the task's code has the limit; `principal`: None for an operator.
 
     Raises: AccessDeniedError.

@@ -136,7 +136,7 @@ def check_signal(job: Job, command: CompleteStep) -> None:
 
 
 def refuse_signal(job: Job, command: RefuseSignal, stamp: Stamp) -> Events:
-    """Let a wait of the attempt whose claim was checked refuse the signal that it would take: once, and nothing else."""
+    """Record that a wait of the attempt whose claim was checked refuses the signal that it would take, once."""
     known = job.steps.get(command.step)
     if known is not None and (known.has_ended or (known.kind, known.target) != ("wait", command.name)):
         at = f"in step {command.step!r}, recorded as {known.kind} {known.target}, {known.state}"
@@ -186,7 +186,7 @@ def pause(job: Job, command: Pause, stamp: Stamp) -> Events:
         if not command.steps or any(job.steps[key].kind != "undo" for key in command.steps):
             raise StepOverError(job.id, next(iter(command.steps), ""), "it was asked to end")
     elif job.pause_requested:
-        event = OPERATOR  # whatever has come meanwhile: the command that resumes it looks at that
+        event = OPERATOR  # even if what it waits for has come: `resume` checks that
     elif event == OPERATOR:
         raise IllegalTransitionError(job.id, "asked to pause by nobody", "pause until a person resumes it")
     if event != OPERATOR:
@@ -205,7 +205,7 @@ def _check_nothing_came(job: Job, command: Pause, stamp: Stamp) -> None:
 
 
 def paused(job: Job, stamp: Stamp, *, event: str, reason: str = "", **waits: Any) -> Paused:
-    """Make a job wait that exists; a person's pause is told with its reason, and to its children."""
+    """Return the event that makes a job wait; a person's pause holds its reason and the number of open children."""
     told: dict[str, Any] = {}
     if event == OPERATOR:
         told = {"reason": reason or job.pause_reason, "open_children": of_family(job)["open_children"]}
@@ -232,7 +232,7 @@ def join(job: Job, command: Join, stamp: Stamp) -> Events:
 
 
 def copy_ends(job: Job, command: CopyEnds, stamp: Stamp) -> Events:
-    """Count ends of another run's children, and open as many others as there is room for; only before a child is made."""
+    """Count ends of another run's children, and open others while there is room; only before a child is made."""
     known = job.steps.get(command.step)
     if known is None or known.order is None or known.state != "started" or known.copied is None:
         raise IllegalTransitionError(
@@ -254,7 +254,7 @@ def copy_ends(job: Job, command: CopyEnds, stamp: Stamp) -> Events:
 
 
 def _news(job: Job, known: Step, command: Join) -> JoinFact:
-    """Return what a command says that is not recorded, and what may be opened then."""
+    """Return the ends in a command that are not recorded yet, and the children that may be opened then."""
     order = known.order
     assert order is not None, "only groups are joined"
     counted = command.count if order.is_open and known.count is None else None
@@ -264,7 +264,7 @@ def _news(job: Job, known: Step, command: Join) -> JoinFact:
     else:
         may_end = known.opened
     dead = 0 if order.on_dead_letter == "wait" else bits_of(command.dead) & may_end & ~known.ended
-    # Nothing follows a completion: of a dead letter and a completion the dead letter was first, and it was the end.
+    # Nothing follows a completion, so if a child has both, its dead letter came first and was its end.
     completed = bits_of(command.completed) & may_end & ~known.ended & ~dead
     failed = (bits_of(command.failed) & may_end & ~known.ended & ~completed) | dead
     if counted is not None and known.ended.bit_length() > counted:

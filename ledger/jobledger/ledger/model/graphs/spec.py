@@ -60,7 +60,7 @@ class GraphSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def shape(self) -> list[Any]:
-        """What makes a graph this one: not the options of its nodes, which a new release of their code may change."""
+        """The parts that identify a graph: not its nodes' options, which a new release of their code may change."""
         return [
             (self.name, node.label, node.node.task, node.input, node.node.takes, node.after, node.always)
             for node in self.nodes
@@ -72,7 +72,7 @@ class GraphSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def order(self) -> ChildOrder:
-        """What asks for the nodes' jobs."""
+        """The order by which a step asks for the nodes' jobs."""
         return ChildOrder(
             task=self.name,
             queue=self.nodes[0].node.queue,

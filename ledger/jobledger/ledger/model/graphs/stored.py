@@ -91,7 +91,7 @@ GraphCommand = SetGraph | RemoveGraph
 
 
 def decide(name: str, before: StoredGraph | None, command: GraphCommand, stamp: Stamp) -> GraphEvent | None:
-    """Return the event that follows from a command; None where the graph is as it asks already.
+    """Return the event that follows from a command; None where nothing would change.
 
     Raises: GraphNotFoundError for the removal of what is not there, and for who is not bound to the jobs of a node;
         AccessDeniedError.
@@ -112,7 +112,7 @@ def decide(name: str, before: StoredGraph | None, command: GraphCommand, stamp: 
 
 
 def _permit(principal: Principal, name: str, before: StoredGraph | None, command: GraphCommand) -> None:
-    """Refuse who may not manage each node's jobs, of the graph as it is and as it is to be."""
+    """Refuse a principal that may not manage the jobs of each node, of the old graph and of the new one."""
     if before is not None and before.spec is not None:
         for node in before.spec.nodes:
             principal.require_about("manage", node.node.queue, node.node.task, GraphNotFoundError(name))
@@ -168,7 +168,7 @@ def _words(event: GraphEvent) -> str:
 
 
 def _check(before: StoredGraph | None, event: GraphEvent, _stream_sequence: int) -> Iterator[Broken]:
-    """A graph that could be stored, versions without a gap, and a removal only of what is there."""
+    """Check that the graph can be stored, that versions have no gap, and that only a stored graph is removed."""
     if before is not None and evolve(None, event, before.sequence) == before:
         return  # an archive run says once more what holds
     if isinstance(event, GraphRemoved):

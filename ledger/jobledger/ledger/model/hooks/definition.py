@@ -1,4 +1,4 @@
-"""What a webhook is told to do: which events, where they go, what is said of them; and what of it can work. Pure."""
+"""The definition of a webhook: which events, where they go, what a message holds; and the check of it. Pure."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ class MatchedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rule: str  #: the rule's name
     queue: str  #: the job's queue
     job: str  #: its id
-    given: bool = False  #: whether its id does not follow from the delivery: the body or the task says it, or that one was taken
+    given: bool = False  #: whether the id is not derived: the body or the task gives it, or it was taken
     signal: str = ""  #: the signal that the run was sent; "": the rule sends none
-    refused: str = ""  #: why the run was not sent it, and not begun either; "": it was
+    refused: str = ""  #: why the signal was not sent, and no run begun; "": it was sent
 
     @property
     def words(self) -> str:
@@ -137,7 +137,7 @@ class Receive(msgspec.Struct, frozen=True, kw_only=True):
     arrived: ArrivedDelivery
     definition: int
     matched: Sequence[MatchedJob]
-    again_after_s: int = 0  #: 0: its name is that of one delivery for ever
+    again_after_s: int = 0  #: 0: its name stands for the same delivery for ever
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +154,7 @@ def next_number(before: Delivery | None) -> int:
 
 
 def is_repeat(before: Delivery | None, again_after_s: int, now: datetime) -> bool:
-    """Return whether a delivery of a name that is known is that one once more."""
+    """Return whether a delivery of a known name repeats the earlier one."""
     if before is None:
         return False
     return not again_after_s or now < before.at + timedelta(seconds=again_after_s)
@@ -192,7 +192,7 @@ def decide(
 
 
 def named(given: str) -> tuple[str, str]:
-    """Return the name of a delivery's chain for the provider's id, and that id where the name is another."""
+    """Return the name of a delivery's chain for the provider's id, and that id where the two differ, else ""."""
     if is_token(given):
         return given, ""
     return f"h-{_hash(given)}", given[:_GIVEN_MAX]
@@ -215,7 +215,7 @@ def _words(event: DeliveryEvent) -> str:
 
 
 def _check(before: Delivery | None, event: DeliveryEvent, _stream_sequence: int) -> Iterator[Broken]:
-    """A number higher by one, the same bytes when it is processed again, and the ids that follow from its name."""
+    """Check that the number is one higher, the bytes are the same, and the ids of jobs follow from its name."""
     number = 0 if before is None else before.number
     if event.number != number + 1:
         yield (

@@ -31,7 +31,7 @@ class WatchNotFoundError(NotFoundError):
 
 
 class SecretUnavailableError(InvalidError):
-    """What a reference to a secret names is not there, or cannot be read; the sentence never holds the secret."""
+    """The secret that a reference names is missing or cannot be read; the sentence never holds the secret."""
 
 
 class RouteNotFoundError(NotFoundError):

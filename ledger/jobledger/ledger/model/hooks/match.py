@@ -224,7 +224,7 @@ def _check_object(source: object) -> None:
 
 
 def check_source(source: object, secret_headers: frozenset[str] = SECRET_HEADERS) -> None:
-    """Refuse what says wrongly where a value comes from: see `check_input`. Raises: InvalidInputError."""
+    """Refuse an invalid source of a value: see `check_input`. Raises: InvalidInputError."""
     if isinstance(source, str) and source.startswith("/"):
         check_pointer(source)
     elif isinstance(source, dict):

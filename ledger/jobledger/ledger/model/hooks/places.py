@@ -11,7 +11,7 @@ from typing import Final
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-#: What the registry of IANA says is for one purpose; `is_global` knows less of it, and each Python another part. The
+#: The special-purpose networks of IANA's registry; `is_global` knows only a part, which differs by Python version. The
 #: relays of 6to4 (192.88.99.0/24) are public in the registry, but not the address of one machine.
 _PURPOSES: Final = tuple(
     ipaddress.IPv4Network(each)
@@ -23,7 +23,7 @@ _PURPOSES: Final = tuple(
 )
 #: Only here are IPv6 addresses of single machines on the internet; what is mapped, translated or local is elsewhere.
 _GLOBAL_UNICAST: Final = ipaddress.ip_network("2000::/3")
-#: Of these, what leads to other addresses (Teredo, 6to4) or is for documents.
+#: The parts of it that lead to other addresses (Teredo, 6to4) or are for documents.
 _NOT_PLACES: Final = tuple(
     map(ipaddress.ip_network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
 )

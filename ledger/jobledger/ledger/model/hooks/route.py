@@ -48,14 +48,14 @@ from jobledger.ledger.model.subjects import check_token, check_users_queue, chec
 #: The jobs that one delivery may make: with `received` they are one batch, of which the server takes 1,000.
 RULES_MAX: Final = 900
 SECRETS_MAX: Final = 8
-#: What a route is that nobody can send requests to: what comes in was emitted by a program with a client.
+#: The scheme of a route that takes no requests: programs with a client emit its deliveries.
 INTERNAL: Final = "internal"
 _DEFINITION_BYTES_MAX: Final = 256 << 10
 _BODY_BYTES_MAX: Final = 16 << 20
 _TOLERANCE_S_MAX: Final = 24 * 3600
 _KEEP_DAYS_MAX: Final = 366
 _DELAY_S_MAX: Final = 366 * 24 * 3600.0
-#: What a rule says of the run that its task begins, and of no run that is there.
+#: Fields of a rule for the run that its task begins, not for a run that exists.
 _STARTS: Final = (
     "input",
     "priority",
@@ -70,10 +70,10 @@ _STARTS: Final = (
 
 
 class RouteRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which deliveries of a route make a job, and which one: of a task, or a run of a stored graph; or give a run a signal.
+    """The rule that makes a job of some deliveries, of a task or a run of a stored graph, or sends a run a signal.
 
-    What is called a source is a pointer into the body, a constant, or one of `{"at": pointer}`, `{"header": name}` and
-    `{"value": any JSON}`. What the delivery lacks, and a value that cannot be what it is for, is left out.
+    A source is a pointer into the body, a constant, or one of `{"at": pointer}`, `{"header": name}` and
+    `{"value": any JSON}`. A value that the delivery lacks, or that does not fit its field, is left out.
     """
 
     name: str  #: unlike those of the route's other rules; it is part of the job's id
@@ -93,7 +93,7 @@ class RouteRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     run_at: Any = None  #: source of the moment, with a time zone, before which it does not run
     metadata: dict[str, Any] = {}  #: sources of words about the job, by their keys
     limits: dict[str, Any] = {}  #: limits beside those of the task: sources of their keys; "": without a key
-    signal: str = ""  #: the signal that the run of this `id` is sent; a `task` is begun under the id where no run is there
+    signal: str = ""  #: the signal for the run of this `id`; if there is none, a `task` begins one under it
     value: Annotated[Any, PAYLOAD] = (
         None  #: source of what the signal says, or `{"object": sources by their names}`; none: the whole body
     )
@@ -131,9 +131,7 @@ class RouteDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     )  #: github, stripe, slack, standard, gitlab-token, bearer or internal; or one of its own
     secrets: tuple[str, ...] = ()  #: references to those that count, `env:NAME` or `file:PATH`, at most 8
     rules: tuple[RouteRule, ...] = ()  #: each that holds makes a job
-    tolerance_s: Whole = (
-        300  #: how far the time of a request may be from now; and what counts as the same body twice
-    )
+    tolerance_s: Whole = 300  #: how far the time of a request may be from now; an equal body counts as a repeat for twice as long
     body_bytes_max: Whole = 1 << 20  #: larger requests are refused
     keep_bodies_days: Whole = 7  #: how long the bytes of a request are kept; 0: they are not
 
@@ -232,10 +230,10 @@ RouteCommand = SetRoute | RemoveRoute
 def decide(name: str, before: Route | None, command: RouteCommand, stamp: Stamp) -> RouteEvent | None:
     """Return the event that follows from a command; None where the route is as it asks already.
 
-    Nor does code change what a person set.
+    It is also None where code would change what a person set.
 
-    Raises: RouteNotFoundError for the removal of what is not there; AccessDeniedError, also for a rule of what whoever
-        acts may not enqueue.
+    Raises: RouteNotFoundError for the removal of what is not there; AccessDeniedError, also for rules of a
+        principal that may not enqueue.
     """
     if stamp.authority is not None:
         stamp.authority.require_everywhere("manage")
@@ -335,7 +333,7 @@ def _check_rule(rule: RouteRule, secret_headers: frozenset[str]) -> None:
 
 
 def _check_signal(rule: RouteRule, secret_headers: frozenset[str]) -> None:
-    """Refuse what cannot be sent to a run, and what only a signal has. Raises: InvalidInputError, InvalidTokenError."""
+    """Refuse a signal that no run can get, and its fields without it. Raises: InvalidInputError, InvalidTokenError."""
     if not rule.signal:
         if rule.value is not None or rule.signal_id is not None:
             raise InvalidInputError("value and signal_id are those of a signal: name it by signal")
@@ -379,7 +377,7 @@ def _check_of_graph(rule: RouteRule) -> None:
 
 
 def _check_order(rule: RouteRule, secret_headers: frozenset[str]) -> None:
-    """Refuse sources that are none, and constants that cannot be what they are for. Raises: InvalidInputError."""
+    """Refuse invalid sources, and constants that do not fit their field. Raises: InvalidInputError."""
     if rule.delay_s and rule.run_at is not None:
         raise InvalidInputError("give delay_s or run_at, not both")
     for field, source, fits in _order_sources(rule):
@@ -394,7 +392,7 @@ def _check_order(rule: RouteRule, secret_headers: frozenset[str]) -> None:
 
 
 def _order_sources(rule: RouteRule) -> Iterator[tuple[str, Any, Callable[[str], Any]]]:
-    """Yield what says where a part of a job's order comes from: its field, the source, and what makes it of a text or refuses it."""
+    """Yield the sources of a job's order: the field, the source, and the function that reads or refuses its text."""
     for field, fits in _FITS.items():
         if (source := getattr(rule, field)) is not None:
             yield field, source, fits
@@ -405,7 +403,7 @@ def _order_sources(rule: RouteRule) -> Iterator[tuple[str, Any, Callable[[str], 
 
 
 def order_for(rule: RouteRule, delivered: RuleInput) -> dict[str, Any]:
-    """Return what a delivery says of the order of a rule's job: the options of these names that it has, and that fit."""
+    """Return the options that a delivery gives for a rule's job, by name: those that it has, and that fit."""
     found: dict[str, Any] = {}
     for field, source, fits in _order_sources(rule):
         of, _, key = field.partition(", ")
@@ -429,7 +427,7 @@ def order_for(rule: RouteRule, delivered: RuleInput) -> dict[str, Any]:
 
 
 def value_for(rule: RouteRule, delivered: RuleInput) -> Any:
-    """Return what a delivery says by a rule's signal; `NOTHING` where it lacks that."""
+    """Return the value that a delivery gives a rule's signal; `NOTHING` where it has none."""
     if rule.composed is not None:
         return build_input(rule.composed, delivered)
     return source_value("/" if rule.value is None else rule.value, delivered)

@@ -125,7 +125,7 @@ def verify(
     if stamp is None:
         return _bad(f"the header {scheme.timestamp_header} has no time in seconds")
     delivery = headers.get(scheme.id_header.lower(), "") if scheme.id_header else ""
-    # A dot in an id could stand for the end of it: another id would have the same signature.
+    # A dot in an id could be read as its end: then another id would have the same signature.
     if "{id}" in scheme.signed and (not delivery or "." in delivery):
         return _bad(f"the header {scheme.id_header} is missing, or has a dot")
     content = _content(scheme, body, stamp, delivery)

@@ -1,8 +1,8 @@
 """Every fact a watch can have, what they add up to, and what may follow: `WatchEvent`, `evolve`, `decide`. Pure.
 
 A watch compares one figure of the fleet with a bound. Each of its events says the whole state, so the newest one *is*
-the state. Several gateways may judge one watch: what a gateway says of an older part of the ledger than the newest
-event was judged by counts for nothing. Released fields never change type, meaning or name.
+the state. Several gateways may judge one watch: a judgement on an older part of the ledger than that of the newest
+event is ignored. Released fields never change type, meaning or name.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def evolve(_before: Watch | None, event: WatchEvent, stream_sequence: int) -> Wa
 
 
 class SetWatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Have a watch look at something."""
+    """Define a watch, or replace its definition."""
 
     definition: WatchDefinition
     reason: str = ""
@@ -266,7 +266,7 @@ def _words(event: WatchEvent) -> str:
 
 
 def _check(before: Watch | None, event: WatchEvent, _stream_sequence: int) -> Iterator[Broken]:
-    """What must hold whichever version decided it."""
+    """Check the rules that hold for every version."""
     kind = WATCH.type_of(event)
     if before is not None and evolve(None, event, before.sequence) == before:
         return  # an archive run says once more what holds

@@ -29,7 +29,7 @@ from jobledger.ledger.model.hooks.errors import WebhookNotFoundError
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.times import shown_time
 
-#: How long nothing but failures ends a webhook.
+#: A webhook whose deliveries have all failed for this long is disabled.
 FAILING_S_MAX: Final = 5 * 24 * 3600.0
 _KEEP_OLD_S_MAX: Final = 366 * 24 * 3600.0
 
@@ -43,9 +43,7 @@ class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
     definition: WebhookDefinition  #: what it does
     status: Status = "active"  #: whether events match
     since: Whole = 0  #: the stream sequence after which events match; 0: this event's own, or none match
-    failing_since: Moment | None = (
-        None  #: since when nothing but failures came of its deliveries; none: they arrive
-    )
+    failing_since: Moment | None = None  #: since when all its deliveries have failed; none: they arrive
     reason: str = ""  #: why, as the person or the gateway said
 
 
@@ -133,7 +131,7 @@ def evolve(_before: Webhook | None, event: WebhookEvent, stream_sequence: int) -
 
 
 class SetWebhook(msgspec.Struct, frozen=True, kw_only=True):
-    """Have a webhook do something; one that is paused or disabled stays so."""
+    """Define a webhook, or replace its definition; one that is paused or disabled stays so."""
 
     definition: WebhookDefinition
     reason: str = ""
@@ -203,7 +201,7 @@ def decide(name: str, webhook: Webhook | None, command: WebhookCommand, stamp: S
         return _set(webhook, command, fact)
     if webhook is None:
         raise WebhookNotFoundError(name)
-    # As it is: what the event changes is said last.
+    # The state as it is; the changes of the event replace parts of it below.
     fact |= {"definition": webhook.definition, "status": webhook.status, "since": webhook.since}
     fact["failing_since"] = webhook.failing_since
     match command:
@@ -294,7 +292,7 @@ def _words(event: WebhookEvent) -> str:
 
 
 def _check(before: Webhook | None, event: WebhookEvent, _stream_sequence: int) -> Iterator[Broken]:
-    """What must hold whichever version decided it."""
+    """Check the rules that hold for every version."""
     kind = WEBHOOK.type_of(event)
     if before is not None and evolve(None, event, before.sequence) == before:
         return  # an archive run says once more what holds
@@ -343,7 +341,7 @@ def _keeps(event: WebhookEvent, stream_sequence: int) -> ArchiveBound | None:
 
 
 def _again(event: WebhookEvent, stream_sequence: int) -> WebhookEvent:
-    """Say once more what holds, in the same term."""
+    """Return an event that repeats the state, in the same term."""
     return replace(event, since=evolve(None, event, stream_sequence).since)
 
 

@@ -25,7 +25,7 @@ from jobledger.ledger.model.rights.grants import checked_patterns, matches
 #: What a job does whose limit is full: wait; take the place of an older job that waits; also ask the one that runs to
 #: end; or be cancelled.
 Mode = Literal["queue", "newest", "replace", "drop"]
-#: When a job gives its slot back: after each attempt, and it takes one again for the next; or when it has ended for good.
+#: When a job gives its slot back: after each attempt, to take one again for the next; or when it has ended for good.
 Keep = Literal["attempt", "job"]
 Source = Literal["code", "operator"]
 
@@ -36,7 +36,7 @@ PERIOD_S_MAX: Final = 366 * 24 * 3600.0
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What holds for one key of a limit, and which jobs may name the limit, which is said for all its keys at once."""
+    """The terms of one key of a limit, and the jobs that may name the limit, which are the same for all its keys."""
 
     slots: Whole | None = None  #: how many jobs may hold it at once; None: any number; 0: none, so all wait
     rate: float | None = None  #: how many jobs may start in `per_s` seconds; None: any number
@@ -73,7 +73,7 @@ class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
 
 class Author(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Who said one of the facts that a later event repeats."""
+    """The author of a fact that a later event repeats."""
 
     source: Source  #: the application's code, or a person, whom code never overrides
     by: str  #: the process or person
@@ -167,7 +167,7 @@ def _said(override: Override) -> dict[str, Any]:
 
 
 def override_of(terms: Terms) -> Override:
-    """Return what a key has that is as these terms."""
+    """Return the override that gives a key these terms."""
     return Override(**{name: getattr(terms, name) for name in _OF_KEYS})
 
 
@@ -215,7 +215,7 @@ class SetLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SetKey(msgspec.Struct, frozen=True, kw_only=True):
-    """Say what differs for one key of a limit; the definition and the other keys stay as they are, and whose they are."""
+    """Set what differs for one key of a limit; the definition and the other keys keep their numbers and authors."""
 
     key: str
     override: Override | None  #: None: nothing any more
@@ -284,7 +284,7 @@ def _decide_key(limit: str, before: Definition | None, command: SetKey, stamp: S
     is_set = before is not None and before.is_set
     if is_set and before is not None and key in before.overrides and not command.given_back:
         _refuse_code(joined(limit, key), before.author(key), source)
-    # Of a limit that nobody defined all keys but this one are without a bound.
+    # If nobody defined the limit, all keys but this one are without a bound.
     defined = before.author() if is_set and before is not None else said
     overrides = {other: each for other, each in _overrides(before).items() if other != key}
     authors = {other: before.author(other) for other in overrides} if before is not None else {}
@@ -313,7 +313,7 @@ def _overrides(before: Definition | None) -> Mapping[str, Override]:
 
 
 def _refuse_code(limit: str, author: Author, source: Source) -> None:
-    """Raises: RefusedError where code would override a person."""
+    """Refuse code that would override a person. Raises: RefusedError."""
     if source == "code" and author.source == "operator":
         raise RefusedError(f"limit {limit} was set by {author.by}, and code does not override that")
 
@@ -457,7 +457,7 @@ def _common(event: LimitSet) -> Terms:
 
 
 def _problems_of_key(before: Definition | None, event: LimitSet) -> Iterator[str]:
-    """Find what an event about one key changed besides, and whether code took a person's word back."""
+    """Find what an event about one key changed besides, and whether code replaced what a person had set."""
     if before is None:  # what came before went into an archive, or is not looked at
         return
     after, key = evolve(None, event, 0), event.key

@@ -113,7 +113,7 @@ def _check(before: Flow | None, event: FlowEvent, stream_sequence: int) -> Itera
 
 
 def _keeps(event: FlowEvent, stream_sequence: int) -> ArchiveBound | None:
-    """What the newest snapshot does not tell stays, and the snapshot itself."""
+    """Return the bound: the newest snapshot stays, and all that it does not cover."""
     if not isinstance(event, Snapshotted):
         return None
     end = min(event.through, stream_sequence - 1)
