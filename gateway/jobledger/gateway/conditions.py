@@ -1,4 +1,4 @@
-"""`If-Match`: an act that is stored only where the job is as whoever acts has seen it."""
+"""`If-Match`: an act that is stored only if the job has not changed since the caller saw it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jobledger.ledger.model.subjects import JobRef
 
 
 def acting_on(ledger: Ledger, ref: JobRef, sequence: int | None) -> Ledger:
-    """Return a client whose events of this job are stored only behind the event at `sequence`; None: behind any.
+    """Return a client that appends to this job only right after the event at `sequence`; None: after any event.
 
-    Each append names the end of the chain that it was decided on, so that is all there is to compare.
+    Each append names the last event of the chain that it was decided on; that sequence is compared.
     """
     if sequence is None:
         return ledger
@@ -35,7 +35,7 @@ def require_at(wanted: int, sequence: int) -> None:
 
 
 class _PinnedLog:
-    """A log that refuses appends to one chain whose condition is another than the one that was asked for.
+    """A log that refuses an append to one chain, unless the append expects the wanted sequence.
 
     All else is done by the log behind it.
     """

@@ -1,4 +1,4 @@
-"""Whether a gateway goes on: what waits in it ends as soon as it is asked to stop."""
+"""The life of a gateway: requests that only wait end as soon as it is asked to stop."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Life:
         self._waits: set[anyio.CancelScope] = set()
 
     def stop(self) -> None:
-        """End what waits; requests that do something go on."""
+        """End the waits; requests that do something go on."""
         self.stopping.set()
         for scope in list(self._waits):
             scope.cancel()
 
     @contextlib.contextmanager
     def waiting(self, limit_s: float) -> Generator[anyio.CancelScope, None, None]:
-        """Let the block take this long at most, and no longer than the gateway goes on; the scope says if it was cut."""
+        """Limit the block to this time, and cut it when the gateway stops; the scope says whether it was cut."""
         with anyio.move_on_after(limit_s) as scope:
             self._waits.add(scope)
             if self.stopping.is_set():

@@ -25,7 +25,7 @@ _TABLE_READS: Final = 2
 
 
 class Access(Protocol):
-    """Who lets in."""
+    """The access control of a gateway."""
 
     @property
     def gate(self) -> Gate | None:
@@ -51,7 +51,7 @@ class Projection(Protocol):
     def opened(self, past: AsOf | None = None, *, min_sequence: int = 0) -> AbstractAsyncContextManager[View]:
         """Open the rows as they are, or as of a past moment, for the length of a block.
 
-        `min_sequence`: wait until the rows have this event: who wrote it reads it.
+        `min_sequence`: wait until the rows have this event, so that its writer reads it.
 
         Raises: ProjectionError, MomentAheadError, MomentArchivedError, UnreachableError.
         """

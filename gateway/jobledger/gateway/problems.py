@@ -23,7 +23,7 @@ from jobledger.projections import errors as projections
 
 MEDIA: Final = "application/problem+json"
 _TYPES: Final = "https://jobledger.dev/problems/"
-_RETRY_AFTER_S: Final = 1  #: what is said where nobody knows better
+_RETRY_AFTER_S: Final = 1  #: the usual value of Retry-After
 
 
 class Kind(NamedTuple):
@@ -147,7 +147,7 @@ _UNREAD: Final = (
     "`jobledger projection rebuild`, and with --archive DIR for the past to be in them as well"
 )
 _UNFIT: Final = "the lists of this gateway cannot be used: its log says why, and so does `jobledger projection status` there"
-#: What is told of errors whose own sentences name files of this machine; "" where that of a kind names none.
+#: Sentences for errors whose own ones name files of this machine; "" for a class whose own sentence names none.
 _WITHOUT_FILES: Final[dict[type[BaseException], str]] = {
     projections.ProjectionError: _UNFIT,
     projections.PositionArchivedError: _UNREAD,
@@ -217,7 +217,7 @@ def code_of(error: BaseException) -> str:
 
 
 def without_files(error: BaseException) -> str:
-    """Return what is told of an error over HTTP, where nobody is to learn the names of this machine's files."""
+    """Return the sentence of an error for HTTP, which must not name files of this machine."""
     told = next((_WITHOUT_FILES[kind] for kind in type(error).__mro__ if kind in _WITHOUT_FILES), "")
     if told and isinstance(error, projections.ProjectionBehindError):
         return f"the lists have stream sequence {error.reached} and not yet {error.wanted}: try again in a moment"
@@ -227,9 +227,9 @@ def without_files(error: BaseException) -> str:
 def problem_of(
     error: BaseException, request_id: str, *, said: Callable[[str], str] = over_http
 ) -> tuple[Problem, dict[str, str]]:
-    """Return what is answered, and its headers. An error that is nobody's is told without its text: that may hold secrets.
+    """Return the answer to an error, with headers. An unexpected error keeps its text back, which may hold secrets.
 
-    A sentence that names files of this machine is logged, and told without them.
+    A sentence that names files of this machine is logged, and answered without them.
 
     `said` turns a sentence of the ledger, which names commands, into one for the asker.
     """

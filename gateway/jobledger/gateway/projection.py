@@ -1,4 +1,4 @@
-"""The projection of a gateway that follows nobody: brought up to date at each look, in this process."""
+"""A projection without a child process: brought up to date by this process at each read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jobledger.admin.rows import Rows, View
 
 
 class OwnProjection:
-    """Rows that are brought up to the ledger's head whenever they are read; for tests, and for one who looks."""
+    """Rows that are brought up to the ledger's head whenever they are read; for tests."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows

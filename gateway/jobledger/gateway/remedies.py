@@ -1,4 +1,4 @@
-"""What to do, in the words of HTTP: sentences of the ledger name commands, and who asks over HTTP has none. Pure."""
+"""Remedies as HTTP requests: sentences of the ledger name commands, which clients over HTTP do not have. Pure."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _address(found: re.Match[str], queue: str) -> str:
 
 
 def _body(words: list[str]) -> str:
-    """Return the body that the options of a command come to, behind a space; "" where the request needs none."""
+    """Return the body that stands for a command's options, after a space; "" if the request needs none."""
     for at, word in enumerate(words):
         if word in _BODIES:
             value = words[at + 1] if at + 1 < len(words) else ""

@@ -25,7 +25,7 @@ async def outlive(
 ) -> None:
     """Run a service until cancelled, and again after a pause that grows whenever it ends, for whatever reason.
 
-    What it meets is logged, and comes to nobody: neither an error of the ledger or of a library, nor the cancellation of
+    Errors of the ledger or of a library are logged and not raised, and so is the cancellation of
     something that it waited for. Returns only when the connection is closed for good.
 
     Raises: what is `fatal`.

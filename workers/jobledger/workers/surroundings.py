@@ -28,7 +28,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     results: Values  #: large results
     stamp: Callable[[str], Stamp]  #: identity of the worker -> who and when, for events decided now
     tell_progress: Callable[[JobRef, bytes], None]  #: passes a report on to whoever watches the job
-    #: What a job's own code makes in the ledger, it makes through what this returns; None: nothing may be made here.
+    #: Returns the ledger in which a job's own code makes jobs and the like; None: it may make nothing here.
     on_behalf_of: Callable[[Parent], Ledger] | None = None
     outage: Outage = msgspec.field(default_factory=Outage)
     tracing: Tracing | None = None  #: the spans of what runs here; None where nothing is traced

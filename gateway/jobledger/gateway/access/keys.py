@@ -1,4 +1,4 @@
-"""The access of one gateway, put together: it follows the keys, says who asks, and keeps the gate."""
+"""The access control of one gateway: it follows the keys, identifies each caller, and holds the gate."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _log = logging.getLogger("jobledger.gateway.keys")
 
 
 class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a gateway finds out who asks."""
+    """The settings by which a gateway identifies its callers."""
 
     session_key: Path  #: file of the keys that sign sessions; made where it is missing
     account_key: Path | None = (
@@ -62,11 +62,11 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
     )
     session_s: float = SESSION_S  #: how long a session lasts, in seconds
     hosts: tuple[str, ...] = ()  #: names that it goes by, besides loopback's
-    origins: tuple[str, ...] = ()  #: of whose pages programs with a key may use the API
-    behind_proxy: tuple[str, ...] = ()  #: addresses of proxies that are believed about clients and https
-    user_header: str = ""  #: the header in which a proxy says who somebody is
-    trust_from: tuple[str, ...] = ()  #: addresses of the proxies that are believed about that
-    people: Path | None = None  #: file of what people may do whom a proxy or a provider knows
+    origins: tuple[str, ...] = ()  #: origins whose pages may call the API with a key
+    behind_proxy: tuple[str, ...] = ()  #: addresses of proxies whose X-Forwarded-* headers count
+    user_header: str = ""  #: the header in which a proxy names the user
+    trust_from: tuple[str, ...] = ()  #: addresses of the proxies whose `user_header` counts
+    people: Path | None = None  #: file of the rights of people whom a proxy or a provider names
     oidc: OidcSettings | None = None  #: the provider that people can log in by
     quotas: dict[str, Quota] = {}  #: by group of requests, in the place of the usual ones
 
@@ -88,15 +88,15 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def knows_people(self) -> bool:
-        """Whether somebody else says who people are, so that a key is not needed to get in."""
+        """Whether a proxy or a provider identifies people, so that they need no key."""
         return bool(self.user_header) or self.oidc is not None
 
     def account(self, *, is_loopback: bool) -> AccountKey | None:
-        """Return the account's key, which lets in while the ledger has no keys; None where nothing does then.
+        """Return the account's key, which is accepted while the ledger has no keys; None if it never is.
 
         Raises: ConfigurationError.
         """
-        # Who asks through a proxy sits anywhere, though the connection comes from this machine.
+        # A client of a proxy may be on any machine, though the connection comes from this one.
         is_ours = is_loopback and not self.knows_people and not self.behind_proxy
         if not is_ours or self.account_key is None:
             return None
@@ -106,7 +106,7 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyAccess:
-    """Who lets in. Made by `opened_access`."""
+    """The keys, sessions, people and gate of one gateway; made by `opened_access`."""
 
     def __init__(self, ledger: Ledger, settings: AccessSettings, *, is_loopback: bool) -> None:
         """Read the files that the settings name. Raises: ConfigurationError."""
@@ -144,7 +144,7 @@ class KeyAccess:
         self.ring.on_change(self.gate.sweep)
 
     async def run(self) -> None:
-        """Follow the keys, end what has to end, and store when keys were used, until cancelled."""
+        """Follow the keys, end visits that are no longer allowed, and store the uses of keys, until cancelled."""
         async with anyio.create_task_group() as group:
             group.start_soon(self.following.run)
             group.start_soon(self.uses.run)
@@ -154,7 +154,7 @@ class KeyAccess:
 
     @property
     def has_login(self) -> bool:
-        """Whether somebody can say who they are: by a key that can be used now, or as a proxy or provider says."""
+        """Whether somebody can log in: by a key that can be used now, or through a proxy or a provider."""
         return self._knows_people or self.ring.has_live_key(self._ledger.clock.now())
 
     @property
@@ -170,15 +170,15 @@ class KeyAccess:
         return self._admitted(connection).principal
 
     def form_token(self, connection: HTTPConnection) -> str:
-        """Return what each form of a page must hold, so that no page of another site can send one. Raises: ProblemError."""
+        """Return the token that each form of a page must hold: other sites do not know it. Raises: ProblemError."""
         return self.sessions.form_token(self._admitted(connection).form_name)
 
     def can_log_out(self, connection: HTTPConnection) -> bool:
-        """Return whether who asks logged in, in this browser. Raises: ProblemError."""
+        """Return whether the caller has a session, which can be logged out. Raises: ProblemError."""
         return self.session(connection) is not None
 
     def session(self, connection: HTTPConnection) -> Session | None:
-        """Return the session of who asks, None for who needs none. Raises: ProblemError."""
+        """Return the session of the caller, None for a caller without one. Raises: ProblemError."""
         return self._admitted(connection).session
 
     def check_form(self, connection: HTTPConnection, token: str) -> None:
@@ -205,9 +205,9 @@ class KeyAccess:
         return self.open_session(key=shown.key, sha256=shown.sha256, secure=secure)
 
     def enter(self, text: str, *, secure: bool) -> str:
-        """Return the header `Set-Cookie` of the session that the account's key opens, as it came in an address.
+        """Return the header `Set-Cookie` of the session that the account's key, read from an address, opens.
 
-        Other keys open nothing here: what stands in an address is kept in histories and logs.
+        Other keys are refused here: histories and logs keep addresses.
 
         Raises: ProblemError (UNAUTHENTICATED).
         """
@@ -221,7 +221,7 @@ class KeyAccess:
     async def redeem(self, text: str, *, secure: bool) -> str:
         """Use a link, for good; return the header `Set-Cookie` of the session that it opens.
 
-        Of many who use it at once, on whichever gateways, one gets in: the append is conditional.
+        If several redeem it at once, on any gateways, one gets in: the append is conditional.
 
         Raises: ProblemError (UNAUTHENTICATED), LedgerFullError, UnreachableError.
         """
@@ -240,19 +240,19 @@ class KeyAccess:
         return self.open_session(key=shown.key, sha256=shown.sha256, secure=secure)
 
     def unsure(self, caller: Caller) -> Session | None:
-        """Return the session of a person, of whom the provider is to say again who that is; None for every other one."""
+        """Return the session of a person whom the provider has to confirm again; None for every other one."""
         session = self.sessions.read(caller.headers.get("cookie", ""), secure=caller.secure)
         return session if session is not None and self.sessions.is_unsure(session) else None
 
     async def end_session(self, session: Session, *, by: str) -> None:
         """End a session on every gateway of the ledger: here now, elsewhere within a second.
 
-        Raises: LedgerError, where other gateways could not be told.
+        Raises: LedgerError, where the end could not be stored for other gateways.
         """
         ledger, ended = self._ledger, EndedSession(by=by, at=self._ledger.clock.now())
         try:
             await write_ended(ledger.inbox, ledger.names, ledger.config.replicas, session.id, ended)
-        finally:  # after it: the request that asks for this is of the same session
+        finally:  # afterwards: the request that asks for this belongs to the same session
             self.sessions.end([session.id])
 
     def open_person(
@@ -274,12 +274,12 @@ class KeyAccess:
         return self.open_session(user=user, groups=known, secure=secure)
 
     def open_session(self, *, secure: bool, **who: object) -> str:
-        """Return the header `Set-Cookie` of a new session of somebody who said who they are; see `Sessions.open`."""
+        """Return the header `Set-Cookie` of a new session of somebody who was identified; see `Sessions.open`."""
         return self.sessions.cookie(self.sessions.open(**who), secure=secure)
 
     @staticmethod
     def caller(connection: HTTPConnection) -> Caller:
-        """Return what a request says of who sent it."""
+        """Return what a request shows about its sender."""
         caller = connection.scope[CALLER]
         assert isinstance(caller, Caller)
         return caller
@@ -297,7 +297,7 @@ class KeyAccess:
 async def opened_access(
     ledger: Ledger, settings: AccessSettings, *, is_loopback: bool
 ) -> AsyncGenerator[KeyAccess, None]:
-    """Follow the keys of a ledger for the length of a block; when it begins, they were read once.
+    """Follow the keys of a ledger for the length of a block, which begins once they have been read.
 
     Raises: ConfigurationError, ServerUnreachableError.
     """
@@ -320,10 +320,10 @@ async def opened_access(
 
 
 async def _kept(access: KeyAccess) -> None:
-    """Run for ever: without it nobody is let in any more, once what is known is too old."""
+    """Run for ever: without it the keys become too old to trust, and nobody is let in any more."""
     while True:
         try:
             await access.run()
-        except Exception:  # noqa: BLE001 - whatever it is, the log says it and keys are followed on
+        except Exception:  # noqa: BLE001 - any error is logged, and the keys are followed again
             _log.exception("following the keys ended, and begins again")
         await asyncio.sleep(_SWEEP_EVERY_S)

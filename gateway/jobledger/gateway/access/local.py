@@ -1,4 +1,4 @@
-"""Without a gate: whoever asks is the account that the gateway runs under. For tests, and for one who looks at himself."""
+"""Access without a gate: every caller is the account that the gateway runs under. For tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LocalAccess:
         return self._principal
 
     def form_token(self, connection: HTTPConnection) -> str:
-        """Return what each form of a page must hold: here nothing is at stake."""
+        """Return the token that each form of a page must hold: the same for all, as nothing is checked here."""
         del connection
         return "local"
 

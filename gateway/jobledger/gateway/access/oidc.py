@@ -1,7 +1,7 @@
-"""Logging in by a provider of OpenID Connect: the code flow with PKCE. What somebody may do is said by the file of people.
+"""Log-in through an OpenID Connect provider: the code flow with PKCE. The file of people says what each may do.
 
-The provider is asked for its addresses and its keys; the token that says who somebody is must be signed by one of these,
-for this gateway and this log-in. Nothing else of the provider's is kept, no token either.
+The gateway asks the provider for its addresses and its keys. One of these keys must have signed the token of the
+person, for this gateway and this log-in. Nothing else of the provider's is kept, and no token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEYS_APART_S: Final = 10.0
 _LEEWAY_S: Final = 60
 _GROUPS_MAX: Final = 100
 _WORD_MAX: Final = 200
-#: By a key of the provider's alone: what is signed with a secret that both know proves nothing about who signed.
+#: Only asymmetric ones: a signature with a secret that both sides know does not prove which of them signed.
 _ALGORITHMS: Final = (
     "RS256",
     "RS384",
@@ -48,10 +48,10 @@ class OidcSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One provider."""
 
     issuer: str  #: its address, as its tokens name it
-    client_id: str  #: what it knows this gateway by
+    client_id: str  #: the id by which it knows this gateway
     client_secret: Path | None = None  #: file of the secret that it gave; None: it gave none
-    user_claim: str = "email"  #: what of its token is a person's name
-    groups_claim: str = "groups"  #: what of its token are a person's groups
+    user_claim: str = "email"  #: the claim of its token with a person's name
+    groups_claim: str = "groups"  #: the claim of its token with a person's groups
 
     def __post_init__(self) -> None:
         """Refuse what cannot be asked safely. Raises: ConfigurationError."""
@@ -115,9 +115,9 @@ class Provider:
         return urlsplit(self._settings.issuer).hostname or self._settings.issuer
 
     async def begin(self, back: str, *, silently: bool = False) -> tuple[str, dict[str, str]]:
-        """Return the address to send somebody to, and what the browser has to carry until they come `back`.
+        """Return the address to send a browser to, and the values that it must bring when it comes `back`.
 
-        `silently`: the provider asks the person nothing, and sends back whoever is not logged in there with an error.
+        `silently`: the provider asks the person nothing; it sends them back with an error if not logged in there.
 
         Raises: ProblemError (PROVIDER_UNREACHABLE).
         """
@@ -162,7 +162,7 @@ class Provider:
         return self._person(await self._claims(token, addresses, passing["nonce"]))
 
     async def _claims(self, token: str, addresses: _Addresses, nonce: str) -> dict[str, Any]:
-        """Return what a token says that is signed by the provider, for this gateway and this log-in."""
+        """Return the claims of a token after checking that the provider signed it for this gateway and this log-in."""
         from joserfc import jwt  # noqa: PLC0415 - of the extra `oidc`
         from joserfc.errors import InvalidKeyIdError, JoseError  # noqa: PLC0415
 

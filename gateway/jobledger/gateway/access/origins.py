@@ -1,8 +1,8 @@
-"""Where a request comes from: its host, its origin, and the address of who sent it. Pure.
+"""The source of a request: its host, its origin, and the address of its client. Pure.
 
-A page of another site can make a browser send requests here. So the host must be one that this gateway goes by (else a
-name of somebody else's could be made to lead here), and what changes something must come from a page of ours, unless it
-carries a key, which no other site has.
+A page of another site can make a browser send requests here. So the host must be a name of this gateway (else an
+attacker could point a name of his own here), and a request that changes something must come from a page of ours or
+carry a key, which no other site has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Pairs = list[tuple[bytes, bytes]]  #: headers of an answer
 
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _OURS: Final = frozenset({"same-origin", "none"})
-#: What a form of another site's page can send. Scripts can send bodies without a type; browsers name their origin then.
+#: Types that a form of any web page can send. A script can also send no type, but the browser then names its origin.
 _SIMPLE: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"})
 #: Headers that only proxies add, besides all that begin with x-forwarded-.
 _OF_PROXIES: Final = frozenset({"forwarded", "x-real-ip", "via"})
@@ -42,7 +42,7 @@ class Hosts:
     """The names of a gateway."""
 
     def __init__(self, names: Sequence[str], *, is_loopback: bool) -> None:
-        """On loopback these are 127.0.0.1, localhost and [::1]; beyond it any address, and the `names` that are given."""
+        """Take 127.0.0.1, localhost, [::1] and the given `names`; beyond loopback every IP address as well."""
         self._is_loopback = is_loopback
         self._names = THIS_MACHINE | {name.lower().rstrip(".") for name in names}
 
@@ -92,7 +92,7 @@ def check_origin(method: str, headers: Headers, scheme: str) -> None:
 
 
 def check_proof(headers: Headers) -> None:
-    """Refuse a GET that acts and does not say that it comes from here, after `check_origin` did not refuse what it says.
+    """Refuse a GET that acts, unless a header says that it comes from a page of ours. Call it after `check_origin`.
 
     Any page can make a browser send one, and an old browser says nothing of where it comes from.
 
@@ -106,7 +106,7 @@ def check_proof(headers: Headers) -> None:
 
 
 def check_direct(headers: Headers) -> None:
-    """Refuse what came through a proxy, where the gateway was told of none: whoever asks there sits anywhere.
+    """Refuse a request that came through a proxy, for a gateway set up without one: its client may be anywhere.
 
     Raises: ProblemError (MISDIRECTED).
     """
@@ -167,9 +167,9 @@ def checked_origins(origins: Sequence[str]) -> frozenset[str]:
 
 
 def cors(origin: str, allowed: frozenset[str], *, is_preflight: bool) -> Pairs:
-    """Return the headers that let a page of another origin read an answer; none where nobody named that origin.
+    """Return the headers that let a page of another origin read an answer, if `allowed` has that origin.
 
-    Cookies are never taken from there: such a page has a key, or nothing.
+    Cookies do not count there: such a page needs a key.
     """
     if not allowed:
         return []
@@ -192,7 +192,7 @@ def networks(option: str, given: Sequence[str]) -> tuple[Network, ...]:
 
 
 def is_among(address: str, found: Sequence[Network]) -> bool:
-    """Return whether an address is in one of the ranges; an IPv4 address in the clothes of IPv6 counts as what it is."""
+    """Return whether an address is in one of the ranges; an IPv4 address mapped into IPv6 counts as IPv4."""
     try:
         given = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -202,9 +202,9 @@ def is_among(address: str, found: Sequence[Network]) -> bool:
 
 
 def forwarded(peer: str, headers: Headers, scheme: str, proxies: Sequence[Network]) -> tuple[str, str]:
-    """Return the address and the scheme that a request began with, as proxies say that are believed; else as it came.
+    """Return the client's address and scheme: as a trusted proxy reports them, else those of the connection.
 
-    The client is the last address in `X-Forwarded-For` that is no such proxy: what stands before it anybody can write.
+    The client is the last address in `X-Forwarded-For` that is not such a proxy: anybody can write those before it.
     """
     if not proxies or not is_among(peer, proxies):
         return peer, scheme

@@ -1,4 +1,4 @@
-"""What people may do whom others know by name, a proxy or a provider: a file of users and groups, read when it changes.
+"""The rights of people whom a proxy or a provider names: a file of users and groups, read again when it changes.
 
 [users."dana@shop.example"]
 role = "operator"
@@ -60,7 +60,7 @@ class People:
         self._read()
 
     def principal(self, user: str, groups: Sequence[str] = ()) -> Principal | None:
-        """Return who somebody is: as of the user, else of the first group, else of everyone; None where that is nobody.
+        """Return a user's principal, with the rights of the user, else of the first group, else of everyone; else None.
 
         What changed in the file counts within a second; a file that is wrong or gone lets in nobody.
         """
@@ -83,7 +83,7 @@ class People:
         return principal_of(f"user:{user}", permissions_of(found.role, found.permissions), scope)
 
     def known(self, groups: Sequence[str]) -> tuple[str, ...]:
-        """Return those of a person's groups that the file has: what a session has to remember."""
+        """Return those of a person's groups that the file names, for the session to store."""
         return tuple(group for group in groups if group in self._book.groups)
 
     def _read(self) -> None:
@@ -100,7 +100,7 @@ class People:
 
 
 def _checked(book: _Book) -> _Book:
-    """Put patterns in order, so that one of everything is none. Raises: InvalidInputError."""
+    """Sort patterns; one that matches everything is stored as no pattern. Raises: InvalidInputError."""
     return _Book(
         users={name: _in_order(each) for name, each in book.users.items()},
         groups={name: _in_order(each) for name, each in book.groups.items()},

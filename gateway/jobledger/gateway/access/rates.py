@@ -1,6 +1,6 @@
-"""How much one key may ask of one gateway: a token bucket for each key and group of requests, in memory.
+"""Rate limits of one gateway: a token bucket for each key and group of requests, in memory.
 
-It protects the gateway. What all of them together may do is a matter of the ledger's limits.
+They protect this gateway alone. The ledger's limits count for all gateways together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-#: Ample for a program, and too little to keep a gateway from the others. `login` is counted by address.
+#: Enough for one program, and too few to block the others. `login` is counted by address.
 QUOTAS: Final = {
     "read": Quota(count=6_000, window_s=10),
     "write": Quota(count=6_000, window_s=10),
@@ -43,10 +43,10 @@ QUOTAS: Final = {
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a request for room."""
+    """The answer of a bucket to one request."""
 
     headers: Pairs
-    retry_after_s: int = 0  #: 0: it may be answered
+    retry_after_s: int = 0  #: 0: the request is within its quota
 
 
 class Rates:

@@ -13,7 +13,7 @@ from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.key import Key
 from jobledger.ledger.model.rights.authority import Principal, principal_of
 
-#: For how long keys are good that were last known to be whole: a key that was revoked meanwhile works no longer than this.
+#: How long the keys are trusted after they were last up to date: a revoked key works for at most this long.
 STALE_S: Final = 10.0
 
 
@@ -21,7 +21,7 @@ class KeyRing:
     """Every key of the ledger as its newest event says."""
 
     def __init__(self, clock: Clock) -> None:
-        """It knows nothing, and says so, until it is filled and proven."""
+        """Begin without keys: `find` raises until `prove` was called."""
         self._clock = clock
         self._keys: dict[str, Key] = {}
         self._principals: dict[str, tuple[Key, Principal]] = {}
@@ -43,7 +43,7 @@ class KeyRing:
         self._tell()
 
     def prove(self, at: float) -> None:
-        """Note that at a moment of the monotonic clock nothing was in the ledger that is not known here."""
+        """Note that the keys were up to date at a moment of the monotonic clock."""
         self._proven_at = at
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -56,7 +56,7 @@ class KeyRing:
 
     @property
     def age_s(self) -> float | None:
-        """How long ago the keys were known to be whole, in seconds; None: they never were."""
+        """Seconds since the keys were last up to date; None: they never were."""
         return None if self._proven_at is None else self._clock.monotonic() - self._proven_at
 
     def require_fresh(self) -> None:
@@ -76,7 +76,7 @@ class KeyRing:
 
     @property
     def has_keys(self) -> bool:
-        """Whether anybody ever made a key that is still in the ledger; links are none."""
+        """Whether the ledger has a key, even an ended one; links do not count."""
         return any(not key.is_link for key in self._keys.values())
 
     def has_live_key(self, now: datetime) -> bool:
@@ -84,7 +84,7 @@ class KeyRing:
         return any(key.standing(now) == "live" for key in self._keys.values())
 
     def principal(self, key: Key) -> Principal:
-        """Return who asks with a key."""
+        """Return the principal of a key."""
         found = self._principals.get(key.key)
         if found is None or found[0] is not key:
             name = f"key:{key.name}/{key.key}"

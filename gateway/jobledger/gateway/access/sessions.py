@@ -1,4 +1,4 @@
-"""Sessions of browsers: a signed cookie that says who logged in, and by which key. The key's record decides, each time.
+"""Sessions of browsers: a signed cookie that says who logged in, and by which key. Each request checks that key.
 
 Nothing of a session is stored while it lasts, so any other gateway with the same signing keys takes it. It lasts for as
 long as the settings say, and ends before where it is not used for 12 hours, where its key ends, or where somebody logs
@@ -24,15 +24,15 @@ from jobledger.ledger.model.errors import ConfigurationError
 
 #: How long a session lasts, unless the settings say otherwise.
 SESSION_S: Final = 12 * 3600.0
-#: The ids of ended sessions are kept for longer.
+#: The most that settings may say; the ids of ended sessions are kept for longer.
 SESSION_S_MAX: Final = 30 * 24 * 3600.0
 #: A session that is not used for this long ends.
 _IDLE_S: Final = 12 * 3600
 #: A cookie of this age is replaced by a fresh one.
 _RENEW_S: Final = 900
-#: After this time a page sends a person by the provider, who says the groups again.
+#: After this time a page sends a person to the provider, which confirms the person and the groups.
 _SURE_S: Final = 900
-#: After this time nothing is answered before the provider did.
+#: After this time no request is answered until the provider has confirmed the person.
 _SURE_S_MAX: Final = 3_600
 _AHEAD_S: Final = 60  # what the clocks of gateways may differ by
 _COOKIE: Final = "jobledger"
@@ -49,7 +49,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sha256: str = ""  #: of its secret: a session ends with the secret that opened it
     user: str = ""  #: the person whom a provider knows
     groups: tuple[str, ...] = ()  #: as that provider said
-    issued: int  #: seconds since 1970: when this cookie was made; for a person, when the provider said who that is
+    issued: int  #: seconds since 1970: when this cookie was made; a person's: when the provider confirmed it
     began: int = (
         0  #: seconds since 1970: when somebody logged in; 0: as `issued`, in a cookie of an older version
     )
@@ -57,14 +57,14 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def id(self) -> str:
-        """What an ended session is known by: nobody can make its cookie from it, nor a form."""
+        """The id under which an ended session is stored: neither its cookie nor a form can be made from it."""
         return hashlib.sha256(self.token.encode()).hexdigest()[:_ID_CHARACTERS]
 
 
 def signing_keys(path: Path) -> list[bytes]:
     """Return the keys of a file, one a line; the last one signs, all of them verify. A missing file is made.
 
-    Gateways that take each other's sessions share it. Raises: ConfigurationError, which does not tell what is in it.
+    Gateways that accept each other's sessions share it. Raises: ConfigurationError, which shows none of its content.
     """
     try:
         if not path.exists():
@@ -113,11 +113,11 @@ class Sessions:
         return Session(**who, issued=now, began=now, token=secrets.token_urlsafe(16))
 
     def confirmed(self, session: Session, groups: tuple[str, ...]) -> Session:
-        """Return the session of a person whom the provider knows still. It lasts no longer by that."""
+        """Return the session of a person whom the provider confirmed, with their groups. Its end stays the same."""
         return msgspec.structs.replace(session, groups=groups, issued=self._now())
 
     def cookie(self, session: Session, *, secure: bool) -> str:
-        """Return the header `Set-Cookie` that hands a session to a browser, as of now; a person's as the provider said."""
+        """Return the header `Set-Cookie` of a session, issued now; a person's keeps the time of the confirmation."""
         issued = session.issued if session.user else self._now()
         said = msgspec.to_builtins(msgspec.structs.replace(session, issued=issued))
         left_s = max(0, int(self._ends_at(session)) - self._now())
@@ -128,7 +128,7 @@ class Sessions:
         return _set_cookie(_COOKIE, "", 0, secure=secure)
 
     def read(self, cookies: str, *, secure: bool) -> Session | None:
-        """Return the session of a request's header `Cookie`; None where there is none that is signed and not over."""
+        """Return the session of a request's header `Cookie`; None unless it is signed and still lasts."""
         text = _cookie(cookies, _COOKIE, secure=secure)
         if not text:
             return None
@@ -141,7 +141,7 @@ class Sessions:
         return session if self._now() - session.issued >= -_AHEAD_S and self._lasts(session) else None
 
     def holds(self, session: Session) -> bool:
-        """Whether a session that was read is good now: it lasts, and the provider said not long ago who a person is."""
+        """Whether a session is valid now: it lasts, and the provider confirmed its person not long ago."""
         is_known = not session.user or self._now() - session.issued < _SURE_S_MAX
         return is_known and self._lasts(session)
 
@@ -155,28 +155,28 @@ class Sessions:
         return session.began + self._session_s
 
     def end(self, ids: Iterable[str]) -> None:
-        """Take these sessions no more."""
+        """Refuse these sessions from now on."""
         self._ended.update(ids)
 
     def is_old(self, session: Session) -> bool:
-        """Whether its cookie is to be replaced, so that its use is known. A person's is replaced by `confirmed` alone."""
+        """Whether to replace its cookie, which records that it is used. A person's is replaced by `confirmed` alone."""
         return not session.user and self._now() - session.issued >= _RENEW_S
 
     def is_unsure(self, session: Session) -> bool:
-        """Whether the provider is to say again who a person is, and in which groups."""
+        """Whether the provider has to confirm the person and their groups again."""
         return bool(session.user) and self._now() - session.issued >= _SURE_S
 
     def form_token(self, who: str) -> str:
-        """Return what a form must hold that is sent by `who`: a session's token, or the name of who needs no session."""
+        """Return the token that forms of `who` must hold; `who`: a session's token, or a principal's name."""
         return hmac.new(self._secret, who.encode(), hashlib.sha256).hexdigest()
 
     def passing(self, name: str, value: dict[str, str], life_s: int, *, secure: bool) -> str:
-        """Return the header `Set-Cookie` of what a browser carries for a moment, as between a provider and here."""
+        """Return the header `Set-Cookie` of values that a browser carries for a short time, such as during a log-in."""
         text = str(self._passing.dumps({**value, "issued": self._now()})) if value else ""
         return _set_cookie(f"{_COOKIE}-{name}", text, life_s if value else 0, secure=secure)
 
     def passed(self, cookies: str, name: str, life_s: int, *, secure: bool) -> dict[str, Any]:
-        """Return what a browser carried; nothing where that is not signed or too old."""
+        """Return the values that a browser carried; {} where they are unsigned or too old."""
         try:
             found: dict[str, Any] = self._passing.loads(_cookie(cookies, f"{_COOKIE}-{name}", secure=secure))
             age_s = self._now() - int(found["issued"])

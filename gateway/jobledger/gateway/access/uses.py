@@ -35,7 +35,7 @@ class Uses:
             self._used[key] = self._ledger.clock.now(), client
 
     async def run(self) -> None:
-        """Store what was noted, for ever. It is only good to know: what cannot be stored is tried again."""
+        """Store what was noted, for ever. Nothing depends on it: a use that cannot be stored is tried again."""
         while True:
             await asyncio.sleep(_STORE_EVERY_S)
             try:

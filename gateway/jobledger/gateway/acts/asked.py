@@ -1,4 +1,4 @@
-"""What is to be done to many jobs, as a plan and as the input of the job that does it."""
+"""An act on many jobs: as a plan, and as the input of the job that does it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ToDo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ActRights(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What whoever asks for an act might do then; a key is looked up again, so this counts for people alone."""
+    """The rights of the caller who asked for an act; those of a key are read again, so these count for people alone."""
 
     permissions: tuple[Permission, ...] = ()
     queues: tuple[str, ...] = ()  #: patterns; none: every queue
@@ -110,12 +110,12 @@ def act_of(to_do: ToDo, by: str) -> Act:
 
 
 def job_id_of(plan: str) -> str:
-    """Return the id of the job that does a plan: a plan is done once, however often that is asked for."""
+    """Return the id of the job that does a plan: the same plan gets the same id, so it is done once."""
     return f"act-{hashlib.sha256(plan.encode()).hexdigest()[:40]}"
 
 
 async def asker_of(ledger: Ledger, job_id: str) -> str:
-    """Return who asked for what a job of this queue does: whoever its first event names. Raises: UnreachableError."""
+    """Return who asked for a job of this queue: the principal in its first event. Raises: UnreachableError."""
     ref = JobRef(queue=QUEUE, job_id=job_id)
     job = fold(await ledger.log.read_chain(ledger.names.chain(ref))).job
     assert job is not None, "it runs"

@@ -31,10 +31,10 @@ from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import Scope
 from jobledger.ledger.model.subjects import JobRef
 
-#: Jobs between two checkpoints; an attempt that begins again repeats at most this number, and an authority that ended
-#: stops before the next ones, within a second.
+#: Jobs between two checkpoints: an attempt that begins again repeats at most this many. The authority is read before
+#: each chunk, so an authority that has ended stops the act there.
 _CHUNK: Final = 250
-#: Between two chunks of an act that is done at a rate, where the rate allows for more than one job in it.
+#: About how long an act with a rate pauses between two chunks, if the rate allows a job in that time.
 _PAUSE_S: Final = 6.0
 
 
@@ -48,7 +48,7 @@ async def begin_act(ledger: Ledger, principal: Principal, job_id: str, to_do: To
         queues=principal.scope.queues,
         tasks=principal.scope.tasks,
     )
-    with acting_for(None):  # what it does to each job is decided with the authority that the job carries
+    with acting_for(None):  # each act is checked later, with the authority that the job carries
         task = bulk_act.options(id=job_id, by=principal.name)
         await ledger.enqueue(task, to_do=to_do, jobs=jobs, allowed=allowed)
 
@@ -59,15 +59,15 @@ async def bulk_act(
 ) -> Done | Fail | Snooze:
     """Do an act to each job, with the authority of whoever asked for it; one that is refused does not stop the others.
 
-    Who that is stands in the job's first event, never in its input. `by` is what older gateways said, and counts for
-    nothing. An authority that has ended, as a revoked key, ends the act: its checkpoint says how far it came. An act at
+    The job's first event names the asker, never its input. Older gateways sent `by`, which is ignored.
+    An authority that has ended, such as a revoked key, ends the act; its checkpoint says how far it came. An act with
     a rate pauses between two chunks, and holds no worker meanwhile.
     """
     del by
     kept, ledger = context.checkpoint_value, context.ledger
     so_far = Done() if kept is None else msgspec.convert(kept, Done)
     who = await asker_of(ledger, context.job_id)
-    act, rows = act_of(to_do, who), Rows(ledger, Path())  # it is told of each job where that is
+    act, rows = act_of(to_do, who), Rows(ledger, Path())  # no file of rows: the queue of each job is given
     rights = ActRights() if allowed is None else allowed
     scope = Scope(queues=rights.queues, tasks=rights.tasks)
     size = _CHUNK if not to_do.per_minute else max(1, min(_CHUNK, round(to_do.per_minute * _PAUSE_S / 60)))

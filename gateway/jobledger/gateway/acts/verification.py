@@ -27,7 +27,7 @@ def verify_task(projection: Path | None = None) -> Task[..., Any]:
     async def verify_ledger(context: Context, by: str = "") -> Report:
         """Read every event, within 64 MiB of memory, and record the verdict in the name of who asked for it.
 
-        Who that is stands in the job's first event; `by` is what older gateways said, and counts for nothing.
+        The job's first event names the asker; older gateways sent `by`, which is ignored.
         """
         del by
         ledger = context.ledger
@@ -44,8 +44,8 @@ def verify_task(projection: Path | None = None) -> Task[..., Any]:
 
 
 async def begin_check(ledger: Ledger, by: str) -> JobHandle[Any]:
-    """Enqueue a check; while one waits or runs, that one is given. Raises: as `Ledger.enqueue`."""
-    with acting_for(None):  # its door asks who may
+    """Enqueue a check, or return the one that waits or runs. Raises: as `Ledger.enqueue`."""
+    with acting_for(None):  # the endpoint or form has checked the permission
         return await ledger.enqueue(verify_task().options(by=by))
 
 

@@ -1,1 +1,1 @@
-"""What can be asked for under `/v1`: structures in, structures out, nothing of HTTP."""
+"""The endpoints under `/v1`: functions from structures to structures, without HTTP."""

@@ -20,7 +20,7 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.reserved_ids import check_unreserved
 from jobledger.ledger.model.trace import own_trace, trace_id
 
-#: What each endpoint that adds jobs may refuse them for.
+#: Problem codes of each endpoint that adds jobs.
 REFUSALS: Final = (
     "TASK_NOT_FOUND",
     "JOB_INVALID_INPUT",
@@ -43,7 +43,7 @@ class JobEnqueued(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def id_of(asked: ApiRequest, given: str | None) -> str | None:
-    """Return what the job to come is called: by its asker, or by the `Idempotency-Key`.
+    """Return the id of the job to add: the given one, or one made from the `Idempotency-Key`; None without both.
 
     Raises: ProblemError; InvalidInputError for an id of a form that is kept.
     """
@@ -77,7 +77,7 @@ def reused(what: str) -> ProblemError:
 
 def require_own(asked: ApiRequest, job: Job) -> None:
     """Refuse a job that has the id of a key, and that somebody else made. Raises: ProblemError (IDEMPOTENCY_KEY_REUSED)."""
-    if job.created_by not in {"", asked.principal.name}:  # "": in an archive, so nobody knows any more
+    if job.created_by not in {"", asked.principal.name}:  # "": its first event is in an archive
         raise ProblemError(
             "IDEMPOTENCY_KEY_REUSED",
             f"the id {job.id}, which follows from this Idempotency-Key, was given to a job that this key did not make: "
@@ -88,7 +88,7 @@ def require_own(asked: ApiRequest, job: Job) -> None:
 async def existing(asked: ApiRequest, handle: JobHandle[Any]) -> JobAtMoment | None:
     """Return the job that had the id already; None where this request made it.
 
-    Raises: ProblemError (DUPLICATE) for one that does not exist for who asks, unless he made it himself, as a graph's.
+    Raises: ProblemError (DUPLICATE) for a job that the caller may not see and did not make, as they may make a graph's.
     """
     if handle.created:
         return None
@@ -118,10 +118,10 @@ async def added(asked: ApiRequest, handle: JobHandle[Any], held: JobAtMoment | N
 
 
 async def _ended(asked: ApiRequest, handle: JobHandle[Any]) -> JobShown | None:
-    """Return a job that ended while its asker waited; None where nobody waited, it did not end, or it must not be seen."""
+    """Return a job that ended while its asker waited; None if it did not wait or end, or may not be seen."""
     if asked.wait_s is None:
         return None
-    # A key that is bound to tasks may begin a graph, and the graph's own job does not exist for it.
+    # A key that is bound to tasks may begin a graph, but may not see the graph's own job.
     with contextlib.suppress(JobNotFoundError):
         async with asked.waiting(asked.wait_s):
             await wait_for_end(asked.gateway.feed, asked.gateway.ledger, handle.ref)

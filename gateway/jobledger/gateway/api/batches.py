@@ -80,7 +80,7 @@ async def open_one(asked: ApiRequest, name: str, *, body: NewBatch) -> Answer:
     principal.require("queue", spec.queue, spec.task)
     if spec.end is not None:
         principal.require("queue", spec.end.queue, spec.end.task)
-    with acting_for(None):  # its jobs and what follows them were allowed
+    with acting_for(None):  # the permissions for its jobs and its end were checked
         made = await open_batch(ledger, name, spec, by=principal.name, trace=asked.trace)
     value = await _shown(asked, await find_batch(ledger, name))
     return Answer(value=value, status=201 if made.created else 200)
@@ -111,7 +111,7 @@ async def cancel_batch(asked: ApiRequest, name: str, *, body: WithReason) -> Bat
 
 
 async def batch_for(asked: ApiRequest, name: str, permission: Permission) -> Batch:
-    """Return a batch to who has this permission for its jobs. Raises: NotFoundError, also for others; ProblemError."""
+    """Return a batch, if the caller has this permission for its jobs. Raises: NotFoundError, ProblemError."""
     asked.principal.require(permission)
     batch = await find_batch(asked.gateway.ledger, name)
     if not asked.principal.may(permission, batch.spec.queue, batch.spec.task):

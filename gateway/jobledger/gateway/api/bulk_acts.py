@@ -89,16 +89,16 @@ class ActProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a plan's id holds: all that is needed to do it, on any gateway. Whoever does it needs the rights once more.
+    """The content of a plan's id: all that any gateway needs to do it. The caller's rights are checked again then.
 
-    Nothing vouches for it: what it says is checked again, as if it were asked for now.
+    It is not signed: its values are checked again, as if they came in a new request.
     """
 
     by: str
     to_do: ToDo
     filter: Which | None = None
     jobs: Annotated[tuple[JobNamed, ...], msgspec.Meta(max_length=_IDS_MAX)] = ()
-    until: Annotated[int, msgspec.Meta(ge=0)]  #: jobs that changed after this sequence are left out
+    until: Annotated[int, msgspec.Meta(ge=0)]  #: of a filter: jobs that changed after this sequence are left out
     expires_at: Annotated[datetime, msgspec.Meta(tz=True)]
 
 
@@ -151,7 +151,7 @@ def _to_do(asked: ApiRequest, body: ManyActs | ToDo) -> ToDo:
     if body.act is None:
         raise ProblemError("BAD_REQUEST", "say which act is planned, or give the id of a plan")
     asked.principal.require(PERMISSIONS[body.act])
-    if body.edit is not None:  # another input asks for another job
+    if body.edit is not None:  # a job with another input is like a new job
         asked.principal.require("queue")
     run_at = aware("run_at", body.run_at)
     if (body.act == "reschedule") == (run_at is None):
@@ -171,7 +171,7 @@ def _to_do(asked: ApiRequest, body: ManyActs | ToDo) -> ToDo:
 
 
 async def _chosen(asked: ApiRequest, plan: _Plan) -> list[ChosenJob]:
-    """Return the jobs of a plan that did not change since, as far as the asker may act on them. Raises: ProblemError."""
+    """Return the jobs of a plan that the asker may act on; of a filter those that did not change since. Raises: ProblemError."""
     if plan.jobs:
         return [await _by_name(asked, each, plan.to_do.act) for each in plan.jobs]
     act = act_of(plan.to_do, plan.by)
@@ -205,7 +205,7 @@ async def _begun(asked: ApiRequest, token: str) -> Answer:
     to_do = _to_do(asked, plan.to_do)
     job_id = job_id_of(f"{principal.name} {token}")
     job = await _job(asked, job_id)
-    if job is None:  # else it was begun before, whatever became of its jobs since
+    if job is None:  # else the plan was begun before; its jobs may have changed since
         if plan.expires_at < ledger.clock.now():
             raise ProblemError("PLAN_EXPIRED", "the plan is older than 15 minutes: plan the act again")
         chosen = await _chosen(asked, plan)
@@ -219,7 +219,7 @@ async def _begun(asked: ApiRequest, token: str) -> Answer:
 
 
 async def show_act(asked: ApiRequest, id: str) -> ActProgress:  # noqa: A002 - as in the address
-    """Show how far an act on many jobs is; to who asked for it, and to who may see every queue."""
+    """Show how far an act on many jobs is, to its asker and to callers who may see every queue."""
     job = await _job(asked, check_token("job id", id))
     if job is None:
         raise JobNotFoundError(id)

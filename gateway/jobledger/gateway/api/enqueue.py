@@ -41,7 +41,7 @@ from jobledger.ledger.named.book import find_announced
 from jobledger.ledger.named.verbs import NamedJob
 from jobledger.ledger.named_batches import add_to_batch
 
-#: What a line may have beside its input, which has the limit of every input.
+#: How long a line may be beside its input, which has the same limit as every input.
 _LINE_MORE_BYTES: Final = 64 << 10
 #: How a job is enqueued, beside its task, its input and its id.
 _FIELDS: Final = tuple(name for name in NamedJob.__struct_fields__ if name not in {"task", "input", "id"})
@@ -73,7 +73,7 @@ class BulkEnqueued(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def enqueue_job(asked: ApiRequest, *, body: NewJob) -> Answer:
-    """Add one job; when this is answered, it is in the ledger. `Idempotency-Key` names it: repeated, it makes no second."""
+    """Add one job; it is in the ledger before the answer. `Idempotency-Key` names it: a repeat makes no second."""
     ledger = asked.gateway.ledger
     queue, names_jobs = await _allowed(asked, body.task, body.queue)
     job_id = id_of(asked, body.id)
@@ -91,7 +91,7 @@ async def enqueue_job(asked: ApiRequest, *, body: NewJob) -> Answer:
         )
     except InputMismatchError as error:
         ref = JobRef(queue=error.queue, job_id=error.job_id)
-        await existing(asked, ledger.handle_of(ref))  # whoever may not see that job learns nothing of it
+        await existing(asked, ledger.handle_of(ref))  # raises for a caller who may not see that job
         raise
     held = await existing(asked, handle)
     if held is not None and is_keyed and handle.id == job_id:
@@ -100,7 +100,7 @@ async def enqueue_job(asked: ApiRequest, *, body: NewJob) -> Answer:
 
 
 async def _allowed(asked: ApiRequest, task: str, queue: str | None) -> tuple[str, bool]:
-    """Return the queue of a job to come, if its asker may add it there, and whether its task declares the ids of its jobs.
+    """Return the queue of a new job, after checking that the caller may add it, and whether its task names its jobs.
 
     Raises: ProblemError, TaskNotFoundError, InvalidTokenError, InvalidInputError, UnreachableError.
     """
@@ -132,10 +132,10 @@ def _canonical(text: bytes) -> bytes:
 
 
 async def enqueue_jobs(asked: ApiRequest, *, query: BulkQuery) -> BulkEnqueued:
-    """Add a job for each line of the body, taken no faster than they are stored; a wrong line ends it.
+    """Add a job for each line of the body, read no faster than jobs are stored; a wrong line ends the request.
 
-    The lines before that one are in the ledger. With `Idempotency-Key` the same lines make the same jobs again, and the
-    first one that differs ends it. A line whose id has another input is refused when all others are in the ledger:
+    The jobs of the lines before it are in the ledger. With `Idempotency-Key` the same lines name the same jobs, and the
+    first line that differs ends the request. A line whose id has another input is refused after all others are stored:
     `mismatches` names each such line.
     """
     if asked.header("content-type").partition(";")[0].strip().lower() != NDJSON:
@@ -168,7 +168,7 @@ async def enqueue_jobs(asked: ApiRequest, *, query: BulkQuery) -> BulkEnqueued:
 
 
 def _mismatched(error: InputMismatchError) -> ProblemError:
-    """Return what is answered where lines name jobs that have other inputs: each such line, and the job as it is."""
+    """Return the problem of lines whose jobs have other inputs: each such line, its job, and how they differ."""
     lines = [
         {"line": (each.number or 0) + 1, "id": each.job_id, "queue": each.queue, "differing": each.differing}
         for each in (error, *error.others)
@@ -178,7 +178,7 @@ def _mismatched(error: InputMismatchError) -> ProblemError:
 
 
 async def _of_batch(asked: ApiRequest, query: BulkQuery) -> BulkQuery:
-    """Return what each line is, with the queue of the batch that they are for. Raises: ProblemError, NotFoundError."""
+    """Return the query, with the queue of the batch if it names one. Raises: ProblemError, NotFoundError."""
     if query.batch is None:
         if query.queue is not None and query.task is None:
             raise ProblemError("BAD_REQUEST", "queue is for lines that are inputs: give task as well")
@@ -209,7 +209,7 @@ class _Lines:
         self._query = query
         self._line_max = asked.gateway.ledger.config.payload_bytes_max + _LINE_MORE_BYTES
         self._allowed: set[tuple[str, str | None]] = set()
-        self._named: set[str] = set()  #: tasks that declare the ids of their jobs, so that a key names none
+        self._named: set[str] = set()  #: tasks that name their jobs themselves, so that the key does not
         key = asked.idempotency_key
         self._id = keyed_id(asked.principal.name, key) if key else None
         self.number = 0  #: of the line that was read last, from 1

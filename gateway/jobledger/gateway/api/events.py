@@ -56,7 +56,7 @@ async def list_events(asked: ApiRequest, *, query: EventQuery) -> StreamedAnswer
 
 
 def shown_to(asked: ApiRequest) -> Shown:
-    """Return what says whether the one who asks may see an event; one that is of no job only who may see all queues."""
+    """Return the check whether the caller may see an event; one of no job needs the right to see all jobs."""
     principal = asked.principal
     sees_all = principal.may("view", "*", "*")
 
@@ -70,7 +70,7 @@ def shown_to(asked: ApiRequest) -> Shown:
 
 
 async def _streamed(asked: ApiRequest, parts: AsyncGenerator[bytes, None]) -> StreamedAnswer:
-    """Return a stream as an answer. HEAD gets one that has ended before it began."""
+    """Return a stream as an answer; HEAD gets an empty one."""
     if asked.is_head:
         await parts.aclose()
     else:
@@ -79,7 +79,7 @@ async def _streamed(asked: ApiRequest, parts: AsyncGenerator[bytes, None]) -> St
 
 
 async def stream_job(asked: ApiRequest, held: JobAtMoment) -> StreamedAnswer | Answer:
-    """Stream the events of a job until it has ended; 204, which ends a reader for good, where it has seen the end.
+    """Stream the events of a job until it has ended; answer 204 to a reader that has seen the end, so that it stops.
 
     Raises: ProblemError for a past moment, which has no stream, and where too many streams are open.
     """
@@ -96,7 +96,7 @@ async def stream_job(asked: ApiRequest, held: JobAtMoment) -> StreamedAnswer | A
     feed, choice = asked.gateway.feed, chosen_events(queue=held.job.queue, job=held.job.id)
     view = fold(held.history)
 
-    def is_last(kept: FeedEvent) -> bool:  # an end before the newest event was one that somebody took back
+    def is_last(kept: FeedEvent) -> bool:  # an earlier end than the newest event was undone since
         nonlocal view
         if isinstance(kept.message, StoredEvent) and kept.sequence > view.last_sequence:
             view = fold([kept.message], view)
@@ -122,7 +122,7 @@ def _start(asked: ApiRequest, query: EventQuery) -> Start:
 
 
 def _after_last(asked: ApiRequest) -> Start | None:
-    """Return where a reader goes on that says what it has seen, None for one that does not."""
+    """Return the start after the reader's `Last-Event-ID`, None without that header."""
     last = asked.last_event_id
     return None if last is None else chosen_start(from_sequence=last + 1)
 
@@ -134,7 +134,7 @@ async def _lines(
     query: EventQuery,
     hidden: Hidden,
 ) -> Raw:
-    """Return up to `limit` lines; `Last-Event-ID` of the answer is what to ask with next."""
+    """Return up to `limit` lines; send the answer's `Last-Event-ID` with the next request."""
     found: list[FeedEvent] = []
     position, feed = 0, asked.gateway.feed
     feed.require_open()

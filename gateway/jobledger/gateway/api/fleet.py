@@ -1,4 +1,4 @@
-"""Who works, which tasks there are, who holds locks, and how the ledger itself is. All of it is told of now."""
+"""Workers, tasks, locks, what hurts, subscriptions, and the ledger itself: all of it as it is now."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _task(entry: TaskEntry, workers: list[WorkerInfo]) -> TaskShown:
 
 
 async def show_locks(asked: ApiRequest, *, query: LocksQuery) -> Locks:
-    """List the locks that are held: nothing tells of which queue and task the jobs are that hold them."""
+    """List the locks that are held, to callers who may see every queue: a lock does not record its holder's queue."""
     asked.principal.require_everywhere("view")
     return Locks(items=await list_locks(asked.gateway.ledger, limit=query.limit))
 

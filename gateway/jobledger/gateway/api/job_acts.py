@@ -1,4 +1,4 @@
-"""The act that runs one attempt of a job in the gateway itself; `runs` has signal and rerun, `jobledger.admin.verbs` the others."""
+"""The act that runs one attempt of a job in the gateway itself; for others see `runs` and `jobledger.admin.verbs`."""
 
 from __future__ import annotations
 

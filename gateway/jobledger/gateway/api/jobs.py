@@ -120,7 +120,7 @@ async def tell_why(asked: ApiRequest, queue: str, id: str, *, query: Past) -> Wh
 
 
 def _with_requests(why: WhyShown, queue: str) -> WhyShown:
-    """Return what it says with the requests of HTTP in place of the commands."""
+    """Return the answer with HTTP requests in place of commands."""
     replace = msgspec.structs.replace
     waits = tuple(replace(each, hint=hint_over_http(each.hint, queue)) for each in why.waits)
     return replace(why, hint=hint_over_http(why.hint, queue), waits=waits)
@@ -133,7 +133,7 @@ async def get_input(asked: ApiRequest, queue: str, id: str, *, query: Past) -> R
 
 
 async def get_result(asked: ApiRequest, queue: str, id: str, *, query: Past) -> Raw | Answer:  # noqa: A002
-    """Return what a job's task returned, as JSON; of a run that went on in others, that of the last one."""
+    """Return a job's result as JSON; of a run that was continued in other runs, the result of the last one."""
     ledger = asked.gateway.ledger
     held = await _ended(asked, await read_job(asked, queue, id, query, "payloads"), query)
     for _ in range(_SUCCESSORS_MAX):

@@ -77,7 +77,7 @@ async def list_limits(asked: ApiRequest, *, query: Look) -> Limits:
 
 
 async def show_one_limit(asked: ApiRequest, limit: str) -> LimitShown:
-    """Show a limit, or one key of it: what holds, who said so, which jobs hold it and which wait for it."""
+    """Show a limit, or one key of it: its terms, who set them, which jobs hold it and which wait for it."""
     asked.principal.require_everywhere("view")  # it names jobs of whatever queue
     ledger = asked.gateway.ledger
     held = await limit_now(ledger, limit)

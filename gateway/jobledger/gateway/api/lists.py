@@ -193,7 +193,7 @@ async def list_all_jobs(asked: ApiRequest, *, query: JobsQuery) -> Answer:
 
 
 async def count_all_jobs(asked: ApiRequest, *, query: Which) -> CountedJobs:
-    """Count jobs by state; the states that are named are left out of it, so that each is counted."""
+    """Count jobs by state; the filter's own states are ignored, so that each state is counted."""
     async with looking(asked, query) as (view, _):
         return await count_jobs(view, await query.filter(asked, view))
 

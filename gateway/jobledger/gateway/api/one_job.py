@@ -43,7 +43,7 @@ class JobAtMoment(NamedTuple):
 
 
 class Asker(Protocol):
-    """Who asks which gateway: a request, or a form that was sent."""
+    """The caller of a gateway: a request, or a form that was sent."""
 
     @property
     def gateway(self) -> Gateway:
@@ -78,7 +78,7 @@ async def read_job(
     queues = {stored.event.queue for stored in history}
     if len(queues) > 1:
         raise AmbiguousIdError(job_id, sorted(f"{each}/{job_id}" for each in queues))
-    first = history[0].event  # before anything is said of it, as that it came later than a moment
+    first = history[0].event  # first: the error for a moment before the job would reveal the job
     asked.principal.require_about(permission, first.queue, first.task, JobNotFoundError(job_id))
     then = None if past is None else await past.moment(ledger.log, ledger.clock)
     if then is not None:
@@ -90,7 +90,7 @@ async def read_job(
 
 
 def _seen(asked: Asker, history: list[StoredEvent]) -> list[StoredEvent]:
-    """Return the events of jobs that the asker may see: of the others, not even their queue or task is told."""
+    """Return the events of jobs that the asker may see: the others stay unknown, with their queue and task."""
     may = asked.principal.may
     return [stored for stored in history if may("view", stored.event.queue, stored.event.task)]
 

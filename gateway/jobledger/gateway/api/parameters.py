@@ -45,7 +45,7 @@ class WithReason(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def aware(name: str, at: datetime | None) -> datetime | None:
-    """Return a time that was given, in UTC. Raises: ProblemError for one without a zone, or that UTC does not have."""
+    """Return a time that was given, in UTC. Raises: ProblemError for one without a zone, or out of UTC's range."""
     if at is None:
         return None
     if at.tzinfo is None:

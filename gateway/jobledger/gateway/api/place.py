@@ -1,4 +1,4 @@
-"""Where a gateway does verbs: for whoever asks, within what they may see, and on what they have seen."""
+"""The place where a gateway does verbs: for a caller, within their rights, on the version that they have seen."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GatewayPlace(Place):
         self._if_match = if_match
 
     def require_secrets(self, references: Iterable[str]) -> None:
-        """Refuse what does not lie where the gateway was told, to whoever may not `admin`. Raises: ProblemError."""
+        """Refuse secrets outside of the gateway's own places, unless the caller may `admin`. Raises: ProblemError."""
         require_secrets(self.principal, self._asker.gateway.secrets, references)
 
     async def act_on_job(
@@ -47,9 +47,7 @@ class GatewayPlace(Place):
         ref = JobRef(queue=queue, job_id=check_token("job id", job_id))
         if self.principal.scope.tasks:
             await read_job(self._asker, queue, job_id, permission=permission)
-        if (
-            self._if_match is not None
-        ):  # here, for what an act does before it changes the job; and at each append
+        if self._if_match is not None:  # before the act does anything; each append checks it again
             newest = await self.ledger.log.newest_sequence(self.ledger.names.chain(ref))
             if newest:
                 require_at(self._if_match, newest)

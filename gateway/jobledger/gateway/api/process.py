@@ -1,4 +1,4 @@
-"""How this process of the gateway is: for load balancers, and for Prometheus."""
+"""Health and metrics of this gateway process, for load balancers and Prometheus."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ async def list_buckets(asked: ApiRequest, *, query: BucketsQuery) -> Buckets:
             terms=[*of_fleet(query.queue, query.task), *terms_for(asked.principal)],
         )
     more = None
-    if len(rows) == query.limit:  # the last span may lack rows: it is the first of the next look
+    if len(rows) == query.limit:  # the last span may lack rows, so the next page begins with it
         whole = [row for row in rows if row.begins_at != rows[-1].begins_at]
         if not whole:
             raise ProblemError("BAD_REQUEST", f"one span has {query.limit} rows or more: give a larger limit")

@@ -1,4 +1,4 @@
-"""Routes: where others send webhooks. Which there are, what each does, what came in, and processing it again."""
+"""Routes, to which others send webhooks: their definitions, their deliveries, and the requests that were refused."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ async def list_routes(asked: ApiRequest, *, query: Look) -> Routes:
 async def put_route(
     asked: ApiRequest, route: str, *, query: ChangingRoute, body: RouteDefinition
 ) -> ChangedRoute:
-    """Have a route do what the body says, whatever it did before; secrets are references."""
+    """Set the definition of a route, in place of any earlier one; secrets are references."""
     asked.principal.require_everywhere("manage")
-    # Read once more: a field that there is not is refused, at every depth.
+    # Decoded again, so that unknown fields are refused at every depth.
     definition = definition_of(msgspec.json.decode(asked.sent))
     del body
     before = await _definition(asked, route)

@@ -29,7 +29,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 async def run_by_clock(asked: ApiRequest, *, query: Budget) -> BudgetResult:
-    """Run jobs that are ready, as a cron service asks for it: GET, and all that is said is in the address."""
+    """Run jobs that are ready, for a cron service, which sends a GET with all parameters in its address."""
     return await _run(asked, query)
 
 

@@ -1,4 +1,4 @@
-"""Schedules: when they tick, what came of it, and what they are told; also their due ticks, for who runs no worker."""
+"""Schedules: when they tick and what came of it; also a request that makes the due ticks, where no worker runs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def show_schedule(asked: ApiRequest, name: str, *, query: Look) -> Schedul
 
 
 async def handle_schedules(asked: ApiRequest) -> HandledTicks:
-    """Make the ticks that are due, once whoever else makes them: for platforms where no worker runs all the time."""
+    """Make the ticks that are due, each once even if others make them too: for platforms without a constant worker."""
     async with looking(asked, Look()) as (view, _):
         rows = [row.row for row in listed_in(view, (), removed=False)]
     may = asked.principal.may

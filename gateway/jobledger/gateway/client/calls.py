@@ -43,10 +43,10 @@ AnyTask = Task[..., Any] | TaskWithOptions[..., Any] | str
 
 
 class JobOptions(TypedDict, total=False):
-    """What can be said of a job that is enqueued, beside its input."""
+    """The options of a job to enqueue, beside its input."""
 
     queue: str
-    id: str  #: a job that the queue has under it already is given back unchanged
+    id: str  #: if the queue has a job of this id, that job is returned unchanged
     priority: str
     delay_s: float
     max_attempts: int
@@ -56,7 +56,7 @@ class JobOptions(TypedDict, total=False):
     correlation: str
     metadata: dict[str, str]
     on_other_input: (
-        str  #: "keep": also one with another input or task, which is an `InputMismatchError` otherwise
+        str  #: "keep": return it even if its input or task differs, instead of `InputMismatchError`
     )
 
 
@@ -97,7 +97,7 @@ class Tries:
         return self._pause_s("")
 
     def is_to_be_tried_again(self, reply: Reply) -> bool:
-        """Return whether the gateway, or what stands before it, asks to come back, and there is time left."""
+        """Return whether the gateway, or a proxy before it, asks to try again later, and there is time left."""
         return reply.status in AGAIN and not self._is_over()
 
     def asked_back(self, reply: Reply) -> float:
@@ -113,7 +113,7 @@ class Tries:
 
 
 class Silence:
-    """How long no gateway has answered who reads events."""
+    """The time for which no gateway has answered a reader of events."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -146,7 +146,7 @@ class Limit:
 
 
 def settings(url: str, key: str, timeout_s: float) -> dict[str, Any]:
-    """Return what the HTTP client is made with; on this machine the account's key stands in for one that is missing."""
+    """Return the options of the HTTP client; for a gateway on this machine the account's key replaces a missing one."""
     headers = {"user-agent": "jobledger-client"}
     if key := key or _account_key(url):
         headers["authorization"] = f"Bearer {key}"
@@ -195,7 +195,7 @@ def json_call(method: str, path: str, value: Any, *, is_once: bool = False) -> C
 
 
 def checked(reply: Reply) -> Reply:
-    """Return an answer that says that the request was done. Raises: the error that it tells."""
+    """Return an answer that is no error. Raises: the error that it reports."""
     if reply.status >= 400:  # noqa: PLR2004 - where refusals begin
         raise error_of(read_problem(reply.status, reply.body, reply.headers.get("x-request-id", "")))
     return reply
@@ -211,7 +211,7 @@ def not_reached(url: str, error: Exception) -> ServerUnreachableError:
 def order_of(
     task: AnyTask, given: Mapping[str, Any] | None, arguments: Mapping[str, Any], named: JobOptions
 ) -> dict[str, Any]:
-    """Return what is sent to enqueue a job, without an id that nobody gave it. Raises: InvalidInputError."""
+    """Return the body that enqueues a job, with an id only if one was given. Raises: InvalidInputError."""
     if given is not None and arguments:
         raise InvalidInputError("give the input as one mapping or as keyword arguments, not as both")
     values = dict(given) if given is not None else dict(arguments)
@@ -223,7 +223,7 @@ def order_of(
 
 
 def enqueue_call(order: Mapping[str, Any]) -> Call:
-    """Return the request that enqueues a job. It may be sent twice: by its id, the task's own or its key it is one job."""
+    """Return the request that enqueues a job. It may be sent twice: an id or its key makes it one job."""
     call = json_call("POST", "/v1/jobs", order)
     if "id" in order:
         return call
@@ -231,9 +231,9 @@ def enqueue_call(order: Mapping[str, Any]) -> Call:
 
 
 def said_of(task: Task[..., Any] | TaskWithOptions[..., Any]) -> dict[str, Any]:
-    """Return a task's name and what its code says of its jobs: all of it, since the gateway may not know that code.
+    """Return a task's name and all options in its code, since the gateway may not know that code.
 
-    Raises: InvalidInputError for what only a client with a connection of its own can do.
+    Raises: InvalidInputError for an option that needs a connection to the ledger's server.
     """
     plain, options = task.unpacked
     only_there = [
@@ -265,7 +265,7 @@ def lines_of(orders: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
 
 
 class EventReader:
-    """Puts the lines of a stream of server-sent events together, and knows where it has to go on."""
+    """A parser of server-sent events, line by line, which keeps the id to resume from."""
 
     def __init__(self, last_id: str = "") -> None:
         self.last_id = last_id  #: of the newest event that was read; where a new request goes on
@@ -287,7 +287,7 @@ class EventReader:
                 kind, data, self._kind, self._data = self._kind, self._data, "", ""
                 if kind == "problem":
                     problem = read_problem(500, data.encode(), "")
-                    if problem.code != "READER_TOO_SLOW":  # coming back from the last id is what it asks for
+                    if problem.code != "READER_TOO_SLOW":  # it asks the reader to resume from the last id
                         raise error_of(problem)
                 elif data:
                     fields = msgspec.json.decode(data, type=dict[str, Any])

@@ -1,4 +1,4 @@
-"""Problems that a gateway tells, as the errors that the ledger's own client raises for the same thing."""
+"""Problems in a gateway's answers, as the errors that the ledger's own client raises for the same cause."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GatewayProblem(msgspec.Struct, frozen=True, kw_only=True):
     extra: dict[str, Any] = {}
 
 
-#: The error of each code; other codes are told by their status.
+#: The error of each code; for other codes the status decides.
 _ERRORS: Final[dict[str, type[errors.LedgerError]]] = {
     "AMBIGUOUS_ID": errors.AmbiguousIdError,
     "DUPLICATE": errors.RefusedError,
@@ -56,7 +56,7 @@ _BY_STATUS: Final[dict[int, type[errors.LedgerError]]] = {
 def error_of(problem: GatewayProblem) -> errors.LedgerError:
     """Return the error to raise: its text is the gateway's sentence, and `problem` says the rest.
 
-    What else an error of that class has when the ledger raises it is not there: the gateway told a sentence.
+    Other attributes that the ledger's own error has are missing: the gateway sends only a sentence.
     """
     nearest = errors.RefusedError if problem.status < 500 else errors.LedgerError  # noqa: PLR2004
     kind = _ERRORS.get(problem.code) or _BY_STATUS.get(problem.status, nearest)
@@ -68,7 +68,7 @@ def error_of(problem: GatewayProblem) -> errors.LedgerError:
 
 
 def read_problem(status: int, body: bytes, request_id: str) -> GatewayProblem:
-    """Return the problem in an answer; one that no gateway wrote, as a proxy's, is told by its status."""
+    """Return the problem in an answer; for an answer of another server, such as a proxy, one made from its status."""
     try:
         return msgspec.json.decode(body, type=GatewayProblem)
     except msgspec.MsgspecError:

@@ -1,7 +1,7 @@
-"""One live reader of the ledger, shared by everybody who looks at a gateway.
+"""One live reader of the ledger, shared by all readers of a gateway.
 
-The newest events are kept, and each reader takes from there at its own pace: nothing is buffered for one reader. Who is
-so slow that the events it needs are no longer kept is cut off. Who begins before them first reads the past with a
+The newest events are kept, and each reader takes from there at its own pace: no reader has its own buffer. A reader
+so slow that its next events are no longer kept is cut off. One that begins before them first reads the past with a
 consumer of its own; there are few of those at a time, since each costs the server one.
 
 Once nobody has read for `READ_ON_S`, the gateway reads nothing either: each event costs it and the server time.
@@ -34,7 +34,7 @@ from jobledger.ledger.subscriptions.filter import Start
 KEPT_MAX: Final = 8_192
 KEPT_BYTES_MAX: Final = 16 << 20
 SILENCE_S: Final = 15.0  #: a reader gets something at least this often: proxies cut off silent connections
-#: How long the gateway goes on to read after the last reader left: one that was cut off and returns finds the events kept.
+#: How long the gateway still reads after the last reader left, so that one that comes back finds the events kept.
 READ_ON_S: Final = 300.0
 BEGUN_WITHIN_S: Final = 5.0  #: how long the first reader waits for a server that is silent
 _AGAIN_S: Final = 1.0
@@ -43,7 +43,7 @@ _log = logging.getLogger("jobledger.gateway.feed")
 
 
 class FeedEvent:
-    """An event of the ledger, and its texts once somebody wanted them: each is written once for all readers."""
+    """An event of the ledger with its JSON texts, each of which is encoded once for all readers."""
 
     __slots__ = ("_texts", "message")
 
@@ -63,7 +63,7 @@ class FeedEvent:
         return self._texts[hidden]
 
 
-#: Some events in stream order, and the sequence up to which everything was looked at.
+#: Some events in stream order, and the sequence up to which the stream was read.
 Portion = tuple[Sequence[FeedEvent], int]
 
 
@@ -156,7 +156,7 @@ class Feed:
             raise ProblemError("BUSY", "this gateway is stopping: ask again, and another one answers")
 
     async def _read(self) -> None:
-        """Read for ever; what goes wrong is said, and reading begins again where it ended."""
+        """Read for ever; log a failure, and go on after the newest event that was read."""
         while True:
             try:
                 await self._follow()
@@ -205,9 +205,9 @@ class Feed:
 
     @contextlib.asynccontextmanager
     async def ends_of(self, ref: JobRef) -> AsyncGenerator[asyncio.Event, None]:
-        """Give an event that is set at each end of a job that is stored from the beginning of the block on.
+        """Yield an `asyncio.Event` that is set whenever an end of the job is stored during the block.
 
-        A hint, as the feed may be late or begin again: whoever waits for it looks at the job now and then.
+        It is a hint: the feed may be late or begin again, so the waiter also reads the job now and then.
 
         Raises: ServerUnreachableError.
         """
@@ -226,7 +226,7 @@ class Feed:
     async def portions(self, choice: EventChoice, start: Start) -> AsyncGenerator[Portion, None]:
         """Yield events that are wanted, from a beginning on and then for ever, each once and in stream order.
 
-        A portion without events comes where time passed, or events that nobody wants. It ends when the feed is closed.
+        A portion is empty after a silence, or where no event was chosen. The iteration ends when the feed is closed.
 
         Raises: InvalidInputError to begin beyond the ledger's end; ProblemError (BUSY, READER_TOO_SLOW); LedgerError.
         """

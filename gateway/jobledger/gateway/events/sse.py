@@ -37,10 +37,10 @@ async def sse(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the bytes of a stream: first when to come back, then each event that is shown, with its sequence as id.
 
-    What ends it early is told as an event `problem`, with the same fields as any other answer of the gateway.
-    `is_last` is asked of each event that is shown: after one, nothing comes unless more is here already.
+    An error that ends it early is sent as an event `problem`, with the fields of any other problem of the gateway.
+    `is_last` is called for each event that is shown; the stream ends after a portion whose last such event it accepts.
 
-    Raises: what refuses it, before the first part.
+    Raises: before the first part, the error that refuses the stream.
     """
 
     def text(portion: Portion) -> tuple[str, bool]:
@@ -64,7 +64,7 @@ async def sse(
 
 
 async def primed(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Take the first part before the answer begins: what refuses the request is then its answer, not part of it."""
+    """Take the first part before the answer begins: an error then becomes the answer, not a part of it."""
     first = await anext(parts)
 
     async def all_of_them() -> AsyncGenerator[bytes, None]:

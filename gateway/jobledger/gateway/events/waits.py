@@ -11,10 +11,10 @@ from jobledger.ledger import Ledger
 from jobledger.ledger.model.chain import EMPTY_CHAIN, fold
 from jobledger.ledger.model.subjects import JobRef
 
-#: A job is looked at again after these times, for the feed may have stopped for a while, or a replica been behind it.
+#: A job is looked at again after these times, as the feed may have paused, or a replica may have lagged.
 _LOOK_AGAIN_FIRST_S: Final = 5.0
 _LOOK_AGAIN_MAX_S: Final = 30.0
-_ENDED_LOOK_S: Final = 0.02  #: the first of them once the feed told of an end
+_ENDED_LOOK_S: Final = 0.02  #: the first of these once the feed has seen an end
 
 
 async def wait_for_end(feed: Feed, ledger: Ledger, ref: JobRef) -> None:

@@ -1,8 +1,8 @@
-"""Where a delivery may go: names are resolved here, every address is checked, and the checked one is connected to.
+"""The addresses that deliveries may go to: a name is resolved, all its addresses are checked, and one of them is used.
 
-A URL is chosen by whoever may set a webhook, and the gateway stands inside a network that he may not see. So nothing
-that is not an address of the public internet is connected to, unless the gateway was told to allow it. A name is
-resolved once for each request and the connection goes to that very address: what the name stands for a moment later
+Whoever may set a webhook chooses its URL, and the gateway is inside a network that they may not reach. So it connects
+only to addresses of the public internet, unless its settings allow others. A name is
+resolved once for each request and the connection goes to that very address: if the name changes later, that
 does not matter.
 """
 
@@ -53,8 +53,8 @@ class Targets:
     async def address(self, host: str, port: int) -> str:
         """Return the address to connect to for a host: the first one, where all are allowed.
 
-        A name that also stands for an address that is not allowed is refused: which one is meant is its owner's choice
-        from moment to moment.
+        A name is refused if any of its addresses is not allowed: its owner could switch between them
+        at any moment.
 
         Raises: TargetRefusedError; OSError where the name is not known.
         """
@@ -89,7 +89,7 @@ class CheckedTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request. Raises: TargetRefusedError, OSError, httpx.TransportError."""
         url = request.url
-        # As it goes over the wire: `url.host` decodes international names, and those could resolve to others.
+        # The encoded host, as it is sent: `url.host` decodes international names, which could resolve differently.
         host = url.raw_host.decode("ascii")
         port = url.port or (443 if url.scheme == "https" else 80)
         address = await self._targets.address(host, port)

@@ -1,4 +1,4 @@
-"""`deliver`: the built-in task that posts an event to the receiver of a webhook, and tells the webhook how that went."""
+"""`deliver`: the built-in task that posts an event to a webhook's receiver, and records failures at the webhook."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _JITTER: Final = 0.1
 _COUNTS_FROM: Final = 3
 _GONE: Final = 410
 _WHY_MAX: Final = 1_500
-#: A word of a URL that is shorter may be any word of an answer.
+#: Shorter words of a URL are left in answers: they may be ordinary words.
 _TOKEN_MIN: Final = 16
 
 
@@ -47,7 +47,7 @@ class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivering:
-    """What deliveries need of the process that sends them."""
+    """The sender of deliveries, with what its process provides."""
 
     def __init__(self, poster: Poster, secrets: Secrets, chance: random.Random | None = None) -> None:
         self.poster = poster
@@ -80,7 +80,7 @@ class Delivering:
         self, ledger: Ledger, webhook: Webhook, told: EventMessage, sequence: int | str
     ) -> PostAnswer:
         terms, now = webhook.definition, ledger.clock.now()
-        # Of an event it is the same at every try and at every redelivery, so that a receiver can tell it had it before.
+        # The same at every try and redelivery of an event, so that a receiver can recognise a repeat.
         message_id = job_id(webhook.name, sequence) if isinstance(sequence, int) else sequence
         source = f"/jobledger/{ledger.names.environment or 'default'}"
         body = body_of(told, terms.format, message_id=message_id, source=source)
@@ -88,7 +88,7 @@ class Delivering:
         signed = self._signed(webhook, message_id, body.data, now)
         headers = {**own, "content-type": body.media, **signed}
         answered = await self.poster.post(terms.target.url, body.data, headers)
-        # What a receiver repeats of a request would stay in the ledger, for more people than may see the webhook.
+        # The ledger keeps answers, for more people than may see the webhook: secrets in them are masked.
         hidden = [own[name] for name, value in terms.headers.items() if is_reference(value)]
         hidden += _behind_host(terms.target.url)
         return msgspec.structs.replace(
@@ -115,7 +115,7 @@ class Delivering:
     async def _failed(
         self, context: Context, name: str, answered: PostAnswer, *, is_test: bool
     ) -> Cancel | Retry:
-        """Tell the webhook, and say when the next try is."""
+        """Record the failure at the webhook, and return when to try again."""
         why = answered.why + (f": {answered.answer}" if answered.answer else "")
         if is_test:
             return Retry(reason=why[:_WHY_MAX])
@@ -135,7 +135,7 @@ class Delivering:
 
 
 def _behind_host(url: str) -> list[str]:
-    """Return what of a URL may be a token, as receivers write it into their refusals: the longest part first."""
+    """Return the parts of a URL that may be tokens, since receivers repeat them in refusals; the longest first."""
     parts = urlsplit(url)
     words = [*parts.path.split("/"), *(value for _, value in parse_qsl(parts.query))]
     told = [parts.path, parts.query, *(each for each in words if len(each) >= _TOKEN_MIN)]
@@ -149,7 +149,7 @@ def _without(text: str, hidden: Sequence[str]) -> str:
 
 
 async def _told(ledger: Ledger, webhook: Webhook, sequence: int) -> EventMessage | Cancel:
-    """Return what is told of an event; of none where it is a test."""
+    """Return the message about an event, or of a test; else why the delivery is cancelled."""
     if not sequence:
         data: dict[str, Any] = {"webhook": webhook.name}
         return EventMessage(type="webhook.test", timestamp=ledger.clock.now(), data=data)

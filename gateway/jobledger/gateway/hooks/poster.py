@@ -1,4 +1,4 @@
-"""One post to a receiver, bounded in every way, and what is learned from it."""
+"""One post to a receiver, limited in time and size, and its outcome."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PostAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Poster:
-    """Posts to receivers; every post has a connection of its own, so that none goes to what another one checked."""
+    """Posts to receivers; every post has a connection of its own, so that each uses an address that it checked."""
 
     def __init__(self, targets: Targets, *, timeout_s: float = TIMEOUT_S) -> None:
         self._targets = targets
@@ -45,7 +45,7 @@ class Poster:
         self._tls = ssl.create_default_context()
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> PostAnswer:
-        """Post once. A redirect is an answer like others, and nothing is asked of where it points.
+        """Post once. A redirect is an answer like any other, and is not followed.
 
         Raises: nothing: a failure is an answer, too.
         """
@@ -110,7 +110,7 @@ async def _beginning(response: httpx.Response) -> bytes:
 
 
 def _retry_after(text: str) -> float | None:
-    """Return when to ask again, in seconds from now, at most a day; None where nothing is said that can be read."""
+    """Return when to ask again, in seconds from now, at most a day; None without a future time that can be read."""
     text = text.strip()
     if text.isascii() and text.isdecimal():
         seconds = float(text[:12])

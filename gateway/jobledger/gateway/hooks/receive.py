@@ -1,4 +1,4 @@
-"""`POST /in/{route}`: a webhook of somebody else is proven, and recorded with every job that it makes, or changes nothing."""
+"""`POST /in/{route}`: verifies a delivery of another system, and records it with all jobs that it makes, or nothing."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from jobledger.ledger.webhooks.secrets import Secrets
 
 _log: Final = logging.getLogger("jobledger.gateway")
 _ACCEPTED: Final = 202
-#: Of a repeat that is none: it is answered as the first one was, and kept with what was refused.
+#: The code of a delivery with a known id and another body: it is answered as the first one, and listed as refused.
 DIFFERENT_BODY: Final = "DIFFERENT_BODY"
 _ID_CHARACTERS_MAX: Final = 1_000
-#: What the gateway answers with `text/plain` of its own is never read; a body may be of any kind.
+#: A body may have any media type.
 ANYTHING: Final = "*/*"
 
 
@@ -50,7 +50,7 @@ async def receive_webhook(asked: ApiRequest, route: str) -> Answer | Raw:
     known = await gateway.ledger.routes.get(route)
     definition = known.definition
     scheme = None if definition is None else definition.signature
-    if definition is None or scheme is None:  # programs emit to it; nobody else is told that it is there
+    if definition is None or scheme is None:  # only programs emit to it; others do not learn that it exists
         raise RouteNotFoundError(route)
     headers = _headers(asked)
     body = await _body(asked, definition.body_bytes_max)
@@ -144,7 +144,7 @@ def _secrets(secrets: Secrets, route: str, definition: RouteDefinition) -> list[
 def _hello(
     definition: RouteDefinition, headers: Mapping[str, str], document: Any
 ) -> dict[str, object] | None:
-    """Return the answer to what a provider sends when somebody enters the address there; None for a delivery."""
+    """Return the answer to the greeting that a provider sends when it gets the address; None for a delivery."""
     if definition.scheme == "github" and headers.get("x-github-event") == "ping":
         return {"delivery": "", "matched": 0, "jobs": []}
     if definition.scheme == "slack" and isinstance(document, dict):

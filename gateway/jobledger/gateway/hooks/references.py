@@ -1,4 +1,4 @@
-"""Who may refer to which secrets: what lies where the gateway was told, whoever manages; everything else, who may `admin`."""
+"""Rules for references to secrets: `manage` allows the gateway's own folder and variables, `admin` allows all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobledger.ledger.webhooks.secrets import OPEN_VARIABLES, Secrets
 
 
 def require_secrets(principal: Principal, secrets: Secrets, references: Iterable[str]) -> None:
-    """Refuse references that are not open to whoever may not `admin`. Raises: ProblemError (JOB_ACCESS_DENIED)."""
+    """Refuse references outside of the gateway's own places, unless `principal` may `admin`. Raises: ProblemError."""
     if all(map(secrets.is_open, references)) or (principal.may("admin") and principal.is_everywhere):
         return
     raise ProblemError(
@@ -24,7 +24,7 @@ def require_secrets(principal: Principal, secrets: Secrets, references: Iterable
 def require_route(
     principal: Principal, secrets: Secrets, before: RouteDefinition | None, wanted: RouteDefinition
 ) -> None:
-    """Refuse a route that proves with such secrets, unless it did before, in the same way.
+    """Refuse a route that verifies with such secrets, except with those that it has used in the same way before.
 
     Raises: ProblemError (JOB_ACCESS_DENIED).
     """

@@ -26,7 +26,7 @@ class Body(NamedTuple):
 
 
 class CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event as CloudEvents 1.0 writes it, whole in the body."""
+    """An event in the structured mode of CloudEvents 1.0: all of it is in the body."""
 
     specversion: str = "1.0"
     id: str

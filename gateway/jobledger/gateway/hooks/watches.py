@@ -1,4 +1,4 @@
-"""Watches, judged once a tick by each gateway from its own rows; the ledger takes what the first one says."""
+"""Watches, judged once a tick by each gateway from its own rows; the ledger records the verdict of the first."""
 
 from __future__ import annotations
 

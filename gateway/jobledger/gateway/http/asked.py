@@ -1,4 +1,4 @@
-"""What a handler is given beside its arguments: who asks, and what the headers of the request say."""
+"""The request that a handler gets beside its arguments: the caller, and the headers."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class ApiRequest:
 
     @contextlib.asynccontextmanager
     async def waiting(self, limit_s: float) -> AsyncGenerator[anyio.CancelScope, None]:
-        """Let the block wait this long at most, and no longer than its client does or the gateway goes on.
+        """Let the block wait this long at most, and end it when the client leaves or the gateway stops.
 
         The body was read before. The scope says if the wait was cut.
 
@@ -128,7 +128,7 @@ class ApiRequest:
             raise ProblemError("BAD_REQUEST", "the connection ended while the request waited: send it again")
 
     async def _cancelled_when_left(self, scope: anyio.CancelScope) -> None:
-        # A problem is that of a body that nobody wanted, or of a key that ended meanwhile.
+        # A problem here concerns an unread body, or a key that ended meanwhile.
         with contextlib.suppress(ProblemError):
             while (await self.request.receive())["type"] != "http.disconnect":
                 pass

@@ -37,7 +37,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     gives: str = JSON  #: media type of the answer
     problems: tuple[str, ...] = ()  #: codes beside those that every endpoint may answer with
     has_head: bool = True  #: False: of a GET that does something, which HEAD must not
-    public: bool = False  #: nobody is asked who they are: the handler itself decides, as by a signature
+    public: bool = False  #: needs no identity: the handler itself decides, as by a signature
 
     @property
     def needs_body(self) -> bool:
@@ -54,7 +54,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a handler returns that has more to say than a value."""
+    """An answer with more than a value: a status, headers or a version."""
 
     value: Any = None
     status: int | None = None  #: None: the endpoint's own

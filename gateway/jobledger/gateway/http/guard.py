@@ -1,7 +1,7 @@
 """The gate as a part of the application: it refuses a request, or notes in its scope who asks and hands it on.
 
-Here it is known whose share a request takes. It also ends answers that go on (streams of events) as soon as whoever
-asked for them is no longer let in.
+It also counts a request to the share of its caller, and ends answers that go on (streams of events) as soon as their
+caller is no longer let in.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jobledger.gateway.shares import Asker, network_of
 
 _FAILED: Final = 500
 _API: Final = "/v1/"
-#: Answered however much is open: who asks decides whether this process gets more.
+#: Answered even when all shares are used: load balancers decide by them whether this process gets more requests.
 _ALWAYS: Final = frozenset({"/healthz", "/readyz"})
 #: While it is not known which keys were revoked, a request of the API waits: an election ends, or another server is
 #: found. Clients wait for ten seconds, ours too.
@@ -81,7 +81,7 @@ class Guard:
             asker.end()
 
     async def _enter(self, scope: Scope) -> ArrivedRequest | None:
-        """Return who asks; where that is not known for the moment, once it is, or as unknown when the time is over.
+        """Return the request with its caller, after waiting for the keys if they are not known; None for a preflight.
 
         Raises: what `Gate.enter` does.
         """
@@ -103,7 +103,7 @@ class Guard:
         return arrived
 
     def _asker(self, arrived: ArrivedRequest) -> Asker:
-        """Return whose share a request takes: who is not known has that of a network address."""
+        """Return whose share a request takes: an unidentified caller has that of a network address."""
         shares, who = self._gateway.shares, arrived.who
         if not isinstance(who, AdmittedPerson):
             network = network_of(arrived.client)
@@ -113,10 +113,10 @@ class Guard:
         return Asker(shares, whose, named=principal.name, is_bound=who.is_counted)
 
     async def _watched(self, admitted: AdmittedPerson, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer whoever is let in, for as long as that holds.
+        """Answer a caller for as long as they are let in.
 
-        After that a stream ends, an answer that had not begun is a refusal, and no more of the body is read. Where it is
-        not known any more whether that holds, what has acted is answered as it is.
+        After that a stream ends, an answer not yet begun becomes a refusal, and no more of the body is read. While the
+        keys are not known, a request that may have acted still gets its own answer.
         """
         visit = _Visit(admitted, scope, receive, send)
         self._visits.add(visit)
@@ -131,7 +131,7 @@ class Guard:
             self._visits.discard(visit)
 
     def _sweep(self) -> None:
-        """End the visits of those who are no longer let in. Each who asks is looked up once, whatever they have open."""
+        """End the visits of those who are no longer let in. Each caller is checked once, whatever they have open."""
         refused: dict[AdmittedPerson, ProblemError | None] = {}
         for visit in list(self._visits):
             who = visit.admitted
@@ -150,7 +150,7 @@ class _Visit:
         assert task is not None, "requests are answered by tasks"
         self.task = task
         self.admitted = admitted
-        #: Why who asked is no longer let in, or that this is not known: nothing more is read or sent.
+        #: Why the caller is no longer let in, or that this is not known: nothing more is read or sent.
         self.refused: ProblemError | None = None
         self.is_cut = False  #: its answer went on, and is being ended
         self._scope = scope
@@ -186,7 +186,7 @@ class _Visit:
         await self._send(message)
 
     def _has_acted(self, refused: ProblemError) -> bool:
-        """Return whether the answer tells what an act came to of somebody who was let in, and may be so still."""
+        """Return whether the answer reports an act of a caller who was let in, and may still be."""
         return refused.code == UNSURE and self._scope["method"] not in SAFE
 
 

@@ -37,7 +37,7 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 def request_id_of(scope: Scope) -> str:
-    """Return the id of a request: the one that came with it where it can be one, else a new one."""
+    """Return the id of a request: the one that came with it if that is valid, else a new one."""
     known: str | None = scope.get(_ID)
     if known is None:
         given = headers_of(scope).get(REQUEST_ID)
@@ -46,7 +46,7 @@ def request_id_of(scope: Scope) -> str:
 
 
 def added_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
-    """Return the headers that the answer gets beside its own, whatever it is: to be added to before its head is sent."""
+    """Return the list of headers that every answer to this request gets; add to it before the answer begins."""
     known: list[tuple[bytes, bytes]] | None = scope.get(_ADDED)
     if known is None:
         known = scope[_ADDED] = []

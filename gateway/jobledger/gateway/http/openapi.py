@@ -1,4 +1,4 @@
-"""The table of endpoints as an OpenAPI 3.1 document: what programs in other languages make their clients of."""
+"""The table of endpoints as an OpenAPI 3.1 document: other languages generate their clients from it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Schema = dict[str, Any]
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _TOKEN: Final = "^[A-Za-z0-9_-]{1,64}$"
-#: What a word of a path may be that is no token: a limit, or one key of it.
+#: Patterns of words of a path that are not tokens: a limit, or one key of it.
 _PATTERNS: Final = {"limit": r"^[A-Za-z0-9_-]{1,64}(:[^\s/]{1,128})?$"}
 _REFERRED: Final = re.compile(re.escape(_REFERENCE.format(name="")) + r"(\w+)")
-#: What every endpoint that asks who one is may answer with.
+#: Problem codes of every endpoint that identifies its caller.
 _ALWAYS: Final = (
     "BAD_REQUEST",
     "UNAUTHENTICATED",
@@ -90,7 +90,7 @@ def _key(kind: Any) -> str:
 
 
 def _of_other(kind: type) -> Schema:
-    """Return the schema of a type that msgspec knows none for: of values that are handed through as they are."""
+    """Return the schema of a type that msgspec cannot describe: {} for values that are passed on as they are."""
     if kind is msgspec.Raw:
         return {}
     raise NotImplementedError  # what msgspec expects for a type that a hook does not know
@@ -224,7 +224,7 @@ def _responses(endpoint: Endpoint, schemas: Mapping[Any, Schema]) -> Schema:
 
 
 def _of_any(endpoint: Endpoint) -> tuple[str, ...]:
-    """Return what an endpoint may answer with whatever it does."""
+    """Return the problem codes that an endpoint may answer with, whatever it does."""
     if endpoint.public:
         return _PUBLIC
     denied = "JOB_ACCESS_DENIED" if endpoint.permission is None else ""
@@ -232,7 +232,7 @@ def _of_any(endpoint: Endpoint) -> tuple[str, ...]:
 
 
 def _no_past(endpoint: Endpoint) -> tuple[str, ...]:
-    """Return what a question is answered with that names a past moment and is only about the present."""
+    """Return the problem code for a request about the past to an endpoint that shows only the present."""
     asks = endpoint.method == "GET"
     has_past = endpoint.query is not None and "sequence" in endpoint.query.__struct_fields__
     return ("NO_PAST",) if asks and not has_past else ()

@@ -29,7 +29,7 @@ from jobledger.ledger.model.rights.marks import hidden_from, hide
 
 Handler = Callable[[Request], Awaitable[Response]]
 
-#: Of a request that comes without an identity where none is asked for.
+#: The principal of a request to a public endpoint.
 _NOBODY: Final = Principal(name="nobody", permissions=frozenset())
 _TAKEN_WITHIN_S: Final = 30.0
 _PAST: Final = ("at", "sequence")
@@ -237,7 +237,7 @@ class _Json(Response):
 
 
 class _TimedStream(StreamingResponse):
-    """A stream whose reader must take each part in time: one that has stopped reading is let go of."""
+    """A stream whose reader must take each part in time: else the connection ends."""
 
     async def stream_response(self, send: Send) -> None:
         """Send the parts. Raises: TimeoutError, which ends the connection."""
@@ -248,13 +248,13 @@ class _TimedStream(StreamingResponse):
 
         try:
             await super().stream_response(in_time)
-        finally:  # a reader that left lets go of what its stream holds now, not when somebody collects it
+        finally:  # frees at once what the stream of a reader that left holds
             if isinstance(self.body_iterator, AsyncGenerator):
                 await self.body_iterator.aclose()
 
 
 def refusal(error: Exception, request_id: str) -> Response:
-    """Return the answer to a request that was not done; what nobody foresaw is logged with its traceback."""
+    """Return the answer to a request that was not done; an unexpected error is logged with its traceback."""
     problem, headers = problem_of(error, request_id)
     if code_of(error) == "INTERNAL":
         _log.error("request %s failed", request_id, exc_info=error)

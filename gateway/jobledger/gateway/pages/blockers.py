@@ -1,4 +1,4 @@
-"""What a job waits for as links, and what ends the wait as forms: those of the hints that `jobs why` gives. Pure."""
+"""Links to what a job waits for, and forms that end the wait, made from the hints of `jobs why`. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Cure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nouns_of(job: Job, facts: Facts) -> Iterator[Noun]:
-    """Yield what the sentences on a job may name and one can open; `facts` are narrowed to who looks."""
+    """Yield the things with a page that sentences about a job may name; `facts` hold only what the viewer may see."""
     yield Noun("queue", job.queue, f"queue {job.queue}")
     if job.running_attempt is not None:
         yield Noun("worker", job.running_attempt.worker)
@@ -53,13 +53,13 @@ def nouns_of(job: Job, facts: Facts) -> Iterator[Noun]:
 
 
 def _limit(limit: str) -> Noun:
-    """Return a limit; what keeps the jobs of a schedule apart is that schedule."""
+    """Return a limit as a noun; a limit of a schedule's own jobs is shown as that schedule."""
     name, key = split(limit)
     return Noun("schedule", key, limit) if name == "schedule" else Noun("limit", name, limit)
 
 
 def cures_of(job: Job, why: Why, principal: Principal, offered: Collection[str]) -> Iterator[Cure]:
-    """Yield what somebody may do of what the answer proposes, without acts that are `offered` of the job itself."""
+    """Yield the proposed acts that `principal` may do, without those that the page offers for the job itself."""
     may = principal.may
     for hint in dict.fromkeys((why.hint, *(each.hint for each in why.waits))):
         method, _, path = hint_over_http(hint, job.queue).partition(" /v1/")

@@ -1,4 +1,4 @@
-"""Pages as routes: who looks, one rendering for all of them, forms with a token, and refusals as a page."""
+"""Pages as routes: identifies viewers, shares renderings, checks the token of forms, and shows refusals as pages."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ NOT_FOUND: Final = 404
 _HTML: Final = "text/html; charset=utf-8"
 _LOGIN: Final = "/login"
 _PLACES: Final = {"at", "sequence", "range", "cursor", "top", "path"}
-_GO: Final = b"\0go "  #: what no page begins with
+_GO: Final = b"\0go "  #: begins a redirect in place of a page
 _WAY_OUT: Final = Markup(
     '<form method="post" action="/logout"><input type="hidden" name="token" value="{token}"> '
     '<button type="submit">Log out</button></form>'
@@ -99,7 +99,7 @@ class Dashboard:
         self._shared = SharedPages(gateway.ledger.clock)
         self._pulse = Pulse(gateway)
         self._kept = Memo(gateway.ledger.clock)
-        # Renderings are shared by all who may see the same, so what is of one person is put in when they are sent.
+        # Viewers with the same rights share a rendering, so a person's own parts are put in when it is sent.
         self._name_mark, self._token_mark = (f"~{secrets.token_hex(16)}~" for _ in range(2))
 
     def routes(self) -> list[BaseRoute]:
@@ -136,7 +136,7 @@ class Dashboard:
             return self._rendered(told, principal)
 
         stands_at = 0 if page.stands_at is None else await page.stands_at(looked, **request.path_params)
-        # Whoever was told of a position asks for a rendering that was not begun before it.
+        # The key has the position: after a new one, no page gets a rendering that began before it.
         made = await self._shared.get((request.url.path, query, scope, self._pulse.position, stands_at), make)
         if made.startswith(_GO):
             return RedirectResponse(made.removeprefix(_GO).decode(), 303)
@@ -149,7 +149,7 @@ class Dashboard:
         return rendered(told.template, facts)
 
     def _personal(self, made: bytes, principal: Principal, request: Request) -> bytes:
-        """Put in what is of one person: the name, a way out for who logged in, and the token of the forms."""
+        """Put in a person's own parts: the name, a log-out button where there is a session, and the token of forms."""
         access = self._gateway.access
         name, token = escape(principal.name), access.form_token(request)
         if access.can_log_out(request):
@@ -199,7 +199,7 @@ class Dashboard:
 
     def _refusal(self, request: Request, error: Exception) -> Response:
         request_id = request_id_of(request.scope)
-        problem, headers = problem_of(error, request_id, said=str)  # a person has the commands
+        problem, headers = problem_of(error, request_id, said=str)  # pages keep the commands in sentences
         if problem.code == "UNAUTHENTICATED" and request.url.path != "/live":
             here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
             after = quote(here if request.method == "GET" else _back(request))
@@ -210,14 +210,14 @@ class Dashboard:
 
 
 def problem_page(request: Request, problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
-    """Return what went wrong as a page, with a way to find what was meant."""
+    """Return a problem as a page, with a search for what was meant."""
     meant = request.url.path.rpartition("/")[2] if problem.status == NOT_FOUND else ""
     facts = {"problem": problem, "back": _back(request), "guess": unquote(meant)[:100], "assets": ASSETS}
     return Response(rendered("problem.html", facts), problem.status, headers, _HTML)
 
 
 def _absolute(text: str, now: datetime) -> datetime | None:
-    """Return the moment that was typed in words that mean another one later, as `2h`; None for a whole date."""
+    """Return the moment of a relative time such as `2h`, which means another moment later; None for a full date."""
     try:
         return read_relative_time(text, now)
     except OverflowError:

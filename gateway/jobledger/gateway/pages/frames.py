@@ -1,4 +1,4 @@
-"""A traceback as frames: whose code each is, so that one's own is open and libraries are folded. Pure."""
+"""A traceback as frames, each marked as user code or library, so that libraries can be folded. Pure."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrameFold(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls one after the other that are all one's own, or all not."""
+    """Successive calls that are all of user code, or all of other code."""
 
     own: bool
     frames: tuple[Frame, ...]
-    names: str  #: of whose they are: `httpx, anyio`
+    names: str  #: the libraries that they belong to: `httpx, anyio`
 
 
 class RaisedError(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class RaisedError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_traceback(text: str) -> list[RaisedError]:
-    """Return the exceptions of a traceback, the one that was raised last first; none where it is not one of Python's."""
+    """Return the exceptions of a traceback, the one that was raised last first; [] if it is not a Python traceback."""
     found: list[RaisedError] = []
     frames: list[Frame] = []
     end: list[str] = []

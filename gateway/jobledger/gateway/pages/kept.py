@@ -1,4 +1,4 @@
-"""Parts of pages that cost more than a look, and that may be some seconds old: kept for a while."""
+"""A cache for expensive parts of pages that may be some seconds old."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Memo:
-    """What was made last, by whatever it depends on."""
+    """The newest values, by the key that they depend on."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -35,5 +35,5 @@ class Memo:
         return made
 
     def forget(self) -> None:
-        """Make everything again that is asked for from here on: somebody has changed something."""
+        """Drop everything, because somebody has changed something."""
         self._made.clear()

@@ -1,4 +1,4 @@
-"""Live pages: one look at the position for all who listen, and what is sent to each of them."""
+"""Live pages: the position of the rows is read once for all listeners, and sent to each of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pulse:
 
     @property
     def position(self) -> int:
-        """The position that was told last; 0 before anybody listened."""
+        """The position that was sent last; 0 before anybody listened."""
         return self._position
 
     async def beats(self) -> AsyncGenerator[bytes, None]:
@@ -56,7 +56,7 @@ class Pulse:
             self._listeners.discard(heard)
 
     async def _look(self) -> None:
-        """Tell every listener of each new position; who has not taken the last one gets the newest in its place."""
+        """Give each new position to every listener; it replaces one that the listener has not taken."""
         while self._listeners and not self._gateway.life.stopping.is_set():
             with contextlib.suppress(LedgerError, ProjectionError):
                 async with self._gateway.projection.opened() as view:

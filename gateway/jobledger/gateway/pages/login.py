@@ -1,8 +1,8 @@
 """Logging in and out in a browser: by a key that is typed in, by a link that serves once, or by the account's address.
 
-A link is redeemed by a form and not by opening its address: what looks at addresses beforehand, as programs that scan
-mail do, must not use it up. The address that a gateway prints for its own account has that account's key: it may be
-opened often, and leads at once to one without it.
+A form redeems a link, not the opening of its address: programs that open addresses beforehand, such as those that scan
+mail, must not use it up. The address that a gateway prints for its own account has that account's key: it may be
+opened often, and redirects at once to one without the key.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Login:
         access.count_login(_client(request))
         fields = await _fields(request)
         link = fields.get("link", "")
-        # Whoever copied the whole header of the account's file has words before the key.
+        # Somebody may paste the whole header from the account's file, with words before the key.
         cookie = (
             await access.redeem(link, secure=caller.secure)
             if link
@@ -108,7 +108,7 @@ class Login:
         return RedirectResponse(inside(fields.get("after", "")), 303, {"set-cookie": cookie})
 
     async def _go(self, request: Request) -> Response:
-        """Send somebody to the provider; who is logged in here and is to be confirmed is asked nothing there."""
+        """Send somebody to the provider; a person who has a session here is confirmed without a question."""
         access, provider = self._access, self._access.provider
         assert provider is not None
         caller = access.caller(request)
@@ -188,6 +188,6 @@ async def _fields(request: Request) -> dict[str, str]:
 
 
 def inside(address: str) -> str:
-    """Return an address of this gateway to go to; the first page in the place of one that leads anywhere else."""
+    """Return an address of this gateway to go to; the first page in place of an address that leads elsewhere."""
     is_ours = address.startswith("/") and not address.startswith(("//", "/\\")) and address.isprintable()
     return quote(address, safe="/?&=%:+,;@!*'()~#-._") if is_ours and "\\" not in address else "/"

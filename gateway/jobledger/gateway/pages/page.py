@@ -1,4 +1,4 @@
-"""What a page is: its address, who may see it, what computes its facts, and the template that shows them."""
+"""The declaration of a page: its address, its permission, the function for its facts, and the template."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jobledger.ledger.model.rights.grants import Permission
 _DIGITS_MAX: Final = 15
 _REASON_MAX: Final = 2_000  #: characters, as over HTTP
 
-#: How much of the time before the moment shown charts and rates are of.
+#: How far back charts and rates reach from the moment shown.
 Range = Literal["15m", "1h", "6h", "24h", "7d"]
 RANGE: Final[Range] = "1h"
 
@@ -34,7 +34,7 @@ class When(msgspec.Struct, frozen=True, kw_only=True):
     range: Range = RANGE
 
     def named(self) -> tuple[tuple[str, str], ...]:
-        """Return it as every link of the page carries it on."""
+        """Return it as the parameters that every link of the page repeats."""
         found = [("at", self.at), ("sequence", "" if self.sequence is None else str(self.sequence))]
         found.append(("range", "" if self.range == RANGE else self.range))
         return tuple(each for each in found if each[1])
@@ -59,7 +59,7 @@ def moment_of(name: str, text: str) -> datetime:
 
 
 class Viewer(NamedTuple):
-    """Who looks at a page; the same for all who may see the same, so no page is made of a name."""
+    """The viewer of a page. Viewers with the same rights share pages, so no page is made from a name."""
 
     gateway: Gateway
     principal: Principal
@@ -70,7 +70,7 @@ class Viewer(NamedTuple):
 
 
 class Elsewhere(NamedTuple):
-    """What was asked for has an address of its own."""
+    """A redirect: the thing that was asked for has an address of its own."""
 
     address: str
 
@@ -84,8 +84,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     #: `Elsewhere`
     facts: Callable[..., Awaitable[Any]]
     permission: Permission | None = "view"
-    #: async (looked, path words...) -> a number that changes with what the page is about: what is shown of one is then never
-    #: older than its newest event. None: the page shows lists, which lag anyhow.
+    #: async (looked, path words...) -> a number that changes with the job of the page, so that the page is never
+    #: older than the job's newest event. None: the page shows lists, which lag anyhow.
     stands_at: Callable[..., Awaitable[int]] | None = None
 
     @property

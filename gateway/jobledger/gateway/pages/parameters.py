@@ -1,4 +1,4 @@
-"""What a request says: the fields of a form, and those or the parameters of an address as a Struct.
+"""The values of a request: the fields of a form, and a Struct from these or from the parameters of an address.
 
 Of a Struct, empty ones count as absent, and unknown ones are ignored.
 """
@@ -18,7 +18,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read_query(kind: type[T], pairs: Iterable[tuple[str, str]]) -> T:
-    """Return what the pairs say. Raises: ProblemError."""
+    """Return the pairs as a Struct. Raises: ProblemError."""
     fields = {each.encode_name: each.type for each in msgspec.structs.fields(kind)}
     given: dict[str, Any] = {}
     for name, value in pairs:

@@ -21,11 +21,11 @@ from jobledger.projections import Store
 from jobledger.projections.filters import joined
 from jobledger.projections.tables.steps import StepRow, read_steps
 
-#: More children than this are one line, until somebody opens it.
+#: A step with more children than this is one line, until somebody opens it.
 CROWD_MIN: Final = 12
 #: Children of an open crowd that are shown one by one; those that did not complete come first.
 _SHOWN: Final = 25
-#: Children that a crowd is drawn of.
+#: At most this many children are drawn in a crowd.
 _CROWD_MAX: Final = 20_000
 _LINES_MAX: Final = 400
 _DEPTH_MAX: Final = 6
@@ -43,11 +43,11 @@ Link = Callable[[str, str], str]
 
 
 class TimelineChoice(NamedTuple):
-    """What of a timeline somebody opened."""
+    """The lines of a timeline that somebody opened or chose, and the means to draw it."""
 
     store: Store | None  #: None: the rows do not know the job yet
     principal: Principal
-    opened: frozenset[str]  #: keys of lines that are otherwise as `toggle` would make them
+    opened: frozenset[str]  #: keys of lines that were toggled, open or closed
     chosen: str  #: the line that the drawer tells of
     link: Link
     now: datetime
@@ -90,7 +90,7 @@ def attempt_lines(job: Job, bars: Sequence[Bar], now: datetime) -> list[Line]:
 
 
 def _span(bar: Bar) -> Span:
-    # A turn that gave control back did its part: it has no colour of waiting.
+    # A turn that gave control back is drawn as running, not as waiting.
     style = "t-running" if bar.runs and bar.style == "t-waiting" else bar.style
     kind: Kind = "run" if bar.runs else "wait"
     return Span(begin=bar.begin, end=bar.end, kind=kind, style=style, words=bar.words, after=bar.after)
@@ -115,7 +115,7 @@ def run_lines(
         spans=tuple(_span(bar) for bar in bars if bar.runs or bar.style != "t-dead"),
     )
     lines = [whole]
-    # One that ends so only says that undoing began.
+    # A key that ends with "/" only marks where undoing began.
     own = [_as_it_ended(row, job) for row in recorded(seen).steps if not row.key.endswith("/")]
     for line in _steps(own, (job.queue, job.id), asked, tries, depth=0):
         lines.append(line)

@@ -37,7 +37,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fields_of(schema: Any) -> tuple[Field, ...] | None:
-    """Return a field for each argument; None where the schema does not tell them, so that JSON has to be typed."""
+    """Return a field for each argument; None if the schema does not list them, so that JSON has to be typed."""
     found = _resolved(schema, schema)
     properties = found.get("properties")
     if not isinstance(properties, dict) or len(cast("dict[str, Any]", properties)) > FIELDS_MAX:
@@ -50,7 +50,7 @@ def fields_of(schema: Any) -> tuple[Field, ...] | None:
 
 
 def value_fields(schema: Any) -> tuple[Field, ...] | None:
-    """Return the fields of any value: one without a name where it is no object, none of null; None as `fields_of`."""
+    """Return the fields of any value: one without a name if it is not an object, () for null; None as `fields_of`."""
     found = _resolved(schema, schema)
     if found.get("type") == "null":
         return ()
@@ -59,7 +59,7 @@ def value_fields(schema: Any) -> tuple[Field, ...] | None:
 
 
 def _resolved(given: Any, whole: Any) -> dict[str, Any]:
-    """Return a part of a schema with what it refers to in its place; of a type or null, the type."""
+    """Return a part of a schema with its reference resolved; for a type or null, the type."""
     part: Any = given
     for _ in range(_DEPTH_MAX):
         if not isinstance(part, dict):
@@ -119,7 +119,7 @@ def input_of(fields: tuple[Field, ...] | None, sent: Fields) -> bytes:
 def value_of(fields: tuple[Field, ...] | None, sent: Fields) -> bytes:
     """Return the value that a form of `value_fields` says, as JSON text: what somebody typed or chose, and nothing else.
 
-    Raises: ProblemError naming the field, also for a value of which nothing was said.
+    Raises: ProblemError naming the field, also if every field is empty.
     """
     if fields == ():
         return b"null"
@@ -157,7 +157,7 @@ def filled(fields: tuple[Field, ...] | None, text: str) -> tuple[Field, ...] | N
 
 
 def _fits(field: Field) -> bool:
-    """Return whether a browser sends what the field begins with."""
+    """Return whether a browser sends the field's default back unchanged."""
     if field.kind == "choice":
         return field.default in ("", *field.choices)
     return field.kind == "json" or not set(field.default) & set("\r\n")

@@ -1,4 +1,4 @@
-"""The field for finding jobs: what is typed as a filter of what somebody may see, as chips, and what could follow."""
+"""The search field for jobs: its text as a filter within the viewer's rights, as chips, and with suggestions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_EACH_MAX: Final = 3
 
 
 class Chip(NamedTuple):
-    """One condition, and what is left to ask for without it."""
+    """One condition, and the rest of the search without it."""
 
     key: str
     value: str
@@ -69,7 +69,7 @@ def ask(text: str, store: Store, principal: Principal, now: datetime) -> SearchC
 
 
 def exact(text: str, store: Store, principal: Principal) -> tuple[str, str] | None:
-    """Return the one job whose whole id was typed, as queue and id; None where it is not exactly one that is seen."""
+    """Return the one job whose whole id was typed, as queue and id; None unless the viewer may see exactly one."""
     words = read_words(text)
     if len(words) != 1 or words[0].key not in {"", "id"}:
         return None
@@ -83,7 +83,7 @@ def exact(text: str, store: Store, principal: Principal) -> tuple[str, str] | No
 
 
 def suggest(text: str, store: Store, principal: Principal) -> list[Item]:
-    """Return what could follow what was typed so far: values of a key that was begun, else ids, names and keys."""
+    """Return suggestions for the text typed so far: values of a key that was begun, else ids, names and keys."""
     before, last = (text[: text.rfind(" ") + 1], text[text.rfind(" ") + 1 :])
     words = read_words(last)
     word = words[-1] if words else Word("", "", "")

@@ -1,4 +1,4 @@
-"""One rendering for all who look: pages are made again when they are old, and never twice at once."""
+"""Shared renderings: a page is rendered again when it is old, and never twice at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from jobledger.ledger.model.clock import Clock
 
-FRESH_S: Final = 1.5  #: how old a page may be that is shown as it was made
+FRESH_S: Final = 1.5  #: a page that is older than this is rendered again
 KEPT_MAX: Final = 64
 
 
@@ -31,7 +31,7 @@ class SharedPages:
     async def get(self, key: Hashable, make: Callable[[], Awaitable[bytes]]) -> bytes:
         """Return the rendering for a key: one that is fresh or under way, else a new one.
 
-        Who gives up waiting does not end it for the others. Raises: what `make` raises.
+        A viewer that leaves does not cancel it for the others. Raises: what `make` raises.
         """
         known = self._made.get(key)
         if known is None or self._is_over(known):
@@ -43,7 +43,7 @@ class SharedPages:
         return await asyncio.shield(known.task)
 
     def forget(self) -> None:
-        """Make every page again that is asked for from here on: somebody has changed something."""
+        """Drop every rendering, because somebody has changed something."""
         self._made.clear()
 
     def _is_over(self, made: _Rendering) -> bool:

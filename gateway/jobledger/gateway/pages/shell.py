@@ -1,4 +1,4 @@
-"""What surrounds every page: the position of its lists, the moment it shows, what calls for a person."""
+"""The frame of every page: the position of its lists, the moment it shows, and the count of dead letters."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Shell(msgspec.Struct, frozen=True, kw_only=True):
     position: AnswerPosition
     may: frozenset[Permission]
     past: PastMoment | None = None
-    carried: tuple[tuple[str, str], ...] = ()  #: what each link of the page says of time
+    carried: tuple[tuple[str, str], ...] = ()  #: the parameters of time that each link repeats
     range: Range = "1h"
     asked: tuple[tuple[str, str], ...] = ()  #: what else the address says, without the place in a list
-    is_of_a_time: bool = False  #: the page itself says which time it tells of
+    is_of_a_time: bool = False  #: the page itself shows which time it covers
     begin: datetime  #: when the ledger's first event was stored
     dead: int = 0  #: dead letters, for the navigation
 

@@ -56,7 +56,7 @@ def form_of(declaration: Declaration, tell: Teller | None = None) -> Form:
 
 
 def _typed(field: Field, sent: Fields) -> list[str]:
-    """Return the words of a field that was filled in; those of a list may stand in one box, apart by spaces or commas."""
+    """Return the words of a field that was filled in; those of a list may share one box, apart by spaces or commas."""
     texts = [text.strip().replace("\r\n", "\n") for text in sent.many(field.wire)]
     return [word for text in texts for word in (_BETWEEN.split(text) if field.is_many else [text]) if word]
 

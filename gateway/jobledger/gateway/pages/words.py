@@ -157,7 +157,7 @@ def clock_short(at: datetime | str) -> str:
 
 
 def since(at: datetime | str, now: datetime) -> str:
-    """Return since when something is so: the time of a day of today, else the day, too."""
+    """Return a moment as a time, with the date unless it is today."""
     found = moment(at)
     return f"{found:%H:%M}" if found.date() == now.date() else f"{found:%b %d, %H:%M}"
 
@@ -202,7 +202,7 @@ def linked(text: str, nouns: Iterable[Noun]) -> list[str | Noun]:
 
 
 def _place(name: str, text: str) -> int:
-    """Return where a text names something, and not another thing whose name has this one in it; -1: nowhere."""
+    """Return where a text has a name as a whole, not as a part of a longer name; -1: nowhere."""
     found = re.search(rf"(?<![\w:/.-]){re.escape(name)}(?![\w/-]|[.:@]\w)", text)
     return -1 if found is None else found.start()
 

@@ -16,14 +16,14 @@ from jobledger.gateway.problems import ProblemError, broken_off
 #: How long a body may be waited for in all, and beyond that how fast it must come.
 BODY_S: Final = 30.0
 BODY_BYTES_PER_S_MIN: Final = 100_000
-#: How long a body is thrown away whose answer was given: closed at once, a client that still sends would not read it.
+#: How long the rest of a body is discarded after its answer: if closed at once, a client would not read the answer.
 _LINGER_S: Final = 1.0
 #: Key in the scope of a request whose whole body is in memory: nobody waits to read it.
 WHOLE: Final = "jobledger.whole"
 
 
 def body_of(scope: Scope, receive: Receive, send: Send, bytes_max: int) -> Body | None:
-    """Return what limits the body of a request; None where there is none, or all of it has come and is not too large."""
+    """Return the `Body` that limits a request; None without a body, or if all of it has come and is not too large."""
     headers = headers_of(scope)
     length = headers.get("content-length", "")
     if WHOLE in scope and length.isdecimal() and int(length) <= bytes_max:
@@ -51,7 +51,7 @@ class Body:
         self._length = headers.get("content-length", "")
 
     def check_length(self) -> None:
-        """Refuse what says itself that it is too large. Raises: ProblemError (PAYLOAD_TOO_LARGE)."""
+        """Refuse a body whose Content-Length is too large. Raises: ProblemError (PAYLOAD_TOO_LARGE)."""
         if self._length.isdecimal():
             self._check(int(self._length))
 

@@ -1,4 +1,4 @@
-"""Child processes as their gateway sees them: started, heard, ended; none outlives it, and one that ends is told of."""
+"""Child processes of a gateway: it starts, hears and ends them; none outlives it, and an early end is reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from jobledger.ledger import Ledger
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.workers.supervision.supervisor import how_ended
 
-#: A child that does not end in this time after the line was closed is killed.
+#: A child that has not ended this long after the line was closed is killed.
 _FAREWELL_S: Final = 2.0
 
 

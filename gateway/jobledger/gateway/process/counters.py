@@ -12,7 +12,7 @@ from jobledger.ledger.metrics.exposition import Distribution, Measure, histogram
 from jobledger.ledger.model.version import VERSION
 from jobledger.ledger.nats.append_stats import LATENCY_BOUNDS_S, Histogram
 
-#: Of a request for an address that there is not, or by a method that nobody knows: labels have few values.
+#: Labels for an unknown address and for an unknown method: a label must have few values.
 NO_ROUTE: Final = "(none)"
 OTHER_METHOD: Final = "(other)"
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})

@@ -1,4 +1,4 @@
-"""How one gateway process is: whether requests are to come to it, and its metrics."""
+"""The health of one gateway process: whether it takes requests, and its metrics."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ProcessHealth:
         *,
         overloaded: Callable[[], str],
     ) -> None:
-        """`followed` says why the projection is not followed, `overloaded` of what there is too much; "" while all is well."""
+        """`followed`: why the projection is not followed; `overloaded`: what is overloaded; "" while all is well."""
         self._ledger = ledger
         self._projection = projection
         self._life = life
@@ -62,7 +62,7 @@ class ProcessHealth:
             return "there is no connection to the server"
         if reason := self._followed() or self._overloaded():
             return reason
-        async with self._looking:  # one look answers all who asked meanwhile
+        async with self._looking:  # one read answers all who asked meanwhile
             if time.monotonic() - self._looked[0] > _KEPT_S:
                 self._looked = (time.monotonic(), await self._look())
             return self._looked[1]

@@ -1,4 +1,4 @@
-"""The child *past* as its gateway sees it: rows of past moments, made one at a time; who would wait too long is told so."""
+"""The child *past* as its gateway sees it: rows of past moments, made one at a time; too long a wait is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _WantedMoment:
 
 
 class PastViews:
-    """Rows of past moments, from a child that the first who asks for one starts."""
+    """Rows of past moments, from a child that the first request for one starts."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = msgspec.structs.replace(

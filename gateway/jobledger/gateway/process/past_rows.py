@@ -1,7 +1,7 @@
 """The child *past*: makes the rows of past moments, one at a time, and keeps the files of the last few.
 
 They lie beside the projection in `<path>.past/<random>/`, which is removed at the end. A lock on `<random>.lock` says that
-its child lives: whoever starts removes what a killed one left, on whichever machine or in whichever container that was.
+its child lives: a child that starts removes the folders that killed ones left, from any machine or container.
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ from jobledger.gateway.process.bodies import WHOLE
 #: Request line and headers together; what a browser or proxy sends is below 16 KiB.
 HEAD_BYTES_MAX: Final = 64 << 10
 _AROUND_HEADER: Final = len(":\r\n")
-#: That the parser gets at once: it does not tell where a head began or ended in them.
+#: Bytes that the parser gets at once: it does not report where in them a head began or ended.
 _PART_BYTES_MAX: Final = 16 << 10
-#: From a connection, or the first byte of a further request on it, to the end of its headers.
+#: The time limit from a connection, or from the first byte of a later request on it, to the end of the headers.
 HEAD_S: Final = 10.0
-#: How long a reader may take nothing of an answer that waits for it.
+#: How long a reader may read nothing while an answer waits for it.
 READER_S: Final = 30.0
-#: How long what a client still sends is thrown away after a refusal: closed at once, it might not read why.
+#: How long a client's bytes are discarded after a refusal: if closed at once, the client might not read why.
 LINGER_S: Final = 2.0
 #: Of a body that comes after its answer.
 _LEFT_OVER_BYTES_MAX: Final = 1 << 20
@@ -88,10 +88,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_body = False
         self._between = False  # the last request is whole, and no byte of the next one has come
         self._refused = False
-        # Of this head; within a body, since its last part; of a body whose answer was given, in all.
+        # Bytes of this head; within a body, since its last part; after the answer, all that still comes of the body.
         self._bytes = 0
         self._fed = 0  # bytes that the parser got at once
-        self._head_max = 0  # that this head may have: an end of the request before it is counted, too
+        self._head_max = 0  # the most that this head can have: it may include the end of the request before
         self._head_limit: asyncio.TimerHandle | None = None
         self._reader_limit: asyncio.TimerHandle | None = None
 
@@ -104,7 +104,7 @@ class BoundedProtocol(HttpToolsProtocol):
         except ProblemError as error:
             status = "429 Too Many Requests" if error.code == "SHARE_USED" else "503 Service Unavailable"
             self._refuse(status, str(error))
-            self.transport.close()  # at once: those that are refused would be a crowd of their own
+            self.transport.close()  # at once: otherwise refused connections would pile up
         else:
             self._expect_head()
 
@@ -153,7 +153,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Begin the request, unless its head is too long: one that ends here was not looked at before."""
+        """Begin the request, unless its head is too long; one that ends in this part is checked only here."""
         if self._refused or (self._head_max > HEAD_BYTES_MAX and self._is_head_too_long()):
             self._refuse_head()
             return

@@ -31,12 +31,12 @@ _PATH_SHOWN_MAX: Final = 200
 _log: Final = logging.getLogger("jobledger.gateway")
 
 
-#: Of every answer, unless it says otherwise itself: nothing of it is kept on the way, or read as another type.
+#: Headers of every answer that does not set them itself: no cache keeps it, and no browser guesses its type.
 _GUARDS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 
 
 def _complete(head: Message, scope: Scope) -> None:
-    """Give the head of an answer the headers that it has whatever it answers."""
+    """Add the headers that every answer has to the head of one."""
     headers = [*head.get("headers", ()), *added_headers(scope)]
     said = {name for name, _ in headers}
     headers += [pair for pair in _GUARDS if pair[0] not in said]

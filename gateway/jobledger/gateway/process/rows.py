@@ -20,7 +20,7 @@ _OPEN_MAX: Final = 8
 
 
 class FollowedRows(Rows):
-    """Rows that another process keeps up to date: what needs them at the ledger's head waits until they are there."""
+    """Rows that another process keeps up to date: `catch_up` waits until they have reached the ledger's head."""
 
     def __init__(self, ledger: Ledger, file: Path, past: PastViews) -> None:
         super().__init__(ledger, file)
@@ -51,7 +51,7 @@ class FollowedRows(Rows):
 
 
 class FollowedProjection:
-    """Where lists are read: as far as the projector is, and the answer says how far that is."""
+    """The rows of lists, as far as the projector has come; each answer says how far that is."""
 
     def __init__(self, rows: FollowedRows, path: Path) -> None:
         self._rows = rows

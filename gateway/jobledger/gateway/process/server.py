@@ -19,7 +19,7 @@ from jobledger.gateway.process.protocol import BoundedProtocol, Take
 from jobledger.gateway.shares import Kind, Share
 from jobledger.ledger.model.errors import ConfigurationError
 
-#: Beyond what load balancers keep an idle connection for: else one of theirs would be closed under a request.
+#: Longer than load balancers keep an idle connection: else the gateway could close one as they send a request.
 _KEEP_ALIVE_S: Final = 75
 _GRACE_S_MAX: Final = 3_600.0
 
@@ -73,7 +73,7 @@ class Server:
             lifespan="off",
             interface="asgi3",
             log_config=None,
-            log_level="critical",  # what goes wrong in the application is logged by us, what clients send wrong by nobody
+            log_level="critical",  # we log errors of the application ourselves, and nobody logs bad requests
             access_log=False,
             server_header=False,
             proxy_headers=False,  # the gate knows which proxies are believed

@@ -130,7 +130,7 @@ class Link:
 
 
 class CallChannel:
-    """What the context of one call speaks through; silent once the call has ended, whoever still holds it."""
+    """The channel of one call's context; it sends nothing once the call has ended, even if code still holds it."""
 
     def __init__(self, link: Link, call: Call, payload_bytes_max: int, own_ledger: OwnLedger) -> None:
         self._link = link
@@ -284,7 +284,7 @@ class Runner:
         before = job_filter.current.set(call)
         try:
             result = self._result(call, channel)
-        except MemoryError as error:  # raised by our own work on the value; there is room for a few words
+        except MemoryError as error:  # our own work on the value raised it; a short message still has room
             result = Failure(number=call.number, error=error_info("exception", error), may_retry=True)
         job_filter.current.reset(before)
         if os.getpid() != owner:
@@ -357,7 +357,7 @@ def _describe(error: BaseException) -> ErrorInfo:
 
 
 def _watch(lifeline: int, silence_s: float | None, end: Callable[[str], None]) -> None:
-    """Wait for the worker to be gone, or silent for too long; runs in a thread of its own."""
+    """End this process once the worker is gone, or silent for too long; runs in a thread of its own."""
     poll = select.poll()
     poll.register(lifeline, select.POLLIN | select.POLLHUP)
     while True:
@@ -377,7 +377,7 @@ def _end_with(faults: int) -> Callable[[str], None]:
 
 def _tie_to_worker(setup: Setup, lifeline: int, faults: int) -> None:
     """Make sure that this process does not outlive the worker, whatever either is doing."""
-    if sys.platform == "linux":  # the kernel needs no thread of ours, which a task may never let run
+    if sys.platform == "linux":  # the kernel ends it even if the task never lets our thread run
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != setup.parent:
@@ -387,9 +387,9 @@ def _tie_to_worker(setup: Setup, lifeline: int, faults: int) -> None:
 
 
 def _ignore_stop_signals() -> None:
-    """Let only the worker end this process: a signal to the whole service must not cut the grace of its tasks.
+    """Ignore stop signals, so that only the worker ends this process: they must not cut the grace of its tasks.
 
-    Handlers, not SIG_IGN, which the programs that a task starts would inherit.
+    It sets handlers, because programs that a task starts would inherit SIG_IGN.
     """
 
     def nothing(_signal: int, _frame: FrameType | None) -> None:

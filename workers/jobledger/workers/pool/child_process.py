@@ -191,7 +191,7 @@ class ChildProcess:
         return not self.ended.done() and not self._killed_for and not self._reader.at_eof()
 
     async def call(self, call: Call, listener: Listener | None) -> Result:
-        """Run a task there. Cancelled, or when the listener raises, the process is left as it is: kill it.
+        """Run a task there. When this is cancelled or the listener raises, the caller must kill the process.
 
         After a `ProcessDeath` it has ended.
         """
@@ -257,7 +257,7 @@ class ChildProcess:
             raise ConnectionResetError(errno.ECONNRESET, "the process has ended") from error
 
     def tick(self) -> None:
-        """Give a sign of life; one that finds no room is not needed."""
+        """Send a sign of life; skip it where the pipe is full, since the process has others to read."""
         with contextlib.suppress(OSError):
             os.write(self._lifeline, b".")
 

@@ -21,7 +21,7 @@ from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.inputs import finite
 
 HEADER_BYTES: Final = 4
-#: The module of steps that are not the application's, which a process has without loading its modules.
+#: The module of jobledger's own steps: a process can call them without a module of the application.
 ENGINE: Final = "jobledger.workers.runs.engine"
 #: What a frame holds besides values: names, and an error of 18,000 characters, each up to six bytes of JSON.
 _FRAME_BYTES_EXTRA: Final = 256 * 1024
@@ -57,7 +57,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=True):
-    """Run one attempt of a task; also what an attempt on the worker's own loop makes its context of."""
+    """Run one attempt of a task; an attempt on the worker's own loop makes its context from one, too."""
 
     task: str
     step: str = ""  #: `<module>:<name>` of a step of the task's, which is called instead of it
@@ -166,7 +166,7 @@ class Logged(msgspec.Struct, frozen=True, kw_only=True, tag="logged", omit_defau
     level: int
     text: str
     of_call: int = 0  #: number of the call whose code made it; 0: none is known
-    printed: bool = False  #: it is no record: the code printed it, and the worker asked to be told
+    printed: bool = False  #: True: the code printed the text, and `Setup.log_prints` asked for it
 
 
 class ReturnedValue(msgspec.Struct, frozen=True, kw_only=True, tag="returned"):

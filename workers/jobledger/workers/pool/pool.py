@@ -163,7 +163,7 @@ class ProcessPool:
         return self._config.size - (len(self._children) - len(self._idle)) - waiting
 
     async def take(self) -> ChildProcess:
-        """Wait for a process that has loaded the tasks, and keep it for a call: for `run`, or for `give_back`.
+        """Wait for a process that has loaded the tasks, and reserve it until `run` or `give_back` gets it.
 
         Raises: ChildStartError when no process can be started, at once while the next try is not yet due; PoolClosedError.
         """
@@ -229,7 +229,7 @@ class ProcessPool:
             if on_begin is not None:
                 on_begin(child.pid)
             result = await child.call(call, listener)
-        except BaseException:  # cancelled, too: what the child still runs is nobody's
+        except BaseException:  # cancelled, too: nobody waits for what the child still runs
             child.kill()
             await asyncio.shield(self._end_of(child, child.end(), spare=1))
             raise
@@ -249,7 +249,7 @@ class ProcessPool:
     # Processes come and go.
 
     def _grow(self, spare: int = 0) -> None:
-        """Start what is missing, `spare` more than are waited for, if there is room; not while a pause lasts."""
+        """Start missing processes, one per waiting call and at least `spare`, if there is room and no pause lasts."""
         loop = asyncio.get_running_loop()
         waiting = sum(not turn.done() for turn in self._waiting)
         missing = min(
@@ -333,8 +333,8 @@ class ProcessPool:
     def _let_go(self, child: ChildProcess, end: Awaitable[None], *, spare: int = 0) -> None:
         """Let a process end in the background.
 
-        With `spare` it is replaced at once: right for a loss that a call had a part in, since such losses are at most
-        as many as calls, while a process that ends by itself might do so for ever.
+        With `spare` it is replaced at once. That is for a process that was lost in a call: such losses are no more than
+        calls, while processes that end by themselves might do so for ever.
         """
         _ = self._end_of(child, end, spare=spare)
 
@@ -363,7 +363,7 @@ class ProcessPool:
     # The end.
 
     async def __aenter__(self) -> Self:
-        """Nothing is started yet."""
+        """Return the pool; it has started nothing yet."""
         return self
 
     async def __aexit__(

@@ -1,1 +1,1 @@
-"""Processes that read the ledger and append to it: timers, dead letters, the reconciler, the sealer."""
+"""Reactors, which read the ledger and append to it: timers, children, limits, dead letters, the reconciler, seals."""

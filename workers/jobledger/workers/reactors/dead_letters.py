@@ -1,6 +1,6 @@
 """The dead-letter reactor: hears from ADVISORIES which dispatches the server gave up, and sees to their jobs.
 
-An advisory says nothing of the job: the chain does. It is fire-and-forget, so the reconciler looks for what it misses.
+An advisory does not describe the job, so the chain is read. It may get lost: the reconciler finds the jobs of those.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DeadLetterReactor(ConsumerReactor):
         self._lease_s = 0.0
 
     async def find(self) -> Source:
-        """Make ADVISORIES where it is missing; what was said meanwhile the reconciler finds."""
+        """Make the stream ADVISORIES where it is missing; the reconciler finds jobs whose advisories were lost."""
         names, config = self.ledger.names, self.ledger.config
         spec = advisories_specification(names, config.ledger_bytes_max, config.replicas)
         await ensure_streams(self.ledger.inbox, [spec])

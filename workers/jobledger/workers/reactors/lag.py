@@ -1,4 +1,4 @@
-"""What a reactor does about a wait that the ledger does not show: a replica may lag behind, or the ledger be another."""
+"""The delay of a timer whose wait the ledger does not show: a replica may lag, or it is another ledger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAGGING_DELIVERIES_MAX: Final = 8
 
 
 async def lagging(ledger: Ledger, timer: AnyTimer, delivery: Delivery) -> Later | None:
-    """Wait for the view that has the timer's wait in it, unless the stream's leader has not got it either.
+    """Return a delay while a replica may lack the timer's wait; None where the stream's leader lacks it, too.
 
     Raises: UnreachableError, LedgerError.
     """

@@ -1,7 +1,7 @@
-"""Whether the consumers of work are paused as the ledger says of their queues, and making them so where they are not.
+"""The check whether consumers of work are paused as their queues are in the ledger, which corrects those that differ.
 
-Whoever pauses a queue tells its consumers; one who dies in between, or somebody else who pauses or resumes a consumer,
-leaves them otherwise. A queue without events of its own is left alone.
+Whoever pauses a queue pauses its consumers. If that process dies in between, or somebody else changes a consumer, they
+differ. A queue without events of its own is left alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Pauses:
         self._newest = 0  # stream sequence of the newest event of any queue that was read
 
     async def look_at(self, consumers: Iterable[ConsumerInfo]) -> None:
-        """Bring the consumers of work in line with their queues; what is wrong with one keeps nobody from the others.
+        """Bring the consumers of work in line with their queues; a fault of one does not stop the others.
 
         Raises: UnreachableError, JetStreamDisabledError.
         """

@@ -1,4 +1,4 @@
-"""Reactors: what reads the ledger, or what the server tells of it, and appends to it; every worker hosts them.
+"""Reactors: they read the ledger, or advisories and timers of the server, and append to the ledger.
 
 Several processes run the same reactor and share its durable consumer; none is special, none is elected. Whatever
 two of them do at once the ledger accepts once, since every append is conditional.
@@ -32,8 +32,8 @@ from jobledger.workers.services import end, outlive
 logger = logging.getLogger("jobledger.workers.reactors.reactor")
 
 IN_FLIGHT_MAX: Final = 256
-#: How long the server waits for a process that has a delivery before another gets it: what was handed to one that died
-#: or stands still is that late. Whoever lives says so every third of it.
+#: How long the server waits for the process that has a delivery before another gets it: so late is a delivery whose
+#: process died or froze. A living process keeps its deliveries alive every third of this time.
 ACK_WAIT_S: Final = 2.0
 _LOOK_EVERY_S: Final = 10.0
 _FULL_DELAY_S: Final = 1.0
@@ -203,7 +203,7 @@ class ConsumerReactor(abc.ABC):
 
 
 async def host(ledger: Ledger, reactor: Reactor) -> None:
-    """Run a reactor until cancelled, and again after a pause when it fails; it never takes its worker along.
+    """Run a reactor until cancelled, and again after a pause when it fails; its failure never ends its worker.
 
     Returns only when the connection is closed for good, which the worker hears of by itself.
     """

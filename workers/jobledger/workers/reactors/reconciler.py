@@ -2,8 +2,8 @@
 
 Each lane (a queue at one priority) has a second durable consumer here, which walks the same dispatches once they are
 older than the grace and never beyond what the lane has handed out. It gets subjects, not inputs. A dispatch whose job
-has an end, or was dispatched again, is done with; one that is still to be carried by somebody is looked at again; one
-that is surely not, or for far too long, is settled as the dead-letter reactor would.
+has ended, or was dispatched again, is done with; one that a worker may still get or run is looked at again; one
+that the server has given up, or that is far too old, is settled as the dead-letter reactor would.
 
 The same look compares which consumers are paused with what the ledger says of their queues.
 
@@ -78,7 +78,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The consumer that walks behind."""
+        """The name of the reconciler's own consumer."""
         return f"{RECONCILER_CONSUMER_PREFIX}{self.worker.removeprefix('work_')}"
 
     @property

@@ -1,4 +1,4 @@
-"""The sealer: signs what was added to the ledger, after a number of events or seconds; a worker with a key hosts one.
+"""The sealer: signs what was added to the ledger, after a number of events or seconds; `audit seal` hosts one.
 
 Several may run: each looks at the newest seal, and of two that seal the same range at once the ledger accepts one.
 """

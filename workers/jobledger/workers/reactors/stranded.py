@@ -28,7 +28,7 @@ DISPATCHES_MAX: Final = 3
 
 OnDeadLetter = Callable[[Job], None]
 
-#: A command that mends it, `wait` while somebody may still be at it, None where nothing is to be done.
+#: A command that rescues the job, `wait` while it may still run or a replica lags, None where nothing is to be done.
 Verdict = DeadLetter | Dispatch | Rescue | Literal["wait"] | None
 
 
@@ -78,7 +78,7 @@ def _last(deliveries: int) -> str:
 
 
 class RescueResult(msgspec.Struct, frozen=True):
-    """What was found and done about one stray."""
+    """The verdict on one stranded job, and the job after it."""
 
     verdict: Verdict
     job: Job | None  #: after it

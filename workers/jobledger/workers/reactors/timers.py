@@ -1,7 +1,7 @@
 """The timers: what makes a waiting job queued, and a schedule tick, when the moment has come.
 
 Two reactors. One reads the ledger's waits and sets a timer for each in the TIMERS stream; the other hears those
-that fire and dispatches their jobs, on condition that the job still waits the same wait. So a job cancelled or
+that fire and dispatches their jobs, on condition that the job is still in that wait. So a job cancelled or
 moved on meanwhile stays as it is, and hearing a timer twice is harmless. Timers of schedules go to the ticker.
 Source: ADR 009, ADR 021.
 """
@@ -53,10 +53,10 @@ DEADLINE: Final = "deadline"
 
 #: Deliveries on hand: most of them only wait for the last half second, in memory.
 _HELD_MAX: Final = 4_096
-#: A tick may have to wait for it twice, once in each reactor, where a process that stands still was handed both.
+#: A tick may be late by twice this time, once in each reactor, if a frozen process has both deliveries.
 _ACK_WAIT_S: Final = 1.0
 _DISPATCHES_MAX: Final = 256
-#: What is due within this time is not worth a timer: whoever has the delivery waits.
+#: A wait that ends within this time gets no timer: the process that has the delivery waits.
 _NEAR_S: Final = 1.0
 #: How far the server's clock may be behind ours for us to wait for it.
 _SKEW_S_MAX: Final = 5.0
@@ -73,9 +73,9 @@ _OTHER_STREAM_DELIVERIES_MAX: Final = 3
 
 
 class TwoClocks:
-    """How long until a moment by our clock and by the server's, whichever says so later.
+    """The time until a moment by our clock and by the server's, whichever reaches it later.
 
-    What the server's clock shows is known from its stamps on what it delivers: it is never behind the newest. So a
+    The server's clock is known from its stamps on deliveries: it is never behind the newest of them. So a
     job is early by neither clock while they differ by less than five seconds, and late by as much as they differ. A
     fleet's clock was compared with the server's: they differ by a second at most, also before anything was heard.
     """
@@ -207,7 +207,7 @@ class Acting:
 
 
 class TimerSetter(ConsumerReactor):
-    """Sets a timer for each wait that the ledger tells of; what is due soon or past it acts on itself."""
+    """Sets a timer for each wait in the ledger; it acts itself on waits that are due soon or overdue."""
 
     def __init__(self, ledger: Ledger, timers: Timers, clocks: TwoClocks, acting: Acting) -> None:
         super().__init__(ledger, "timer-setter", in_flight_max=_HELD_MAX, ack_wait_s=_ACK_WAIT_S)
@@ -225,7 +225,7 @@ class TimerSetter(ConsumerReactor):
             if self.timers_id:
                 logger.warning("the timers' stream was made again: setting all timers again")
             await self._timers.remove_older_consumers(timers_id)
-            # Only now: what could not be removed is to be removed at the next look.
+            # Set only now: if the removal failed, the next look tries it again.
             self.timers_id = timers_id
         return Source(
             stream=names.ledger_stream, consumer=names.timers_consumer(timers_id), filters=names.timed_waits

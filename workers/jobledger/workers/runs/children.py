@@ -69,7 +69,7 @@ class ChildJobs:
             await self._ledger.code_limits.ensure(chosen, plain.name, chosen.limits)
 
     async def callback(self, run: Job, end: RunEnd) -> Enqueue | None:
-        """Return what enqueues the job that is told of the end of a run; see `callback_for`."""
+        """Return the command that enqueues the callback of a run's end; see `callback_for`."""
         return await callback_for(self._ledger, run, end)
 
     async def open(self, ref: JobRef, view: JobView, key: str, *, again: bool) -> None:
@@ -117,7 +117,7 @@ class ChildJobs:
         completed = [item for item in items if not step.failed >> item & 1]
         if len(completed) > _ONE_BY_ONE_MAX:
             await self._find_many(ref, step, set(completed), found)
-            # What those say that were carried over by an archive run is in no `completed` any more.
+            # Children that an archive run carried over have no `completed` any more: read them one by one.
             items = [item for item in items if item not in found]
         for start in range(0, len(items), _AT_ONCE):
             some = items[start : start + _AT_ONCE]
@@ -129,7 +129,7 @@ class ChildJobs:
     async def _read(self, ref: JobRef, step: Step, item: int) -> MemberEnd | None:
         """Return how a child ended that was counted; None where that is not to be seen yet.
 
-        What was counted stays what it was, whatever became of a dead letter since.
+        The counted end stays, even if a dead letter was requeued or discarded since.
         """
         log = self._ledger.log
         events = await log.read_chain(log.names.chain(child_ref(ref, step, item)))
@@ -166,9 +166,9 @@ class ChildJobs:
 
 
 def failed_end(events: Sequence[StoredEvent], *, is_for_good: bool) -> MemberEnd | None:
-    """Return the end of a child that was counted as failed: its first one that was no completion; None where there is none.
+    """Return the end of a child that was counted as failed, its first one other than `completed`; None without one.
 
-    `is_for_good`: a dead letter was no end. Where an archive run took the end away, what `carried` says of it is told.
+    `is_for_good`: a dead letter was no end. Where an archive run took the end away, it is read from `carried`.
     """
     job: Job | None = None
     dead: MemberEnd | None = None

@@ -19,7 +19,7 @@ from jobledger.ledger.reruns.groups import CopiedGroup
 from jobledger.ledger.runs.errors import RerunSourceError
 from jobledger.workers.runs.journal import AttemptJournal
 
-#: What a copy says as its source did; the check of the ledger compares it.
+#: Fields in which a copy equals its source; the check of the ledger compares them.
 _SAME: Final = ("step", "kind", "target", "input_sha256", "tries")
 #: What the beginning of a copied group says as its source did.
 _BEGINS: Final = ("step", "kind", "target", "input_sha256", "order", "items", "items_ref")
@@ -28,7 +28,7 @@ _ASKS_FOR_JOBS: Final = ("call", "map", "graph")
 
 
 async def copy_steps(journal: AttemptJournal) -> None:
-    """Record what a rerun copies, and is not recorded yet: ends of steps and of children; nothing for any other run.
+    """Record the copied ends of steps and children that a rerun does not have yet; do nothing for any other run.
 
     A crash in between leaves some of them; the next attempt goes on.
 
@@ -100,7 +100,7 @@ async def _events(journal: AttemptJournal, source: RerunOf) -> Mapping[int, Stor
 
 
 def children_from(step: Step, run: JobRef) -> dict[str, Any]:
-    """Return what a copy says of the run that made the children of a step: another one's where the step is a copy itself."""
+    """Return a copy's fields on the run that made a step's children; a step that is a copy itself passes on its own."""
     if step.kind not in _ASKS_FOR_JOBS:
         return {}
     if step.copied is not None and step.copied.run:

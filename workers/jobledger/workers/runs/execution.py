@@ -157,7 +157,7 @@ class _Play:
     async def run(self, arguments: dict[str, Any]) -> Outcome:
         """Play the function, and undo what it did if the run is to end otherwise than completed.
 
-        What kept something from being recorded or read is no failure of the run, nor of its worker: it costs no attempt.
+        If the server keeps something from being recorded or read, the run has not failed: it costs no attempt.
         """
         try:
             return await self._run(arguments)
@@ -266,7 +266,7 @@ class _Play:
         return complete
 
     def _raised(self, error: BaseException) -> Outcome:
-        """Return what follows from what ended the function."""
+        """Return the outcome for the error that ended the function."""
         if isinstance(error, ParkSignal | HaltSignal):
             return self._halted()
         for kinds, kind, reason in _GIVEN_UP:
@@ -277,14 +277,14 @@ class _Play:
         if isinstance(error, StepFailedError):
             info = msgspec.structs.replace(error.error, message=f"step {error.key!r}: {error.message}"[:2000])
             fail = msgspec.structs.replace(fail, error=info)
-        # Who names what is retried says that another attempt helps: nobody else knows what the code does outside of steps.
+        # `retry_on` says that another attempt helps: only the author knows what the code does outside of steps.
         is_sure = self._is_undone or (not rules.retry_on and _fails_as_before(job, fail.error))
         if is_sure and fail.give_up is None and job.attempts_left:
             fail = msgspec.structs.replace(fail, give_up="rejected")
         return fail
 
     def _halted(self) -> Outcome:
-        """Return the end of a run that went back, or has nothing to go back on."""
+        """Return the outcome of a run whose steps were undone, or that has nothing to undo."""
         job, epoch = self._journal.job, self._journal.epoch
         if self._is_undone:
             error = job.steps[UNDO].error
@@ -295,7 +295,7 @@ class _Play:
     # Undo.
 
     def _is_failure(self, outcome: Outcome) -> bool:
-        """Whether an outcome ends the run otherwise than completed; one that a mended run goes on from does not."""
+        """Whether an outcome ends the run other than completed; a failure that mended code goes on from does not."""
         if isinstance(outcome, Fail) and outcome.error.kind not in MENDABLE:
             job = self._journal.job
             return outcome.give_up is not None or not job.attempts_left or job.cancel_requested
@@ -316,7 +316,7 @@ class _Play:
                 except StepFailedError as error:
                     failed.append(error)
 
-        with contextlib.suppress(ParkSignal):  # for the next try of an undo: `recorded` below has that
+        with contextlib.suppress(ParkSignal):  # it parked until an undo's next try: see `recorded` below
             await self._closed(lambda: self._passage.perform("undo", body))
         if control.recorded is not None:
             return control.recorded
@@ -325,7 +325,7 @@ class _Play:
         return outcome
 
     async def _call_back(self, outcome: Outcome) -> Outcome:
-        """Make the job that is told of the end, as one with the end; an end before a requeue may have made it."""
+        """Record the end and enqueue its callback as one; an end before a requeue may have enqueued it already."""
         children, job = self._host.children, self._journal.job
         if self._attempt.control.recorded is not None or children is None or not job.order.on_end:
             return outcome
@@ -377,7 +377,7 @@ _GIVEN_UP: tuple[tuple[type[BaseException], ErrorKind, DeadReason], ...] = (
 
 
 def _fails_as_before(job: Job, error: ErrorInfo) -> bool:
-    """Whether the attempt that failed last did so by the same error, and no step was recorded since: a replay gives that."""
+    """Whether the last failed attempt had the same error, and no step was recorded since: then a replay fails again."""
     failed = [at for at, each in enumerate(job.attempts) if each.state == "failed"]
     last = job.attempts[failed[-1]].error if failed else None
     if last is None or (last.type, last.message) != (error.type, error.message):

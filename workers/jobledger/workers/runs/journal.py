@@ -71,7 +71,7 @@ class AttemptJournal:
     ) -> None:
         self.chance = chance
         self.epoch = attempt.job.claim_epoch
-        #: What kept something from being recorded: the attempt then has no outcome of its own.
+        #: The error that kept something from being recorded: the attempt then has no outcome of its own.
         self.trouble: LedgerFullError | UnreachableError | WrongSequenceError | None = None
         self._ledger = ledger
         self._attempt = attempt
@@ -154,13 +154,13 @@ class AttemptJournal:
                     outage=self._ledger.outage,
                 )
         except (StaleClaimError, IllegalTransitionError):
-            return  # whoever records the outcome finds that out, too, and leaves the receipt
+            return  # the recorder finds its outcome refused, too, and leaves the receipt
         finally:
             control.recording = False
         control.recorded = outcome
 
     async def _catch_up(self) -> None:
-        """Read what a refusal rests on; a replica that lags gets a moment."""
+        """Read the events that a refusal is based on; wait a moment where a replica lags."""
         known = self._channel.chain.last_sequence
         await self._channel.refresh()
         if self._channel.chain.last_sequence == known:
@@ -168,7 +168,7 @@ class AttemptJournal:
 
     @contextlib.contextmanager
     def _troubled(self) -> Generator[None, None, None]:
-        """Remember what keeps the run from being gone on with: that is no failure of its code."""
+        """Remember an error that stops the attempt and is no failure of the run's code."""
         try:
             yield
         except (LedgerFullError, UnreachableError, WrongSequenceError) as error:
@@ -225,7 +225,7 @@ class AttemptJournal:
         """See `RunJournal.may_linger`."""
         return self._may_linger()
 
-    # Children. A run that is only looked into makes none, and waits for those that it asks for.
+    # Children. A run in a debugger makes none, and waits for those that it asks for.
 
     async def ensure_limits(self, task: Task[Any, Any], options: Options) -> None:
         """See `RunJournal.ensure_limits`."""

@@ -24,7 +24,7 @@ _YOUNG_S: Final = 60.0
 class TableCache:
     """A folder of this process's own, which is made when it is needed and removed with the process.
 
-    Files that an attempt holds stay; of the others the ones used longest ago go, once there are more bytes than may be.
+    Files that an attempt holds stay; others are removed, the one used longest ago first, when there are too many bytes.
     """
 
     def __init__(self, bytes_max: int, *, root: Path | None = None) -> None:
@@ -81,7 +81,7 @@ class TableCache:
         self.make_room()
 
     def make_room(self) -> None:
-        """Remove the files used longest ago that nobody holds, until no more bytes are here than may be."""
+        """Remove files that nobody holds, the one used longest ago first, until the bytes are within the limit."""
         left = sum(self._sizes.values())
         for sha256 in list(self._sizes):
             if left <= self._bytes_max:

@@ -117,7 +117,7 @@ class AttemptTables:
             return await self._store(name, folder / "result.parquet", produced)
 
     async def _store(self, name: str, path: Path, produced: ProducedFile) -> TableRecord:
-        """Store a file, before anything is recorded of it: who dies in between leaves what expires."""
+        """Store a file before its step is recorded: if the worker dies in between, the file expires."""
         job = self._attempt.job
         fields = msgspec.structs.asdict(produced)
         file = f"{job.queue}/{job.id}/{produced.sha256}-{secrets.token_hex(4)}.parquet"

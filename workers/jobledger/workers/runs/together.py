@@ -77,7 +77,7 @@ class Together:
             self._is_busy = False
 
     def _take(self) -> list[_Waiting]:
-        """Take what goes next; who was cancelled meanwhile wants nothing any more."""
+        """Take the next entries; drop those whose branches were cancelled meanwhile."""
         waiting = [each for each in self._waiting if not each.stored.done()]
         size = count = 0
         for each in waiting[:_BATCH_MAX]:

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-#: A wait is folded when it is longer than this many times all that is drawn in proportion besides.
+#: A wait is folded if it is longer than this many times the sum of all other spans that are not folded.
 _TIMES: Final = 4
 _FOLD: Final = 7.0  #: percent of the width that a folded wait gets
 _FOLDS_MAX: Final = 8
@@ -73,7 +73,7 @@ def folded_time(moments: Sequence[datetime], active: Sequence[tuple[datetime, da
 
 
 def _folds(seconds: Sequence[float], waits: Sequence[bool]) -> frozenset[int]:
-    """Return which spans to fold: the longest wait, as long as it outweighs all that would be left."""
+    """Return the spans to fold: the longest wait again and again, while it outweighs the rest `_TIMES` times."""
     left = sum(seconds)
     found: set[int] = set()
     for index in sorted((i for i, wait in enumerate(waits) if wait), key=lambda i: -seconds[i])[:_FOLDS_MAX]:

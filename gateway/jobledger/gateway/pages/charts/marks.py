@@ -47,7 +47,7 @@ class TimeAxis(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.count - 1, max(0, found))
 
     def ticks(self) -> list[tuple[int, str]]:
-        """Return the spans to name, and their names: round times, at most six."""
+        """Return the spans to label, with their labels: round times, at most six."""
         minutes = self.count * self.step_s / 60
         every = next((each for each in _MINUTES if minutes / each <= _TICKS_MAX), _MINUTES[-1])
         form = "%H:%M" if every < _DAY_MINUTES else "%b %d"

@@ -1,1 +1,1 @@
-"""What the forms of the pages do: the verbs that the HTTP API and the command line have, too."""
+"""Acts of the pages' forms, beside the verbs that the HTTP API and the command line share."""

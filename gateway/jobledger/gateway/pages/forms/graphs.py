@@ -25,6 +25,6 @@ async def run_graph(sent: SentForm, name: str) -> str:
     chosen = fields.one("id") or None
     if chosen is not None:
         check_unreserved(chosen)
-    with acting_for(None):  # each of its nodes was allowed
+    with acting_for(None):  # the permission for each node was checked
         made = await ledger.graphs.run(name, values, id=chosen, by=sent.principal.name)
     return address(f"/jobs/{made.ref.queue}/{made.id}")

@@ -1,4 +1,4 @@
-"""Forms of one job that say more than a verb does: its input is edited, or a signal has fields of its own."""
+"""Forms of one job that need more than a verb: an edited input, or a signal with fields of its own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def requeue(sent: SentForm, queue: str, id: str) -> str:  # noqa: A002 - a
 
 
 async def signal(sent: SentForm, queue: str, id: str) -> str:  # noqa: A002 - as in the address
-    """Send a signal: JSON that was typed, else the value that the fields of its form say.
+    """Send a signal: the typed JSON, else the value from the fields of its form.
 
     Raises: ProblemError, and as `run_acts.signal`.
     """

@@ -30,7 +30,7 @@ async def do_plan(sent: SentForm) -> str:
     ledger, ref = sent.gateway.ledger, JobRef(queue=QUEUE, job_id=job_id_of(name))
     if (
         await load(ledger.log, ref)
-    ).job is None:  # else it was begun before, whatever became of its jobs since
+    ).job is None:  # else the plan was begun before; its jobs may have changed since
         chosen = await chosen_of(sent.looked, query, query.before)
         if not chosen:
             raise ProblemError("BAD_REQUEST", "no job matches any more: plan it again")

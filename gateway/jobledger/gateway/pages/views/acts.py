@@ -21,7 +21,7 @@ class Query(When, frozen=True, kw_only=True):
 
     by: Text | None = None
     since: Text | None = None
-    each: Text | None = None  #: anything: job by job, also what was done at once to many jobs
+    each: Text | None = None  #: any text: show each job of an act on many jobs
 
     def asked(self) -> list[tuple[str, str]]:
         """Return the filters as an address has them."""

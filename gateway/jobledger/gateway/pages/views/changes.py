@@ -24,7 +24,7 @@ from jobledger.projections.statistics.tally import histogram_columns, summed
 _ACTS_MAX: Final = 60
 _CAUSES_MAX: Final = 12
 _TASKS_MAX: Final = 14
-#: A burst is so many jobs, and so many times those of the time before.
+#: A burst has at least this many jobs, and at least this many times those of the equally long time before.
 _BURST_LEAST: Final = 50
 _BURST_TIMES: Final = 5
 _BURSTS_MAX: Final = 8
@@ -63,7 +63,7 @@ class StateChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskChange(msgspec.Struct, frozen=True, kw_only=True):
-    """How a task went in the time, and in the same time before it."""
+    """Figures of a task in the equally long time before, and in the time itself."""
 
     task: str
     completed: tuple[int, int]
@@ -159,7 +159,7 @@ def _page(looked: Viewer, view: View, shell: Shell, query: Query, begin: datetim
 
 
 def _states(view: View, begin: datetime, end: datetime) -> list[StateChange]:
-    """Return the states at both moments; where the end is now, or is not kept, as the rows are."""
+    """Return the states at both moments; those at the end are read from the rows if it is now, or is not kept."""
     now = of_users({row.queue: row.counts for row in view.store.queues()})
     then, at_end = (view.store.levels_at(each) for each in (begin, end))
     before = of_users({} if then is None else then.queues)
@@ -186,7 +186,7 @@ def _sides(
 def _tenants(
     view: View, begin: datetime, end: datetime, where: str, values: list[object]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return how many jobs of each tenant came in the same time before, and in the time; nothing where they are too many."""
+    """Return the jobs of each tenant in the equally long time before, and in the time; {} for both if too many."""
     sides = [
         dict(view.store.select(_TENANTS.format(where), (*map(_text, moments), *values, _LOOKED_AT)))
         for moments in ((begin - (end - begin), begin), (begin, end))

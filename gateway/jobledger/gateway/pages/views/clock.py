@@ -1,4 +1,4 @@
-"""The panel of the clock: what happened when, as one goes back in it. A part of a page, made when somebody opens it."""
+"""The panel of the clock, where a viewer chooses a past moment. A part of a page, made when it is opened."""
 
 from __future__ import annotations
 

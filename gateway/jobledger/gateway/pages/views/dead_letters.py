@@ -22,7 +22,7 @@ _GROUPS: Final = 100
 _ROWS: Final = 50
 _BARS: Final = 24
 _NAMED: Final = 2
-#: A cause is new whose first job died in the newest part of the range.
+#: A cause is new if its first job died in this newest part of the range.
 _NEW: Final = 1 / 6
 
 Text = Annotated[str, msgspec.Meta(max_length=200)]
@@ -125,7 +125,7 @@ def _causes(view: View, shell: Shell, groups: list[DeadLetterGroup], chosen: Dea
 
 
 def _frame(view: View, group: DeadLetterGroup) -> str:
-    """Return the newest call of one's own code in the traceback of the newest of them."""
+    """Return the last frame of user code in the traceback of the group's newest dead letter."""
     sql = "SELECT traceback FROM dead_letters WHERE job_id = ? AND queue = ?"
     for raised in read_traceback(view.store.select(sql, (group.job_id, group.queue))[0][0] or "")[:1]:
         own = [frame for group in raised.groups if group.own for frame in group.frames]

@@ -1,4 +1,4 @@
-"""What several pages tell of the whole fleet: what calls for a person, and what happened over the range that is shown."""
+"""Figures of the whole fleet for several pages: what hurts, and what happened over the range that is shown."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def axis_of(shell: Shell) -> TimeAxis:
     whole_s, step_s = RANGES[shell.range]
     last = datetime.fromtimestamp(shell.now.timestamp() // step_s * step_s, shell.now.tzinfo)
     lived = math.ceil((shell.now - shell.begin).total_seconds() / step_s) + 2
-    # Of a young ledger only what it has lived.
+    # A young ledger shows only the time since it began.
     spans = max(1, min(math.ceil(whole_s / step_s), max(_BARS_MIN, lived)))
     return TimeAxis(begin=last - timedelta(seconds=step_s * (spans - 1)), step_s=step_s, count=spans)
 
@@ -150,7 +150,7 @@ def _failures(view: View, axis: TimeAxis, terms: Sequence[Term]) -> list[Series]
 
 
 def style_of_name(name: str, among: Sequence[str]) -> str:
-    """Return the colour of a name: the same one on each look, whatever else there is, as long as few share a page."""
+    """Return the colour of a name: the same on every page, unless names on a page collide."""
     wanted = sum(name.encode()) % 7
     taken: dict[str, int] = {}
     for each in sorted(among):

@@ -55,15 +55,15 @@ EVENTS_SHOWN_MAX: Final = 300
 LINES_SHOWN_MAX: Final = 300
 _EDITED_MAX: Final = 100_000  #: characters of an input that a form holds
 _KINDS_MAX: Final = 60
-#: Events that are told as one row where several follow each other.
+#: Event types of which several in succession are shown as one row.
 _FOLDED: Final = frozenset({"progressed", "checkpointed", "joined"})
 
 
 class Query(When, frozen=True, kw_only=True):
     """What of a job is opened."""
 
-    open: tuple[Text, ...] = ()  #: lines of the timeline that are otherwise than at first
-    step: Text = ""  #: the step that is told of beside the timeline
+    open: tuple[Text, ...] = ()  #: lines of the timeline that were toggled
+    step: Text = ""  #: the step that is shown beside the timeline
 
 
 class EventLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class EventLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told of one step."""
+    """The details of one step."""
 
     shown: StepShown  #: with its values for whoever may see these
     error: ErrorInfo | None
@@ -236,7 +236,7 @@ def _page(looked: Viewer, view: View, shell: Shell, query: Query, read: _JobRead
         for stored, line, fields in zip(history, trail.lines, read.details.events, strict=True)
     ]
     folded = _folded(events)
-    if read.is_past:  # the moment is that of the event, by the clock of the trail
+    if read.is_past:  # show the time of the newest event that is shown, by the clock of the trail
         shell = msgspec.structs.replace(shell, now=at, past=PastMoment(at=at, stream_sequence=last))
     acts = [] if read.is_past else acts_of(job, shell)
     cause = job_fingerprint(job) if job.state is JobState.DEAD_LETTERED else ""
@@ -327,7 +327,7 @@ _CULPRITS: Final = (
 
 
 def _culprit(looked: Viewer, view: View, job: Job) -> Culprit | None:
-    """Return the job that made a run fail, the first one that did. Its own may be below another run: that one tells."""
+    """Return the first job that made a run fail. If that is a run too, its own page shows the job below it."""
     found = view.store.select(_CULPRITS, (job.id, job.queue))
     if job.error is None or job.error.type != "ChildFailedError" or not found:
         return None

@@ -54,7 +54,7 @@ class Column(NamedTuple):
 
     name: str
     title: str
-    shown: bool = True  #: unless somebody chose others
+    shown: bool = True  #: without a choice of columns
     right: bool = False
 
 
@@ -117,7 +117,7 @@ class Query(When, frozen=True, kw_only=True):
         return " ".join(filter(None, (self.q.strip(), *(pair(*each) for each in pairs))))
 
     def with_text(self, text: str) -> Self:
-        """Return the same about another question."""
+        """Return the same query with another search."""
         fields = {
             field.name: field.default
             for field in msgspec.structs.fields(Query)
@@ -229,7 +229,7 @@ def _shared(
     whole = JobFilter(
         task=task
         if most >= _MOSTLY * len(rows)
-        else None,  # beside others of that task: they are alike but for what matters
+        else None,  # compare with jobs of the same task, which differ only in what matters
         since=rows[-1].created_at,
         until=rows[0].created_at,
         visible_queues=looked.principal.queues,
@@ -278,7 +278,7 @@ def _count(looked: Viewer, view: View, text: str, within: SearchLimits) -> int:
 
 
 def _tabs(asked: SearchChoice, counts: dict[str, int]) -> list[tuple[str, str, int, bool]]:
-    """Return the states that there are with the questions for each alone."""
+    """Return the states that have jobs, each with the search for it alone."""
     rest = [word.text for word in asked.words if word.key != "state"]
     chosen = asked.chosen.states
     found = [("", " ".join(rest), sum(counts.values()), not chosen)]
@@ -317,7 +317,7 @@ async def suggested(looked: Viewer, *, query: SuggestQuery) -> Suggestions:
 
 
 def filter_of(query: Query, looked: Viewer, view: View) -> JobFilter:
-    """Return the filter of a question for an act: of what is not understood, nothing is left out.
+    """Return the filter of a search for an act; a word that is not understood raises, and is not left out.
 
     Raises: AccessDeniedError, ProjectionConfigError.
     """

@@ -29,7 +29,7 @@ _EVER: Final = datetime(1970, 1, 1, tzinfo=UTC)  #: before anything that is kept
 
 
 class Levels(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures from each minute on, until the next one tells otherwise."""
+    """Figures by minute; each holds until the next one."""
 
     minutes: list[int]  #: since 1970
     states: dict[str, list[int]]  #: by figure, one value a minute
@@ -44,7 +44,7 @@ async def levels(looked: Viewer) -> Levels:
 
 def _levels(looked: Viewer, view: View, until: datetime) -> Levels:
     store = view.store
-    if not looked.principal.is_of_all_tasks:  # what is kept of a queue is of all its tasks together
+    if not looked.principal.is_of_all_tasks:  # the figures of a queue include all its tasks
         return Levels(minutes=[], states={})
     with store.one_moment():
         if looked.principal.is_everywhere:

@@ -36,7 +36,7 @@ _EXACT_S: Final = 3600  #: longer ranges are told by the hour
 _HOURS: Final = (
     "SELECT tenant, sum(completed), sum(dead_lettered) FROM tenant_hours WHERE hour >= ? GROUP BY tenant"
 )
-#: `+tenant`: else SQLite goes through all jobs of tenants, in their order, instead of those that ended in the range.
+#: `+tenant`: else SQLite reads all jobs that have a tenant, by its index, instead of those that ended in the range.
 _LATELY: Final = "SELECT tenant, status, count(*) FROM jobs WHERE completed_at >= ? AND +tenant <> '' AND {} GROUP BY tenant, status"
 
 

@@ -53,7 +53,7 @@ async def overview(looked: Viewer, *, query: When) -> Overview:
 
 
 async def _charts(looked: Viewer, view: View, shell: Shell) -> FleetCharts:
-    """Return the charts; those of the present are as old as they can be without harm, for all who look."""
+    """Return the charts; those of the present are kept for a while and shared by viewers with the same rights."""
 
     async def make() -> FleetCharts:
         return await anyio.to_thread.run_sync(happened, looked, view, shell)

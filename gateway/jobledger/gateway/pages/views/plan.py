@@ -35,7 +35,7 @@ class Query(JobsQuery, frozen=True, kw_only=True):
     verb: Verb = "requeue"
     what: Literal["chosen", "filter"] = "filter"
     job: Annotated[tuple[Name, ...], msgspec.Meta(max_length=_CHOSEN_MAX)] = ()  #: `<queue>/<id>`
-    before: int | None = None  #: jobs that changed after this event are left out: nobody saw them planned
+    before: int | None = None  #: with a filter, jobs that changed after this event are left out
     per_minute: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0  #: 0: as fast as it goes
 
     def said(self) -> list[tuple[str, str]]:
@@ -83,7 +83,7 @@ async def plan(looked: Viewer, *, query: Query) -> Plan:
 
 
 async def chosen_of(looked: Viewer, query: Query, before: int) -> list[ChosenJob]:
-    """Return the jobs that somebody means and may act on, as they were up to an event. Raises: ProblemError."""
+    """Return the jobs that somebody means and may act on; of a filter those that did not change after `before`. Raises: ProblemError."""
     permission = PERMISSIONS[query.verb]
     if query.what == "chosen":
         if not query.job:

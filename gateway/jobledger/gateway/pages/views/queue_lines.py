@@ -57,7 +57,7 @@ def queue_line(
 
 
 def uncounted(line: QueueLine) -> QueueLine:
-    """Return a line without what is kept of all tasks of its queue together."""
+    """Return a line without the figures that include all tasks of its queue."""
     return replace(line, counts=dict.fromkeys(line.counts), later=None, waits_s=None)
 
 

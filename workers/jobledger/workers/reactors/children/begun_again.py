@@ -1,6 +1,6 @@
-"""Children of a rerun that are runs themselves: they begin with what the child that they stand for had completed.
+"""Children of a rerun that are runs themselves: each begins with what the same child of the source had completed.
 
-Only where the rerun is one of what failed: then a child that failed half-way is not made from its beginning either.
+Only in a rerun of what failed: there a child that failed half-way does not begin from its start either.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jobledger.ledger.reruns.plans import plan_rerun
 
 
 async def rerun_of_child(client: Client, run: Job, step: Step, item: int) -> RerunOf | None:
-    """Return which run a child of a run begins again: the same child of the run's source; None where that had done nothing.
+    """Return the run that a rerun's child begins again, the same child of the source; None where that had done nothing.
 
     Raises: UnreachableError; WrongSequenceError where a replica does not show the source's child yet.
     """
@@ -50,7 +50,7 @@ async def _planned(client: Client, child: JobRef, reason: str) -> RerunOf | None
     job = (await load(client.log, child)).job
     copies = None if job is None else job.order.rerun_of
     if job is not None and copies is not None and not has_copied(copies, job.steps):
-        return copies  # it ended before it had copied all, so nothing of it is its own
+        return copies  # it ended before it had copied all steps: the child copies from its source instead
     try:
         plan = await plan_rerun(client, child, failed=True, reason=reason)
     except WrongSequenceError:
@@ -61,6 +61,6 @@ async def _planned(client: Client, child: JobRef, reason: str) -> RerunOf | None
         RefusedError,
     ):  # a job without steps, or nothing of it can be copied
         return None
-    # A run of which nothing is copied may have made runs of which something is: they are found through it.
+    # A run without steps to copy may have child runs that have such steps, and is needed to find them.
     has_runs_below = any(step.order is not None for step in plan.again)
     return plan.rerun_of if plan.rerun_of.steps or has_runs_below else None

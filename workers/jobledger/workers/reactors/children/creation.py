@@ -35,7 +35,7 @@ _LOOKED_UP_MAX: Final = 1_000
 _KEPT_BYTES_MAX: Final = 16 << 20
 
 Items = list[msgspec.Raw]
-#: Runs of which it is kept what their children inherit, and steps of which it is kept which children are theirs.
+#: Runs whose inherited limits are kept in memory, and steps whose own children are.
 _INHERITED_MAX: Final = 1_000
 _STEPS_MAX: Final = 1_000
 #: How many children's chains are read at a time.
@@ -75,7 +75,7 @@ class Opening:
         `view`: the run after the event that opened them. `items`: a number in which bit i stands for item i; each must
         be among `step.opened`. `again`: some of them may exist, because somebody may have done this before and died.
         Whoever ends or pauses the run cancels or pauses the children that exist by then; those that are made later are
-        cancelled or paused here. So with the look no child is forgotten. Returns the run as it was at that look.
+        cancelled or paused here, so that no child is missed. Returns the run as it was at that look.
 
         Safe to repeat, and to be called by several. When it returns, every child is in the ledger.
 
@@ -98,7 +98,7 @@ class Opening:
         return await self._reaching.follow(ref, view, {key: items})
 
     async def _admit(self, ref: JobRef, view: JobView, key: str, items: int) -> tuple[JobView, int]:
-        """Open what may be opened though no child ends: while a run was paused or a dead letter, nothing was opened."""
+        """Open the children that are due but were not opened while the run was paused or a dead letter."""
         assert view.job is not None, "only a run has children"
         if not admissible(view.job.steps[key]):
             return view, items
@@ -110,7 +110,7 @@ class Opening:
         return view, items | view.job.steps[key].open
 
     async def _inherits(self, ref: JobRef, job: Job, step: Step) -> tuple[str, ...]:
-        """Return the limits whose slots children have from the runs above; those that may outlive these have none.
+        """Return the limits whose slots children share with the runs above; children that may outlive these share none.
 
         Raises: UnreachableError.
         """
@@ -128,7 +128,7 @@ class Opening:
     async def _missing(self, ref: JobRef, job: Job, step: Step, items: int) -> int:
         """Return those of the items that seem to have no job; a replica that lags may hide one, which does no harm.
 
-        Those whose id a job of somebody else has are among them: it is found when they are made.
+        Items whose id another job has are among them: `_enqueue` finds that out.
         """
         assert step.order is not None, "only a group has children"
         inherits = await self._inherits(ref, job, step)
@@ -142,9 +142,9 @@ class Opening:
         return found
 
     async def _own_among(self, ref: JobRef, step: Step, there: list[int]) -> int:
-        """Return those of the items whose jobs are children of the step, not of somebody who gave away their ids.
+        """Return those of the items whose jobs are children of the step, and not other jobs with their ids.
 
-        Each is read once: of a large group many ends may come again.
+        Each job is read once, since many ends of a large group may be delivered again.
         """
         known = self._own.get((ref, step.sequence), 0)
         own = known & bits(there)
@@ -287,7 +287,7 @@ def first_subject(client: Client, parent: JobRef, step: Step, item: int, inherit
 
 
 def _on_slots_above(command: Enqueue, inherits: tuple[str, ...]) -> Enqueue:
-    """Return what enqueues a child that takes no slot of what it inherits."""
+    """Return the command of a child without slots of the limits that it inherits."""
     if not inherits:
         return command
     order = command.order

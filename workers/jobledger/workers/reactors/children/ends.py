@@ -1,4 +1,4 @@
-"""What the reactor keeps of an event that it was handed: whose child ended or paused, or which run's children follow it."""
+"""The facts that the reactor keeps of an event: whose child ended or paused, or which run's children follow it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobledger.ledger.runs.ends import RunEnd, end_of
 _ENDS = (Completed, Cancelled, DeadLettered, Discarded)
 
 
-#: How a child ended. A dead letter may go on once more: whether it is an end the order of its step says.
+#: How a child ended. A dead letter may be requeued: the order of its step says whether it counts as an end.
 EndState = Literal["completed", "dead", "failed"]
 
 
@@ -24,9 +24,9 @@ class News(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     job: str
     member: Member | None = None  #: whose child it was, where it has ended
     end_as: EndState = "completed"
-    has_children: bool = False  #: it is a run, and something became of it that its open children follow
+    has_children: bool = False  #: it is a run that ended or paused, and its open children follow it
     has_followed: bool = False  #: it paused because its run was paused, which may go on by now
-    end: RunEnd | None = None  #: how it ended, where a job is to be enqueued that is told of it
+    end: RunEnd | None = None  #: how it ended, if a callback job is to be enqueued
     is_batch: bool = False  #: it is a batch that was ended, perhaps before its client had added all its jobs
 
 

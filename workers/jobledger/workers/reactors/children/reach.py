@@ -1,7 +1,7 @@
-"""How what becomes of a run reaches its children: they are cancelled with it, and they pause with it.
+"""The way of a run's end or pause to its children: they are cancelled with it, and they pause with it.
 
-Whoever ends or pauses a run appends that to the run alone. The reactor hears of it and does the same to the children that
-are open; whoever enqueues further ones looks afterwards, and does the same to those. So none is forgotten.
+Whoever ends or pauses a run appends that to the run alone. The reactor reads it and does the same to the children that
+are open; whoever enqueues more children reads the run afterwards, and does the same to them. So none is missed.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Reaching:
     async def follow(
         self, parent: JobRef, view: JobView, items: Open | None = None, *, again: bool = False
     ) -> JobView:
-        """Do to children what became of their run until now, and return the run as it was at the last look.
+        """Cancel, pause or resume children as their run was by now, and return the run as it was at the last look.
 
-        `items`: which children; all open ones by default. `again`: who did this before may have died half-way, so those
+        `items`: which children; all open ones by default. `again`: an earlier caller may have died half-way, so those
         that were paused are resumed where the run goes on.
 
         Raises: UnreachableError, LedgerFullError; WrongSequenceError where a replica lags: call it again later.
@@ -83,7 +83,7 @@ class Reaching:
         raise WrongSequenceError(self._client.log.names.chain(parent), view.last_sequence)
 
     async def cancel(self, parent: JobRef, job: Job, items: Open, *, reason: str) -> None:
-        """Cancel these children, those that run by request; who has ended or is not there stays so.
+        """Cancel these children, running ones by request; leave those alone that have ended or do not exist.
 
         Raises: as `follow`.
         """
@@ -94,7 +94,7 @@ class Reaching:
     async def resume(self, parent: JobRef, job: Job) -> None:
         """Resume the open children that were paused because their run was.
 
-        To be called before the run itself is resumed: then whoever dies in between leaves a run that can be resumed again.
+        Call it before the run itself is resumed: if the caller dies in between, the run can be resumed again.
 
         Raises: as `follow`.
         """
@@ -143,7 +143,7 @@ class Reaching:
                     raise outcome
 
     async def _tell(self, parent: JobRef, child: JobRef, command: Command) -> None:
-        """Do it to a child; one that is not there sees by itself what became of its run, once it is enqueued."""
+        """Send a command to a child; for one that does not exist yet, whoever enqueues it reads the run's state."""
         await tell(self._client, child, command, of=parent)
 
     async def _go_on(self, parent: JobRef, child: JobRef) -> None:

@@ -1,7 +1,7 @@
 """The reactor of runs' children, in every worker; nobody is elected, and it needs no code of any application.
 
-At an end of a child it counts the end in its run's chain, which may wake the run; makes the children that may exist for
-it; looks whether the run has ended meanwhile; and only then acknowledges. At the end of a run it cancels the children that
+When a child ends, it counts the end in its run's chain, which may wake the run; makes the children that this end
+admits; checks whether the run has ended meanwhile; only then acknowledges. At a run's end it cancels the children that
 are open, and those of a batch also where its client was still adding them. Ordinary jobs' completions are never delivered
 here.
 """
@@ -43,7 +43,7 @@ class ChildrenReactor(ConsumerReactor):
         return Source(stream=names.ledger_stream, consumer=CHILDREN_CONSUMER, filters=names.ends_of_children)
 
     def keep(self, delivery: Delivery) -> Delivery | None:
-        """Keep whose child ended, or whose run; nothing of ordinary jobs."""
+        """Keep the facts about a child or a run that ended or paused; acknowledge ordinary jobs."""
         message = delivery.read()
         news = news_in(message.event) if isinstance(message, StoredEvent) else None
         return None if news is None else msgspec.structs.replace(delivery, data=encode(news))
@@ -67,13 +67,13 @@ class ChildrenReactor(ConsumerReactor):
         return None
 
     async def _reach(self, run: JobRef, *, again: bool) -> None:
-        """Let the open children of a run follow what became of it."""
+        """Cancel, pause or resume the open children of a run as the run itself was."""
         view = await load(self.ledger.log, run)
         if view.job is not None:  # else all of it is in an archive
             await self._reaching.follow(run, view, again=again)
 
     async def _call_back(self, run: JobRef, end: RunEnd) -> None:
-        """Enqueue the job that is told of the end of a run, unless the worker did that which recorded the end.
+        """Enqueue the callback of a run's end, unless the worker that recorded the end did.
 
         Raises: WrongSequenceError where a replica lags: try again later; LedgerFullError, UnreachableError.
         """

@@ -1,4 +1,4 @@
-"""What the reactor of the limits knows: the fold of what it reads, and which queues may be given jobs."""
+"""The state of the reactor of the limits: the fold of what it reads, and the queues whose jobs may be granted."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Folding:
         return True
 
     def fold(self, message: Message) -> None:
-        """Take in the next message; it must not be told twice."""
+        """Fold the next message; it must be given only once."""
         sequence = self.position = message.stream_sequence
         self.folded += 1
         if isinstance(message, StoredEvent):

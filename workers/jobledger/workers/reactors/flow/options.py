@@ -18,6 +18,6 @@ class FlowOptions(msgspec.Struct, frozen=True, kw_only=True):
     claim_within_s: float = (
         _CLAIM_WITHIN_S  #: how long a job keeps its slots without being claimed by a worker
     )
-    polite_s: float = _POLITE_S  #: how long another reactor may leave undone what could be granted
+    polite_s: float = _POLITE_S  #: how long a follower waits for grants that are due before it grants itself
     snapshot_events: int = _SNAPSHOT_EVENTS  #: events read between two snapshots
     snapshot_s: float = _SNAPSHOT_S  #: seconds between two snapshots, where anything was stored meanwhile

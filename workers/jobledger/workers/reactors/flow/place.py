@@ -26,7 +26,7 @@ class Chain:
         self._ledger = ledger
         self.view: View[Flow] = View()
         self.author = ""  #: who appended its newest event
-        #: Where large states of snapshots lie that are not known to be removed, by the snapshots' stream sequences.
+        #: References to large states that may still be stored, by their snapshots' stream sequences.
         self.states: dict[int, PayloadRef] = {}
         self.unused: list[PayloadRef] = []  #: states of ours whose snapshots were refused
         self._own: set[str] = set()  # hashes of what was appended here and not read back yet
@@ -77,7 +77,7 @@ class Chain:
                 del self.states[min(self.states)]
 
     def superseded(self) -> list[PayloadRef]:
-        """Return the states with which nobody begins any more: two newer snapshots have one, or theirs was refused."""
+        """Return the states that nobody needs any more: two newer snapshots have one, or their own was refused."""
         stored = [self.states[sequence] for sequence in sorted(self.states)]
         old, kept = stored[:-_STATES_KEPT], stored[-_STATES_KEPT:]
         return [each for each in (*self.unused, *old) if each not in kept]

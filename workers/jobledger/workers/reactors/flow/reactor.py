@@ -35,7 +35,7 @@ class FlowReactor:
         self._ledger = ledger
         self._options = options or FlowOptions()
         self._seats = Seats(ledger, identity)
-        #: What earlier turns did, and the present one; set together, since another thread counts.
+        #: The counts of earlier turns, and the present turn; set as one, since another thread reads them.
         self._turns: tuple[FlowCounts, Session | None] = (FlowCounts(), None)
 
     @property
@@ -53,7 +53,7 @@ class FlowReactor:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nobody waits here for slots that are free, as far as is known: all of it where others host this."""
+        """Whether no job waits for a free slot, as far as is known; True where other workers host the reactor."""
         if self._seats.identity not in self._seats.fleet.candidates:
             return False  # it did not look yet
         return not self._seats.is_host or (self.session is not None and self.session.is_quiet)

@@ -39,7 +39,7 @@ class Fleet(msgspec.Struct, frozen=True):
 
 
 def fleet_of(infos: Iterable[WorkerInfo]) -> Fleet:
-    """Return what leases say."""
+    """Return the fleet that leases describe."""
     living = [info for info in infos if not info.stopped]
     served: dict[str, int] = {}
     for info in living:

@@ -41,7 +41,7 @@ _TICK_S: Final = 0.25
 _ARRIVED_MAX: Final = 20_000
 #: Folded in one go, before other tasks of the worker have their turn.
 _FOLDED_AT_ONCE: Final = 1_000
-#: How long a `granted` of another reactor, of which ours was refused, may take to be read.
+#: How long another reactor's `granted`, for which ours was refused, may take to arrive.
 _HEARD_WITHIN_S: Final = 10.0
 _FULL_PAUSE_S: Final = 1.0
 #: Holders that have not started are asked for again after this time.
@@ -51,8 +51,8 @@ _ASK_AGAIN_S: Final = 0.02
 class Session:
     """Reads who waits and who holds slots, and grants: at once where it granted last, else only where nobody does.
 
-    There is no election: who grants is whoever's `granted` was accepted. The other one follows, and acts where something
-    could be granted for a second and nobody did; so it takes over from one that died, froze or is cut off.
+    There is no election: the reactor whose `granted` was accepted last leads. The other follows, and grants where it
+    was possible for a second and nobody did; so it takes over from one that died, froze or is cut off.
     """
 
     def __init__(self, ledger: Ledger, seats: Seats, options: FlowOptions) -> None:
@@ -84,7 +84,7 @@ class Session:
         self._started: list[JobKey] = []  # holders that were found to have started
         self._folded_at_snapshot = 0
         self._snapshot_at = 0.0
-        self._is_tidy = True  # nothing is stored of snapshots that is not needed, or not before the next one
+        self._is_tidy = True  # no old state of a snapshot is left to remove before the next snapshot
         self.is_quiet = False  #: nothing that was read can be granted, and all that was granted is queued
         self.refused = 0  #: grants of ours that came second
         self.granted = 0  #: jobs that were granted here
@@ -117,7 +117,7 @@ class Session:
     # Reading.
 
     async def _begin(self) -> None:
-        """Read up to the end, and take note of who holds slots: nobody may have queued them."""
+        """Read up to the end, and note the holders of slots: perhaps nobody has queued them yet."""
         await begin(self._ledger, self._chain, self._folding)
         known = ((key, each) for key, each in self._granter.holders.jobs.items() if each.grant)
         for (queue, job), holding in list(known):
@@ -188,7 +188,7 @@ class Session:
         self._taken.set()
 
     def _leads(self) -> bool:
-        """Whether this reactor grants at once: it did so last, or who did is gone and this one comes first."""
+        """Whether this reactor leads: it granted last, or the one that did is gone and this one is the first host."""
         hosts, author = self._seats.fleet.hosts, self._chain.author
         if author in hosts:
             return author == self._seats.identity
@@ -301,7 +301,7 @@ class Session:
     async def _follow_politely(self) -> None:
         """Grant where something could be granted for a while and nobody did."""
         if self._ledger.clock.monotonic() - self._heard_at < _TICK_S:
-            return  # somebody grants: what is undone at this moment is done in the next
+            return  # another reactor grants, and will make due grants in a moment
         now = self._ledger.clock.monotonic()
         if not self._granter_could():
             self._undone_since = None
@@ -333,7 +333,7 @@ class Session:
         return await self._reach_the_end() or read_since > 0
 
     async def _reach_the_end(self) -> bool:
-        """Go on to the ledger's end, where nothing that lies before it has to be read; return whether that is further."""
+        """Move the position to the ledger's end if no event up to there matters; return whether it moved."""
         folding, head = self._folding, (await self._ledger.log.head()).last_sequence
         position = folding.position
         if head <= position:

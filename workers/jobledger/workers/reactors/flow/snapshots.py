@@ -17,7 +17,7 @@ from jobledger.ledger.model.limits.modes import DoomedJob
 
 #: Jobs that a snapshot names, so that a reader may begin behind them.
 _NAMED_MAX: Final = 1_000
-#: What is this near to the oldest job that waits is read again: that is cheaper than names.
+#: Up to this distance from the oldest waiting job a reader reads again from there: that is cheaper than names.
 _FAR: Final = 20_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -54,7 +54,7 @@ class WaitingState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class FlowState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What a `snapshotted` says, beside its fields: all that grants follow from and that the next events do not tell."""
+    """The state in a `snapshotted`: everything that decides on grants and is not in later events."""
 
     holders: tuple[HolderState, ...] = ()
     shares: tuple[ShareState, ...] = ()
@@ -69,13 +69,13 @@ class FlowState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     ] = {}  #: by key with a rate, who was granted and is not known to have started
     asked: tuple[JobKey, ...] = ()  #: holders that were asked to end, for their limit's mode
     doomed: tuple[tuple[JobKey, DoomedJob], ...] = ()  #: jobs that are to be cancelled for their limit's mode
-    gone: tuple[tuple[JobKey, Gone], ...] = ()  #: jobs that left after what the newest `granted` knew
+    gone: tuple[tuple[JobKey, Gone], ...] = ()  #: jobs that left after the newest `granted`'s `through`
     first: tuple[JobKey, int] | None = (
         None  #: the job that has the right of way, and stream sequence of its `held`
     )
     #: States of earlier snapshots that are still stored, and the snapshots' stream sequences.
     earlier: tuple[tuple[int, PayloadRef], ...] = ()
-    #: By whom, and behind which event of the chain of grants. So no two stored snapshots have the same state, and one can
+    #: Who made it, and after which event of the chain of grants. So no two snapshots have equal states, and one can
     #: be removed without the other.
     by: str = ""
     after: int = 0
@@ -146,16 +146,16 @@ def waiting_of(granter: Granter) -> tuple[tuple[WaitingState, ...], int]:
 
 
 def prepare(granter: Granter, state: FlowState) -> None:
-    """Say which slots are held until their jobs have ended, before what came before a snapshot is folded once more."""
+    """Put back the slots that jobs keep until they end, before the events before a snapshot are folded again."""
     for each in state.holders:
         if each.kept:
             granter.holders.put((each.queue, each.job), Holding(each.kept, each.kept, each.grant, each.held))
 
 
 def restore(granter: Granter, state: FlowState, through: int) -> None:
-    """Make a granter what it was at a snapshot, after it folded what tells of jobs that wait, up to `through`.
+    """Restore a granter from a snapshot, after it folded the events of waiting jobs up to `through`.
 
-    Only who waits comes from that: who holds slots, and whose turn it is, the snapshot says.
+    Only the waiting jobs come from those events: the holders of slots and the turns come from the snapshot.
     """
     _let_go(granter, state, through)
     for job in list(granter.holders.jobs):
@@ -187,7 +187,7 @@ def _restore_turns(granter: Granter, state: FlowState) -> None:
 
 
 def _restore_marks(granter: Granter, state: FlowState) -> None:
-    """Say who has not started, who is on the way out, and who has the right of way."""
+    """Restore the holders that have not started, the jobs that are to end, and the one with the right of way."""
     for key in granter.picker.keys.values():
         key.unstarted.clear()
     for name, jobs in state.unstarted.items():
@@ -200,7 +200,7 @@ def _restore_marks(granter: Granter, state: FlowState) -> None:
 
 
 def _let_go(granter: Granter, state: FlowState, through: int) -> None:
-    """Take out of their lines jobs that were granted already, or are to be cancelled, though what was folded says no such thing."""
+    """Remove from their lines jobs that were granted or are to be cancelled, which the folded events do not show."""
     for job, doomed in state.doomed:
         entry = granter.lines.find(job)
         if entry is not None and entry.held == doomed.held:

@@ -1,4 +1,4 @@
-"""What the reactor of the limits reads, and where it begins: the newest snapshot, and what follows on it in order."""
+"""The events that the reactor of the limits reads, in the order of the stream."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jobledger.ledger.model.queue_pause import QUEUE
 from jobledger.ledger.model.subjects import Names, aggregate_of
 from jobledger.ledger.nats.ordered_reader import OrderedReader
 
-#: The last words of the subjects of jobs' events that matter: who waits, and whoever gives slots back. The ends of jobs
-#: without limits are far more than all of these together, and are not among them.
+#: Ends of the subjects of job events that matter: of held jobs, and of jobs that give slots back. The ends of jobs
+#: without limits, which are far more than all of these together, are not among them.
 _LEAVES: Final = (
     "held",
     "failed",
@@ -30,7 +30,7 @@ _LEAVES: Final = (
 )
 #: The aggregates of which everything matters.
 _OTHERS: Final = frozenset({LIMIT.name, FLOW.name, QUEUE.name})
-#: So few events are read without filters, with which a server is slow to begin in a ledger of very many jobs.
+#: Fewer events than this are read without filters: with them a server begins slowly in a ledger of very many jobs.
 SHORT: Final = 20_000
 
 

@@ -40,8 +40,8 @@ _REMOVE: Final = "DELETE FROM waiting WHERE line = ? AND held = ?"
 class DiskSpill:
     """A spill for `lines.Lines`. The file has no name, and is gone with the process, however that ends.
 
-    Every method raises ScratchSpaceError where there is no room for temporary files. What was put aside is then gone, and
-    the room it took is free: every later call raises the same sentence, and whoever wants to go on begins with another spill.
+    Every method raises ScratchSpaceError where there is no room for temporary files. Its jobs are then gone, and
+    their room is free: every later call raises the same error, and the caller has to begin with a new spill.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class DiskSpill:
         return self._disk
 
     def _flush(self, disk: sqlite3.Connection) -> None:
-        """Put what waits for it."""
+        """Insert the jobs that wait in memory."""
         if self._put:
             rows = sorted(self._put.values())  # visits its pages once, and the last ones only
             disk.execute("BEGIN")

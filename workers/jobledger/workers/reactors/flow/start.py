@@ -63,7 +63,7 @@ async def begin(ledger: Ledger, chain: Chain, folding: Folding) -> None:
 async def fold_up_to(
     ledger: Ledger, folding: Folding, snapshot: Snapshotted | None, first: int, last: int
 ) -> FlowState:
-    """Fold a snapshot and what follows on it up to `last`; None: what is stored from `first` on. Return what it said.
+    """Fold a snapshot and the events after it up to `last`; None: those from `first` on. Return the snapshot's state.
 
     Raises: as `begin`; nothing is folded then where the state of the snapshot is gone.
     """
@@ -102,7 +102,7 @@ async def state_in(ledger: Ledger, snapshot: Snapshotted) -> FlowState:
 
 
 async def _fold_waiting(ledger: Ledger, folding: Folding, waiting: tuple[WaitingState, ...]) -> None:
-    """Fold the `held` of jobs that a snapshot names; where an archive run took it, what the job's chain still says."""
+    """Fold the `held` of jobs that a snapshot names; where an archive run took it, the job from its chain."""
     found = await asyncio.gather(*(ledger.log.get(each.held) for each in waiting))
     for each, stored in zip(waiting, found, strict=True):
         if isinstance(stored, StoredEvent) and isinstance(stored.event, Held):
@@ -114,9 +114,9 @@ async def _fold_waiting(ledger: Ledger, folding: Folding, waiting: tuple[Waiting
 
 
 async def _fold_definitions(ledger: Ledger, folding: Folding, last: int) -> None:
-    """Fold what is said of limits and queues from the first event on: it may be older than all else that counts.
+    """Fold the events of limits and queues from the first one on: they may be older than all others that count.
 
-    One after `last` is folded where an archive run said it again there, and took away what came before.
+    An event after `last` is folded where an archive run stored it again there and removed the earlier ones.
     """
     for aggregate in (LIMIT, QUEUE):
         subject, known = aggregate.everything(ledger.names), set[tuple[str, ...]]()

@@ -1,4 +1,4 @@
-"""Jobs that hold slots and were not seen to start: queued where that was left undone, put back where nobody claims them."""
+"""The watch over granted jobs that have not started: it queues them if nobody did, and puts unclaimed ones back."""
 
 from __future__ import annotations
 

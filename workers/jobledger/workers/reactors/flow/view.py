@@ -15,7 +15,7 @@ from jobledger.workers.reactors.flow.start import begin
 
 @contextlib.asynccontextmanager
 async def present(ledger: Ledger) -> AsyncGenerator[Granter, None]:
-    """Give who waits for limits and who holds them, up to the ledger's end as it is now, for the length of the block.
+    """Yield a granter with the jobs that wait for limits and those that hold slots, up to the ledger's present end.
 
     It reads the newest snapshot and what follows: a second or two for each 20,000 jobs that wait.
 

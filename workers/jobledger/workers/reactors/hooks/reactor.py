@@ -64,7 +64,7 @@ class WebhookReactor:
             await end(*tasks)
 
     async def look(self, *, whole: bool = False) -> None:
-        """Begin and end what reads terms, where a webhook changed since the last look; `whole`: in any case.
+        """Start and stop readers of terms, if a webhook changed since the last look; `whole`: in any case.
 
         Raises: LedgerError, UnreachableError.
         """

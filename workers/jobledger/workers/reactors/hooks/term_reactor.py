@@ -43,13 +43,13 @@ class TermReactor(ConsumerReactor):
         self._filters = subjects(ledger.names, term.definition)
 
     async def find(self) -> Source:
-        """Return where the events of the term are handed out; wait for ever where a term that ended is done with."""
+        """Return the consumer of the term's events; wait for ever where the term has ended and its consumer is gone."""
         name, stream = self.term.name, self.ledger.names.ledger_stream
         if (
             self.term.end is not None
             and await find_consumer(self.ledger.inbox, stream, name.consumer) is None
         ):
-            await asyncio.Event().wait()  # made again it would hand out everything from its beginning
+            await asyncio.Event().wait()  # a new consumer would deliver everything from its beginning
         return Source(stream=stream, consumer=name.consumer, filters=self._filters)
 
     def settings(self, source: Source) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class TermReactor(ConsumerReactor):
         return settings_of(self.term.name, source.filters)
 
     def keep(self, delivery: Delivery) -> Delivery | None:
-        """Keep all but what happens to deliveries: none of them is delivered."""
+        """Keep all events but those of webhook deliveries, which no webhook delivers."""
         words = delivery.subject.split(b".", 3)
         is_delivery = len(words) > 3 and words[1] == b"job" and words[2] == DELIVERIES_QUEUE.encode()  # noqa: PLR2004
         return None if is_delivery else delivery

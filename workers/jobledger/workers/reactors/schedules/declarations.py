@@ -29,13 +29,13 @@ from jobledger.ledger.schedules.in_code import Schedule
 logger = logging.getLogger("jobledger.workers.schedules")
 
 _AT_ONCE: Final = 16
-#: Between two looks at those that are declared otherwise, and between two at all of them.
+#: Seconds between two tries for schedules that are declared otherwise; after `_ALL_EVERY` tries all are tried again.
 LOOK_EVERY_S: Final = 30.0
 _ALL_EVERY: Final = 20
 
 
 class Declaring:
-    """Tells the ledger what a worker's code says of schedules: at its start, and where it had to wait, later."""
+    """Declares the schedules of a worker's code: at its start, and later those that had to wait."""
 
     def __init__(self, ledger: Ledger, schedules: Iterable[Schedule], queues: Sequence[str]) -> None:
         """`queues`: those that the worker serves; schedules whose jobs go elsewhere are left to other workers."""
