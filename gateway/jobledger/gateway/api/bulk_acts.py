@@ -98,7 +98,9 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     to_do: ToDo
     filter: Which | None = None
     jobs: Annotated[tuple[JobNamed, ...], msgspec.Meta(max_length=_IDS_MAX)] = ()
-    until: Annotated[int, msgspec.Meta(ge=0)]  #: of a filter: jobs that changed after this sequence are left out
+    until: Annotated[
+        int, msgspec.Meta(ge=0)
+    ]  #: of a filter: jobs that changed after this sequence are left out
     expires_at: Annotated[datetime, msgspec.Meta(tz=True)]
 
 
