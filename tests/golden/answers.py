@@ -15,9 +15,9 @@ from tests.golden.shapes import is_list, is_map, merged, shape_of
 from tests.golden.world import GRAPH, ROUTE
 from tests.support.command_line import CommandLine
 from tests.support.limits import LIMIT_S
+from tests.support.program import PROGRAM
 
 from jobledger.cli.commands import named_by
-from jobledger.cli.main import program
 from jobledger.gateway.http.endpoint import JSON, NDJSON
 
 _SAME: Final = "as the command"
@@ -44,7 +44,7 @@ class _Asking:
     def __init__(self, recorded: Recorded, cli: CommandLine, folder: Path) -> None:
         self._recorded = recorded
         self._cli = cli
-        self._root: Any = program()
+        self._root: Any = PROGRAM
         self._names = {**recorded.names, "environment": recorded.environment}
         self._words: dict[str, Any] = {
             "$nodes": GRAPH["nodes"],

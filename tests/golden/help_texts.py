@@ -10,19 +10,18 @@ from collections.abc import Iterator
 from typing import Any, Final
 from unittest import mock
 
-from jobledger.cli.main import program
+from tests.support.program import PROGRAM
 
 _COLUMNS: Final = 80
 
 
 def help_texts() -> dict[str, str]:
     """Return a text for each group of commands by its name, with the help of the group and of each of its commands."""
-    root = program()
     texts: dict[str, list[str]] = defaultdict(list)
     with mock.patch.dict(os.environ, {"COLUMNS": str(_COLUMNS)}):
-        for path, is_group in _paths(root, ()):
+        for path, is_group in _paths(PROGRAM, ()):
             group = "-".join(path if is_group else path[:-1]) or "root"
-            texts[group].append(_help(root, path))
+            texts[group].append(_help(path))
     return {group: _each_section_once(parts) for group, parts in texts.items()}
 
 
@@ -33,9 +32,9 @@ def _paths(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
         yield from _paths(member, (*path, name))
 
 
-def _help(root: Any, path: tuple[str, ...]) -> str:
+def _help(path: tuple[str, ...]) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as shown:
-        root.main([*path, "--help"], prog_name="jobledger", standalone_mode=False)
+        PROGRAM.main([*path, "--help"], prog_name="jobledger", standalone_mode=False)
     return shown.getvalue()
 
 

@@ -24,15 +24,15 @@ import anyio.to_thread
 import pytest
 from tests.support.limits import LIMIT_S
 from tests.support.ports import kept_port
+from tests.support.program import PROGRAM
 from tests.support.tables import each_row
 
-from jobledger.cli.main import program, run
+from jobledger.cli.main import run
 from jobledger.ledger import InvalidInputError, Ledger, Schedule, Task, TaskRegistry, connect, task
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = program()
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 README = ROOT / "README.md"
 WEB = ROOT / "docs" / "web.md"  # its programs run under web servers, in test_web_servers.py

@@ -13,12 +13,12 @@ import pytest
 from nats.aio.client import Client
 from tests.support.command_line import Answer, CommandLine
 from tests.support.gateway import send
+from tests.support.program import PROGRAM
 from tests.support.tables import each_row
 from tests.support.working import Connect
 
 from jobledger.audit.export import write_export
 from jobledger.cli.command import CREATES
-from jobledger.cli.main import program
 from jobledger.ledger import Ledger, LedgerConfig, connect
 from jobledger.ledger.model.errors import LedgerNotFoundError
 from jobledger.ledger.model.subjects import environment_of
@@ -223,7 +223,7 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, A
 
 
 def test_every_command_is_known_to_make_a_ledger_or_none() -> None:
-    found = dict(_commands(program()))
+    found = dict(_commands(PROGRAM))
     assert set(found) == set(WORDS) | CREATING | OFFLINE
     makes = {name for name, each in found.items() if CREATES in {option.name for option in each.params}}
     assert makes == CREATING - {"demo"}, "whoever can say how large a ledger is makes one, and nobody else"

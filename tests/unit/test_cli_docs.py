@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.program import PROGRAM
 from tests.support.tables import each_row
-
-from jobledger.cli.main import program
 
 TEXT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 
@@ -22,7 +21,6 @@ def _commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         yield from _commands(member, (*path, name))
 
 
-PROGRAM = program()
 COMMANDS = dict(_commands(PROGRAM, ("jobledger",)))
 
 

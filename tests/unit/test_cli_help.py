@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from tests.support.program import PROGRAM
 from tests.support.tables import each_row
 from tests.support.terminal import on_a_terminal, unstyled
-from tests.unit.test_cli_docs import COMMANDS, PROGRAM
+from tests.unit.test_cli_docs import COMMANDS
 
 from jobledger.cli import commands, groups
 from jobledger.cli.commands import HELPS, PANELS, Group

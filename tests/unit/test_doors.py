@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import pytest
+from tests.support.program import PROGRAM
 from tests.support.verbs import EXAMPLES
 
 from jobledger.admin import verbs
@@ -32,7 +33,6 @@ from jobledger.admin.verbs.kit import (
     words_in,
 )
 from jobledger.cli.commands import COMMANDS, VERBS, Group
-from jobledger.cli.main import program
 from jobledger.cli.output import Output
 from jobledger.cli.verbs import option_names, tell
 from jobledger.gateway.api.table import ENDPOINTS
@@ -62,7 +62,6 @@ def declared() -> list[tuple[str, Declaration]]:
 
 
 def test_each_verb_is_a_command_with_its_fields_as_options() -> None:
-    whole: Any = program()
     for module, each in declared():
         group = COMMANDS.members[each.group]
         assert isinstance(group, Group), each.command
@@ -70,7 +69,7 @@ def test_each_verb_is_a_command_with_its_fields_as_options() -> None:
             assert each.name in group.members, each.command
             continue
         assert group.members[each.name] == f"{VERBS}{module}", each.command
-        command: Any = whole
+        command: Any = PROGRAM
         for word in each.command.split():
             command = command.commands[word]
         found = {
@@ -254,9 +253,8 @@ def test_a_body_may_be_one_field_as_a_whole() -> None:
 
 
 def test_an_option_stands_once_in_a_command() -> None:
-    whole: Any = program()
     for _, each in declared():
-        command = whole
+        command = PROGRAM
         for word in each.command.split():
             command = command.commands[word]
         names = [name for parameter in command.params for name in parameter.opts]

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import msgspec
 import pytest
+from tests.support.program import PROGRAM
 
 from jobledger.cli.command import Cli
-from jobledger.cli.main import program
 from jobledger.cli.options import Setting
 from jobledger.cli.processes import gateway, up, worker
 from jobledger.cli.processes.settings import GATEWAY, LEDGER, WORKER
@@ -70,8 +70,7 @@ _VALUES: Final[Mapping[str, tuple[str, Any]]] = {
 
 @pytest.mark.parametrize("name", ["worker", "gateway", "up"])
 def test_every_field_has_an_option_and_a_variable(name: str) -> None:
-    whole: Any = program()
-    params = {each.name: each for each in whole.commands[name].params}
+    params = {each.name: each for each in PROGRAM.commands[name].params}
     fields, exceptions = {*LedgerConfig.__struct_fields__}, {*_PYTHON_ONLY}
     if name == "gateway":
         exceptions |= {*_GATEWAY_HAS_ITS_OWN}
@@ -85,9 +84,8 @@ def test_every_field_has_an_option_and_a_variable(name: str) -> None:
 
 
 def test_no_two_options_of_a_process_share_a_variable() -> None:
-    whole: Any = program()
     for name in ("worker", "gateway", "up"):
-        variables = [each.envvar for each in whole.commands[name].params if each.envvar]
+        variables = [each.envvar for each in PROGRAM.commands[name].params if each.envvar]
         assert len(variables) == len({*variables})
 
 
@@ -113,7 +111,7 @@ def test_what_a_variable_says_reaches_the_configuration(
     for field, setting in settings.items():
         monkeypatch.setenv(setting.variable, _VALUES[field][0])
     monkeypatch.setenv("JOBLEDGER_APP", "jobledger.cli.demo.tasks")
-    program()([command], standalone_mode=False)
+    PROGRAM([command], standalone_mode=False)
     cli, plan = found.get("cli"), found.get("plan")
     target: Target = cli.target if isinstance(cli, Cli) else found["target"]
     ledger = LedgerConfig(**target.words())
@@ -135,7 +133,7 @@ def test_the_processes_of_a_supervisor_are_told_what_stood_on_its_command_line(
     monkeypatch.setattr(worker, "supervise", supervise)
     words = ["worker", "--app", "jobledger.cli.demo.tasks", "--processes", "2", "--tables", "file:///t"]
     words += ["--pool-memory", "64", "--no-reactors", "--lease", "1m", "--traces", "--stall", "2s"]
-    program()(words, standalone_mode=False)
+    PROGRAM(words, standalone_mode=False)
     told = environment_of_child(found[0])
     assert {name: told[name] for name in found[0].setting_variables} == {
         "JOBLEDGER_TABLES": "file:///t",
