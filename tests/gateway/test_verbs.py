@@ -22,7 +22,7 @@ ROOT: Final = Path(__file__).parents[2]
 _ONE: Final = "the address names a job exactly, so its chain is read at once"
 _DOCTOR: Final = "looks at the server's machine; /readyz, /metrics and /v1/ledger tell how the ledger is"
 _FILES: Final = "reads or writes files of the machine"
-_SERVERS: Final = "whoever runs the servers says on how many of them the ledger lies"
+_SERVERS: Final = "whoever runs the servers says on how many of them the ledger lies, and how large it is"
 _CONTAINER: Final = "asked from within the container of what is looked at"
 _PART: Final = "a part of other verbs"
 #: Verbs that no handler calls, and why.
@@ -74,6 +74,7 @@ REASONS: Final[dict[str, str]] = {
     "projection_path": _FILES,
     "read_logs": "GET /v1/jobs/{queue}/{id}/logs asks the job's handle",
     "refuse_hole": _FILES,
+    "resize_ledger": _SERVERS,
     "set_webhook": "changes a part of a webhook; PUT /v1/webhooks/{name} says all of it",
     "stamp": _PART,
     "subscription": "GET /v1/events is read from any point on, and Last-Event-ID goes on there",
@@ -117,7 +118,7 @@ def test_no_verb_is_missing_without_a_reason() -> None:
 
 #: Commands that only the owner of the machine or of the code can give; a sentence names them as they are.
 _OF_THE_MACHINE: Final = re.compile(
-    r"(audit|projection|doctor|up|server|worker|metrics|timers|replay|gateway|tables|keys create|keys rotate|keys login"
+    r"(audit|ledger|projection|doctor|up|server|worker|metrics|timers|replay|gateway|tables|keys create|keys rotate|keys login"
     r"|events subscriptions|demo|routes set|webhooks set|watches set)\b"
 )
 

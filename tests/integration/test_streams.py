@@ -165,7 +165,7 @@ async def test_a_full_ledger_refuses_and_holds_exactly_what_it_accepted(
                     assert not isinstance(result, BaseException), result
                     accepted += 1
         assert refused > 0
-        with pytest.raises(LedgerFullError, match="max_bytes"):
+        with pytest.raises(LedgerFullError, match="jobledger ledger resize"):
             await ledger.enqueue_many(add, ({"a": n, "b": "x" * 500} for n in range(200)))
         events = [stored async for stored in ledger.events(follow=False)]
         assert len(events) == (await ledger.log.head()).last_sequence >= accepted > 0
