@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parents[1]
 ROOTS: Final = ("ledger", "audit", "projections", "workers", "admin", "gateway", "cli", "testing")
 _PARTICIPLE: Final = re.compile(
-    r"_?([A-Z][a-z]*(?<!e)ed|Told|Kept|Said|Found|Shown|Sent|Given|Held|Known|Chosen|Made|Ran|Seen|Begun|Drawn|Taken)"
+    r"_?((?!Heading|Setting|Tracing)[A-Z][a-z]+ing|[A-Z][a-z]*(?<!e)ed|Told|Kept|Said|Found|Shown|Sent|Given|Held|Known|Chosen|Made|Ran|Seen|Begun|Drawn|Taken)"
 )
 _GERUND: Final = re.compile(r"[a-z]+(?<!str)(?<!\br)(?<!trac)ing")
 

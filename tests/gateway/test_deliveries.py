@@ -19,7 +19,7 @@ from tests.support.working import LIMIT_S, working
 from jobledger.audit.verify import verify
 from jobledger.gateway.hooks import deliver
 from jobledger.gateway.hooks.addresses import Targets, networks
-from jobledger.gateway.hooks.deliver import DELAYS_S, Delivering, DeliveryResult, deliver_task
+from jobledger.gateway.hooks.deliver import DELAYS_S, DeliveryResult, DeliverySender, deliver_task
 from jobledger.gateway.hooks.poster import Poster
 from jobledger.ledger import Cancel, Context, Ledger, Retry, connect, task
 from jobledger.ledger.model.errors import RefusedError
@@ -54,8 +54,8 @@ async def pack(number: int) -> dict[str, int]:
     return {"packed": number}
 
 
-def delivering() -> Delivering:
-    return Delivering(Poster(TARGETS, timeout_s=LIMIT_S), SECRETS, random.Random(7))
+def delivering() -> DeliverySender:
+    return DeliverySender(Poster(TARGETS, timeout_s=LIMIT_S), SECRETS, random.Random(7))
 
 
 async def hook(ledger: Ledger, receiver: Receiver, **terms: Any) -> Webhook:
@@ -246,19 +246,19 @@ async def test_a_slow_receiver_holds_nobody_else(ledger: Ledger) -> None:
 
 def in_simulated_time(monkeypatch: pytest.MonkeyPatch, moved: Ledger, clock: MovableClock) -> None:
     """Have attempts follow each other at once, and webhooks told of them at the times of the table."""
-    real = Delivering.deliver
+    real = DeliverySender.deliver
 
     async def later(_ledger: Ledger, name: str, command: WebhookCommand) -> Webhook:
         return await change_webhook(moved, name, command)
 
-    async def attempt(self: Delivering, context: Context, name: str, sequence: int) -> Any:
+    async def attempt(self: DeliverySender, context: Context, name: str, sequence: int) -> Any:
         if context.attempt > 1:
             clock.advance(DELAYS_S[context.attempt - 2])
         return await real(self, context, name, sequence)
 
     monkeypatch.setattr(deliver, "change_webhook", later)
     monkeypatch.setattr(deliver, "DELAYS_S", (0.0,) * 7)
-    monkeypatch.setattr(Delivering, "deliver", attempt)
+    monkeypatch.setattr(DeliverySender, "deliver", attempt)
 
 
 async def until_disabled(ledger: Ledger, receiver: Receiver) -> list[int]:

@@ -62,7 +62,7 @@ from jobledger.ledger.model.runs.orders import ChildNode, ChildOrder
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.ledger.webhooks.secrets import Secrets
-from jobledger.workers.reactors.children.creation import Opening
+from jobledger.workers.reactors.children.creation import ChildOpener
 
 pytestmark = pytest.mark.anyio
 
@@ -199,7 +199,7 @@ async def _named_elsewhere(ledger: Ledger) -> None:
     await ledger.execute(run, step)
     view = await load(ledger.log, run)
     assert view.job is not None, "it runs"
-    await Opening(ledger).open(run, view, "b0th-step", view.job.steps["b0th-step"].open, again=False)
+    await ChildOpener(ledger).open(run, view, "b0th-step", view.job.steps["b0th-step"].open, again=False)
     await ledger.cancel(run, reason="enough", by="ann")
     await ledger.execute(run, ConfirmCancel(epoch=epoch))
     assert "b0th-run" in (await _until(ledger, "own-child", JobState.CANCELLED)).cancel_reason

@@ -15,7 +15,7 @@ from jobledger.admin.hooks.figures import figure_of
 from jobledger.admin.hooks.webhooks import put_webhook, try_webhook
 from jobledger.audit.verify import verify
 from jobledger.gateway.api.table import ENDPOINTS
-from jobledger.gateway.hooks.watches import Watching
+from jobledger.gateway.hooks.watches import WatchJudge
 from jobledger.gateway.parts import Gateway
 from jobledger.ledger import Ledger, connect
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
@@ -81,7 +81,7 @@ async def test_a_watch_fires_once_after_its_time_and_is_resolved_once(
         gateway_of(moved, tmp_path / "one") as one,
         gateway_of(moved, tmp_path / "other") as other,
     ):
-        judges = [Watching(moved, each.projection) for each in (one, other)]
+        judges = [WatchJudge(moved, each.projection) for each in (one, other)]
         asker = Asker(one, ENDPOINTS, Doorman(), tmp_path)
 
         async def tick() -> list[bool]:
@@ -115,7 +115,7 @@ async def test_a_figure_that_is_within_its_bounds_in_between_begins_anew(
         connect(nats_server.url, environment=ledger.names.environment, clock=clock) as moved,
         gateway_of(moved, tmp_path) as gateway,
     ):
-        judge, asker = Watching(moved, gateway.projection), Asker(gateway, ENDPOINTS, Doorman(), tmp_path)
+        judge, asker = WatchJudge(moved, gateway.projection), Asker(gateway, ENDPOINTS, Doorman(), tmp_path)
         await watch(moved, for_s=60, above=0)
         job = await asker.job(queue="mail")
         await judge.judge()
@@ -139,8 +139,8 @@ async def test_deliveries_of_webhooks_make_nothing_fire(asker: Asker) -> None:
     await put_webhook(asker.ledger, "ops", definition, by="ann")
     await try_webhook(asker.ledger, "ops", by="ann")
     await watch(asker.ledger, queue="", above=0)
-    await Watching(asker.ledger, asker.gateway.projection).judge()
+    await WatchJudge(asker.ledger, asker.gateway.projection).judge()
     assert await fired(asker.ledger) == [False]
     await asker.job(queue="mail")
-    await Watching(asker.ledger, asker.gateway.projection).judge()
+    await WatchJudge(asker.ledger, asker.gateway.projection).judge()
     assert await fired(asker.ledger) == [False, True]

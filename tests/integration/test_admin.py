@@ -36,7 +36,7 @@ from jobledger.admin.server_pages import Monitor
 from jobledger.admin.verbs.jobs import CancelJob, JobVerb, RetryJob
 from jobledger.admin.views import job_details
 from jobledger.ledger import Ledger, connect, task
-from jobledger.ledger.dead_letters import Requeuing
+from jobledger.ledger.dead_letters import RequeueOptions
 from jobledger.ledger.model.commands import Claim, Fail
 from jobledger.ledger.model.errors import AmbiguousIdError, JobNotFoundError, ServerUnreachableError
 from jobledger.ledger.model.events import ErrorInfo
@@ -181,7 +181,7 @@ async def test_what_operators_did_is_listed_the_newest_first(rows: Rows) -> None
 
 async def test_a_plan_changes_nothing_and_says_what_would_be_done(rows: Rows) -> None:
     chosen = await find_dead_letters(rows, DeadLetterChoice(task="bill"))
-    act = requeue_act(lambda each: Requeuing(edit={"cents": len(each.ref.job_id)}), by="alice")
+    act = requeue_act(lambda each: RequeueOptions(edit={"cents": len(each.ref.job_id)}), by="alice")
     head = (await rows.ledger.log.head()).last_sequence
     plan = await perform(rows, act, chosen, plan=True)
     assert [(each.result, each.input_text) for each in plan] == [("planned", b'{"cents":6}')] * 3

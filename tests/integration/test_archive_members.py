@@ -25,7 +25,7 @@ from jobledger.ledger.model.events import Carried, ChildOrder
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import items_of
 from jobledger.ledger.timers import wait_timer
-from jobledger.workers.reactors.children.creation import Opening
+from jobledger.workers.reactors.children.creation import ChildOpener
 from jobledger.workers.reactors.children.reactor import ChildrenReactor
 
 pytestmark = pytest.mark.anyio
@@ -167,7 +167,7 @@ async def test_an_end_that_no_run_has_counted_is_not_taken_away(connected: Conne
         run = await begin(ledger, ChildOrder(task=page.name, queue="kids", count=1))
         view = await load(ledger.log, run.ref)
         assert view.job is not None
-        await Opening(ledger).open(run.ref, view, KEY, 0b1, again=False)
+        await ChildOpener(ledger).open(run.ref, view, KEY, 0b1, again=False)
         child = child_ref(run.ref, view.job.steps[KEY], 0)
         claimed = await ledger.execute(child, Claim(worker="w", lease_s=15))
         await ledger.execute(child, Complete(epoch=claimed.claim_epoch))

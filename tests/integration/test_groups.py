@@ -23,8 +23,8 @@ from jobledger.ledger.model.job import OPERATOR, Job
 from jobledger.ledger.model.runs.orders import ChildNode, ChildOrder, Take, items_of
 from jobledger.ledger.model.runs.steps import Step
 from jobledger.ledger.model.subjects import CHILDREN_CONSUMER, JobRef
-from jobledger.workers.reactors.children.creation import ChildIdTakenError, Opening
-from jobledger.workers.reactors.children.reach import Reaching
+from jobledger.workers.reactors.children.creation import ChildIdTakenError, ChildOpener
+from jobledger.workers.reactors.children.reach import ChildFollower
 from jobledger.workers.reactors.children.reactor import ChildrenReactor
 
 pytestmark = pytest.mark.anyio
@@ -49,7 +49,7 @@ async def open_all(ledger: Ledger, run: JobHandle[Any], *, again: bool = False) 
     """Make the children that may exist, as the holder of the claim does."""
     view = await load(ledger.log, run.ref)
     assert view.job is not None
-    await Opening(ledger).open(run.ref, view, KEY, view.job.steps[KEY].open, again=again)
+    await ChildOpener(ledger).open(run.ref, view, KEY, view.job.steps[KEY].open, again=again)
 
 
 async def child(ledger: Ledger, run: JobHandle[Any], item: int) -> JobHandle[Any]:
@@ -131,7 +131,7 @@ async def test_two_reactors_that_hear_of_the_last_two_ends_at_once_wake_the_run_
         assert [await wakes(run) for run in runs] == [1] * 20
 
 
-class Stopping(Opening):
+class Stopping(ChildOpener):
     """Comes no further than to the moment between counting ends and enqueueing what they open."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -163,7 +163,7 @@ async def test_what_a_reactor_counted_before_it_died_the_next_one_opens(connecte
 
 async def test_a_holder_that_died_before_it_made_its_children_is_followed_by_the_next(ledger: Ledger) -> None:
     run = await begin(ledger, pages(5), parks=False)
-    opening = Opening(ledger)
+    opening = ChildOpener(ledger)
     view = await load(ledger.log, run.ref)
     await opening.open(run.ref, view, KEY, 0b00101, again=False)  # it died here
     await opening.open(run.ref, view, KEY, 0b11111, again=True)
@@ -198,7 +198,7 @@ async def test_a_cancelled_run_cancels_its_open_children_those_that_wait_and_tho
     assert (await Groups.of(ledger.log)).wrong == []
 
 
-class Late(Opening):
+class Late(ChildOpener):
     """Enqueues only when it is told to."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -245,7 +245,7 @@ async def test_children_pause_and_go_on_with_their_run_but_for_those_that_a_pers
         await _is_settled(ledger)
         paused = await run.snapshot()
         assert (paused.state, items_of(paused.steps[KEY].opened)) == (JobState.PAUSED, [0, 1, 2])
-        await Reaching(ledger).resume(run.ref, paused)
+        await ChildFollower(ledger).resume(run.ref, paused)
         resumed = await ledger.execute(run.ref, ResumeJob())
         await _is_settled(ledger)
         states = [(await each.snapshot()).state for each in children]
@@ -280,7 +280,7 @@ async def test_a_child_that_obeys_a_pause_after_its_run_goes_on_again_goes_on_to
         async with asyncio.timeout(LIMIT_S):
             while not (await only.snapshot()).pause_requested:
                 await asyncio.sleep(0.01)
-        await Reaching(ledger).resume(run.ref, await run.snapshot())
+        await ChildFollower(ledger).resume(run.ref, await run.snapshot())
         await ledger.execute(run.ref, ResumeJob())
         await ledger.execute(only.ref, Pause(epoch=claimed.claim_epoch, event=OPERATOR))  # only now
         await becomes(only, JobState.QUEUED)

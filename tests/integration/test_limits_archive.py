@@ -25,7 +25,7 @@ from jobledger.ledger import Context, JobHandle, JobState, Snooze, task
 from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.limits.flow import GrantedJob
 from jobledger.workers.reactors import hosts
-from jobledger.workers.reactors.flow.admission import Admitting
+from jobledger.workers.reactors.flow.admission import Admitter
 from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.reactor import FlowReactor
 from jobledger.workers.reactors.flow.unclaimed import UnclaimedSlots
@@ -132,13 +132,13 @@ async def test_a_carried_job_keeps_its_place_before_those_that_were_held_later(
 
 def _leave_unqueued(crashing: pytest.MonkeyPatch, job_id: str) -> None:
     """Let reactors grant a job and die before they queue it, as far as this job is concerned."""
-    admit = Admitting.admit
+    admit = Admitter.admit
 
-    def admit_others(self: Admitting, granted: GrantedJob, grant: int) -> None:
+    def admit_others(self: Admitter, granted: GrantedJob, grant: int) -> None:
         if granted.job != job_id:
             admit(self, granted, grant)
 
     async def look_at_nobody(_self: UnclaimedSlots) -> None: ...
 
-    crashing.setattr(Admitting, "admit", admit_others)
+    crashing.setattr(Admitter, "admit", admit_others)
     crashing.setattr(UnclaimedSlots, "look", look_at_nobody)

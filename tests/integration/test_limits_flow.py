@@ -19,7 +19,7 @@ from jobledger.ledger.model.events import Held, Queued
 from jobledger.ledger.model.limits.flow import GrantedJob
 from jobledger.workers import Worker
 from jobledger.workers.reactors import hosts
-from jobledger.workers.reactors.flow.admission import Admitting
+from jobledger.workers.reactors.flow.admission import Admitter
 from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.reactor import FlowReactor
@@ -110,15 +110,15 @@ async def test_what_was_granted_and_not_queued_is_queued_by_the_other_reactor(
     ledger: Ledger, connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The crash point between the two appends: the first reactor never comes to the second one."""
-    admit, crashed = Admitting.admit, set[str]()
+    admit, crashed = Admitter.admit, set[str]()
 
-    def admit_or_crash(self: Admitting, granted: GrantedJob, grant: int) -> None:
+    def admit_or_crash(self: Admitter, granted: GrantedJob, grant: int) -> None:
         if not crashed:
             crashed.add(granted.job)
             return
         admit(self, granted, grant)
 
-    monkeypatch.setattr(Admitting, "admit", admit_or_crash)
+    monkeypatch.setattr(Admitter, "admit", admit_or_crash)
     await define(ledger, "api", slots=1)
     jobs = [await enqueue(ledger, work, "api") for _ in range(3)]
     async with connected() as one, connected() as two, working(one, work), working(two, work):
@@ -179,12 +179,12 @@ async def test_a_job_that_fails_or_snoozes_waits_for_its_limits_again(
 async def test_a_job_cancelled_between_grant_and_queue_gives_its_slot_back(
     ledger: Ledger, connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    admit, waiting = Admitting.admit, list[Callable[[], None]]()
+    admit, waiting = Admitter.admit, list[Callable[[], None]]()
 
-    def admit_later(self: Admitting, granted: GrantedJob, grant: int) -> None:
+    def admit_later(self: Admitter, granted: GrantedJob, grant: int) -> None:
         waiting.append(lambda: admit(self, granted, grant))
 
-    monkeypatch.setattr(Admitting, "admit", admit_later)
+    monkeypatch.setattr(Admitter, "admit", admit_later)
     await define(ledger, "api", slots=1)
     first, second = await enqueue(ledger, work, "api"), await enqueue(ledger, work, "api")
     async with connected() as other, working(other, work):

@@ -18,7 +18,7 @@ from tests.support.limited import define
 from tests.support.limited import enqueue as limited
 from tests.support.working import LIMIT_S, Connect, attempts, ended, until, working
 
-from jobledger.admin.queues import Running, drained
+from jobledger.admin.queues import RunningJobs, drained
 from jobledger.admin.rows import Rows
 from jobledger.audit.archive.plan import bound
 from jobledger.audit.verify import verify
@@ -405,14 +405,14 @@ async def test_a_job_with_limits_stays_held_while_its_queue_is_paused(ledger: Le
 async def test_draining_waits_for_what_runs_but_not_for_workers_that_are_gone(
     ledger: Ledger, connected: Connect, tmp_path: Path
 ) -> None:
-    rows, told, ends = Rows(ledger, tmp_path / "p.db"), list[Running](), list[asyncio.Task[Any]]()
+    rows, told, ends = Rows(ledger, tmp_path / "p.db"), list[RunningJobs](), list[asyncio.Task[Any]]()
     async with taking(ledger):
         jobs = [await ledger.enqueue(linger, LIMIT_S) for _ in range(2)]
         for job in jobs:
             await eventually(lambda job=job: running(job))  # type: ignore[misc]
         await ledger.pause_queue("mail")
 
-        def tell(running: Running) -> None:
+        def tell(running: RunningJobs) -> None:
             told.append(running)
             if running.jobs == 2:
                 ends.append(asyncio.create_task(ledger.cancel(jobs[0].ref)))
@@ -420,11 +420,11 @@ async def test_draining_waits_for_what_runs_but_not_for_workers_that_are_gone(
                 ends.append(asyncio.create_task(ledger.pause_queue("mail", interrupt=True)))
 
         still = await drained(rows, "mail", limit_s=0.0, on_change=lambda _: None)
-        assert (still, still.words()) == (Running(2, 1, 0), "2 jobs run on 1 worker")
+        assert (still, still.words()) == (RunningJobs(2, 1, 0), "2 jobs run on 1 worker")
         lost = await ledger.enqueue(send, 1)
         await ledger.execute(lost.ref, Claim(worker="gone-1-ab", lease_s=15.0))
-        assert await drained(rows, "mail", limit_s=LIMIT_S, on_change=tell) == Running(0, 0, 1)
-        assert told == [Running(2, 1, 1), Running(1, 1, 1)]
+        assert await drained(rows, "mail", limit_s=LIMIT_S, on_change=tell) == RunningJobs(0, 0, 1)
+        assert told == [RunningJobs(2, 1, 1), RunningJobs(1, 1, 1)]
         await asyncio.gather(*ends)
         await ledger.cancel(jobs[1])
 

@@ -25,7 +25,7 @@ from jobledger.ledger.model.schedules.decisions import Pause, Reset, Trigger
 from jobledger.ledger.model.schedules.definition import Definition
 from jobledger.ledger.model.schedules.events import Declared
 from jobledger.ledger.schedules.in_code import Before
-from jobledger.workers.reactors.schedules.declarations import Declaring
+from jobledger.workers.reactors.schedules.declarations import ScheduleDeclarer
 
 pytestmark = pytest.mark.anyio
 
@@ -100,7 +100,7 @@ async def test_versions_of_code_side_by_side_do_not_take_turns(connected: Connec
     old, new = _nightly(), _nightly(cron="0 3 * * *")
 
     async def declare_from(schedule: Schedule) -> bool:
-        return not await Declaring(ledger, [schedule], ("cron",)).declare([schedule])
+        return not await ScheduleDeclarer(ledger, [schedule], ("cron",)).declare([schedule])
 
     assert await declare_from(old)
     async with (
@@ -126,11 +126,11 @@ async def test_an_operators_word_and_pause_win_until_they_are_taken_back(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     nightly = _nightly()
-    declaring = Declaring(ledger, [nightly], ("cron",))
+    declaring = ScheduleDeclarer(ledger, [nightly], ("cron",))
     assert await declaring.declare([nightly]) == []
     await ledger.schedules.act("nightly", Pause(reason="no"))
     later = _nightly(cron="0 4 * * *")
-    assert await Declaring(ledger, [later], ("cron",)).declare([later]) == []
+    assert await ScheduleDeclarer(ledger, [later], ("cron",)).declare([later]) == []
     schedule = (await ledger.schedules.read("nightly")).schedule
     assert schedule is not None
     assert (schedule.paused, schedule.next_at, schedule.definition.spec.cron) == (True, None, "0 4 * * *")

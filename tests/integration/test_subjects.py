@@ -60,7 +60,7 @@ from jobledger.projections import Projector
 from jobledger.projections.metrics.facts import server_facts
 from jobledger.workers.announcement import announce_tasks
 from jobledger.workers.reactors import hosts
-from jobledger.workers.reactors.children.creation import Opening
+from jobledger.workers.reactors.children.creation import ChildOpener
 from jobledger.workers.reactors.reconciler import Reconciler
 
 #: Who acts on the stage -> the parts of the table that are theirs.
@@ -287,7 +287,7 @@ class Stage:
         order = ChildOrder(task=large.name, queue="work", count=2, limit=1, nodes=nodes)
         run = await begin(ledger, order, [{"text": "short"}, {"text": "short"}])
         view = await load(ledger.log, run.ref)
-        await Opening(ledger).open(run.ref, view, KEY, 1, again=False)
+        await ChildOpener(ledger).open(run.ref, view, KEY, 1, again=False)
         await becomes(run, JobState.QUEUED)
         claimed = await ledger.execute(run.ref, Claim(worker="nobody", lease_s=15))
         await ledger.execute(run.ref, Complete(epoch=claimed.claim_epoch))

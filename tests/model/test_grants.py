@@ -17,7 +17,7 @@ from jobledger.ledger.model.limits.definition import Override, Terms
 from jobledger.ledger.model.limits.flow import MAIN, Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import LOWEST_FIRST_EVERY, Granter
 from jobledger.ledger.model.limits.guard import LATER, Guard
-from jobledger.ledger.model.limits.holders import Holders, Holding, JobKey
+from jobledger.ledger.model.limits.holders import Holders, JobKey, JobSlots
 
 SEEDS = range(6)
 ALL_MODES: dict[str, Any] = {"modes": ("queue", "newest", "replace", "drop"), "keeps": ("attempt", "job")}
@@ -38,7 +38,7 @@ def _count_by_window(patch: pytest.MonkeyPatch) -> None:
     """Forget who was granted before the newest four: a window of grants instead of those that hold."""
     put = Holders.put
 
-    def put_and_forget(self: Holders, job: JobKey, holding: Holding | None) -> None:
+    def put_and_forget(self: Holders, job: JobKey, holding: JobSlots | None) -> None:
         put(self, job, holding)
         for key, jobs in self.by_key.items():
             self.by_key[key] = dict.fromkeys(each for each in jobs if each in list(self.jobs)[-4:])

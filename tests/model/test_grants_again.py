@@ -15,7 +15,7 @@ from jobledger.ledger.model.limits.definition import LimitSet, Override, evolve
 from jobledger.ledger.model.limits.flow import Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import POLICY, Granter
 from jobledger.ledger.model.limits.recompute import Author, GrantComparison, Recomputation
-from jobledger.ledger.model.limits.simulation import KeyWaits, Recording, recorded, simulated
+from jobledger.ledger.model.limits.simulation import KeyWaits, WaitRecord, recorded, simulated
 
 
 def _recomputed(events: list[Envelope]) -> GrantComparison:
@@ -148,8 +148,8 @@ class Morning:
         self.ledger.add(event)
         self.times.append(self.now)
 
-    def recording(self, begin_s: float = 0, end_s: float = 1_000) -> Recording:
-        recording = Recording(T0 + timedelta(seconds=begin_s), T0 + timedelta(seconds=end_s))
+    def recording(self, begin_s: float = 0, end_s: float = 1_000) -> WaitRecord:
+        recording = WaitRecord(T0 + timedelta(seconds=begin_s), T0 + timedelta(seconds=end_s))
         for sequence, (event, at) in enumerate(zip(self.ledger.events, self.times, strict=True), 1):
             if T0 + at > recording.end:
                 break
@@ -216,7 +216,7 @@ def _rated(
         for after, event in ((1, started(grant.job)), (2, completed(grant.job))):
             ledger.add(event)
             events.append((now + after, event))
-    recording = Recording(T0 + timedelta(seconds=begin_s), T0 + timedelta(seconds=end_s))
+    recording = WaitRecord(T0 + timedelta(seconds=begin_s), T0 + timedelta(seconds=end_s))
     for sequence, (at, event) in enumerate(events, 1):
         if at <= end_s:
             recording.feed(event, sequence, T0 + timedelta(seconds=at))

@@ -25,7 +25,7 @@ from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.runs.orders import ChildOrder
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
-from jobledger.workers.reactors.children.creation import Opening
+from jobledger.workers.reactors.children.creation import ChildOpener
 
 SEEDS_TO_FIND_A_BUG = 500
 FIRST, SECOND = (JobRef(queue="children", job_id=f"r-1-{item}") for item in range(2))
@@ -94,7 +94,7 @@ class Told:
         assert self.stage.errors == []
 
     async def open(self, client: Client, items: int) -> None:
-        await Opening(client).open(RUN, await load(client.log, RUN), "m", items, again=False)
+        await ChildOpener(client).open(RUN, await load(client.log, RUN), "m", items, again=False)
 
     def deliver(self) -> None:
         for handed in list(self.stage.waiting.values()):
@@ -132,7 +132,7 @@ def late_child() -> JobState:
             process, other = told.stage.process("reactor")
             handed = list(told.stage.waiting.values())[-1]
             await SimReactor(told.stage, other).deal_with(process, handed)
-            await Opening(client).open(RUN, view, "m", 2, again=False)
+            await ChildOpener(client).open(RUN, view, "m", 2, again=False)
 
         told.do(slow)
         return told.stage.jobs[SECOND].state

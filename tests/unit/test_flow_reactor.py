@@ -21,11 +21,11 @@ from jobledger.ledger.model.events import Cancelled, Completed, Held, JobEvent, 
 from jobledger.ledger.model.limits.definition import LimitSet
 from jobledger.ledger.model.limits.flow import Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import Granter
-from jobledger.ledger.model.limits.holders import Holding, JobKey
+from jobledger.ledger.model.limits.holders import JobKey, JobSlots
 from jobledger.ledger.model.limits.lines import SpilledJob
 from jobledger.ledger.nats.leases import WorkerInfo
-from jobledger.workers.reactors.flow.admission import Admitting
-from jobledger.workers.reactors.flow.fold import Folding
+from jobledger.workers.reactors.flow.admission import Admitter
+from jobledger.workers.reactors.flow.fold import GrantFold
 from jobledger.workers.reactors.flow.seats import Fleet, fleet_of
 from jobledger.workers.reactors.flow.snapshots import FlowState, prepare, restore, state_of, waiting_of
 from jobledger.workers.reactors.flow.spill import DiskSpill
@@ -84,7 +84,7 @@ def test_a_job_that_was_put_aside_names_all_its_limits_again() -> None:
     for number in (1, 2, 3):
         granter.job(held(number, "a", "b"), 2 + number)
     for number in (1, 2, 3):  # as after an attempt that failed: each has kept its slot of one limit
-        granter.holders.put(("q", f"k{number}"), Holding(("a",), ("a",)))
+        granter.holders.put(("q", f"k{number}"), JobSlots(("a",), ("a",)))
         granter.wait(("q", f"k{number}"), (1, "q", "", ("a", "b")), 5 + number)
     assert granter.lines.spilled == 4
     assert {each.job: each.limits for each, _ in granter.lines.oldest()} == {
@@ -254,7 +254,7 @@ def test_a_job_that_left_while_it_waited_for_a_retry_is_forgotten() -> None:
 
     def nobody(*_: object) -> None: ...
 
-    folding = Folding(
+    folding = GrantFold(
         cast("Any", None), on_held=nobody, on_left=nobody, on_granted=nobody
     )  # no grant is read
     left = Cancelled(job="j1", queue="q", task="t", at=NOW, by="x")
@@ -295,7 +295,7 @@ async def test_one_line_tells_of_all_jobs_that_could_not_be_queued(caplog: pytes
         outcome.set_result(1) if error is None else outcome.set_exception(error)
         admitting._on_outcome(GrantedJob(queue="a", job=f"j{number}", held=number), 9, outcome)
 
-    admitting = Admitting(cast("Any", None))  # nothing is sent here
+    admitting = Admitter(cast("Any", None))  # nothing is sent here
     away = ServerUnreachableError("no answer")
     with caplog.at_level(logging.WARNING):
         for number in range(100):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from jobledger.admin.errors import ArchiveGapError, Missing
+from jobledger.admin.errors import ArchiveGapError, MissingEvents
 from jobledger.audit.archive.chain import newest_archived, with_past
 from jobledger.audit.export import JoinedLog
 from jobledger.audit.export.payloads import PayloadFiles
@@ -48,7 +48,9 @@ def payload_places(ledger: Ledger, log: Log) -> list[PayloadStates]:
     return [Stores(ledger.inputs, ledger.results), archived_payloads(log)]
 
 
-async def missing(log: Log, places: Sequence[Path] = (), *, since: datetime | None = None) -> Missing | None:
+async def missing(
+    log: Log, places: Sequence[Path] = (), *, since: datetime | None = None
+) -> MissingEvents | None:
     """Return what is missing before the first event of `log`, None when it has all; `since`: from that time on."""
     first = (await log.head()).first_sequence
     if first <= 1:
@@ -59,4 +61,4 @@ async def missing(log: Log, places: Sequence[Path] = (), *, since: datetime | No
             return None
     newest = await newest_archived(log)
     is_archived = newest is not None and newest.through_sequence >= first - 1
-    return Missing(first_sequence=first, is_archived=is_archived, is_named=bool(places))
+    return MissingEvents(first_sequence=first, is_archived=is_archived, is_named=bool(places))

@@ -12,7 +12,7 @@ import msgspec
 from jobledger.admin.choice import ChosenJob
 from jobledger.admin.rows import Rows
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.dead_letters import Requeuing, plan_requeue, requeue
+from jobledger.ledger.dead_letters import RequeueOptions, plan_requeue, requeue
 from jobledger.ledger.handle import would_accept
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.commands import CancelJob, Discard, Reschedule
@@ -64,7 +64,7 @@ class ActResult(msgspec.Struct, frozen=True, kw_only=True):
     input_text: bytes | None = None  #: the new input as JSON, where there is one
 
 
-def requeue_act(how: Callable[[ChosenJob], Requeuing], *, by: str) -> Act:
+def requeue_act(how: Callable[[ChosenJob], RequeueOptions], *, by: str) -> Act:
     """Give new attempts; `how` may depend on the job, as a new input that is read by its task's types does."""
 
     async def plan(ledger: Ledger, chosen: ChosenJob) -> Effect:

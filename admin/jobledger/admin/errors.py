@@ -23,7 +23,7 @@ from jobledger.admin.amounts import size
 from jobledger.ledger.model.errors import InvalidError, NotFoundError, RefusedError
 
 
-class Missing(msgspec.Struct, frozen=True, kw_only=True):
+class MissingEvents(msgspec.Struct, frozen=True, kw_only=True):
     """Events that lie before the first one that was read."""
 
     first_sequence: int  #: the first one that was read
@@ -64,7 +64,7 @@ class JobNotHeldError(NotFoundError):
     """No event of the job was found, and events are missing where it was searched: the message says where to look."""
 
     def __init__(
-        self, where: str, job_id: str, missing: Missing | None, command: str = "jobledger jobs show"
+        self, where: str, job_id: str, missing: MissingEvents | None, command: str = "jobledger jobs show"
     ) -> None:
         self.where = where
         self.job_id = job_id  #: whole where the projection knows it, else as it was given

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jobledger.admin.archived import missing, refuse_hole, with_archive
-from jobledger.admin.errors import JobNotHeldError, Missing
+from jobledger.admin.errors import JobNotHeldError, MissingEvents
 from jobledger.admin.rows import Rows
 from jobledger.audit.verify.links import ChainCheck, check_history
 from jobledger.ledger.client import Ledger
@@ -27,7 +27,7 @@ class JobHistory(NamedTuple):
 
     log: Log  #: the ledger with its archive in front of it, where one was named
     history: list[StoredEvent]  #: oldest first; of several jobs where one took an archived job's id
-    missing: Missing | None  #: None where every event of the job is there
+    missing: MissingEvents | None  #: None where every event of the job is there
     chain: ChainCheck  #: whether the hash links of the history hold
 
 
@@ -85,7 +85,7 @@ def newest_life(history: Sequence[StoredEvent]) -> tuple[list[StoredEvent], Stor
 
 
 async def _archived_history(
-    log: Log, rows: Rows, job_id: str, queue: str | None, gap: Missing | None
+    log: Log, rows: Rows, job_id: str, queue: str | None, gap: MissingEvents | None
 ) -> list[StoredEvent]:
     """Return every event of the job from archive and ledger; its projection may know less than they do.
 

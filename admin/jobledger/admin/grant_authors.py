@@ -137,12 +137,12 @@ async def decided_again(ledger: Ledger, head: Head, turn: Turn) -> GrantComparis
 
 async def _decided_again(ledger: Ledger, head: Head, turn: Turn) -> GrantComparison:
     """As `decided_again`. Raises: PayloadMissingError for a state that is gone."""
-    from jobledger.workers.reactors.flow.fold import Folding  # noqa: PLC0415
+    from jobledger.workers.reactors.flow.fold import GrantFold  # noqa: PLC0415
     from jobledger.workers.reactors.flow.place import Chain  # noqa: PLC0415
     from jobledger.workers.reactors.flow.source import read  # noqa: PLC0415
     from jobledger.workers.reactors.flow.start import fold_up_to  # noqa: PLC0415 - loaded for this alone
 
-    folding = Folding(
+    folding = GrantFold(
         Chain(ledger),
         on_held=lambda _held: None,
         on_left=lambda _queue, _job: None,

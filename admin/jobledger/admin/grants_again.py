@@ -21,8 +21,8 @@ from jobledger.ledger.model.limits.names import split
 from jobledger.ledger.model.limits.recompute import GrantComparison
 from jobledger.ledger.model.limits.simulation import (
     KeyWaits,
-    Recording,
     TooManyWaitsError,
+    WaitRecord,
     recorded,
     simulated,
 )
@@ -77,7 +77,7 @@ async def simulate_limits(
         raise InvalidInputError(
             f"the span ends at {shown_time(end)} and begins at {shown_time(begin)}: give the earlier time first"
         )
-    recording = Recording(begin, end)
+    recording = WaitRecord(begin, end)
     try:
         async with contextlib.aclosing(_events(ledger)) as events:
             async for event, message in events:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from jobledger.admin.archived import missing, with_archive
-from jobledger.admin.errors import Missing
+from jobledger.admin.errors import MissingEvents
 from jobledger.admin.rows import Rows
 from jobledger.audit.clocks import clocks_of
 from jobledger.audit.export import JoinedLog
@@ -50,7 +50,7 @@ class ActList(NamedTuple):
     newest: list[ActGroup]
     shown: int  #: acts in these
     total: int  #: of all that match
-    missing: Missing | None  #: None where no earlier action can be missing
+    missing: MissingEvents | None  #: None where no earlier action can be missing
     chains: Chains
     own_times: frozenset[
         int

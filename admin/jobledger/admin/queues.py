@@ -21,7 +21,7 @@ _LOOK_AGAIN_MAX_S: Final = 1.0
 _RUNNING: Final = "SELECT worker, count(*) FROM jobs WHERE status = 'running' AND queue = ? GROUP BY worker"
 
 
-class Running(NamedTuple):
+class RunningJobs(NamedTuple):
     """What of a queue still runs."""
 
     jobs: int  #: on workers whose leases live
@@ -62,7 +62,9 @@ def listed(store: Store, queue: str | None, now: datetime) -> tuple[list[QueueRo
     return [*rows, *empty], paused
 
 
-async def drained(rows: Rows, queue: str, *, limit_s: float, on_change: Callable[[Running], None]) -> Running:
+async def drained(
+    rows: Rows, queue: str, *, limit_s: float, on_change: Callable[[RunningJobs], None]
+) -> RunningJobs:
     """Wait until no job of a paused queue runs, or the limit is reached; return what still runs.
 
     `on_change` gets what runs, at first and with each change. Jobs whose workers are gone are not waited for.
@@ -82,13 +84,13 @@ async def drained(rows: Rows, queue: str, *, limit_s: float, on_change: Callable
     return running
 
 
-async def _running(rows: Rows, queue: str) -> Running:
+async def _running(rows: Rows, queue: str) -> RunningJobs:
     await rows.catch_up()
     alive = {info.worker for info in await rows.ledger.leases.all() if not info.stopped}
     with Store.open(await rows.path()) as store:
         found = store.select(_RUNNING, (queue,))
     living = [count for worker, count in found if worker in alive]
-    return Running(sum(living), len(living), sum(count for worker, count in found if worker not in alive))
+    return RunningJobs(sum(living), len(living), sum(count for worker, count in found if worker not in alive))
 
 
 def by_priority(rows: Iterable[QueueRow]) -> list[QueueRow]:

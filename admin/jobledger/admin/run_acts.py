@@ -90,10 +90,10 @@ async def resume_ref(ledger: Ledger, ref: JobRef, *, reason: str = "", by: str) 
     job = await would_accept(ledger, ref, command)
     if open_children(job.steps):
         # Imported here: nothing else that a person does needs what children follow.
-        from jobledger.workers.reactors.children.reach import Reaching  # noqa: PLC0415
+        from jobledger.workers.reactors.children.reach import ChildFollower  # noqa: PLC0415
 
         # Before the run itself: if this process dies in between, the run can still be resumed.
-        await Reaching(ledger).resume(ref, job)
+        await ChildFollower(ledger).resume(ref, job)
     return await ledger.execute(ref, command, by=by)
 
 

@@ -51,5 +51,5 @@ async def run(
         "correlation": correlation,
         "metadata": pairs(metadata, "--metadata") if metadata else None,
     }
-    waiting = enqueue.Waiting(is_wanted=wait or wait_timeout is not None, timeout_s=wait_timeout)
+    waiting = enqueue.EndWait(is_wanted=wait or wait_timeout is not None, timeout_s=wait_timeout)
     await enqueue.add_and_wait(cli, lambda ledger: ledger.graphs.run(name, values, **how), waiting)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from jobledger.admin.objects.fleet import queue_pause
-from jobledger.admin.queues import Running, drained
+from jobledger.admin.queues import RunningJobs, drained
 from jobledger.cli import bulk
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import QueueNotDrainedError
@@ -57,7 +57,7 @@ async def drain(
             )
         await _tell_unserved(cli.output, ledger, queue)
 
-        def tell(running: Running) -> None:
+        def tell(running: RunningJobs) -> None:
             cli.output.note(f"queue {queue} is paused; {running.words()}")
 
         running = await drained(cli.rows(ledger), queue, limit_s=wait_timeout, on_change=tell)

@@ -212,7 +212,7 @@ async def watch_signals(on_signal: Callable[[], None], *, task_status: anyio.abc
             on_signal()
 
 
-class Stopping:
+class StopAction:
     """The present action of a signal: at first it ends the block of `stoppable`; a command may set another."""
 
     def __init__(self, act: Callable[[], None]) -> None:
@@ -224,10 +224,10 @@ class Stopping:
 
 
 @contextlib.asynccontextmanager
-async def stoppable() -> AsyncGenerator[Stopping, None]:
+async def stoppable() -> AsyncGenerator[StopAction, None]:
     """Handle signals from here on; until a command sets another action, a signal ends the block without an error."""
     async with anyio.create_task_group() as group:
-        stopping = Stopping(group.cancel_scope.cancel)
+        stopping = StopAction(group.cancel_scope.cancel)
         await group.start(watch_signals, stopping.on_signal)
         yield stopping
         group.cancel_scope.cancel()

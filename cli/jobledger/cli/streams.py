@@ -30,7 +30,7 @@ def prepare() -> None:
             file = number if was_closed else os.devnull
             setattr(sys, name, open(file, mode, encoding="utf-8", closefd=not was_closed))  # noqa: SIM115
     sys.stdout = _around(sys.stdout, _NamedStream)
-    sys.stderr = _around(sys.stderr, _Dropping)
+    sys.stderr = _around(sys.stderr, _DroppingFile)
 
 
 def _around(stream: TextIO, kind: type[io.FileIO]) -> TextIO:
@@ -63,7 +63,7 @@ class _NamedStream(io.FileIO):
             raise OSError(error.errno, error.strerror, "stdout") from error
 
 
-class _Dropping(io.FileIO):
+class _DroppingFile(io.FileIO):
     """A file that accepts every write, and drops what its disk or pipe does not take."""
 
     def write(self, data: Any) -> int:

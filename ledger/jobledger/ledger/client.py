@@ -16,7 +16,7 @@ from jobledger.ledger.access.current_authority import ACTING_FOR
 from jobledger.ledger.additions.bulk import BulkResult
 from jobledger.ledger.children import Children, Parent
 from jobledger.ledger.config import LedgerConfig
-from jobledger.ledger.dead_letters import Changes, Requeuing, requeue
+from jobledger.ledger.dead_letters import Changes, RequeueOptions, requeue
 from jobledger.ledger.enqueuer import Enqueuer, unpack
 from jobledger.ledger.event_stream import EventOptions, EventStream, open_events, open_subscription
 from jobledger.ledger.handle import JobHandle, ReadsResults, execute
@@ -399,9 +399,9 @@ class Ledger:
     async def requeue(
         self, job: AnyJob, *, queue: str | None = None, by: str = "", **changes: Unpack[Changes]
     ) -> Job:
-        """Give a dead letter new attempts, perhaps with another input; see `dead_letters.requeue` and `Requeuing`."""
+        """Give a dead letter new attempts, perhaps with another input; see `dead_letters.requeue` and `RequeueOptions`."""
         ref = (await self._named(job, queue)).ref
-        how = Requeuing(**changes)
+        how = RequeueOptions(**changes)
         done = await self.patience.append(
             lambda: requeue(self, ref, how, by=by), job_id=ref.job_id, doing="was requeued"
         )

@@ -38,7 +38,7 @@ class Client(Protocol):
 
 
 class Changes(TypedDict, total=False):
-    """What a requeue changes; see `Requeuing`."""
+    """What a requeue changes; see `RequeueOptions`."""
 
     input: Mapping[str, Any] | None
     edit: Mapping[str, Any] | None
@@ -48,7 +48,7 @@ class Changes(TypedDict, total=False):
     tasks: TaskRegistry | None
 
 
-class Requeuing(msgspec.Struct, frozen=True, kw_only=True):
+class RequeueOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a dead letter is requeued."""
 
     input: Mapping[str, Any] | None = None  #: the whole new input
@@ -85,7 +85,7 @@ class RequeueResult(msgspec.Struct, frozen=True, kw_only=True):
     input_text: bytes | None  #: JSON text of the new input; None where it stays as it is
 
 
-async def plan_requeue(client: Client, ref: JobRef, how: Requeuing) -> RequeueResult:
+async def plan_requeue(client: Client, ref: JobRef, how: RequeueOptions) -> RequeueResult:
     """Return what `requeue` would do now; nothing is written anywhere.
 
     Raises: as `requeue`.
@@ -99,7 +99,7 @@ async def plan_requeue(client: Client, ref: JobRef, how: Requeuing) -> RequeueRe
     return RequeueResult(job=job, input_text=text)
 
 
-async def requeue(client: Client, ref: JobRef, how: Requeuing, *, by: str = "") -> RequeueResult:
+async def requeue(client: Client, ref: JobRef, how: RequeueOptions, *, by: str = "") -> RequeueResult:
     """Give a dead letter new attempts, perhaps with another input, in one append that is conditional on what was read.
 
     Raises: JobNotFoundError, IllegalTransitionError for what is no dead letter, InvalidInputError, UnknownTaskError,
@@ -122,7 +122,7 @@ async def requeue(client: Client, ref: JobRef, how: Requeuing, *, by: str = "") 
     return await retry_raced(attempt)
 
 
-def _refuse(client: Client, chain: JobView, ref: JobRef, how: Requeuing) -> Job:
+def _refuse(client: Client, chain: JobView, ref: JobRef, how: RequeueOptions) -> Job:
     """Return the job; refuse what can be refused before its input is looked at."""
     if chain.job is None:
         raise JobNotFoundError(ref.job_id)
@@ -130,7 +130,7 @@ def _refuse(client: Client, chain: JobView, ref: JobRef, how: Requeuing) -> Job:
     return chain.job
 
 
-async def _new_input(client: Client, job: Job, how: Requeuing) -> bytes | None:
+async def _new_input(client: Client, job: Job, how: RequeueOptions) -> bytes | None:
     if how.input is None and how.edit is None:
         return None
     if is_own_queue(job.queue):  # its input says for whom and on what it acts

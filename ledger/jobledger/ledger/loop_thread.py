@@ -35,7 +35,7 @@ _AT_EXIT_S: Final = 2.0  #: how long the interpreter's end waits, for all of the
 _CLOSED: Final = "this ledger was closed: connect again"
 
 
-class _Running(Generic[T]):
+class _LoopParts(Generic[T]):
     """What one process runs: a thread, the loop in it, and what was opened there."""
 
     def __init__(self, opening: Opening[T]) -> None:
@@ -152,13 +152,15 @@ class LoopThread(Generic[T]):
 
     def __init__(self, opening: Opening[T]) -> None:
         self._opening = opening
-        self._running: dict[int, _Running[T]] = {}  # by process: the own one, and what was inherited just now
+        self._running: dict[
+            int, _LoopParts[T]
+        ] = {}  # by process: the own one, and what was inherited just now
         self._is_closed = False
         # Not run at the end of the interpreter: `_close_all` does that.
         weakref.finalize(self, _forsake, self._running).atexit = False
         _OPEN.add(self)
 
-    def open(self) -> _Running[T]:
+    def open(self) -> _LoopParts[T]:
         """Open it in this process, unless it is open. Raises: LedgerClosedError, whatever opening raises."""
         if self._is_closed:
             raise LedgerClosedError(_CLOSED)
@@ -166,7 +168,7 @@ class LoopThread(Generic[T]):
         running = self._running.get(pid)
         if running is None:
             # Several threads at once get the same one. Its lock is new: an inherited one may be held by nobody.
-            running = self._running.setdefault(pid, _Running(self._opening))
+            running = self._running.setdefault(pid, _LoopParts(self._opening))
             self.disinherit()
         running.require_other_thread()
         try:
@@ -252,7 +254,7 @@ def wait_for(future: concurrent.futures.Future[R]) -> R:
         raise
 
 
-def _forsake(running: dict[int, _Running[Any]]) -> None:
+def _forsake(running: dict[int, _LoopParts[Any]]) -> None:
     """Close what nobody can call any more, without waiting."""
     own = running.get(os.getpid())
     if own is not None:

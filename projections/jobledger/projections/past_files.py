@@ -176,12 +176,12 @@ def _part(progress: ProgressCallback | None, before: int, wanted: int) -> Progre
     return None if progress is None else lambda done, _: progress(before + done, wanted)
 
 
-class _Beginning(NamedTuple):
+class _Start(NamedTuple):
     stream_sequence: int
     snapshot: Snapshot | None  #: None: the present projection itself
 
 
-def _beginnings(path: Path, kept: Snapshots, until: int, begins_at: int) -> list[_Beginning]:
+def _beginnings(path: Path, kept: Snapshots, until: int, begins_at: int) -> list[_Start]:
     """Return the starting points for a past moment, the nearest first: snapshots, and the projection if it is nearer.
 
     A file that begins before the ledger has jobs that the ledger no longer has, so its answers would differ.
@@ -189,7 +189,7 @@ def _beginnings(path: Path, kept: Snapshots, until: int, begins_at: int) -> list
     Raises: NotAProjectionError for the file of another application.
     """
     found = [each for each in kept.found() if each.stream_sequence <= until]
-    snapshots = [_Beginning(each.stream_sequence, each) for each in found if each.begins_at == begins_at]
+    snapshots = [_Start(each.stream_sequence, each) for each in found if each.begins_at == begins_at]
     for each in found:
         if each.begins_at != begins_at:
             kept.remove(each, "an archive took away what it begins with")
@@ -202,7 +202,7 @@ def _beginnings(path: Path, kept: Snapshots, until: int, begins_at: int) -> list
         raise
     except ProjectionError:  # missing, damaged, of another version, locked: here it is only a shortcut
         stands_at = 0
-    return [_Beginning(stands_at, None), *snapshots] if nearest < stands_at <= until else snapshots
+    return [_Start(stands_at, None), *snapshots] if nearest < stands_at <= until else snapshots
 
 
 def _take_present(path: Path, private: Path) -> bool:

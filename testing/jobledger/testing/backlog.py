@@ -22,7 +22,7 @@ from jobledger.ledger.nats.pauses import queue_state
 from jobledger.ledger.schedules.changes import KnownSchedule, known_from
 from jobledger.ledger.tasks import Task, TaskRegistry
 from jobledger.ledger.timers import wait_timer
-from jobledger.testing.children import Following
+from jobledger.testing.children import ChildEnds
 from jobledger.testing.mortal_log import MortalLog
 from jobledger.testing.slots import Slots
 from jobledger.testing.stand_ins import StandIns
@@ -32,7 +32,7 @@ from jobledger.workers.reactors.timers import DEADLINE
 _BUILT_IN: Final = {each.name: each for each in (run_graph, run_stored_graph, run_batch)}
 
 
-class Pending:
+class Backlog:
     """What waits in a ledger in memory, followed event by event."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Pending:
         self._jobs: dict[JobRef, Job] = {}
         self._dispatches: dict[JobRef, StoredEvent] = {}
         self._slots = Slots(ledger)
-        self._following = Following(ledger)
+        self._following = ChildEnds(ledger)
         self._stand_ins = stand_ins or StandIns()
         self._schedules: dict[str, KnownSchedule] = {}
         self._seen = 0

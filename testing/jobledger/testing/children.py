@@ -14,7 +14,7 @@ from jobledger.workers.reactors.children.ends import news_in
 from jobledger.workers.reactors.children.reactor import ChildrenReactor
 
 
-class Following:
+class ChildEnds:
     """Counts the ends of children and lets them follow their runs."""
 
     def __init__(self, ledger: Ledger) -> None:

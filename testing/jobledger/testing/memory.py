@@ -36,11 +36,11 @@ from jobledger.ledger.schedules.in_code import AnyTask, Schedule
 from jobledger.ledger.schedules.verbs import ScheduleVerbs
 from jobledger.ledger.subscriptions.options import SubscriptionConfig, configured
 from jobledger.ledger.tasks import Task, TaskRegistry, TaskWithOptions
-from jobledger.testing.backlog import Pending
+from jobledger.testing.backlog import Backlog
 from jobledger.testing.clock import MovableClock
 from jobledger.testing.mortal_log import MortalLog
 from jobledger.testing.parts import Loopback, MemoryBodies, MemoryLeases, MemoryValues
-from jobledger.workers.reactors.schedules.declarations import Declaring
+from jobledger.workers.reactors.schedules.declarations import ScheduleDeclarer
 from jobledger.workers.reactors.schedules.hooks import with_hooks
 
 P = ParamSpec("P")
@@ -85,7 +85,7 @@ class MemoryLedger(Ledger):
         self._schedules: dict[str, Schedule] = {}  #: as code declares them
         self._declared: set[str] = set()
         self.add(*tasks)
-        self._enqueuer = _Remembering(self, self.tasks, config=config, clock=clock, tracing=self.tracing)
+        self._enqueuer = _TaskMemory(self, self.tasks, config=config, clock=clock, tracing=self.tracing)
         self.schedules = ScheduleVerbs(self, self._enqueuer)
         self.locks = Locks(log, leases, NatsLockHints(connection, log.names), clock, self.stamp)
 
@@ -112,13 +112,13 @@ class MemoryLedger(Ledger):
                 self.add(task)
         new = [each for name, each in self._schedules.items() if name not in self._declared]
         if new:
-            await Declaring(self, new, [each.queue for each in new]).declare(new)
+            await ScheduleDeclarer(self, new, [each.queue for each in new]).declare(new)
             self._declared |= {each.name for each in new}
 
     def _work_for(self, children: Children) -> None:
         super()._work_for(children)
         self.patience = Patience(None, self.config.append_timeout_s)
-        self._enqueuer = _Remembering(
+        self._enqueuer = _TaskMemory(
             self, self.tasks, config=self.config, clock=self.clock, tracing=self.tracing, children=children
         )
 
@@ -145,7 +145,7 @@ class MemoryLedger(Ledger):
             is no end after `jobs_max` of them.
         """
         await self._declare()
-        return await Pending(self, self.memory, self.tasks).run(jobs_max)
+        return await Backlog(self, self.memory, self.tasks).run(jobs_max)
 
     async def advance(self, by: timedelta | float) -> list[Job]:
         """Move the time forward by a span or by seconds, and run what is due on the way, all of it at its moment.
@@ -156,7 +156,7 @@ class MemoryLedger(Ledger):
         """
         await self._declare()
         end = self.clock.now() + (by if isinstance(by, timedelta) else timedelta(seconds=by))
-        pending = Pending(self, self.memory, self.tasks)
+        pending = Backlog(self, self.memory, self.tasks)
         ran = await pending.run(JOBS_MAX)
         for _ in range(MOMENTS_MAX):
             wake_at = await pending.look()
@@ -209,7 +209,7 @@ class MemoryLedger(Ledger):
         """Do nothing: there is nothing to close."""
 
 
-class _Remembering(Enqueuer):
+class _TaskMemory(Enqueuer):
     """Adds jobs, and remembers their tasks, so that `run_pending` knows them."""
 
     def __init__(self, ledger: Ledger, tasks: dict[str, Task[..., Any]], **settings: Any) -> None:

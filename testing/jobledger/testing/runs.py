@@ -19,7 +19,7 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.outcome import Wish
 from jobledger.ledger.runs.signals import Signal
 from jobledger.ledger.tasks import Result, Task, TaskWithOptions
-from jobledger.testing.backlog import Pending
+from jobledger.testing.backlog import Backlog
 from jobledger.testing.clock import MovableClock
 from jobledger.testing.memory import MemoryLedger
 from jobledger.testing.stand_ins import Fakes, StandIns
@@ -194,7 +194,7 @@ class _World:
         self._ledger = ledger
         self._attempts_max = attempts_max
         self._attempts = 0
-        self.pending = Pending(ledger, ledger.memory, ledger.tasks, stand_ins)
+        self.pending = Backlog(ledger, ledger.memory, ledger.tasks, stand_ins)
 
     async def run_to_end(self, ref: JobRef, coming: list[tuple[datetime, TimedSignal]]) -> list[JobRef]:
         """Let the run come to its end; return its name, and those of the runs that it went on in."""

@@ -12,29 +12,29 @@ import random
 from typing import Any, Final
 
 from jobledger.ledger import Run, Signal, task, workflow
-from jobledger.workers.reactors.children.creation import Opening
-from jobledger.workers.reactors.children.reach import Reaching
+from jobledger.workers.reactors.children.creation import ChildOpener
+from jobledger.workers.reactors.children.reach import ChildFollower
 
 _CRASH = float(os.environ.get("GROUPS_CRASH", "0"))
 _CRASH_LATER = float(os.environ.get("GROUPS_CRASH_LATER", "0"))
 _chance = random.Random()
-_open, _follow = Opening.open, Reaching.follow
+_open, _follow = ChildOpener.open, ChildFollower.follow
 
 
-async def _crash_or_open(self: Opening, ref: Any, view: Any, key: str, items: int, *, again: bool) -> Any:
+async def _crash_or_open(self: ChildOpener, ref: Any, view: Any, key: str, items: int, *, again: bool) -> Any:
     if items and not again and _chance.random() < _CRASH:
         os._exit(9)  # counted, and nobody made the next ones
     return await _open(self, ref, view, key, items, again=again)
 
 
-async def _crash_or_follow(self: Reaching, *given: Any, **options: Any) -> Any:
+async def _crash_or_follow(self: ChildFollower, *given: Any, **options: Any) -> Any:
     if _chance.random() < _CRASH_LATER:
         os._exit(8)  # they are made, and nobody looked
     return await _follow(self, *given, **options)
 
 
-Opening.open = _crash_or_open  # type: ignore[method-assign]
-Reaching.follow = _crash_or_follow  # type: ignore[method-assign]
+ChildOpener.open = _crash_or_open  # type: ignore[method-assign]
+ChildFollower.follow = _crash_or_follow  # type: ignore[method-assign]
 
 
 #: Where a worker ended by itself, by its exit code.

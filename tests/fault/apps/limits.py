@@ -14,7 +14,7 @@ import time
 from jobledger.ledger import Context, task
 from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.limits.flow import FlowEvent, Granted, GrantedJob
-from jobledger.workers.reactors.flow.admission import Admitting
+from jobledger.workers.reactors.flow.admission import Admitter
 from jobledger.workers.reactors.flow.place import Chain
 
 _CRASH = float(os.environ.get("LIMITS_CRASH", "0"))
@@ -25,10 +25,10 @@ _REFUSED = os.open(
 )
 _chance = random.Random()
 
-_admit, _append = Admitting.admit, Chain.append
+_admit, _append = Admitter.admit, Chain.append
 
 
-def _crash_or_admit(self: Admitting, granted: GrantedJob, grant: int) -> None:
+def _crash_or_admit(self: Admitter, granted: GrantedJob, grant: int) -> None:
     if _chance.random() < _CRASH:
         os._exit(9)  # granted, and nobody queued it
     _admit(self, granted, grant)
@@ -45,7 +45,7 @@ async def _append_and_tell(self: Chain, event: FlowEvent) -> int:
         raise
 
 
-Admitting.admit = _crash_or_admit  # type: ignore[method-assign]
+Admitter.admit = _crash_or_admit  # type: ignore[method-assign]
 Chain.append = _append_and_tell  # type: ignore[method-assign]
 
 

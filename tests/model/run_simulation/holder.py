@@ -31,7 +31,7 @@ from jobledger.ledger.model.runs.errors import StepOverError
 from jobledger.ledger.model.runs.orders import items_of
 from jobledger.ledger.model.runs.steps import Step, admissible, is_over, next_signal
 from jobledger.ledger.parts import Client
-from jobledger.workers.reactors.children.creation import Opening
+from jobledger.workers.reactors.children.creation import ChildOpener
 
 ERROR: Final = ErrorInfo(kind="exception", type="BoomError", message="boom")
 CHILD_FAILED: Final = ErrorInfo(kind="child_failed", type="ChildFailedError", message="a child failed")
@@ -50,7 +50,7 @@ class Holder:
         self._stage = stage
         self._program = program
         self._client = client
-        self._opening = Opening(client)
+        self._opening = ChildOpener(client)
         self._diverges = diverges
         self._view = JobView()
         self._epoch = 0

@@ -18,7 +18,7 @@ from jobledger.ledger.model.events import Joined, JoinFact
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.runs.orders import ChildOrder
 from jobledger.ledger.model.runs.steps import admit
-from jobledger.workers.reactors.children.reach import Reaching
+from jobledger.workers.reactors.children.reach import ChildFollower
 
 Planted = AbstractContextManager[Any]
 
@@ -68,16 +68,16 @@ def ack_before_acting() -> Planted:
 
 
 def enqueue_without_a_look_back() -> Planted:
-    real = Reaching.follow
+    real = ChildFollower.follow
 
     async def follow(
-        self: Reaching, parent: Any, view: JobView, items: Any = None, *, again: bool = False
+        self: ChildFollower, parent: Any, view: JobView, items: Any = None, *, again: bool = False
     ) -> Any:
         if items is not None and not again:
             return view
         return await real(self, parent, view, items, again=again)
 
-    return mock.patch.object(Reaching, "follow", follow)
+    return mock.patch.object(ChildFollower, "follow", follow)
 
 
 def pause_without_a_look() -> Planted:

@@ -42,9 +42,9 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.parts import Client
 from jobledger.ledger.timers import wait_timer
-from jobledger.workers.reactors.children.creation import Opening
-from jobledger.workers.reactors.children.joins import Joining
-from jobledger.workers.reactors.children.reach import Reaching
+from jobledger.workers.reactors.children.creation import ChildOpener
+from jobledger.workers.reactors.children.joins import Joiner
+from jobledger.workers.reactors.children.reach import ChildFollower
 from jobledger.workers.reactors.children.reactor import ChildrenReactor
 
 #: What people may prefer; see `wish`.
@@ -85,8 +85,8 @@ class SimReactor(ChildrenReactor):
 
     def __init__(self, stage: Stage, client: Any) -> None:
         self.ledger = client
-        self.joining = Joining(client, Opening(client))
-        self._reaching = Reaching(client)
+        self.joining = Joiner(client, ChildOpener(client))
+        self._reaching = ChildFollower(client)
         self._stage = stage
 
     async def deal_with(self, process: Process, handed: Delivered) -> None:
@@ -131,7 +131,7 @@ async def resume(client: Client, ref: JobRef) -> None:
         view = await load(client.log, ref)
         if view.job is None or not view.job.paused_by_operator:
             return
-        await Reaching(client).resume(ref, view.job)
+        await ChildFollower(client).resume(ref, view.job)
         await transact(client.log, ref, ResumeJob(), client.stamp)
 
 

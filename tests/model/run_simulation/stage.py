@@ -20,7 +20,7 @@ from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.events import PayloadRef, Queued
 from jobledger.ledger.model.job import Job, JobState, evolve
-from jobledger.ledger.model.log import ChainEvents, Entry, Head, JobReading
+from jobledger.ledger.model.log import ChainEvents, Entry, Head, JobReads
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import JobRef, Names, filter_pattern
 from jobledger.ledger.parts import Client
@@ -196,7 +196,7 @@ class Folds:
         return found
 
 
-class SimLog(JobReading):
+class SimLog(JobReads):
     """The log as one process reaches it: at each call others may be faster, and it may die before or after what it does."""
 
     def __init__(self, stage: Stage, process: Process) -> None:

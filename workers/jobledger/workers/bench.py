@@ -23,7 +23,7 @@ from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.pool.pool import ProcessPool
-from jobledger.workers.reactors.children.creation import Opening
+from jobledger.workers.reactors.children.creation import ChildOpener
 from jobledger.workers.reactors.hosts import flow_reactor, start_reactors
 from jobledger.workers.retry_policy import RetryPolicy
 from jobledger.workers.runs.calls import InPlaceOf
@@ -71,7 +71,7 @@ class Bench:
         self._hooks = HookRunner(tasks)
         policy, abandoned = RetryPolicy(random.Random()), AbandonedSlots()  # noqa: S311 - jitter
         threads = Threads(ledger.connection.loop, 1, abandoned)
-        surroundings, children = Surroundings.of(ledger), ChildJobs(ledger, Opening(ledger))
+        surroundings, children = Surroundings.of(ledger), ChildJobs(ledger, ChildOpener(ledger))
         self._execution = Execution(surroundings, threads, policy)
         self._tables = WorkerTables(ledger, WorkerConfig(pool_size=1), threads)
         self._execution.runs = RunExecution(

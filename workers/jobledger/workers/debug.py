@@ -63,7 +63,7 @@ from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.past_log import PastLog
 from jobledger.workers.pool.pool import PoolConfig, ProcessPool
-from jobledger.workers.reactors.children.creation import Opening
+from jobledger.workers.reactors.children.creation import ChildOpener
 from jobledger.workers.retry_policy import RetryPolicy
 from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.execution import RunExecution
@@ -188,7 +188,7 @@ async def _source(ledger: Ledger, job: Job) -> tuple[StoredEvent, ...]:
 
 async def _ends(ledger: Ledger, job: Job) -> dict[str, dict[int, MemberEnd]]:
     """Return how the children ended that the run has counted, of the steps whose end is not recorded yet."""
-    children, ref = ChildJobs(ledger, Opening(ledger)), JobRef(queue=job.queue, job_id=job.id)
+    children, ref = ChildJobs(ledger, ChildOpener(ledger)), JobRef(queue=job.queue, job_id=job.id)
     found: dict[str, dict[int, MemberEnd]] = {}
     for key, step in job.steps.items():
         if step.has_ended or not step.is_joined:

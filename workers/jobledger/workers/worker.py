@@ -44,10 +44,10 @@ from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.declared_routes import declare_routes
 from jobledger.workers.pool.pool import ProcessPool
-from jobledger.workers.reactors.children.creation import Opening
+from jobledger.workers.reactors.children.creation import ChildOpener
 from jobledger.workers.reactors.flow.reactor import FlowCounts, FlowReactor
 from jobledger.workers.reactors.hosts import flow_reactor, start_reactors
-from jobledger.workers.reactors.schedules.declarations import Declaring
+from jobledger.workers.reactors.schedules.declarations import ScheduleDeclarer
 from jobledger.workers.reactors.schedules.hooks import with_hooks
 from jobledger.workers.retry_policy import RetryPolicy
 from jobledger.workers.runs.children import ChildJobs
@@ -184,7 +184,7 @@ class Worker:
             self._execution,
             self._threads,
             policy,
-            children=ChildJobs(self._ledger, Opening(self._ledger)),
+            children=ChildJobs(self._ledger, ChildOpener(self._ledger)),
             kept=self._kept,
             tables=self._tables,
             may_linger=lambda: self._free() > 0 and not self._stopping.is_set(),
@@ -285,7 +285,7 @@ class Worker:
             self._serve("the announcement", lambda: announce_tasks(self._ledger, self._tasks, self.identity)),
         ]
         if self._config.schedules:
-            declaring = Declaring(self._ledger, self._tasks.schedules.values(), self.queues)
+            declaring = ScheduleDeclarer(self._ledger, self._tasks.schedules.values(), self.queues)
             keepers.append(self._serve("the schedules", declaring.run))
             routes = list(self._tasks.routes.values())
             keepers.append(self._serve("the routes", lambda: declare_routes(self._ledger, routes)))

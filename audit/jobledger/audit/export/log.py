@@ -25,14 +25,14 @@ from jobledger.audit.export.manifest import (
 from jobledger.audit.export.reader import check_file, event_file
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import InvalidInputError, RefusedError, SequenceGapError
-from jobledger.ledger.model.log import ChainEvents, Entry, Head, JobReading, Log, readable
+from jobledger.ledger.model.log import ChainEvents, Entry, Head, JobReads, Log, readable
 from jobledger.ledger.model.subjects import Names, filter_pattern
 
 _READ_BATCH: Final = 256
 _Fits = Callable[[str], object]
 
 
-class _ReadOnly(JobReading):
+class _ReadOnly(JobReads):
     """Refuses what would change something."""
 
     async def append(self, entries: Sequence[Entry]) -> int:

@@ -24,7 +24,7 @@ from jobledger.ledger.model.events import Carried, JobEvent, Queued, Started, ev
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.limits.definition import Definition, LimitEvent, Terms, evolve
 from jobledger.ledger.model.limits.flow import Granted, GrantedJob
-from jobledger.ledger.model.limits.holders import Holders, Holding, JobKey, carried_holding
+from jobledger.ledger.model.limits.holders import Holders, JobKey, JobSlots, carried_holding
 from jobledger.ledger.model.limits.lines import fairness_of
 from jobledger.ledger.model.limits.names import split
 from jobledger.ledger.model.limits.rates import Rates, nanoseconds
@@ -239,7 +239,7 @@ class GrantRules:
         """Take in the slots of a job that was granted before the range and queued in it."""
         if job.state is JobState.HELD:
             kept = tuple(filter(self._keeps, job.order.limits))
-            self._holders.put(key, Holding(job.order.limits, kept, grant, job.wait_sequence))
+            self._holders.put(key, JobSlots(job.order.limits, kept, grant, job.wait_sequence))
 
     def _carried(self, key: JobKey, event: Carried) -> None:
         """Take in the slots that a `carried` shows, where the events that gave them are archived."""

@@ -21,7 +21,7 @@ from jobledger.cli.jobs.input_text import read_object
 from jobledger.cli.pairs import pairs
 from jobledger.cli.search import completions, ids_and_search, is_edit
 from jobledger.cli.session import load_tasks, operator
-from jobledger.ledger.dead_letters import Requeuing
+from jobledger.ledger.dead_letters import RequeueOptions
 
 _Words = Annotated[
     list[str] | None,
@@ -89,7 +89,7 @@ def requeue(
     values = read_object(input_text, what="input") if input_text is not None else None
     is_new = bool(edits) or values is not None
     tasks = load_tasks(app) if is_new and options.split(app) else None
-    how = Requeuing(input=values, attempts=attempts, priority=priority, reason=reason, tasks=tasks)
+    how = RequeueOptions(input=values, attempts=attempts, priority=priority, reason=reason, tasks=tasks)
     more = "1 more attempt" if attempts == 1 else f"{attempts} more attempts"
     act = requeue_act(lambda each: _edited(how, edits, each.task), by=operator())
     return bulk.perform_all(
@@ -144,7 +144,7 @@ async def discard(
     return await bulk.perform_all(cli, asked)
 
 
-def _edited(how: Requeuing, edits: dict[str, str], task: str) -> Requeuing:
+def _edited(how: RequeueOptions, edits: dict[str, str], task: str) -> RequeueOptions:
     """Read the values of key=value words by the task's types, or as JSON or text where its code is not here."""
     if not edits:
         return how

@@ -130,7 +130,7 @@ def enqueue(
         "by": operator(),
     }
     given = _GivenInput(task, words or [], input_text)
-    waiting = Waiting(is_wanted=wait or wait_timeout is not None, timeout_s=wait_timeout)
+    waiting = EndWait(is_wanted=wait or wait_timeout is not None, timeout_s=wait_timeout)
     if not app:
         Options().changed(
             {**how, "limits": None}, queue=queue, limits=how["limits"]
@@ -167,7 +167,7 @@ class _ReadsWords(Protocol):
     def parse_words(self, words: Mapping[str, str]) -> dict[str, Any]: ...
 
 
-class Waiting(NamedTuple):
+class EndWait(NamedTuple):
     """Whether and how long a command waits for the end of the job that it added."""
 
     is_wanted: bool
@@ -181,7 +181,7 @@ async def _named(ledger: Ledger, given: _GivenInput, how: Mapping[str, Any]) -> 
 
 
 async def add_and_wait(
-    cli: Cli, add: Callable[[Ledger], Awaitable[JobHandle[Any]]], waiting: Waiting
+    cli: Cli, add: Callable[[Ledger], Awaitable[JobHandle[Any]]], waiting: EndWait
 ) -> None:
     """Add a job, print its id, and wait for its end if that is wanted.
 

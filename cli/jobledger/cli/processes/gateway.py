@@ -29,7 +29,7 @@ from jobledger.cli.processes import options as process
 from jobledger.cli.processes.entrance import Entrance
 from jobledger.cli.processes.settings import GATEWAY
 from jobledger.cli.processes.supervise import environment_of_child
-from jobledger.cli.session import Stopping, data_folder, load_tasks, stoppable, until_closed
+from jobledger.cli.session import StopAction, data_folder, load_tasks, stoppable, until_closed
 from jobledger.cli.session import until_eof as when_stdin_ends
 from jobledger.ledger import TaskRegistry
 from jobledger.ledger.access.account import ACCOUNT_FILE
@@ -41,7 +41,7 @@ from jobledger.workers.supervision.supervisor import Supervisor, SupervisorConfi
 
 if TYPE_CHECKING:
     from jobledger.gateway.access.keys import AccessSettings
-    from jobledger.gateway.process.children import Hosting
+    from jobledger.gateway.process.children import WebhookHost
     from jobledger.gateway.process.gateway_process import Process
     from jobledger.gateway.process.server import Settings
     from jobledger.gateway.shares import Kind, Share
@@ -66,7 +66,7 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     tasks: TaskRegistry | None
     schedules: bool
     project: bool
-    hosting: Hosting | None
+    hosting: WebhookHost | None
     secrets: Secrets
     parent: Parent | None
     until_eof: bool
@@ -182,10 +182,10 @@ def _settings(  # noqa: PLR0917 - what the options say
     )
 
 
-def _hosting(allow_target: list[str] | None, key_file: Path | None) -> Hosting:
-    from jobledger.gateway.process.children import Hosting  # noqa: PLC0415
+def _hosting(allow_target: list[str] | None, key_file: Path | None) -> WebhookHost:
+    from jobledger.gateway.process.children import WebhookHost  # noqa: PLC0415
 
-    return Hosting(allow_targets=tuple(options.split(allow_target)), key_file=key_file)
+    return WebhookHost(allow_targets=tuple(options.split(allow_target)), key_file=key_file)
 
 
 async def _gateway(cli: Cli, plan: _Plan) -> None:
@@ -243,7 +243,7 @@ def _heed(
     group: TaskGroup,
     made: Process,
     output: Output,
-    stopping: Stopping,
+    stopping: StopAction,
     plan: _Plan,
 ) -> None:
     """Stop when a signal, the supervisor or the end of stdin asks for it."""

@@ -33,7 +33,7 @@ from jobledger.workers.process import log_what_nobody_catches, tune_collector
 from jobledger.workers.services import outlive
 
 
-class _Projecting(msgspec.Struct, frozen=True):
+class _Projection(msgspec.Struct, frozen=True):
     follow: Callable[[], Coroutine[Any, Any, NoReturn]]  #: keeps the projection up to date
     path: Path
     metrics: str | None  #: their address
@@ -137,14 +137,14 @@ async def _up(cli: Cli, plan: _Plan) -> None:
 @contextlib.asynccontextmanager
 async def _projecting(
     output: Output, ledger: Ledger, path: Path, made: Worker | None, exposure: Exposure
-) -> AsyncGenerator[_Projecting, None]:
+) -> AsyncGenerator[_Projection, None]:
     """Yield the follower of the projection; if metrics were asked for, serve them for the length of the block."""
     with Projector(ledger.log, path, snapshots=Snapshots(path)) as projector:
         missing = (await projector.prepare(mend=True)).missing
         if missing:
             output.note(missing)
         if exposure.port is None:
-            yield _Projecting(projector.run, path, None)
+            yield _Projection(projector.run, path, None)
             return
     # Imported here, so that a process without metrics does not load them.
     from prometheus_client import CollectorRegistry  # noqa: PLC0415
@@ -164,7 +164,7 @@ async def _projecting(
         server = stack.enter_context(
             exposure.server(shown, lambda: next(filter(None, (health() for health in healths)), ""))
         )
-        yield _Projecting(exporter.follow, path, server.url)
+        yield _Projection(exporter.follow, path, server.url)
 
 
 def _gateway(
@@ -188,7 +188,7 @@ async def _run(  # noqa: PLR0917 - what runs
     output: Output,
     ledger: Ledger,
     server: EmbeddedServer | None,
-    projecting: _Projecting,
+    projecting: _Projection,
     made: Worker | None,
     gateway: Beside | None,
 ) -> None:
@@ -222,7 +222,7 @@ def _say_ready(  # noqa: PLR0917 - everything a person wants to know at once
     server: EmbeddedServer | None,
     url: str,
     made: Worker | None,
-    projecting: _Projecting,
+    projecting: _Projection,
     gateway: Beside | None,
 ) -> None:
     if output.as_json:

@@ -25,7 +25,7 @@ from jobledger.cli.processes import options as process
 from jobledger.cli.processes.settings import LEDGER, WORKER
 from jobledger.cli.processes.supervise import Crew, supervise
 from jobledger.cli.session import (
-    Stopping,
+    StopAction,
     Target,
     load_tasks,
     named_modules,
@@ -161,7 +161,7 @@ async def _run(  # noqa: PLR0917 - what it was told
     ledger: Ledger,
     made: Worker,
     parent: Parent | None,
-    stopping: Stopping,
+    stopping: StopAction,
     ends: Ends,
 ) -> None:
     asked = False

@@ -31,7 +31,7 @@ _BEHIND_S_MAX: Final = 3.0
 _log = logging.getLogger("jobledger.gateway.keys")
 
 
-class Following:
+class KeyFollower:
     """The follower that keeps a ring equal to the ledger's keys while `run` runs."""
 
     def __init__(self, ledger: Ledger, ring: KeyRing, sessions: Sessions) -> None:

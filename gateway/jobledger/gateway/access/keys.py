@@ -14,7 +14,7 @@ import anyio
 import msgspec
 from starlette.requests import HTTPConnection
 
-from jobledger.gateway.access.follower import Following
+from jobledger.gateway.access.follower import KeyFollower
 from jobledger.gateway.access.gate import Gate
 from jobledger.gateway.access.identity import (
     ADMITTED,
@@ -140,7 +140,7 @@ class KeyAccess:
             rates=self.rates,
             on_use=self.uses.note,
         )
-        self.following = Following(ledger, self.ring, self.sessions)
+        self.following = KeyFollower(ledger, self.ring, self.sessions)
         self.ring.on_change(self.gate.sweep)
 
     async def run(self) -> None:

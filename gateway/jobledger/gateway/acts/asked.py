@@ -19,7 +19,7 @@ from jobledger.admin.bulk import (
 )
 from jobledger.admin.verbs.jobs import CancelJob, DiscardJob, RequeueJob, RescheduleJob, RetryJob
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.dead_letters import Requeuing
+from jobledger.ledger.dead_letters import RequeueOptions
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.rights.grants import Permission
@@ -101,7 +101,7 @@ def act_of(to_do: ToDo, by: str) -> Act:
             assert to_do.run_at is not None, "it was checked"
             return reschedule_act(to_do.run_at, to_do.reason, by=by)
         case "requeue":
-            how = Requeuing(
+            how = RequeueOptions(
                 edit=to_do.edit, attempts=to_do.attempts, priority=to_do.priority, reason=to_do.reason
             )
             return requeue_act(lambda _chosen: how, by=by)

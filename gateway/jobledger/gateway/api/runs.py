@@ -82,7 +82,7 @@ class ChildrenSaid(msgspec.Struct, frozen=True, kw_only=True):
     children: int  #: how many completed, and are copied
 
 
-class Rerunning(msgspec.Struct, frozen=True, kw_only=True):
+class RerunAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A run that begins again, or would."""
 
     id: str | None  #: of the new job; None: it was only planned
@@ -203,7 +203,7 @@ async def rerun_job(asked: ApiRequest, queue: str, id: str, *, body: NewRerun) -
     rows = asked.gateway.rows
     if body.plan:
         plan = await run_acts.rerun_planned(rows, id, queue, **how)
-        value = Rerunning(
+        value = RerunAnswer(
             id=None,
             queue=held.job.queue,
             created=False,
@@ -217,7 +217,7 @@ async def rerun_job(asked: ApiRequest, queue: str, id: str, *, body: NewRerun) -
         return Answer(value=value, status=200)
     made = await run_acts.rerun(rows, id, queue, **how)
     source = (await made.snapshot()).order.rerun_of
-    value = Rerunning(
+    value = RerunAnswer(
         id=made.id, queue=made.queue, created=made.created, rerun_of=source, copied=[], again=[]
     )
     location = {"location": f"/v1/jobs/{made.queue}/{made.id}"}
@@ -313,7 +313,7 @@ ENDPOINTS: Final = (
         f"{_RUN}/rerun",
         rerun_job,
         "Begin a run again from a step, or what failed of it",
-        Rerunning,
+        RerunAnswer,
         **_RERUN,
     ),
     _endpoint(

@@ -22,7 +22,7 @@ from jobledger.ledger.webhooks.redelivery import Only
 from jobledger.projections import JobFilter, SaidFilter
 
 
-class Redelivering(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RedeliveryRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which events are sent again."""
 
     since: datetime
@@ -38,7 +38,7 @@ class DeliveriesQuery(Look, frozen=True, kw_only=True):
     after: str | None = None  #: what the page before says as `next`
 
 
-async def redeliver(asked: ApiRequest, name: str, *, body: Redelivering) -> RedeliveryResult:
+async def redeliver(asked: ApiRequest, name: str, *, body: RedeliveryRequest) -> RedeliveryResult:
     """Send events of a range of time again; unless `plan` is false, tell what would be sent."""
     asked.principal.require_everywhere("manage")
     since = aware("since", body.since)
@@ -81,7 +81,7 @@ ENDPOINTS: Final = (
         "Send events of the past again",
         RedeliveryResult,
         permission="manage",
-        body=Redelivering,
+        body=RedeliveryRequest,
         problems=("LEDGER_FULL", "LEDGER_BUSY", "JOB_INVALID_INPUT", "NOT_FOUND", "REFUSED"),
     ),
     _endpoint(

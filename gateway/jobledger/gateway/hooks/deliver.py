@@ -46,7 +46,7 @@ class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
     took_ms: int
 
 
-class Delivering:
+class DeliverySender:
     """The sender of deliveries, with what its process provides."""
 
     def __init__(self, poster: Poster, secrets: Secrets, chance: random.Random | None = None) -> None:
@@ -163,7 +163,7 @@ async def _told(ledger: Ledger, webhook: Webhook, sequence: int) -> EventMessage
     return await told_of(ledger, message, webhook.definition.include)
 
 
-def deliver_task(delivering: Delivering) -> Task[..., Any]:
+def deliver_task(delivering: DeliverySender) -> Task[..., Any]:
     """Return the task for the worker of a gateway; its jobs are made by the reactor of webhooks."""
 
     @task(name=DELIVER, queue=DELIVERIES_QUEUE, max_attempts=ATTEMPTS_MAX)

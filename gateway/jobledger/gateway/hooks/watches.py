@@ -34,7 +34,7 @@ class WatchFigure(NamedTuple):
     value: float | None
 
 
-class Watching:
+class WatchJudge:
     """Judges the watches of a ledger; one gateway has one, for as long as it runs."""
 
     name = "watches"

@@ -15,7 +15,7 @@ FRESH_S: Final = 1.5  #: a page that is older than this is rendered again
 KEPT_MAX: Final = 64
 
 
-class _Rendering(msgspec.Struct, kw_only=True):
+class _RenderTask(msgspec.Struct, kw_only=True):
     task: asyncio.Task[bytes]
     at: float  #: by the monotonic clock, when it was begun
 
@@ -26,7 +26,7 @@ class SharedPages:
     def __init__(self, clock: Clock, *, fresh_s: float = FRESH_S) -> None:
         self._clock = clock
         self._fresh_s = fresh_s
-        self._made: OrderedDict[Hashable, _Rendering] = OrderedDict()
+        self._made: OrderedDict[Hashable, _RenderTask] = OrderedDict()
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[bytes]]) -> bytes:
         """Return the rendering for a key: one that is fresh or under way, else a new one.
@@ -35,7 +35,7 @@ class SharedPages:
         """
         known = self._made.get(key)
         if known is None or self._is_over(known):
-            known = _Rendering(task=asyncio.create_task(_begun(make)), at=self._clock.monotonic())
+            known = _RenderTask(task=asyncio.create_task(_begun(make)), at=self._clock.monotonic())
             self._made[key] = known
             while len(self._made) > KEPT_MAX:
                 self._made.popitem(last=False)
@@ -46,7 +46,7 @@ class SharedPages:
         """Drop every rendering, because somebody has changed something."""
         self._made.clear()
 
-    def _is_over(self, made: _Rendering) -> bool:
+    def _is_over(self, made: _RenderTask) -> bool:
         if not made.task.done():
             return False
         failed = made.task.cancelled() or made.task.exception() is not None

@@ -132,7 +132,7 @@ def setup_of(ledger: Ledger, projection: Path, name: str) -> Setup:
     )
 
 
-class Hosting(msgspec.Struct, frozen=True, kw_only=True):
+class WebhookHost(msgspec.Struct, frozen=True, kw_only=True):
     """What the gateway's own worker is told of webhooks."""
 
     allow_targets: tuple[str, ...] = ()  #: networks that deliveries may go to, beside the public internet
@@ -143,10 +143,10 @@ class Hosting(msgspec.Struct, frozen=True, kw_only=True):
         networks(self.allow_targets)
 
 
-class Working:
+class WorkerChild:
     """The child *worker*."""
 
-    def __init__(self, setup: Setup, hosting: Hosting) -> None:
+    def __init__(self, setup: Setup, hosting: WebhookHost) -> None:
         key_file = "" if hosting.key_file is None else str(hosting.key_file.absolute())
         self._setup = msgspec.structs.replace(setup, allow_targets=hosting.allow_targets, key_file=key_file)
 
@@ -160,7 +160,7 @@ class Working:
                     )
 
 
-class Following:
+class ProjectorChild:
     """The child *projector*."""
 
     def __init__(self, setup: Setup) -> None:

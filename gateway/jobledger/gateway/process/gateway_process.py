@@ -16,10 +16,10 @@ from prometheus_client import CollectorRegistry
 from jobledger.admin.diagnoses import counted
 from jobledger.gateway.app import app
 from jobledger.gateway.events.feed import Feed
-from jobledger.gateway.hooks.watches import Watching
+from jobledger.gateway.hooks.watches import WatchJudge
 from jobledger.gateway.life import Life
 from jobledger.gateway.parts import Access, Gateway
-from jobledger.gateway.process.children import Following, Hosting, Working, setup_of
+from jobledger.gateway.process.children import ProjectorChild, WebhookHost, WorkerChild, setup_of
 from jobledger.gateway.process.counters import Counters, GatewayCollector
 from jobledger.gateway.process.health import LAG_S_MAX, ProcessHealth
 from jobledger.gateway.process.listener import raise_file_limit
@@ -62,7 +62,7 @@ class Process:
         schedules: bool = True,
         project: bool = True,
         secrets: Secrets | None = None,
-        hosting: Hosting | None = None,
+        hosting: WebhookHost | None = None,
     ) -> None:
         """Without `project` somebody else follows the ledger into the file; `tasks`, `secrets`: see `Gateway`.
 
@@ -74,8 +74,10 @@ class Process:
         self.life = Life()
         self.counted = Counters()
         self._ledger = ledger
-        self._following = Following(setup_of(ledger, projection, "projector")) if project else None
-        self._working = None if hosting is None else Working(setup_of(ledger, projection, "worker"), hosting)
+        self._following = ProjectorChild(setup_of(ledger, projection, "projector")) if project else None
+        self._working = (
+            None if hosting is None else WorkerChild(setup_of(ledger, projection, "worker"), hosting)
+        )
         self._code = None if tasks is None else LoadedCode(ledger, tasks, schedules=schedules)
         self._past = PastViews(setup_of(ledger, projection, "past"))
         rows = FollowedRows(ledger, projection, self._past)
@@ -162,7 +164,7 @@ class Process:
         if self._working is not None:
             found += [
                 ("worker", self._working.run),
-                ("watches", Watching(self._ledger, self._projection).run),
+                ("watches", WatchJudge(self._ledger, self._projection).run),
             ]
         return found
 

@@ -9,7 +9,7 @@ from jobledger.ledger import Ledger, TaskRegistry
 from jobledger.ledger.model.identity import new_identity
 from jobledger.workers.announcement import announce_tasks
 from jobledger.workers.declared_routes import declare_routes
-from jobledger.workers.reactors.schedules.declarations import Declaring
+from jobledger.workers.reactors.schedules.declarations import ScheduleDeclarer
 from jobledger.workers.reactors.schedules.hooks import with_hooks
 from jobledger.workers.services import outlive
 
@@ -26,7 +26,7 @@ class LoadedCode:
         found = list(tasks.schedules.values()) if schedules else []
         self._routes = list(tasks.routes.values()) if schedules else []
         # Of all queues: jobs of a queue that no worker serves can run in requests to `/v1/run`.
-        self._declaring = Declaring(ledger, found, [each.queue for each in found])
+        self._declaring = ScheduleDeclarer(ledger, found, [each.queue for each in found])
 
     async def keep(self) -> None:
         """Announce the code, again after each failure, until cancelled."""

@@ -16,7 +16,7 @@ from jobledger.gateway.acts.asked import QUEUE
 from jobledger.gateway.acts.bulk_act import bulk_act
 from jobledger.gateway.acts.verification import verify_task
 from jobledger.gateway.hooks.addresses import Targets, networks
-from jobledger.gateway.hooks.deliver import Delivering, deliver_task
+from jobledger.gateway.hooks.deliver import DeliverySender, deliver_task
 from jobledger.gateway.hooks.poster import Poster
 from jobledger.gateway.process.line import Line, Ready, Setup, ToChild
 from jobledger.ledger import Ledger, Task, TaskRegistry
@@ -33,7 +33,7 @@ def own_tasks(setup: Setup) -> list[Task[..., Any]]:
     """Return the tasks that a gateway runs itself. Raises: ConfigurationError for a network that is none."""
     secrets = Secrets(os.environ, Path(setup.key_file) if setup.key_file else None)
     poster = Poster(Targets(networks(setup.allow_targets)))
-    return [deliver_task(Delivering(poster, secrets)), bulk_act, verify_task(Path(setup.projection))]
+    return [deliver_task(DeliverySender(poster, secrets)), bulk_act, verify_task(Path(setup.projection))]
 
 
 async def work(ledger: Ledger, setup: Setup, line: Line, _requests: ObjectReceiveStream[ToChild]) -> None:

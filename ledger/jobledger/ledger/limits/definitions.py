@@ -104,7 +104,7 @@ async def define_key(log: Log, limit: str, key: str, terms: Terms, stamp: Callab
     await change(log, limit, lambda before: _wish(before, key, terms), stamp)
 
 
-class Naming(Protocol):
+class LimitOptions(Protocol):
     """The options of a job, as far as its limits go; see `Options`."""
 
     @property
@@ -147,7 +147,9 @@ class CodeLimits:
         ] = {}  #: by limit or limit:key: the code's terms, written or replaced by a person's
         self._failed: dict[str, float] = {}  #: when it could not be written or read, by the loop's clock
 
-    async def ensure(self, options: Naming, task: str, own: Container[str], *, plan: bool = False) -> None:
+    async def ensure(
+        self, options: LimitOptions, task: str, own: Container[str], *, plan: bool = False
+    ) -> None:
         """Write the limits that a job's task and queue define to the ledger, as far as that can be done at once.
 
         `own`: the limits of the task's code that it only names. `plan`: only ask whether the job may name its limits.

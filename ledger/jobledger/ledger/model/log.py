@@ -143,7 +143,7 @@ async def only_jobs(batches: AsyncGenerator[list[Message], None]) -> AsyncGenera
                 yield jobs
 
 
-class JobReading(abc.ABC):
+class JobReads(abc.ABC):
     """The reads of job events alone, which a `Log` derives from its reads of all messages."""
 
     @abc.abstractmethod

@@ -26,7 +26,7 @@ from jobledger.ledger.model.log import (
     ChainEvents,
     Entry,
     Head,
-    JobReading,
+    JobReads,
     readable,
     start_of,
 )
@@ -45,7 +45,7 @@ class _KeptMessage(NamedTuple):
     stored_at: datetime
 
 
-class MemoryLog(JobReading):
+class MemoryLog(JobReads):
     """An in-process Log; `stored_bytes_max` makes it refuse when full, as the server does."""
 
     def __init__(

@@ -24,7 +24,7 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
     WrongSequenceError,
 )
-from jobledger.ledger.model.log import BATCH_MESSAGES_MAX, ChainEvents, Entry, Head, JobReading, start_of
+from jobledger.ledger.model.log import BATCH_MESSAGES_MAX, ChainEvents, Entry, Head, JobReads, start_of
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.model.times import server_time
 from jobledger.ledger.nats import api
@@ -96,7 +96,7 @@ class _MeteredAppend(_SubmittedAppend, eq=False):
             self.meter.failures += 1
 
 
-class JetStreamLog(JobReading):
+class JetStreamLog(JobReads):
     """The ledger's stream behind the Log protocol."""
 
     def __init__(

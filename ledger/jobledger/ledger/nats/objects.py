@@ -44,7 +44,7 @@ class ObjectDamagedError(Exception):
     """An object is not what was stored under its name."""
 
 
-class _Hashing:
+class _HashingFile:
     """A file to be written that hashes what goes into it."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -182,7 +182,7 @@ class ObjectBucket:
 
         Raises: as `read`, and the file's OSError; what is in the file is then worth nothing.
         """
-        hashing = _Hashing(file)
+        hashing = _HashingFile(file)
         try:
             async with self._transfer(size_bytes):
                 # nats-py only calls `write`, in a thread.

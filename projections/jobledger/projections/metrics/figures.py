@@ -16,7 +16,7 @@ import msgspec
 from jobledger.ledger.metrics.exposition import OTHER
 from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.projections.metrics.recent import RecentTimes, read_recent
-from jobledger.projections.metrics.runs import Running, read_running
+from jobledger.projections.metrics.runs import RunFigures, read_running
 from jobledger.projections.metrics.schedules import TickingRow, read_ticking
 from jobledger.projections.metrics.shown import Labels, minus, shown
 from jobledger.projections.position import Position
@@ -73,7 +73,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     held: list[HeldRow]  #: by limit
     limit_waits: dict[Labels, Sequence[Any]]  #: by limit, a histogram as its columns hold it
     ticking: list[TickingRow]  #: by schedule
-    running: Running  #: what runs did
+    running: RunFigures  #: what runs did
     hooks: HookStates  #: webhooks that are disabled, and watches that fire
     totals: list[TotalsRow]
     recent: RecentTimes

@@ -25,7 +25,7 @@ _RUNS: Final = f"SELECT queue, {', '.join(RUN_STATISTICS)} FROM run_totals ORDER
 _AWAITING: Final = "SELECT awaiting, count(*) FROM jobs WHERE awaiting IS NOT NULL GROUP BY awaiting"
 
 
-class Running(msgspec.Struct, frozen=True, kw_only=True):
+class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What a scrape shows of runs; counters, then a histogram, as the columns hold them."""
 
     steps: dict[Labels, Sequence[Any]]  #: by queue and target
@@ -34,7 +34,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     waiting: dict[str, int]  #: by what they wait for
 
 
-def read_running(store: Store, values_max: int) -> Running:
+def read_running(store: Store, values_max: int) -> RunFigures:
     """Return at most `values_max` queues and targets by name, and the others added up."""
     steps, folded = shown(store.select(_STEPS), 2, values_max)
     runs, _ = shown(store.select(_RUNS), 1, values_max)
@@ -42,10 +42,10 @@ def read_running(store: Store, values_max: int) -> Running:
     for awaiting, count in store.select(_AWAITING):
         for each in awaiting.split():
             waiting[each] = waiting.get(each, 0) + count
-    return Running(steps=steps, steps_folded=folded, runs=runs, waiting=waiting)
+    return RunFigures(steps=steps, steps_folded=folded, runs=runs, waiting=waiting)
 
 
-def running_metrics(running: Running) -> Iterator[Metric]:
+def running_metrics(running: RunFigures) -> Iterator[Metric]:
     """Return what runs did, and what they wait for."""
     steps, runs, outcomes = running.steps, running.runs, len(STEP_OUTCOMES)
     yield values(

@@ -92,7 +92,7 @@ def find_groups(select: Select, chosen: DeadLetterFilter, *, cursor: str | None,
     return FoundGroups(items=items[:limit], next=following)
 
 
-class _Grouping:
+class _ActGroup:
     """The acts of one person with one reason that follow each other within seconds, each to another job."""
 
     def __init__(self, newest: ActRow) -> None:
@@ -129,8 +129,8 @@ class _Grouping:
 
 def group_acts(select: Select, chosen: ActFilter, *, limit: int, together: bool, acts_max: int) -> ActGroups:
     """Return at most `limit` groups of acts, of the newest `acts_max` acts; see `Store.act_groups`."""
-    groups: list[_Grouping] = []
-    open_ones: dict[tuple[str, ...], _Grouping] = {}  # two people may do something to many jobs at one time
+    groups: list[_ActGroup] = []
+    open_ones: dict[tuple[str, ...], _ActGroup] = {}  # two people may do something to many jobs at one time
     count, end = 0, None
     for number, act in enumerate(_newest_acts(select, chosen, limit)):
         at = datetime.fromisoformat(act.at)
@@ -145,7 +145,7 @@ def group_acts(select: Select, chosen: ActFilter, *, limit: int, together: bool,
                 if not open_ones:
                     break
                 continue
-            group = _Grouping(act)
+            group = _ActGroup(act)
             groups.append(group)
             if act.job and together:
                 open_ones[key] = group

@@ -24,8 +24,8 @@ from jobledger.ledger.model.limits.holders import (
     FINAL,
     OF_AN_ATTEMPT,
     Holders,
-    Holding,
     JobKey,
+    JobSlots,
     carried_holding,
 )
 from jobledger.ledger.model.limits.names import split
@@ -136,7 +136,7 @@ class SlotRows(Rows):
         for job, rows in found.items():
             limits = tuple(sorted(row[0] for row in rows))
             kept = tuple(sorted(row[0] for row in rows if row[1]))
-            holders.put(job, Holding(limits, kept, rows[-1][3], rows[-1][2]))
+            holders.put(job, JobSlots(limits, kept, rows[-1][3], rows[-1][2]))
         return holders
 
     def _job(self, holders: Holders, stored: StoredEvent) -> None:
@@ -200,7 +200,7 @@ class SlotRows(Rows):
         row = self._connection.execute(_KEEP, (name, key)).fetchone()
         return row is not None and row[0] == "job"
 
-    def _write(self, job: JobKey, holding: Holding, keys: Iterable[str], by: Message, sequence: int) -> None:
+    def _write(self, job: JobKey, holding: JobSlots, keys: Iterable[str], by: Message, sequence: int) -> None:
         at = time_text(by.stored_at)
         rows = [(key, *job, int(key in holding.kept), at, holding.held, sequence) for key in keys]
         self._connection.executemany(_PUT, rows)

@@ -179,7 +179,7 @@ class Dispatcher:
         return await retry_raced(attempt)
 
 
-class Acting:
+class TimerActor:
     """Waits for a timer's moment, then does what it is for: each kind has its own hands."""
 
     def __init__(self, clocks: TwoClocks, dispatcher: Dispatcher, ticker: Ticker) -> None:
@@ -209,7 +209,7 @@ class Acting:
 class TimerSetter(ConsumerReactor):
     """Sets a timer for each wait in the ledger; it acts itself on waits that are due soon or overdue."""
 
-    def __init__(self, ledger: Ledger, timers: Timers, clocks: TwoClocks, acting: Acting) -> None:
+    def __init__(self, ledger: Ledger, timers: Timers, clocks: TwoClocks, acting: TimerActor) -> None:
         super().__init__(ledger, "timer-setter", in_flight_max=_HELD_MAX, ack_wait_s=_ACK_WAIT_S)
         self._timers = timers
         self._clocks = clocks
@@ -272,7 +272,7 @@ class DueTimers(ConsumerReactor):
         ledger: Ledger,
         timers: Timers,
         clocks: TwoClocks,
-        acting: Acting,
+        acting: TimerActor,
         *,
         setter: TimerSetter,
     ) -> None:
@@ -340,6 +340,6 @@ def timer_reactors(ledger: Ledger) -> list[Reactor]:
     """Return both reactors of one process."""
     timers = Timers(ledger.connection, ledger.inbox, ledger.names, ledger.config)
     clocks = TwoClocks(ledger.clock)
-    acting = Acting(clocks, Dispatcher(ledger), Ticker(ledger, timers))
+    acting = TimerActor(clocks, Dispatcher(ledger), Ticker(ledger, timers))
     setter = TimerSetter(ledger, timers, clocks, acting)
     return [setter, DueTimers(ledger, timers, clocks, acting, setter=setter)]

@@ -24,8 +24,8 @@ from jobledger.ledger.runs.ends import RunEnd, callback_for
 from jobledger.ledger.runs.errors import RerunSourceError
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.tasks import Task
-from jobledger.workers.reactors.children.creation import Opening
-from jobledger.workers.reactors.children.reach import Reaching
+from jobledger.workers.reactors.children.creation import ChildOpener
+from jobledger.workers.reactors.children.reach import ChildFollower
 
 #: Up to this number children are read one by one; more are found by the id of their run.
 _ONE_BY_ONE_MAX: Final = 8
@@ -55,10 +55,10 @@ class _ChildEnds(dict[int, MemberEnd]):
 class ChildJobs:
     """What the runs of one worker do with their children."""
 
-    def __init__(self, ledger: Ledger, opening: Opening) -> None:
+    def __init__(self, ledger: Ledger, opening: ChildOpener) -> None:
         self._ledger = ledger
         self._opening = opening
-        self._reaching = Reaching(ledger)
+        self._reaching = ChildFollower(ledger)
 
     async def ensure_limits(self, task: Task[Any, Any], options: Options) -> None:
         """See to it that what a task's code, and that of its callbacks, defines of limits is in the ledger.
@@ -73,7 +73,7 @@ class ChildJobs:
         return await callback_for(self._ledger, run, end)
 
     async def open(self, ref: JobRef, view: JobView, key: str, *, again: bool) -> None:
-        """Make the children of a step that may exist. Raises: as `Opening.open`."""
+        """Make the children of a step that may exist. Raises: as `ChildOpener.open`."""
         job = view.job
         assert job is not None, "only a run has children"
         await self._opening.open(ref, view, key, job.steps[key].open, again=again)

@@ -28,7 +28,7 @@ _BATCH_MAX: Final = 200
 _BYTES_MAX: Final = 1 << 20
 
 
-class _Waiting(msgspec.Struct, eq=False):
+class _WaitingStep(msgspec.Struct, eq=False):
     command: StepAppend
     stored: asyncio.Future[None]
 
@@ -38,7 +38,7 @@ class Together:
 
     def __init__(self, channel: AttemptChannel) -> None:
         self._channel = channel
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingStep] = []
         self._emptying: asyncio.Task[None] | None = None
         self._is_busy = False
 
@@ -49,7 +49,7 @@ class Together:
         """
         if self._is_busy:
             loop = asyncio.get_running_loop()
-            entry = _Waiting(command, loop.create_future())
+            entry = _WaitingStep(command, loop.create_future())
             self._waiting.append(entry)
             await entry.stored
             return
@@ -76,7 +76,7 @@ class Together:
         finally:
             self._is_busy = False
 
-    def _take(self) -> list[_Waiting]:
+    def _take(self) -> list[_WaitingStep]:
         """Take the next entries; drop those whose branches were cancelled meanwhile."""
         waiting = [each for each in self._waiting if not each.stored.done()]
         size = count = 0
@@ -88,7 +88,7 @@ class Together:
         self._waiting = waiting[count:]
         return waiting[:count]
 
-    async def _as_one(self, some: Sequence[_Waiting]) -> None:
+    async def _as_one(self, some: Sequence[_WaitingStep]) -> None:
         try:
             refused = await self._channel.append_all([each.command for each in some])
         except (LedgerFullError, UnreachableError) as error:  # raised by each of them
@@ -103,7 +103,7 @@ class Together:
         for number in refused:  # alone it is decided on what is stored
             await self._alone(some[number])
 
-    async def _alone(self, entry: _Waiting) -> None:
+    async def _alone(self, entry: _WaitingStep) -> None:
         if entry.stored.done():
             return
         try:
@@ -114,7 +114,7 @@ class Together:
             _settle(entry)
 
 
-def _settle(entry: _Waiting, error: Exception | None = None) -> None:
+def _settle(entry: _WaitingStep, error: Exception | None = None) -> None:
     if entry.stored.done():  # its branch was cancelled
         return
     if error is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobledger.admin.errors import JobNotHeldError, Missing
+from jobledger.admin.errors import JobNotHeldError, MissingEvents
 from jobledger.gateway.pages.page import Viewer
 from jobledger.gateway.pages.shell import PageFacts, opened
 from jobledger.projections import JobRow
@@ -25,6 +25,6 @@ async def archived(looked: Viewer, queue: str, error: JobNotHeldError) -> Archiv
         return ArchivedPage(shell=shell, row=row, where=where_is(error.missing, row.id))
 
 
-def where_is(missing: Missing, job_id: str) -> str:
+def where_is(missing: MissingEvents, job_id: str) -> str:
     """Say where the events are that are missing, and which command reads them."""
     return missing.sentence(f"`jobledger jobs show {job_id} --archive DIR`")

@@ -98,7 +98,7 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     others: int  #: how many more failed
 
 
-class _JobReading(NamedTuple):
+class _JobRead(NamedTuple):
     """What was read of a job."""
 
     job: Job  #: as of the moment shown
@@ -175,7 +175,7 @@ async def job_page(looked: Viewer, queue: str, id: str, *, query: Query) -> JobP
     workflow = await announced_workflow(ledger, job.task, job.order.version) if of_run else None
     hidden = not looked.principal.may("payloads")
     details = await job_details(ledger, job, history, hidden=hidden_from(looked.principal))
-    read = _JobReading(
+    read = _JobRead(
         job=job,
         why=explained.why,
         nouns=list(nouns_of(job, explained.facts)),
@@ -225,7 +225,7 @@ async def _logs(looked: Viewer, job: Job) -> tuple[LogLine, ...]:
     return ()
 
 
-def _page(looked: Viewer, view: View, shell: Shell, query: Query, read: _JobReading) -> JobPage:
+def _page(looked: Viewer, view: View, shell: Shell, query: Query, read: _JobRead) -> JobPage:
     job, history, seen = read.job, read.history, read.seen
     trail = trail_of(history, now=shell.today)
     at = trail.clocks.times[len(seen) - 1]
@@ -278,7 +278,7 @@ def _may_add(looked: Viewer, job: Job) -> bool:
 
 
 def _timeline(  # noqa: PLR0917 - what a page is made of
-    looked: Viewer, view: View, shell: Shell, query: Query, read: _JobReading, times: Sequence[datetime]
+    looked: Viewer, view: View, shell: Shell, query: Query, read: _JobRead, times: Sequence[datetime]
 ) -> TimelinePicture:
     job, seen = read.job, read.seen
     shown = seen[-1].stream_sequence if read.is_past else None

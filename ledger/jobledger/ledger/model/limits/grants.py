@@ -22,7 +22,7 @@ from jobledger.ledger.model.events import PRIORITIES, Cancelled, Carried, Held, 
 from jobledger.ledger.model.limits.definition import Definition, LimitEvent, Terms, evolve
 from jobledger.ledger.model.limits.flow import JOBS_MAX, Granted
 from jobledger.ledger.model.limits.guard import Guard
-from jobledger.ledger.model.limits.holders import Holders, Holding, JobKey, carried_holding
+from jobledger.ledger.model.limits.holders import Holders, JobKey, JobSlots, carried_holding
 from jobledger.ledger.model.limits.lines import (
     HEADS_MAX,
     IN_MEMORY_MAX,
@@ -32,7 +32,7 @@ from jobledger.ledger.model.limits.lines import (
     Lines,
     Share,
     Spill,
-    Waiting,
+    WaitingJob,
     fairness_of,
 )
 from jobledger.ledger.model.limits.modes import Cancel, Modes
@@ -85,12 +85,12 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class _Before(msgspec.Struct, frozen=True, gc=False):
     """What a grant changed, to take it back."""
 
-    entry: Waiting
+    entry: WaitingJob
     line: Line
     v: float
     floor: float
     first: tuple[Line | None, int]
-    holding: Holding | None
+    holding: JobSlots | None
     keys: list[tuple[str, tuple[int, ...] | None, int | None]]
 
 
@@ -160,7 +160,7 @@ class Granter:
                 self.remove(entry)
             self.modes.left(job)
 
-    def _remember_gone(self, job: JobKey, entry: Waiting, sequence: int) -> None:
+    def _remember_gone(self, job: JobKey, entry: WaitingJob, sequence: int) -> None:
         assert entry.line is not None, "it waits"
         self.gone[job] = Gone(entry.held, entry.line.key, sequence)
         if len(self.gone) > GONE_MAX:
@@ -244,7 +244,7 @@ class Granter:
                     return terms.weight
         return 1.0
 
-    def remove(self, entry: Waiting) -> None:
+    def remove(self, entry: WaitingJob) -> None:
         """Take a job out of its line."""
         line = entry.line
         assert line is not None, "it waits"
@@ -287,7 +287,7 @@ class Granter:
             elif gone is not None and gone.held == each.held and gone.left > event.through:
                 self._void(gone)
 
-    def _waits_again(self, job: JobKey, held: int) -> Waiting | None:
+    def _waits_again(self, job: JobKey, held: int) -> WaitingJob | None:
         """Let a job wait again that was to be cancelled, since somebody granted it."""
         doomed = self.modes.doomed.get(job)
         if doomed is None or doomed.held != held:
@@ -402,7 +402,7 @@ class Granter:
         is_last = self.total % LOWEST_FIRST_EVERY == LOWEST_FIRST_EVERY - 1
         return _UP if is_last else _DOWN
 
-    def _take(self, entry: Waiting, grant: int) -> None:
+    def _take(self, entry: WaitingJob, grant: int) -> None:
         line, job = entry.line, (entry.queue, entry.job)
         assert line is not None, "it waits"
         self.guard.passed(line, (line.share.v, entry.held), self._turn(), self.picker.is_stuck)
@@ -473,7 +473,7 @@ class Granter:
             _restore(self.guard.later, name, later)
             _restore(self.rates.whole_at, name, whole_at)
 
-    def _now_before(self, entry: Waiting, line: Line) -> _Before:
+    def _now_before(self, entry: WaitingJob, line: Line) -> _Before:
         later, whole_at = self.guard.later, self.rates.whole_at
         return _Before(
             entry=entry,

@@ -35,7 +35,7 @@ OF_AN_ATTEMPT: Final[frozenset[type[JobEvent]]] = frozenset((Failed, Snoozed, Pa
 _ENDS: Final = FINAL | OF_AN_ATTEMPT
 
 
-class Holding(msgspec.Struct, gc=False):
+class JobSlots(msgspec.Struct, gc=False):
     """The slots of one job."""
 
     limits: tuple[str, ...]  #: the keys of which it holds a slot
@@ -52,7 +52,7 @@ class Holders:
 
     def __init__(self) -> None:
         """Begin: nobody holds anything."""
-        self.jobs: dict[JobKey, Holding] = {}
+        self.jobs: dict[JobKey, JobSlots] = {}
         #: The jobs that hold a slot of each key, the one that took its slot first in front.
         self.by_key: dict[str, dict[JobKey, None]] = {}
 
@@ -84,7 +84,7 @@ class Holders:
         """
         taken = self.needs(job, limits)
         kept = tuple([limit for limit in limits if limit not in taken or keeps(limit)])
-        self.put(job, Holding(limits, kept, grant, held))
+        self.put(job, JobSlots(limits, kept, grant, held))
         return taken
 
     def feed(self, event: JobEvent) -> tuple[str, ...]:
@@ -95,14 +95,14 @@ class Holders:
             return ()
         if holding.kept and type(event) in OF_AN_ATTEMPT:
             freed = tuple(limit for limit in holding.limits if limit not in holding.kept)
-            self.jobs[job] = Holding(holding.kept, holding.kept, holding.grant, holding.held)
+            self.jobs[job] = JobSlots(holding.kept, holding.kept, holding.grant, holding.held)
         else:
             freed = holding.limits
             del self.jobs[job]
         self._free(job, freed)
         return freed
 
-    def put(self, job: JobKey, holding: Holding | None) -> None:
+    def put(self, job: JobKey, holding: JobSlots | None) -> None:
         """Set what a job holds, whatever it held before; None: nothing. For state that is restored, or undone."""
         before = self.jobs.pop(job, None)
         if before is not None:
@@ -119,15 +119,15 @@ class Holders:
                 del self.by_key[key]
 
 
-def carried_holding(state: CarriedJob, keeps: Callable[[str], bool]) -> Holding | None:
+def carried_holding(state: CarriedJob, keeps: Callable[[str], bool]) -> JobSlots | None:
     """Return what a job holds whose earlier events went into an archive, None for nothing; `keeps` as for `take`."""
     limits = state.order.limits
     if not limits or not state.grant:
         return None
     kept = tuple(filter(keeps, limits))
     if state.state in {"queued", "running"}:
-        return Holding(limits, kept, state.grant)
-    return Holding(kept, kept, state.grant) if kept and state.state in _BETWEEN else None
+        return JobSlots(limits, kept, state.grant)
+    return JobSlots(kept, kept, state.grant) if kept and state.state in _BETWEEN else None
 
 
 #: Where a job may be that keeps slots though no attempt of it runs.

@@ -81,7 +81,7 @@ class Share:
         self.active_since = 0  #: stream sequence of the `held` with which its first line began
 
 
-class Waiting:
+class WaitingJob:
     """A job that waits, in memory."""
 
     __slots__ = ("held", "job", "limits", "line", "queue")
@@ -129,7 +129,7 @@ class Line:
         self.keys = key[3]  #: of which its jobs need a slot
         self.number = number
         self.share = share
-        self.heads: deque[Waiting] = deque()  #: the oldest jobs
+        self.heads: deque[WaitingJob] = deque()  #: the oldest jobs
         self.head = 0  #: stream sequence of the first job's `held`; 0: the line is empty
         self.spilled = 0  #: how many more were put aside
         self.through = 0  #: stream sequence of the newest job that was in memory
@@ -234,7 +234,7 @@ class Lines:
     ) -> None:
         """Begin empty; without a spill all jobs stay in memory."""
         self.lines: dict[LineKey, Line] = {}
-        self.jobs: dict[JobKey, Waiting] = {}  #: in memory
+        self.jobs: dict[JobKey, WaitingJob] = {}  #: in memory
         self.spilled = 0  #: how many are not
         self._numbered: dict[int, Line] = {}
         self._numbers = 0
@@ -274,7 +274,7 @@ class Lines:
             line.head = held
 
     def _remember(self, line: Line, held: int, job: JobKey, limits: tuple[str, ...]) -> None:
-        entry = self.jobs[job] = Waiting(held, *job, limits, line)
+        entry = self.jobs[job] = WaitingJob(held, *job, limits, line)
         line.heads.append(entry)
         line.through = max(line.through, held)
 
@@ -284,7 +284,7 @@ class Lines:
         at = len(heads)
         while at and heads[at - 1].held > held:
             at -= 1
-        entry = self.jobs[job] = Waiting(held, *job, limits, line)
+        entry = self.jobs[job] = WaitingJob(held, *job, limits, line)
         heads.insert(at, entry)
         if not at:
             line.head = held
@@ -305,7 +305,7 @@ class Lines:
         line.spilled += 1
         self.spilled += 1
 
-    def find(self, job: JobKey) -> Waiting | None:
+    def find(self, job: JobKey) -> WaitingJob | None:
         """Return a job that waits, None if it does not; of one that was put aside a copy."""
         entry = self.jobs.get(job)
         if entry is not None or not self.spilled or self._spill is None:
@@ -314,9 +314,9 @@ class Lines:
         if found is None:
             return None
         line, (held, _, _, limits) = self._numbered[found[0]], found[1]
-        return Waiting(held, *job, limits or line.keys, line)
+        return WaitingJob(held, *job, limits or line.keys, line)
 
-    def remove(self, entry: Waiting) -> None:
+    def remove(self, entry: WaitingJob) -> None:
         """Take a job out of its line; a line that is empty then gets the `head` 0, and is forgotten."""
         line = entry.line
         assert line is not None, "a job leaves its line once"
@@ -355,7 +355,7 @@ class Lines:
         line.spilled -= len(page)
         self.spilled -= len(page)
 
-    def put_back(self, line: Line, entry: Waiting) -> None:
+    def put_back(self, line: Line, entry: WaitingJob) -> None:
         """Undo the removal of a line's first job."""
         self.lines[line.key] = self._numbered[line.number] = line
         entry.line = line
@@ -363,15 +363,15 @@ class Lines:
         line.heads.appendleft(entry)
         line.head = entry.held
 
-    def oldest(self) -> Iterator[tuple[Waiting, LineKey]]:
+    def oldest(self) -> Iterator[tuple[WaitingJob, LineKey]]:
         """Yield every job that waits, the oldest first, as it is now."""
         yield from heapq.merge(*(self._all_of(line) for line in self.lines.values()), key=_held_of)
 
-    def of(self, line: Line) -> Iterator[Waiting]:
+    def of(self, line: Line) -> Iterator[WaitingJob]:
         """Yield the jobs of one line, the oldest first; what it yields from the spill is a copy."""
         return (entry for entry, _ in self._all_of(line))
 
-    def _all_of(self, line: Line) -> Iterator[tuple[Waiting, LineKey]]:
+    def _all_of(self, line: Line) -> Iterator[tuple[WaitingJob, LineKey]]:
         for entry in list(line.heads):
             if entry.line is not None:
                 yield entry, line.key
@@ -381,9 +381,9 @@ class Lines:
             if not page:
                 return
             for held, queue, job, limits in page:
-                yield Waiting(held, queue, job, limits or line.keys, line), line.key
+                yield WaitingJob(held, queue, job, limits or line.keys, line), line.key
             after = page[-1][0]
 
 
-def _held_of(found: tuple[Waiting, LineKey]) -> int:
+def _held_of(found: tuple[WaitingJob, LineKey]) -> int:
     return found[0].held

@@ -13,7 +13,7 @@ import msgspec
 
 from jobledger.ledger.model.limits.definition import Terms
 from jobledger.ledger.model.limits.holders import Holders, JobKey
-from jobledger.ledger.model.limits.lines import Line, LineKey, Lines, Waiting
+from jobledger.ledger.model.limits.lines import Line, LineKey, Lines, WaitingJob
 from jobledger.ledger.model.limits.picker import Key, Picker
 
 _SUPERSEDES: Final = frozenset({"newest", "replace"})
@@ -42,7 +42,7 @@ class Modes:
     """The lines that wait for keys with a mode, and the jobs that are about to be cancelled."""
 
     def __init__(
-        self, picker: Picker, lines: Lines, holders: Holders, remove: Callable[[Waiting], None]
+        self, picker: Picker, lines: Lines, holders: Holders, remove: Callable[[WaitingJob], None]
     ) -> None:
         """Begin: nobody waits. `remove` takes a job out of its line."""
         self.doomed: dict[JobKey, DoomedJob] = {}
@@ -107,7 +107,7 @@ class Modes:
             for entry in older[: max(0, most - len(self._said))]:
                 self._doom(entry, "superseded", name, waiting[-1].job)
 
-    def _waiting(self, key: Key) -> list[Waiting]:
+    def _waiting(self, key: Key) -> list[WaitingJob]:
         return sorted(
             (entry for line in key.lines for entry in self._lines.of(line)), key=lambda each: each.held
         )
@@ -142,7 +142,7 @@ class Modes:
             by = self._waiting(key)[-1].job
             self._said.append(Cancel(*holders[0], "superseded", key.name, by, 0))
 
-    def _doom(self, entry: Waiting, why: Literal["superseded", "dropped"], limit: str, by: str) -> None:
+    def _doom(self, entry: WaitingJob, why: Literal["superseded", "dropped"], limit: str, by: str) -> None:
         line = entry.line
         assert line is not None, "it waits"
         self._remove(entry)

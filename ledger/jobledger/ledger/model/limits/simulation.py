@@ -56,7 +56,7 @@ class TooManyWaitsError(Exception):
     """A recording has more waits than fit in memory."""
 
 
-class Recording:
+class WaitRecord:
     """The waits of a span of time, the definitions at its beginning, and how these changed; told a ledger in stream order."""
 
     def __init__(self, begin: datetime, end: datetime) -> None:
@@ -180,7 +180,7 @@ class _WaitCount:
         )
 
 
-def recorded(recording: Recording) -> dict[str, KeyWaits]:
+def recorded(recording: WaitRecord) -> dict[str, KeyWaits]:
     """Return how long jobs waited as it was, by key."""
     found = _WaitCount()
     for wait in recording.waits:
@@ -192,7 +192,7 @@ def recorded(recording: Recording) -> dict[str, KeyWaits]:
     return found.by_key()
 
 
-def simulated(recording: Recording, limits: Mapping[str, Definition]) -> dict[str, KeyWaits]:
+def simulated(recording: WaitRecord, limits: Mapping[str, Definition]) -> dict[str, KeyWaits]:
     """Return how long the same jobs would have waited, by key.
 
     `limits`: definitions that hold for the whole span. The others are as they were recorded, and change when they did.
@@ -201,7 +201,7 @@ def simulated(recording: Recording, limits: Mapping[str, Definition]) -> dict[st
 
 
 class _Run:
-    def __init__(self, recording: Recording, limits: Mapping[str, Definition]) -> None:
+    def __init__(self, recording: WaitRecord, limits: Mapping[str, Definition]) -> None:
         self._recording = recording
         self._granter = Granter()
         self._sequence = 0  # of what is told to the granter
@@ -357,7 +357,7 @@ def _end(wait: Wait, now: datetime) -> JobEvent:
     return Snoozed(at=now, by=_BY, queue=queue, job=job, task="", attempt=1, until=now)
 
 
-def _median_service(recording: Recording) -> timedelta:
+def _median_service(recording: WaitRecord) -> timedelta:
     taken = [
         wait.left_at - wait.granted_at
         for wait in recording.waits

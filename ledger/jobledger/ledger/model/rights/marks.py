@@ -143,10 +143,10 @@ def hide(value: T, hidden: Hidden, *, by_default: bool = False) -> T:
 
     `by_default`: a hidden field gets its default, so that an event leaves it out; but not names of jobs.
     """
-    return cast("T", _Hiding(hidden, by_default)(value)) if hidden.marks else value
+    return cast("T", _Mask(hidden, by_default)(value)) if hidden.marks else value
 
 
-class _Hiding(NamedTuple):
+class _Mask(NamedTuple):
     """What is hidden, and how."""
 
     hidden: Hidden
@@ -186,7 +186,7 @@ class _Hiding(NamedTuple):
             return self(before)
         if isinstance(how, JsonOf):
             read = msgspec.json.decode(before, type=how.kind)
-            return msgspec.Raw(msgspec.json.encode(_Hiding(self.hidden, by_default=True)(read)))
+            return msgspec.Raw(msgspec.json.encode(_Mask(self.hidden, by_default=True)(read)))
         if how.mark not in self.hidden.marks or self._is_in_sight(owner, how):
             return before
         if how.mark == "job" or not self.by_default:

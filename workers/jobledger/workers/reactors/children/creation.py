@@ -25,7 +25,7 @@ from jobledger.ledger.model.runs.steps import Step, admissible
 from jobledger.ledger.model.subjects import JobRef, first_leaf
 from jobledger.ledger.parts import Client
 from jobledger.workers.reactors.children.begun_again import rerun_of_child
-from jobledger.workers.reactors.children.reach import Reaching
+from jobledger.workers.reactors.children.reach import ChildFollower
 
 #: How many first events of children are on their way at a time.
 _IN_FLIGHT_MAX: Final = 500
@@ -56,12 +56,12 @@ class ChildIdTakenError(CorruptLedgerError):
         )
 
 
-class Opening:
+class ChildOpener:
     """Enqueues children; one per process, since it keeps what it read of large groups."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._reaching = Reaching(client)
+        self._reaching = ChildFollower(client)
         self._kept: OrderedDict[str, Items] = OrderedDict()  # by the digest of the array
         self._kept_bytes: dict[str, int] = {}
         #: By run and its newest grant, the limits of which its children need no slot of their own.

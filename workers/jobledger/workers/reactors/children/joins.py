@@ -25,9 +25,9 @@ from jobledger.ledger.model.runs.events import Joined
 from jobledger.ledger.model.runs.orders import RUN_BATCH, bits, bits_of, ranges_of
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
-from jobledger.workers.reactors.children.creation import ChildIdTakenError, Opening
+from jobledger.workers.reactors.children.creation import ChildIdTakenError, ChildOpener
 from jobledger.workers.reactors.children.ends import EndState
-from jobledger.workers.reactors.children.reach import Reaching
+from jobledger.workers.reactors.children.reach import ChildFollower
 
 logger = logging.getLogger("jobledger.workers.reactors.children")
 
@@ -68,13 +68,13 @@ class _Run:
         return sum(sizes) <= _KEPT_BYTES_MAX
 
 
-class Joining:
+class Joiner:
     """Counts ends for every run, one append at a time for each; one per process."""
 
-    def __init__(self, client: Client, opening: Opening) -> None:
+    def __init__(self, client: Client, opening: ChildOpener) -> None:
         self._client = client
         self._opening = opening
-        self._reaching = Reaching(client)
+        self._reaching = ChildFollower(client)
         self._runs: OrderedDict[JobRef, _Run] = OrderedDict()
         self.joins = 0  #: appends that counted ends here
 
@@ -159,7 +159,7 @@ class Joining:
         Its code then asks for the child itself, and the run becomes a dead letter that says why; so does one that is
         claimed later.
 
-        Raises: WrongSequenceError where it runs and may wait in memory: try again once it has paused; as `Opening.open`.
+        Raises: WrongSequenceError where it runs and may wait in memory: try again once it has paused; as `ChildOpener.open`.
         """
         try:
             run.view = await self._opening.open(run.ref, run.view, key, items, again=again)

@@ -56,7 +56,7 @@ def open_items(job: Job) -> dict[str, int]:
     }
 
 
-class Reaching:
+class ChildFollower:
     """Lets children follow their run; several at once do no harm, since each append is conditional."""
 
     def __init__(self, client: Client) -> None:

@@ -20,10 +20,10 @@ from jobledger.ledger.model.subjects import CHILDREN_CONSUMER, JobRef
 from jobledger.ledger.nats.consumer import Source
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.runs.ends import RunEnd, callback_for
-from jobledger.workers.reactors.children.creation import Opening
+from jobledger.workers.reactors.children.creation import ChildOpener
 from jobledger.workers.reactors.children.ends import decode, encode, news_in
-from jobledger.workers.reactors.children.joins import End, Joining
-from jobledger.workers.reactors.children.reach import Reaching
+from jobledger.workers.reactors.children.joins import End, Joiner
+from jobledger.workers.reactors.children.reach import ChildFollower
 from jobledger.workers.reactors.reactor import ConsumerReactor, Later
 
 _IN_FLIGHT_MAX = 1_024
@@ -32,10 +32,10 @@ _IN_FLIGHT_MAX = 1_024
 class ChildrenReactor(ConsumerReactor):
     """Counts the ends of children, opens the next ones, wakes their runs, and ends what ended runs leave open."""
 
-    def __init__(self, ledger: Ledger, opening: Opening | None = None) -> None:
+    def __init__(self, ledger: Ledger, opening: ChildOpener | None = None) -> None:
         super().__init__(ledger, CHILDREN_CONSUMER, in_flight_max=_IN_FLIGHT_MAX)
-        self.joining = Joining(ledger, opening or Opening(ledger))
-        self._reaching = Reaching(ledger)
+        self.joining = Joiner(ledger, opening or ChildOpener(ledger))
+        self._reaching = ChildFollower(ledger)
 
     async def find(self) -> Source:
         """Return where ends of children and of runs are handed out."""

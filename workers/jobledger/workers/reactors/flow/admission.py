@@ -38,7 +38,7 @@ class _KeptSlot(msgspec.Struct, frozen=True, gc=False):
     stream_sequence: int
 
 
-class Admitting:
+class Admitter:
     """Appends `queued` for granted jobs; several do no harm, since each append is conditional on the job's chain."""
 
     def __init__(self, ledger: Ledger) -> None:

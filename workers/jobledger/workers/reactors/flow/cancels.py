@@ -24,7 +24,7 @@ logger = logging.getLogger("jobledger.workers.reactors.flow.cancels")
 _AT_ONCE: Final = 64
 
 
-class Cancelling:
+class Canceller:
     """Cancels jobs as decided; several do no harm, since each append is conditional on the job's chain."""
 
     def __init__(self, ledger: Ledger) -> None:

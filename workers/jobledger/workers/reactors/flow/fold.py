@@ -24,7 +24,7 @@ _FAIR: Final = "queue:"
 _READY: Final = 2
 
 
-class Folding:
+class GrantFold:
     """Folds what is read into a `Granter`, and tells who else has to know."""
 
     def __init__(

@@ -22,9 +22,9 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.limits.flow import MAIN, Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import POLICY, Decision
 from jobledger.ledger.model.limits.holders import JobKey
-from jobledger.workers.reactors.flow.admission import Admitting
-from jobledger.workers.reactors.flow.cancels import Cancelling
-from jobledger.workers.reactors.flow.fold import Folding
+from jobledger.workers.reactors.flow.admission import Admitter
+from jobledger.workers.reactors.flow.cancels import Canceller
+from jobledger.workers.reactors.flow.fold import GrantFold
 from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.seats import Seats
@@ -60,10 +60,10 @@ class Session:
         self._seats = seats
         self._options = options
         self._chain = Chain(ledger)
-        self._admitting = Admitting(ledger)
-        self._cancelling = Cancelling(ledger)
+        self._admitting = Admitter(ledger)
+        self._cancelling = Canceller(ledger)
         self._unclaimed = UnclaimedSlots(ledger, self._admitting, claim_within_s=options.claim_within_s)
-        self._folding = Folding(
+        self._folding = GrantFold(
             self._chain,
             on_held=self._admitting.keep,
             on_left=self._on_left,

@@ -11,7 +11,7 @@ import msgspec
 from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.limits.flow import MAIN, Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import Granter
-from jobledger.ledger.model.limits.holders import Holding, JobKey
+from jobledger.ledger.model.limits.holders import JobKey, JobSlots
 from jobledger.ledger.model.limits.lines import Gone
 from jobledger.ledger.model.limits.modes import DoomedJob
 
@@ -149,7 +149,7 @@ def prepare(granter: Granter, state: FlowState) -> None:
     """Put back the slots that jobs keep until they end, before the events before a snapshot are folded again."""
     for each in state.holders:
         if each.kept:
-            granter.holders.put((each.queue, each.job), Holding(each.kept, each.kept, each.grant, each.held))
+            granter.holders.put((each.queue, each.job), JobSlots(each.kept, each.kept, each.grant, each.held))
 
 
 def restore(granter: Granter, state: FlowState, through: int) -> None:
@@ -161,7 +161,7 @@ def restore(granter: Granter, state: FlowState, through: int) -> None:
     for job in list(granter.holders.jobs):
         granter.holders.put(job, None)
     for each in state.holders:
-        holding = Holding(each.limits, each.kept, each.grant, each.held)
+        holding = JobSlots(each.limits, each.kept, each.grant, each.held)
         granter.holders.put((each.queue, each.job), holding)
     granter.rates.whole_at = dict(state.rates)
     granter.guard.later = dict(state.later)

@@ -18,7 +18,7 @@ from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.limits.flow import MAIN, Snapshotted
 from jobledger.ledger.model.queue_pause import QUEUE
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.workers.reactors.flow.fold import Folding
+from jobledger.workers.reactors.flow.fold import GrantFold
 from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.snapshots import (
     FlowState,
@@ -35,7 +35,7 @@ from jobledger.workers.reactors.flow.source import read
 _NAMED_AT_ONCE: Final = 100
 
 
-async def begin(ledger: Ledger, chain: Chain, folding: Folding) -> None:
+async def begin(ledger: Ledger, chain: Chain, folding: GrantFold) -> None:
     """Fold what is stored, so that `folding` goes on behind it.
 
     Where the state of the newest snapshot is gone, as in a ledger that was brought back from an export, the events from the
@@ -61,7 +61,7 @@ async def begin(ledger: Ledger, chain: Chain, folding: Folding) -> None:
 
 
 async def fold_up_to(
-    ledger: Ledger, folding: Folding, snapshot: Snapshotted | None, first: int, last: int
+    ledger: Ledger, folding: GrantFold, snapshot: Snapshotted | None, first: int, last: int
 ) -> FlowState:
     """Fold a snapshot and the events after it up to `last`; None: those from `first` on. Return the snapshot's state.
 
@@ -101,7 +101,7 @@ async def state_in(ledger: Ledger, snapshot: Snapshotted) -> FlowState:
         raise MalformedEventError(f"the newest snapshot of the limits cannot be read: {error}") from error
 
 
-async def _fold_waiting(ledger: Ledger, folding: Folding, waiting: tuple[WaitingState, ...]) -> None:
+async def _fold_waiting(ledger: Ledger, folding: GrantFold, waiting: tuple[WaitingState, ...]) -> None:
     """Fold the `held` of jobs that a snapshot names; where an archive run took it, the job from its chain."""
     found = await asyncio.gather(*(ledger.log.get(each.held) for each in waiting))
     for each, stored in zip(waiting, found, strict=True):
@@ -113,7 +113,7 @@ async def _fold_waiting(ledger: Ledger, folding: Folding, waiting: tuple[Waiting
             folding.wait(job)
 
 
-async def _fold_definitions(ledger: Ledger, folding: Folding, last: int) -> None:
+async def _fold_definitions(ledger: Ledger, folding: GrantFold, last: int) -> None:
     """Fold the events of limits and queues from the first one on: they may be older than all others that count.
 
     An event after `last` is folded where an archive run stored it again there and removed the earlier ones.
@@ -131,7 +131,7 @@ async def _fold_definitions(ledger: Ledger, folding: Folding, last: int) -> None
                     known.add(key)
 
 
-async def snapshot(ledger: Ledger, chain: Chain, folding: Folding, *, by: str) -> int:
+async def snapshot(ledger: Ledger, chain: Chain, folding: GrantFold, *, by: str) -> int:
     """Append a snapshot of what was folded; return its stream sequence.
 
     Raises: WrongSequenceError when another reactor was faster, PayloadTooLargeError, LedgerFullError, UnreachableError.

@@ -20,7 +20,7 @@ from jobledger.ledger.model.limits.flow import GrantedJob
 from jobledger.ledger.model.limits.holders import JobKey
 from jobledger.ledger.model.log import BATCH_MESSAGES_MAX
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.workers.reactors.flow.admission import Admitting
+from jobledger.workers.reactors.flow.admission import Admitter
 from jobledger.workers.reactors.flow.log_once import ToldOnce
 
 logger = logging.getLogger("jobledger.workers.reactors.flow.unclaimed")
@@ -45,7 +45,7 @@ _Slots = OrderedDict[JobKey, Slot]
 class UnclaimedSlots:
     """Looks at holders of slots once they are old enough, each once or twice, however long it runs."""
 
-    def __init__(self, ledger: Ledger, admitting: Admitting, *, claim_within_s: float) -> None:
+    def __init__(self, ledger: Ledger, admitting: Admitter, *, claim_within_s: float) -> None:
         self._ledger = ledger
         self._admitting = admitting
         self._claim_within_s = claim_within_s

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.limits.grants import Granter
-from jobledger.workers.reactors.flow.fold import Folding
+from jobledger.workers.reactors.flow.fold import GrantFold
 from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.seats import fleet_of
 from jobledger.workers.reactors.flow.start import begin
@@ -22,7 +22,7 @@ async def present(ledger: Ledger) -> AsyncGenerator[Granter, None]:
     Raises: CorruptLedgerError, PayloadMissingError, ScratchSpaceError, UnreachableError.
     """
     chain = Chain(ledger)
-    folding = Folding(
+    folding = GrantFold(
         chain,
         on_held=lambda _held: None,
         on_left=lambda _queue, _job: None,

@@ -34,7 +34,7 @@ LOOK_EVERY_S: Final = 30.0
 _ALL_EVERY: Final = 20
 
 
-class Declaring:
+class ScheduleDeclarer:
     """Declares the schedules of a worker's code: at its start, and later those that had to wait."""
 
     def __init__(self, ledger: Ledger, schedules: Iterable[Schedule], queues: Sequence[str]) -> None:
