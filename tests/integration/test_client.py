@@ -16,10 +16,11 @@ import pytest
 from tests.support.counting import everything
 from tests.support.orders import COMMITS, LIMIT_S, add, finish, shout
 from tests.support.tables import each_row
-from tests.support.working import Connect
+from tests.support.working import Connect, until
 
 from jobledger.ledger import JobState, Ledger, connect, sync
 from jobledger.ledger.config import LedgerConfig, with_variables
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import CancelJob, Claim, Discard, Fail, Requeue
 from jobledger.ledger.model.errors import (
     AmbiguousIdError,
@@ -277,15 +278,28 @@ async def test_a_hint_ends_a_wait_at_once(connected: Connect, monkeypatch: pytes
             assert len([stored async for stored in seen]) == 2
 
 
-async def test_a_false_hint_ends_nothing(connected: Connect) -> None:
+async def test_a_false_hint_ends_nothing(connected: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobledger.ledger.handle._LOOK_AGAIN_FIRST_S", 10 * LIMIT_S)
     async with connected() as enqueuer, connected() as elsewhere:
         job = await enqueuer.enqueue(add, 1)
-        waiting = asyncio.create_task(job.result(timeout_s=0.5))
-        for _ in range(5):
+        looks, read_on = list[int](), enqueuer.log.read_on
+
+        async def counted(chain: str, after: int) -> list[StoredEvent]:
+            found = await read_on(chain, after)
+            looks.append(len(found))
+            return found
+
+        monkeypatch.setattr(enqueuer.log, "read_on", counted)
+        waiting = asyncio.create_task(job.result(timeout_s=2 * LIMIT_S))
+        await asyncio.sleep(0)  # it listens
+        for count in range(1, 6):
             elsewhere.hints.tell(enqueuer.hints.inbox, job.ref)
-            await asyncio.sleep(0.02)
-        with pytest.raises(ResultTimeoutError):
-            await waiting
+            await until(lambda count=count: len(looks) == count)  # type: ignore[misc]
+        assert looks == [0] * 5, "only a hint lets it look, and it waits on"
+        await finish(elsewhere, job.ref, 2)
+        elsewhere.hints.tell(enqueuer.hints.inbox, job.ref)
+        assert await waiting == 2
+        assert looks[:5] == [0] * 5
 
 
 @each_row("value", [None, 0, "", [], {}, "ä\u0000\U0001f600", {"a": [1.5, None, True]}, 2**53 + 1])

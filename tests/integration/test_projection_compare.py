@@ -263,8 +263,14 @@ async def test_a_statement_that_runs_for_long_is_ended_when_nobody_waits(tmp_pat
 
 
 async def test_a_file_that_is_closed_in_the_moment_of_a_cancel_keeps_it_a_cancel(tmp_path: Path) -> None:
-    apart, over = Background(), threading.Event()
-    apart.reads.append(sqlite3.connect(tmp_path / "any.db", check_same_thread=False))
+    apart, told = Background(), threading.Event()
+
+    class Told(sqlite3.Connection):
+        def interrupt(self) -> None:
+            told.set()
+            super().interrupt()
+
+    apart.reads.append(sqlite3.connect(tmp_path / "any.db", check_same_thread=False, factory=Told))
     apart.reads[0].close()  # the thread is about to take it from the list
 
     loop = asyncio.get_running_loop()
@@ -272,7 +278,7 @@ async def test_a_file_that_is_closed_in_the_moment_of_a_cancel_keeps_it_a_cancel
 
     def take_it() -> None:
         loop.call_soon_threadsafe(scope.cancel)
-        assert not over.wait(0.5)
+        assert told.wait(LIMIT_S)
         apart.reads.clear()
 
     with scope:

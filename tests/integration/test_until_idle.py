@@ -17,7 +17,7 @@ from tests.support.limits import LIMIT_S
 from jobledger.ledger import Ledger, TaskRegistry, task
 from jobledger.ledger.model.errors import ServerUnreachableError
 from jobledger.ledger.model.log import Head
-from jobledger.workers import Worker
+from jobledger.workers import Worker, idle
 from jobledger.workers.idle import until_idle
 
 pytestmark = pytest.mark.anyio
@@ -50,8 +50,15 @@ async def test_jobs_that_jobs_enqueue_are_done_too_and_later_ones_stay(ledger: L
     assert (await later.state()) == "scheduled"
 
 
-async def test_it_waits_for_what_another_worker_runs(ledger: Ledger) -> None:
+async def test_it_waits_for_what_another_worker_runs(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end, ended = anyio.Event(), anyio.Event(), list[str]()
+    looks, look = list[bool](), idle._unsettled
+
+    async def counted(ledger: Ledger, worker: Worker) -> bool:
+        looks.append(await look(ledger, worker))
+        return looks[-1]
+
+    monkeypatch.setattr(idle, "_unsettled", counted)
 
     @task(queue="idle")
     async def slow() -> None:
@@ -69,7 +76,9 @@ async def test_it_waits_for_what_another_worker_runs(ledger: Ledger) -> None:
             group.start_soon(first.run)
             await begun.wait()
             group.start_soon(second)
-            await anyio.sleep(0.2)  # some looks of the second one, which must not end it
+            while len(looks) < 3 and not ended:
+                await anyio.sleep(0.01)
+            assert set(looks) == {True}
             assert ended == []
             may_end.set()
             while not ended:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from tests.support.jetstream import api
@@ -23,7 +24,7 @@ from jobledger.ledger import (
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Claim, DeadLetter, Requeue
 from jobledger.ledger.model.errors import LedgerFullError, ServerUnreachableError
-from jobledger.ledger.model.log import ChainEvents
+from jobledger.ledger.model.log import ChainEvents, Entry
 from jobledger.workers import Worker, WorkerConfig
 
 pytestmark = pytest.mark.anyio
@@ -248,10 +249,18 @@ async def test_a_task_that_ends_well_though_told_to_stop_is_completed(ledger: Le
 
 
 async def test_work_goes_on_as_soon_as_a_full_ledger_has_room(
-    connected: Connect, caplog: pytest.LogCaptureFixture
+    connected: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connected(ledger_bytes_max=1 << 16) as ledger:
         jobs: list[JobHandle[int]] = []
+        refused, append = Counter[str](), ledger.log.append
+
+        async def counted(entries: Sequence[Entry]) -> int:
+            try:
+                return await append(entries)
+            except LedgerFullError:
+                refused.update(each.chain for each in entries)
+                raise
 
         async def fill() -> None:
             while True:
@@ -260,9 +269,11 @@ async def test_work_goes_on_as_soon_as_a_full_ledger_has_room(
         with pytest.raises(LedgerFullError):
             await fill()
         assert (await ledger.log.head()).last_sequence == len(jobs) > 20
+        monkeypatch.setattr(ledger.log, "append", counted)
+        slots = WorkerConfig().concurrency
         async with working(ledger, double):
-            await until(lambda: "claims wait until there is room" in caplog.text)
-            await asyncio.sleep(2.5)  # some more refusals
+            await until(lambda: sum(count >= 2 for count in refused.values()) == min(slots, len(jobs)))
+            assert "claims wait until there is room" in caplog.text
             assert not RUNS
             assert caplog.text.count("has reached its byte limit") == 1  # one line a minute
             await _make_room(ledger)
