@@ -75,9 +75,8 @@ class Process:
         self.counted = Counters()
         self._ledger = ledger
         self._following = ProjectorChild(setup_of(ledger, projection, "projector")) if project else None
-        self._working = (
-            None if hosting is None else WorkerChild(setup_of(ledger, projection, "worker"), hosting)
-        )
+        of_worker = setup_of(ledger, projection, "worker")
+        self._working = None if hosting is None else WorkerChild(of_worker, hosting)
         self._code = None if tasks is None else LoadedCode(ledger, tasks, schedules=schedules)
         self._past = PastViews(setup_of(ledger, projection, "past"))
         rows = FollowedRows(ledger, projection, self._past)
