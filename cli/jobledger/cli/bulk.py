@@ -139,7 +139,7 @@ def _why_not(failed: Sequence[ActResult], result: Result, why: str) -> str:
 
 
 def _under_way(count: int) -> str:
-    """Say that running jobs were asked to end; of successful outcomes only theirs carry a message."""
+    """Say that running jobs were asked to end: theirs are the only successful outcomes with a message."""
     if count == 1:
         return "1 of them runs, and ends when its worker receives the request"
     return f"{count:,} of them run, and end when their workers receive the request" if count else ""

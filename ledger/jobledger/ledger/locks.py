@@ -138,7 +138,7 @@ class Locks:
 
     @contextlib.contextmanager
     def _told(self, ref: LockRef) -> Generator[None, None, None]:
-        """Know of the attempt that waits for a lock in this block, if one does."""
+        """During the block, keep in `_waits` that the current attempt, if there is one, waits for a lock."""
         attempt, key = current.get(), object()
         if attempt is not None:
             job = f"{attempt.facts['queue']}/{attempt.facts['job']}"
@@ -175,7 +175,7 @@ class Locks:
             logger.warning("%s", error)
 
     async def close(self) -> None:
-        """End the lease, so that nobody waits for it; what is still held is lost."""
+        """End the lease, so that nobody waits for it. With a lock still held the lease ends by its time, and the lock is lost."""
         self._closed = True
         abandoned = list(self._held.values())
         for held in abandoned:
@@ -188,7 +188,7 @@ class Locks:
             for task in rest:
                 task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
-        await asyncio.gather(*self._background, return_exceptions=True)  # what those left behind in turn
+        await asyncio.gather(*self._background, return_exceptions=True)  # the tasks that those started
         if self._keeper is not None and not abandoned and self._keeper.is_valid:
             with contextlib.suppress(LedgerError, TimeoutError):
                 async with asyncio.timeout(_CLOSE_S):
@@ -271,7 +271,7 @@ class Locks:
         return lock.fencing_number if await self._leases.find(lock.holder) is None else None
 
     async def _claim(self, turn: Turn, keeper: LeaseKeeper, view: View[Lock], lost: int) -> HeldLock:
-        """Append `acquired` on condition of what was read; when the caller is cancelled, it is undone behind.
+        """Append `acquired` on condition of what was read; if the caller is cancelled, a background task undoes it.
 
         Raises: WrongSequenceError when somebody was faster.
         """
@@ -436,7 +436,7 @@ def _check_wait(wait_s: object) -> None:
     if (
         isinstance(wait_s, bool)
         or not isinstance(wait_s, int | float)
-        or not 0 <= wait_s <= _WAIT_S_MAX  # NaN is not, either
+        or not 0 <= wait_s <= _WAIT_S_MAX  # false for NaN, too
     ):
         raise InvalidInputError(
             f"wait_s must be a number of seconds from 0 to {_WAIT_S_MAX:.0f}, got {wait_s!r}"

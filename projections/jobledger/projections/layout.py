@@ -36,7 +36,7 @@ class Layout(Protocol):
 
     @property
     def draft_journal(self) -> str:
-        """SQLite's journal mode while a file is rebuilt; OFF where no statement may ever fail half-way."""
+        """SQLite's journal mode while a file is rebuilt; OFF only if it is certain that no statement fails half-way."""
         ...
 
     def create_tables(self, connection: sqlite3.Connection, environment: str) -> None:

@@ -78,7 +78,7 @@ def views_of(tables: Sequence[TableRow]) -> dict[str, TableRow]:
 
 
 def _is_named(name: str, query: str) -> bool:
-    """Whether a query may name a table. One that only seems to costs a copy."""
+    """Whether the text of a query holds a table's name. If it means something else there, a table is copied in vain."""
     return name.replace('"', '""').lower() in query.lower()
 
 
@@ -120,7 +120,7 @@ async def _select(
 
 
 def _read(path: Path, rows_max: int) -> SqlAnswer:
-    """Return the rows of a file that has one more than `rows_max` at the most."""
+    """Return at most `rows_max` rows of a file, which holds at most one more: that one shows that there are more."""
     parquet = load("pyarrow.parquet")
     found: list[tuple[Any, ...]] = []
     with open_file(path) as file, parquet.ParquetFile(file) as source:

@@ -58,7 +58,7 @@ def archive_deps(
     async def find_unread(through: int) -> list[Unread]:
         return await unread(ledger.log, ledger.inbox, through)
 
-    streams: list[str] = []  # the timers' one, once it was looked for
+    streams: list[str] = []  # empty, or the one stream of the timers, after it was looked up
 
     async def set_timer(timer: Timer) -> None:
         if not streams:

@@ -248,7 +248,7 @@ class JsonLinesFile:
         except OSError as error:
             return unreadable(error)
         if total.hexdigest() == self.entry.sha256:
-            self._places = places  # of a file that is whole, they grow
+            self._places = places  # sorted by sequence, since the file is as it was written
             return None
         return altered(offset, self.entry)
 

@@ -313,7 +313,7 @@ class JoinedLog(_ReadOnly):
                     f"{self.archived_through}: it was rewound or replaced"
                 )
             if live.last_sequence + 1 == from_sequence and not follow:
-                return  # its beginning may be gone, and nothing came after it
+                return  # nothing came after the exports, and the live log may have no events left to begin at
         behind = max(from_sequence, self.archived_through + 1)
         found = self._live.read_messages(
             from_sequence=behind, from_time=from_time, subject=subject, follow=follow

@@ -47,7 +47,7 @@ OPEN_BYTES: Final = 640
 ATTEMPT_BYTES: Final = 260
 STEP_BYTES: Final = 480
 SIGNAL_BYTES: Final = 260
-_NODE_BYTES: Final = 400  # of a graph, what it runs
+_NODE_BYTES: Final = 400  # for what one node of a graph runs
 _EDGES_BYTES: Final = 96
 _BYTES_OBJECT: Final = 33
 

@@ -26,7 +26,7 @@ class GatewayPlace(Place):
         self._if_match = if_match
 
     def require_secrets(self, references: Iterable[str]) -> None:
-        """Refuse secrets outside of the gateway's own places, unless the caller may `admin`. Raises: ProblemError."""
+        """Refuse secrets outside of the gateway's own places, unless the caller may `admin` everywhere. Raises: ProblemError."""
         require_secrets(self.principal, self._asker.gateway.secrets, references)
 
     async def act_on_job(

@@ -38,7 +38,7 @@ async def sse(
     """Yield the bytes of a stream: first when to come back, then each event that is shown, with its sequence as id.
 
     An error that ends it early is sent as an event `problem`, with the fields of any other problem of the gateway.
-    `is_last` is called for each event that is shown; the stream ends after a portion whose last such event it accepts.
+    `is_last` is called for each event that is shown; the stream ends where it is true for a portion's last one.
 
     Raises: before the first part, the error that refuses the stream.
     """

@@ -11,7 +11,7 @@ from jobledger.ledger.webhooks.secrets import OPEN_VARIABLES, Secrets
 
 
 def require_secrets(principal: Principal, secrets: Secrets, references: Iterable[str]) -> None:
-    """Refuse references outside of the gateway's own places, unless `principal` may `admin`. Raises: ProblemError."""
+    """Refuse references outside of the gateway's own places, unless `principal` may `admin` everywhere. Raises: ProblemError."""
     if all(map(secrets.is_open, references)) or (principal.may("admin") and principal.is_everywhere):
         return
     raise ProblemError(
@@ -24,7 +24,7 @@ def require_secrets(principal: Principal, secrets: Secrets, references: Iterable
 def require_route(
     principal: Principal, secrets: Secrets, before: RouteDefinition | None, wanted: RouteDefinition
 ) -> None:
-    """Refuse a route that verifies with such secrets, except with those that it has used in the same way before.
+    """Refuse a route as `require_secrets` does, but allow secrets that it has now, if its `signature` stays the same.
 
     Raises: ProblemError (JOB_ACCESS_DENIED).
     """

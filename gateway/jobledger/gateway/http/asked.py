@@ -69,7 +69,7 @@ class ApiRequest:
 
     @property
     def authority(self) -> Principal:
-        """Who asks, with the id that the `Idempotency-Key` lets this request name. Raises: ProblemError."""
+        """Who asks, with the job id that follows from the `Idempotency-Key`, if there is one. Raises: ProblemError."""
         if "idempotency-key" not in self._headers or "Idempotency-Key" not in self._heeds:
             return self.principal
         key = self.idempotency_key

@@ -150,7 +150,7 @@ class _Visit:
         assert task is not None, "requests are answered by tasks"
         self.task = task
         self.admitted = admitted
-        #: Why the caller is no longer let in, or that this is not known: nothing more is read or sent.
+        #: Why the caller is no longer let in, or that this is not known; None while they are let in.
         self.refused: ProblemError | None = None
         self.is_cut = False  #: its answer went on, and is being ended
         self._scope = scope
@@ -175,7 +175,7 @@ class _Visit:
     async def send(self, message: Message) -> None:
         """Send a part of the answer, or the refusal in its place."""
         if self.refused is not None and not self._has_acted(self.refused):
-            # An answer that something failed is sent as it is: it holds nothing of the ledger.
+            # An answer with status 500 or above is sent as it is: it holds nothing of the ledger.
             if message["type"] == "http.response.start" and message["status"] < _FAILED:
                 self._is_refused = True
                 await _refuse(self.refused, self._scope, self._receive, self._send)

@@ -40,11 +40,11 @@ class FrameFold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RaisedError(msgspec.Struct, frozen=True, kw_only=True):
-    """One exception of a traceback; the last one is what the attempt failed with."""
+    """One exception of a traceback; the last one in its text is what the attempt failed with."""
 
     groups: tuple[FrameFold, ...]
     end: str  #: the lines behind its frames: type and message
-    how: str = ""  #: how it led to the next one, "" of the last
+    how: str = ""  #: how it led to the next one in the text, "" of the last in the text
 
 
 def read_traceback(text: str) -> list[RaisedError]:

@@ -1,6 +1,6 @@
-"""The values of a request: the fields of a form, and a Struct from these or from the parameters of an address.
+"""The values of a request: the fields of a form, and a Struct made of form fields or of an address's parameters.
 
-Of a Struct, empty ones count as absent, and unknown ones are ignored.
+For a Struct, empty values count as absent, and values with unknown names are ignored.
 """
 
 from __future__ import annotations

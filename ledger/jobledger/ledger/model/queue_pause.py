@@ -86,7 +86,7 @@ def evolve(_before: QueueState | None, event: QueueEvent, stream_sequence: int) 
 
 
 class PauseQueue(msgspec.Struct, frozen=True, kw_only=True):
-    """Hand out no job of the queue; one that is paused already is then paused as this says."""
+    """Hand out no job of the queue. If it is paused already, this pause takes the place of the earlier one."""
 
     until: datetime | None = None
     reason: str = ""

@@ -45,7 +45,7 @@ def read_time(text: str, now: datetime, *, ahead: bool = False) -> datetime | No
 
 
 def read_relative_time(text: str, now: datetime, *, ahead: bool = False) -> datetime | None:
-    """Read a time that means another one later, as `2h` or `10:30`; None for another form. Raises: OverflowError."""
+    """Read a time that depends on `now`, as `2h` or `10:30`; None for another form. Raises: OverflowError."""
     if text == "now":
         return now
     of_day = read_time_of_day(text)

@@ -43,7 +43,7 @@ class PullWindow(Collector):
         is_finite: bool = False,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        """With `is_finite` all that is asked for is stored already: a consumer with nothing to say has lost some."""
+        """With `is_finite` all that is asked for is stored already: a consumer that sends none of it has lost some."""
         super().__init__()
         self._is_finite = is_finite
         self._heartbeat_s = heartbeat_s
@@ -122,7 +122,7 @@ class PullWindow(Collector):
         self._held, self.messages = self.messages, []
         self._quiet_waits = 0
         self._owed -= len(self._held)
-        # So does the server. One that says nothing when the last byte is used up is only found by counting.
+        # The server counts so too. Some say nothing when all bytes are used up: only this count shows it.
         self._owed_bytes -= sum(len(raw.subject) + len(raw.reply) + raw.wire_bytes for raw in self._held)
         return True
 
@@ -160,7 +160,7 @@ class PullWindow(Collector):
             return
         if status == "100":
             if self._is_finite and not (self._held or self.messages):
-                self._lose()  # what it counted was purged since, or its replica lags: only a new one knows
+                self._lose()  # what it has to send was purged, or its replica lags: a new consumer is needed
             return
         text = header_text(headers) if status == "409" else ""
         if status in {"404", "408"} or _TOO_LARGE in text or _COMPLETE in text:

@@ -98,7 +98,7 @@ class Group:
         self._on_dead_letter: OnDeadLetter = on_dead_letter
 
     async def begin(self, branch: Branch, name: str = "") -> StepRequest:
-        """Ask for the children; when this returns, those that may exist now do.
+        """Ask for the children; when this returns, all that are allowed to exist by now have been made.
 
         Inputs are checked when they are recorded: later attempts compare their digest alone.
 

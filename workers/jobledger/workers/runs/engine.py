@@ -32,7 +32,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
 def select(
     query: str, views: dict[str, str], folder: str, limits: EngineLimits, rows_max: int | None = None
 ) -> ProducedFile:
-    """Write the rows of a query into `result.parquet` in `folder`, a new one that is its alone.
+    """Write the rows of a query into `result.parquet` in `folder`, a new folder that nothing else uses.
 
     `views`: names that the query may use, with the paths of their Parquet files. `rows_max`: how many of its rows are
     written; None: all.

@@ -95,12 +95,12 @@ class Together:
             for each in some:
                 _settle(each, error)
             return
-        except Exception:  # noqa: BLE001 - one of them is at fault, and alone it shows which
+        except Exception:  # noqa: BLE001 - one is at fault: appended alone, each shows whether it is the one
             refused = list(range(len(some)))
         for number, each in enumerate(some):
             if number not in refused:
                 _settle(each)
-        for number in refused:  # alone it is decided on what is stored
+        for number in refused:  # appended alone, each is decided on what is stored by then
             await self._alone(some[number])
 
     async def _alone(self, entry: _WaitingStep) -> None:

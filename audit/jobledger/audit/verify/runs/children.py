@@ -169,7 +169,7 @@ class RunRules:
         early = bits_of(fact.completed) & known & ~group.completed.number
         if early:
             yield "join", _too_early(group, early, fact.step, "completed")
-        # A worker of a release that does not know the field counts each dead letter.
+        # A worker of a release without `on_dead_letter` counts each dead letter as failed.
         may_fail = group.failed.number | group.dead.number
         early = bits_of(fact.failed) & ~may_fail if group.is_whole else 0
         if early:
@@ -211,7 +211,7 @@ class RunRules:
             group.waits_since = group.waits_since or stored.stored_at
 
     def _requeued(self, job: Job) -> None:
-        """Take in that a dead letter goes on: so may its children, and as a child of an ended run it is no orphan."""
+        """Take in that a dead letter goes on: its children are no orphans then, nor is it one if its run ended."""
         _, family = self._family(job)
         if family is not None:
             family.ended_at = None
@@ -270,7 +270,7 @@ def _has_open_children(step: Step) -> bool:
 
 
 def _not_asked_for(run: str, step: Step | None, member: Member, child: Job) -> str | None:
-    """Return why a child is none of a step's, None when it is."""
+    """Return why a child does not belong to a step, None when it does."""
     item, key = member.item, member.step
     if step is None or step.order is None:
         return f"it says that it is a child of {run} by step {key!r}, which has no open children"

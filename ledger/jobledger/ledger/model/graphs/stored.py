@@ -28,7 +28,7 @@ class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
     """What every fact about a stored graph carries."""
 
     graph: str  #: its name
-    version: Whole  #: which version of it this says, or removes, from 1
+    version: Whole  #: the version, from 1, that this event stores or removes
     reason: str = ""  #: why, as the person said
 
 
@@ -93,7 +93,7 @@ GraphCommand = SetGraph | RemoveGraph
 def decide(name: str, before: StoredGraph | None, command: GraphCommand, stamp: Stamp) -> GraphEvent | None:
     """Return the event that follows from a command; None where nothing would change.
 
-    Raises: GraphNotFoundError for the removal of what is not there, and for who is not bound to the jobs of a node;
+    Raises: GraphNotFoundError to remove what is not there, and for who may not see the jobs of a node stored now;
         AccessDeniedError.
     """
     if stamp.authority is not None:
@@ -170,7 +170,7 @@ def _words(event: GraphEvent) -> str:
 def _check(before: StoredGraph | None, event: GraphEvent, _stream_sequence: int) -> Iterator[Broken]:
     """Check that the graph can be stored, that versions have no gap, and that only a stored graph is removed."""
     if before is not None and evolve(None, event, before.sequence) == before:
-        return  # an archive run says once more what holds
+        return  # an archive run appends the current state once more
     if isinstance(event, GraphRemoved):
         if before is None or before.spec is None or event.version != before.version:
             yield "transition", f"`removed` was accepted, although version {event.version} was not there"

@@ -9,8 +9,8 @@ from jobledger.ledger.model.runs.steps import Step, Steps
 def copied_from(source: Steps, from_step: str) -> list[Step]:
     """Return the steps whose ends are copied, in the order of their first events.
 
-    They are those that were first recorded before `from_step` and have ended; with "" those that completed, wherever they
-    are, but for groups of which a child failed: these begin again with the children that completed.
+    They are those that have ended and were first recorded before `from_step`. With "" they are all completed ones but
+    undo steps and groups of which a child failed: such a group begins again with its completed children.
     """
     if not from_step:
         return [step for step in source.values() if _is_whole(step)]
@@ -39,5 +39,5 @@ def _is_whole(step: Step) -> bool:
 
 
 def has_end(step: Step) -> bool:
-    """Whether its newest event is its end, also where the source may try it again because an attempt failed."""
+    """Whether its end is recorded; also if it is `retrying` without a time: it failed, and its run may try it anew."""
     return step.has_ended or (step.state == "retrying" and step.retry_at is None)

@@ -153,7 +153,7 @@ def _multiple(every_s: int, until: datetime) -> datetime:
 def _by_wall_time(cron: str, zone: tzinfo, after: datetime) -> datetime | None:
     """Return the next tick of an expression that names hours: each wall time once."""
     wall = after.astimezone(zone).replace(tzinfo=None)
-    # More than once only within an hour that clocks repeat: its wall times have ticked.
+    # Loops more than once only within an hour that clocks repeat: there the first time has ticked already.
     while (found := next_wall_time(cron, wall)) is not None:
         tick, wall = _first_at(found, zone), found
         if tick > after:
