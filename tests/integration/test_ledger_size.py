@@ -60,7 +60,9 @@ def test_a_ledger_is_not_made_smaller_than_what_it_holds(cli: CommandLine) -> No
     assert "so it cannot be made as small as 100.0 KiB" in refused.err
     assert "`jobledger audit archive`" in refused.err
     small = cli.run("ledger", "resize", "1KiB", *cli.where)
-    assert (small.code, "needs room for 64.0 KiB at least" in small.err) == (2, True)
+    assert (small.code, "from 64.0 KiB to less than" in small.err) == (2, True)
+    absurd = cli.run("ledger", "resize", "999999999999999TiB", *cli.where)
+    assert (absurd.code, "from 64.0 KiB to less than" in absurd.err) == (2, True)
     wrong = cli.run("ledger", "resize", "much", *cli.where)
     assert (wrong.code, "'much' is no size such as 8GiB" in wrong.err) == (2, True)
     vast = cli.run("ledger", "resize", "900TiB", *cli.where)

@@ -298,7 +298,9 @@ async def test_what_was_delivered_and_not_started_is_given_back(ledger: Ledger) 
         ledger.hints.tell_queue("mail")
         await until(lambda: "mail" in worker._pauses.states)
         job = await ledger.enqueue(send, 1)
-        await until(lambda: worker.counts().deliveries > 2)  # it comes again after it was given back
+        await until(
+            lambda: worker.counts().deliveries > 2
+        )  # the worker gave it back twice, and the server delivered it again
         assert await types(job) == ["queued"]
         await ledger.resume_queue("mail")
         await ended(job)

@@ -14,7 +14,7 @@ _HOUR_S: Final = 3600
 _DAY_S: Final = 86400
 _KILO: Final = 1024
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
-_SIZE: Final = re.compile(r"(\d{1,18}(?:\.\d{1,6})?) ?(B|KiB|MiB|GiB|TiB)?", flags=re.ASCII | re.IGNORECASE)
+_SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?(B|KiB|MiB|GiB|TiB)?", flags=re.ASCII | re.IGNORECASE)
 
 
 def duration(seconds: float) -> str:

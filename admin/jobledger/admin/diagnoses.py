@@ -109,10 +109,10 @@ _NO_REACTORS: Final = ("work_", RECONCILER_CONSUMER_PREFIX, SUBSCRIPTION_CONSUME
 _MOVED_SHOWN: Final = timedelta(days=1)
 #: A queue with workers is slow when its oldest waiting job is older than this.
 _SLOW: Final = timedelta(seconds=60)
-#: A task fails unusually often: this share of its attempts, this many times its usual share, at least so many attempts.
-_FAILS_SHARE: Final = 0.2
-_FAILS_TIMES: Final = 3.0
-_FAILS_MIN: Final = 20
+#: A task fails unusually often where all three hold.
+_FAILS_SHARE: Final = 0.2  #: at least this share of its attempts failed lately
+_FAILS_TIMES: Final = 3.0  #: and at least this many times the share that usually fails
+_FAILS_MIN: Final = 20  #: and at least this many attempts ended lately
 _LATELY: Final = timedelta(minutes=5)
 _USUALLY: Final = timedelta(days=1)
 _MOVED: Final = (
@@ -338,9 +338,10 @@ def _rates(view: View, queues: tuple[str, ...]) -> list[Rate]:
 
 
 def failing_since(minutes: Sequence[Minute], bound: float) -> datetime | None:
-    """Return the minute in which a task began to fail so often; a gap of up to five minutes does not end that.
+    """Return the first minute of the time in which a task has failed often; None where it has not.
 
-    `minutes`: those in which attempts ended, the newest first. One counts in which a share from `bound` on failed.
+    `minutes`: those in which attempts ended, the newest first. A minute counts as bad where at least the share `bound`
+    failed. Bad minutes that are up to five minutes apart belong to one time.
     """
     since: datetime | None = None
     for each in minutes:

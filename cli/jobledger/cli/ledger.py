@@ -29,7 +29,7 @@ async def resize(cli: Cli, *, wanted: _Size) -> None:
     if cli.output.as_json:
         cli.output.object(found)
         return
-    before = size(found.bytes_max_before) if found.bytes_max_before > 0 else "any size"
+    before = "any size" if found.bytes_max_before is None else size(found.bytes_max_before)
     cli.output.say(
         f"the ledger holds {size(found.stored_bytes)} and may hold {size(found.bytes_max)} (before: {before})",
         style="bold green",

@@ -62,7 +62,8 @@ from jobledger.ledger.timers import wait_timer
 
 #: Chains that are carried at a time.
 _AT_ONCE: Final = 64
-_SPARE: Final = 8  #: an eighth of what they take has to be free besides
+#: An eighth of what the jobs take has to be free besides: other events follow them, and some jobs are larger.
+_SPARE: Final = 8
 #: A job that is overdue at the end of the range does not keep the range from being archived.
 _AS_HISTORY: Final = CheckOptions(overdue_grace_s=10 * 366 * 24 * 3600.0)
 
@@ -310,23 +311,22 @@ class Archiver:
                     raise end
             self._progress("carry")(start + len(part), len(refs))
             if not start:
-                await self._require_room(before, len(part), len(refs) - len(part))
+                await self._require_room(before, len(part), len(refs) - len(part), through)
 
-    async def _require_room(self, before: Head, carried: int, left: int) -> None:
+    async def _require_room(self, before: Head, carried: int, left: int, through: int) -> None:
         """Refuse before the ledger is full, where carrying the other jobs takes as much each as the first ones did.
 
         Raises: ArchiveRefusedError.
         """
         now = await self._log.head()
         need = (now.stored_bytes - before.stored_bytes) * left // carried
-        need += (
-            need // _SPARE
-        )  # what is restated and recorded after them, and jobs that are larger than the first
+        need += need // _SPARE
         if now.bytes_max is not None and need > now.bytes_max - now.stored_bytes:
             raise ArchiveRefusedError(
                 f"{left:,} more unfinished jobs are to be carried on, which takes about {need >> 10:,} KiB, and the ledger "
                 f"has room for {(now.bytes_max - now.stored_bytes) >> 10:,} KiB: give it room with `jobledger ledger "
-                "resize SIZE` and run this again, or delete the newest export and choose an earlier time"
+                f"resize SIZE` and run this again, or delete the export in {self._folder} that ends at stream sequence {through}, "
+                "and choose an earlier time"
             )
 
     async def _carry_schedules(self, through: int) -> None:

@@ -68,7 +68,7 @@ async def verify_export(
     with contextlib.closing(checker), contextlib.closing(References()) as references:
         files = [event_file(folder, entry) for entry in manifest.files]
         _note_strangers(checker, folder, manifest)
-        reading = _Feed(checker, manifest, witnesses, references, on_progress)
+        reading = _FileReader(checker, manifest, witnesses, references, on_progress)
         for file in files:
             await reading.read(file)
         reading.note_end()
@@ -87,7 +87,7 @@ def _note_strangers(checker: Checker, folder: Path, manifest: Manifest) -> None:
             checker.note("", "export", f"{path.name} is not in the manifest")
 
 
-class _Feed:
+class _FileReader:
     """Feeds the checker from file after file."""
 
     def __init__(

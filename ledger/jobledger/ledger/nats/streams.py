@@ -272,15 +272,14 @@ async def give_replicas(inbox: Inbox, stream: str, replicas: int) -> StreamInfo:
         raise RefusedError(_too_few_servers(stream, replicas)) from error
 
 
-async def give_bytes(inbox: Inbox, stream: str, bytes_max: int) -> StreamInfo:
-    """Let a stream hold up to `bytes_max` bytes, and return it as it was before; no message goes.
+async def give_bytes(inbox: Inbox, stream: str, bytes_max: int) -> None:
+    """Let a stream hold up to `bytes_max` bytes; no message is removed.
 
     Raises: LedgerFullError where the server has no room for as many; ApiError, JetStreamDisabledError, UnreachableError.
     """
     info = await api.stream_info(inbox, stream)
     if info.config.get("max_bytes") != bytes_max:
         await api.update_stream(inbox, stream, {**info.config, "max_bytes": bytes_max})
-    return info
 
 
 async def check_streams(inbox: Inbox, specs: list[StreamSpec]) -> None:

@@ -84,7 +84,7 @@ class EventDelivery:
     async def ack(self) -> None:
         """Acknowledge the event; a second call does nothing.
 
-        Returns when the ack is sent. If the ack is lost, the event comes again.
+        It returns once the ack is sent. If the server does not get the ack, it delivers the event again.
         """
         self._settle(ACK)
 

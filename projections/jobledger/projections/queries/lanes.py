@@ -18,7 +18,7 @@ Order = Literal["newest", "oldest"]
 Place = tuple[str, int]  #: created_at, rowid
 Select = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
 
-#: At most so many jobs are looked up one by one: their index has no order by time.
+#: A query looks up at most this many jobs one by one, for conditions whose index is not in the order of time.
 NAMED_MAX: Final = 10_000
 #: Entries counted at most to find the index with the fewest.
 _ESTIMATED_MAX: Final = 10_000

@@ -39,5 +39,5 @@ def _is_whole(step: Step) -> bool:
 
 
 def has_end(step: Step) -> bool:
-    """Whether its end is recorded; also if it is `retrying` without a time: it failed, and its run may try it anew."""
+    """Return whether a step ended or failed. A step that is `retrying` without a time failed; its run may try it anew."""
     return step.has_ended or (step.state == "retrying" and step.retry_at is None)
