@@ -35,7 +35,7 @@ from jobledger.ledger.model.lifecycle import CAUSES, LEGAL, LIFECYCLE, ORDERS, P
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.schema.asyncapi import addresses_of
 from jobledger.ledger.schema.events import Schema, SchemaBuilder
-from jobledger.projections.search import KEYS, STATE_GROUPS, STATE_TOKENS, pair, state_token
+from jobledger.projections.search import KEYS, STATE_GROUPS, pair
 from jobledger.projections.table import Column, View
 from jobledger.projections.tables.registry import all_queries, all_tables, all_views
 
@@ -182,7 +182,11 @@ def _of_lifecycle(tag: str, required: list[str]) -> Lines:
         yield "May begin a job."
     if after:
         yield f"May follow in {after}."
-    yield "Leaves the job in its state." if row.to is None else f"The job is then `{row.to.value}`."
+    yield (
+        f"The job is then {' or '.join(f'`{state}`' for state in row.to)}."
+        if row.to
+        else "Leaves the job in its state."
+    )
     if row.ends is not None and JobState.RUNNING in row.after:
         yield f"An attempt that runs ends as `{row.ends}`."
     if row.claimed:
@@ -425,8 +429,8 @@ def _search_page(text: str) -> str:
         f"| `{name}:` | {key.what} | `{pair(name, key.example)}` |\n" for name, key in KEYS.items()
     )
     head = "| Key | Finds jobs by | Example |\n|---|---|---|\n"
-    states = [f"`{each}`" for each in STATE_TOKENS]
-    groups = [f"`{name}` ({', '.join(map(state_token, each))})" for name, each in STATE_GROUPS.items()]
+    states = [f"`{each}`" for each in JobState]
+    groups = [f"`{name}` ({', '.join(each)})" for name, each in STATE_GROUPS.items()]
     text = _between_markers(
         text, "states", _paragraph(f"States are {', '.join(states)}, and {' and '.join(groups)}.")
     )

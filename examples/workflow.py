@@ -59,7 +59,7 @@ async def work(ledger: Ledger) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(worker.run)
         job = await ledger.job("order-77")
-        while (await job.state()) not in {"paused", "completed"}:  # noqa: ASYNC110 - a look at it
+        while (await job.state()) not in {"waiting", "completed"}:  # noqa: ASYNC110 - a look at it
             await anyio.sleep(0.01)
         print(f"order-77 is {await job.state()}, its steps: {', '.join((await job.snapshot()).steps)}")
         worker.stop()

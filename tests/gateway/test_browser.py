@@ -138,21 +138,21 @@ async def test_a_job_is_shown_as_of_each_of_its_events(browser: Browser, shop: S
     async with looking(browser, shop.url) as page:
         await page.goto(f"/jobs/billing/{shop.dead}")
         badge = page.locator(".name .badge")
-        await expect(badge).to_have_text("Dead letter")
+        await expect(badge).to_have_text("Dead lettered")
         await page.locator("input[type=range]").focus()
         await page.keyboard.press("Home")
-        await expect(badge).to_have_text("Waiting")
+        await expect(badge).to_have_text("Queued")
         assert "sequence=" in page.url
         await expect(page.locator(".past-bar")).to_be_visible()
         await expect(page.locator(".acts form")).to_have_count(0)
         await page.reload()
-        await expect(badge).to_have_text("Waiting")
+        await expect(badge).to_have_text("Queued")
 
 
 async def test_a_list_is_filtered_and_paged(browser: Browser, shop: Shop) -> None:
     async with looking(browser, shop.url) as page:
         await page.goto("/jobs")
-        await page.locator(".tabs a", has_text="Dead letter").click()
+        await page.locator(".tabs a", has_text="Dead lettered").click()
         rows = page.locator("table.jobs tbody tr")
         await expect(rows.locator(".dotted:not(.t-dead)")).to_have_count(0)
         await expect(rows.first).to_contain_text("card declined for A-1")
@@ -215,7 +215,7 @@ async def test_everything_is_reached_by_keys(browser: Browser, shop: Shop) -> No
         await expect(page.get_by_label("Remove the condition find declined")).to_be_visible()
         await press("j")
         await press("Enter")
-        await expect(page.locator(".name .badge")).to_have_text("Dead letter")
+        await expect(page.locator(".name .badge")).to_have_text("Dead lettered")
         await press("g")
         await press("d")
         await page.wait_for_url("**/dead-letters")
@@ -237,7 +237,7 @@ async def test_the_fleet_is_told_while_the_slider_moves_and_shown_exactly_after(
             await slider.evaluate(
                 "slider => { slider.value = 999; slider.dispatchEvent(new Event('input', {bubbles: true})); }"
             )
-        await expect(told).to_contain_text("4,321 waiting")
+        await expect(told).to_contain_text("4,321 queued")
         await slider.evaluate(
             "slider => { const said = slider.form.dataset, begin = said.begin; said.begin = '1970-01-01T00:00Z'; "
             "slider.value = 1; slider.dispatchEvent(new Event('input', {bubbles: true})); said.begin = begin; }"
@@ -263,7 +263,7 @@ async def test_a_dead_letter_is_requeued_with_another_input(browser: Browser, sh
         await form.get_by_label("Reason").fill(why)
         await form.get_by_label("Input").fill('{"order": "B-2"}')
         await form.get_by_role("button", name="Requeue").click()
-        await expect(page.locator(".name .badge")).to_have_text("Waiting")
+        await expect(page.locator(".name .badge")).to_have_text("Queued")
         await page.goto("/acts")
         row = page.locator("tbody tr", has_text=why)
         await expect(row).to_contain_text("new input")
@@ -296,7 +296,7 @@ async def test_many_jobs_are_cancelled_as_planned_under_the_readers_eyes(
         assert {(await job.state()).value for job in spam} == {"queued"}
         await page.get_by_label("Reason").fill("nobody asked for these")
         await page.get_by_role("button", name="Cancel 3 jobs").click()
-        await expect(page.locator(".name .badge")).to_have_text("Waiting")
+        await expect(page.locator(".name .badge")).to_have_text("Queued")
         async with working(ledger, bulk_act):
             await expect(page.locator(".name .badge")).to_have_text("Completed")
         await expect(page.locator(".facts")).to_contain_text("by local:")
@@ -357,15 +357,15 @@ async def test_pages_work_without_script(browser: Browser, shop: Shop) -> None:
         badge = page.locator(".name .badge")
         await page.goto("/jobs?state=dead_lettered")
         await page.locator(f"tr[id='r-billing-{dead.id}'] a.open").click()
-        await expect(badge).to_have_text("Dead letter")
+        await expect(badge).to_have_text("Dead lettered")
         await page.locator(".seq a").first.click()
-        await expect(badge).to_have_text("Waiting")
+        await expect(badge).to_have_text("Queued")
         await page.locator(".past-bar").get_by_role("link", name="Back to now", exact=True).click()
         await page.locator(".acts summary", has_text="Requeue").click()
         form = page.locator(".acts details[open] form")
         await form.get_by_label("Reason").fill("once more")
         await form.get_by_role("button", name="Requeue").click()
-        await expect(badge).to_have_text("Waiting")
+        await expect(badge).to_have_text("Queued")
         await expect(page.locator(".events-card")).to_contain_text("once more")
         await page.fill(".find input", "order=C-1 queue:billing")
         await page.press(".find input", "Enter")

@@ -105,7 +105,7 @@ async def test_three_hundred_of_two_causes_are_requeued_at_a_rate_in_one_plan(
         await page.keyboard.press("Enter")
         await expect(page.locator(".name .badge")).to_have_text("Completed")
         await expect(page.locator("#events, main")).to_contain_text("snoozed")
-        await page.goto("/jobs?q=task:ship+state:waiting")
+        await page.goto("/jobs?q=task:ship+state:queued")
         await expect(page.locator(".listhead")).to_contain_text("300 jobs")
 
 

@@ -163,7 +163,7 @@ async def test_runs_that_wait_for_each_others_slots_are_named(gateway: Gateway, 
         runs = [await ledger.enqueue(each.options(id=f"r{n}")) for n, each in enumerate((has_a, has_b))]
         async with asyncio.timeout(LIMIT_S):
             for run in runs:
-                while (await run.snapshot()).state is not JobState.PAUSED:
+                while (await run.snapshot()).state is not JobState.WAITING:
                     await asyncio.sleep(0.02)
         assert await named() == []
         for run in runs:

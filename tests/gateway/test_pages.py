@@ -191,7 +191,7 @@ async def test_a_job_is_shown_as_of_an_event_and_cannot_be_acted_on_there(
     await ledger.cancel(job)
     then = (await http.get(f"/jobs/mail/{job.id}?sequence={first}")).text
     assert "You are looking at" in then
-    assert "Waiting" in then
+    assert "Queued" in then
     assert 'method="post"' not in then
     assert "data-live" not in then
     fleet = await http.get(f"/?sequence={first}")
@@ -451,7 +451,7 @@ async def test_many_jobs_are_acted_on_as_they_were_planned(
         assert (await http.get("/plan", params=wrong)).status_code == 400
     # What was typed relatively means the same when the form is sent.
     recent = await http.get("/plan", params={**cancel, "q": "since:1h state:open bob"})
-    assert re.fullmatch(r"state:waiting .* since:20\S+Z bob", hidden_fields(recent.text)["q"])
+    assert re.fullmatch(r"state:running state:queued .* since:20\S+Z bob", hidden_fields(recent.text)["q"])
 
 
 async def test_the_slider_is_told_what_each_minute_held(

@@ -361,7 +361,7 @@ async def test_a_schedule_has_its_last_ticks_with_what_became_of_their_jobs(
         f"/jobs/orders/{each.job_id}" for each in (first, last)
     ]
     assert re.search(r" UTC, .+ late: cancelled$", told[0][1])
-    assert told[-1][1].endswith("late: waiting")
+    assert told[-1][1].endswith("late: queued")
 
 
 @step

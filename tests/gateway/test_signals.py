@@ -107,7 +107,7 @@ async def test_a_wrong_value_is_refused_at_every_door_and_the_run_waits_for_a_ri
     async with working(ledger, ask):
         runs = {name: await ledger.enqueue(ask.options(id=name), name) for name, _, _ in TABLE}
         for name, wrong, _ in TABLE:
-            await in_state(runs[name], JobState.PAUSED)
+            await in_state(runs[name], JobState.WAITING)
             for value in wrong:
                 for door in sends:
                     assert not await sends[door](runs[name], name, value), (door, name, value)
@@ -139,7 +139,7 @@ async def test_a_run_that_refused_a_signal_parks_again_and_its_page_says_so(
 ) -> None:
     async with working(ledger, ask):
         job = await ledger.enqueue(ask.options(id="approved"), "approved")
-        await in_state(job, JobState.PAUSED)
+        await in_state(job, JobState.WAITING)
         await ledger.execute(
             job.ref, GiveSignal(name="approved", id="click", value=msgspec.Raw(b'{"by":"x"}'))
         )
@@ -178,7 +178,7 @@ async def test_the_fields_of_a_form_send_what_was_chosen(http: httpx.AsyncClient
             ("votes", {"value": '{"ada":1}'}, {"ada": 1}),
         ):
             job = await ledger.enqueue(ask.options(id=name), name)
-            await in_state(job, JobState.PAUSED)
+            await in_state(job, JobState.WAITING)
             page = (await http.get(f"/jobs/orders/{name}")).text
             for field in fields:
                 assert f'name="{field}"' in page, name
@@ -194,7 +194,7 @@ async def test_a_client_with_another_type_is_refused_and_one_that_is_not_announc
     other = Signal("flag", dict[str, str])
     async with working(ledger, ask):
         job = await ledger.enqueue(ask.options(id="flag"), "flag")
-        await in_state(job, JobState.PAUSED)
+        await in_state(job, JobState.WAITING)
         with pytest.raises(
             InvalidInputError, match="is not what workflow ask waits for: Expected `bool`, got `object`"
         ):

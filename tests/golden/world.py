@@ -69,7 +69,7 @@ async def _worked(ledger: Ledger) -> None:
             await ledger.enqueue(done, to="ann"): JobState.COMPLETED,
             await ledger.enqueue(send.options(id="done-2"), to="bob"): JobState.COMPLETED,
             await ledger.enqueue(send.options(id="dead-1", **_SAID), to="nowhere"): JobState.DEAD_LETTERED,
-            await ledger.enqueue(deliver.options(id="order-1"), "ann"): JobState.PAUSED,
+            await ledger.enqueue(deliver.options(id="order-1"), "ann"): JobState.WAITING,
             await ledger.enqueue(deliver.options(id="order-2"), "none"): JobState.DEAD_LETTERED,
             await ledger.enqueue(totals.options(id="totals-1")): JobState.COMPLETED,
         }

@@ -108,7 +108,7 @@ async def counted(run: JobHandle[Any], ends: int) -> Job:
     async with asyncio.timeout(LIMIT_S):
         while True:
             job = await run.snapshot()
-            if job.state is JobState.PAUSED and len(items_of(job.steps[KEY].ended)) == ends:
+            if job.state is JobState.WAITING and len(items_of(job.steps[KEY].ended)) == ends:
                 return job
             await asyncio.sleep(0.02)
 

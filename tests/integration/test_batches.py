@@ -122,7 +122,7 @@ async def test_cancelling_a_batch_that_its_client_left_open_ends_its_jobs(ledger
                 await ledger.enqueue_many(square.options(queue="idle"), cut(), batch=name)
             batch = handle(ledger, name)
             async with asyncio.timeout(LIMIT_S):
-                while name == "begun" and (await batch.state()) is not JobState.PAUSED:
+                while name == "begun" and (await batch.state()) is not JobState.WAITING:
                     await asyncio.sleep(0.01)
             await batch.cancel()
             jobs = [handle(ledger, f"{name}-1-{item}", "idle") for item in (0, 35, 69)]
@@ -151,7 +151,7 @@ async def test_a_batch_that_is_cancelled_while_jobs_are_added_leaves_a_sound_led
     async def cancelling() -> AsyncGenerator[dict[str, Any]]:
         yield {"n": 1}
         async with asyncio.timeout(LIMIT_S):
-            while await handle(ledger, "begun").state() is not JobState.PAUSED:
+            while await handle(ledger, "begun").state() is not JobState.WAITING:
                 await asyncio.sleep(0.01)
         await handle(ledger, "begun").cancel()
         for each in numbers(40):
@@ -236,7 +236,7 @@ async def test_a_cancelled_batch_ends_its_jobs_and_tells_nobody(ledger: Ledger) 
         await ledger.enqueue_many(square.options(queue="idle"), numbers(3), batch="c", on_end=report)
         batch = handle(ledger, "c")
         async with asyncio.timeout(LIMIT_S):
-            while (job := await batch.snapshot()).state is not JobState.PAUSED or job.steps[
+            while (job := await batch.snapshot()).state is not JobState.WAITING or job.steps[
                 "jobs"
             ].count != 3:
                 await asyncio.sleep(0.01)

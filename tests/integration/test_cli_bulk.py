@@ -137,15 +137,15 @@ def test_a_search_lists_and_chooses(cli: Cli) -> None:
     def listed(*words: str) -> list[str]:
         return [line["id"] for line in cli("jobs", "list", *words, "--json").lines]
 
-    assert listed("state:waiting queue:mail") == ["waits-2", "waits-1", "waits-0"]
+    assert listed("state:queued queue:mail") == ["waits-2", "waits-1", "waits-0"]
     assert listed("state:open", "number=1", "since:1h") == ["waits-1"]
     assert listed("waits") == ["waits-2", "waits-1", "waits-0"]  # the beginning of an id
     assert listed("error:ValueError", "--state", "dead_lettered") == listed("address") == ["dead-0"]
     counted = cli("jobs", "list", "state:dead", "--counts", "--json").lines[0]
     assert counted["by_state"]["dead_lettered"] == 1
-    first = cli("jobs", "list", "queue:mail state:waiting", "--limit", "1")
+    first = cli("jobs", "list", "queue:mail state:queued", "--limit", "1")
     _, next_page, _ = first.err.split("`")
-    assert next_page.startswith("jobledger jobs list 'queue:mail state:waiting' --")
+    assert next_page.startswith("jobledger jobs list 'queue:mail state:queued' --")
     assert [line["id"] for line in cli("jobs", "list", *shlex.split(next_page)[3:], "--json").lines] == [
         "waits-1"
     ]
@@ -167,7 +167,7 @@ def test_a_search_lists_and_chooses(cli: Cli) -> None:
         (("jobs", "list", "queue:a", "--queue", "b"), "queue is given twice, as 'b' and as 'a'"),
         (("jobs", "cancel", "tennant:acme", "--yes"), "there is no key tennant: (did you mean tenant:?)"),
         (("jobs", "cancel", "waits-0", "queue:mail"), "name jobs by their ids or choose them by options"),
-        (("jobs", "cancel", "state:dead", "--yes"), "state:dead: such jobs are left as they are"),
+        (("jobs", "cancel", "state:dead", "--yes"), "state:dead_lettered: such jobs are left as they are"),
         (("jobs", "cancel"), "choose jobs: by id, by a search, by --queue"),
         (
             ("jobs", "cancel", "waits-0", "--all"),

@@ -147,7 +147,7 @@ def test_the_list_is_filtered_and_grouped(four: Cli) -> None:
         (["--queue", "billing", f"cause:{shared[:6]} id:charge-2"], ["charge-2"]),
         (["address"], ["mail-0"]),
         (["until:1h"], []),
-        (["state:waiting"], []),
+        (["state:queued"], []),
         (["--since", "2001-01-01", "--dead-reason", "rejected", "--queue", "mail"], ["mail-0"]),
         (["--older-than", "1h"], []),
         (["--older-than", "0s"], ["mail-0", "charge-2", "charge-1", "charge-0"]),

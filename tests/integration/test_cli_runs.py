@@ -132,7 +132,7 @@ def test_a_signal_that_nobody_waits_for_is_kept_and_what_is_awaited_is_said(cli:
     ):
         answer = cli.jobs(*words)
         assert (answer.code, said in answer.err) == (code, True), answer.err
-    assert cli.state("order-77") == "paused"
+    assert cli.state("order-77") == "waiting"
 
 
 def test_a_person_pauses_and_resumes_a_run_which_then_waits_as_before(cli: Runs) -> None:
@@ -194,7 +194,7 @@ def test_children_go_on_with_the_run_that_is_resumed(cli: Runs) -> None:
 
     assert cli.with_ledger(follow) == "paused"
     cli.jobs("resume", "sync-9")
-    assert (cli.state("sync-9-2-1"), cli.state("sync-9")) == ("queued", "paused")
+    assert (cli.state("sync-9-2-1"), cli.state("sync-9")) == ("queued", "waiting")
 
 
 def test_steps_the_tree_and_the_list_are_readable_at_80_columns(
@@ -220,7 +220,7 @@ def test_steps_the_tree_and_the_list_are_readable_at_80_columns(
     cli.with_ledger(make)
     on_a_terminal(monkeypatch)
     tree = unstyled(cli.jobs("show", "order-77", "--tree").out)
-    assert tree[0].startswith("order-77  order v2  paused")
+    assert tree[0].startswith("order-77  order v2  waiting")
     assert [line[:20].rstrip() for line in tree[1:]] == ["├ ✓ charge", "├ … wait approved", "└ · 1 undo"]
     assert "2 tries   1.2 s" in tree[1]
     assert re.search(r"wait approved +for \d", tree[2]), "how long it has waited"
@@ -373,7 +373,7 @@ def test_a_rerun_is_planned_made_once_and_refused_with_the_next_command(cli: Run
     for which in ([], ["--failed", "--from", "approved"]):
         assert "give --failed, or --from STEP" in cli.jobs("rerun", "order-77", *which).err
     going_on = cli.jobs("rerun", "order-77", "--failed")
-    assert (going_on.code, "run order-77 is paused and may still go on" in going_on.err) == (4, True)
+    assert (going_on.code, "run order-77 is waiting and may still go on" in going_on.err) == (4, True)
 
 
 async def _cancelled_behind_one_child(ledger: Ledger, job_id: str) -> None:

@@ -76,9 +76,9 @@ def test_each_version_is_listed_with_its_open_runs(cli: Workflows) -> None:
     cli.with_ledger(_two_versions)
     rows = cli.workflows("list", "--json").lines
     assert [(each["workflow"], each["version"], each["open"], each["dead_letters"]) for each in rows] == [
-        ("order", "", {"paused": 4}, 0),
+        ("order", "", {"waiting": 4}, 0),
         ("order", "1", {}, 1),
-        ("order", "2", {"paused": 1}, 0),
+        ("order", "2", {"waiting": 1}, 0),
     ]
     assert {each["in_code"] for each in rows} == {None}
     (third,) = [
@@ -134,7 +134,7 @@ def test_runs_that_fit_are_counted_and_nothing_is_appended(cli: Workflows) -> No
     assert said == "2 runs read; fitting this code, as far as they are recorded: 2\n"
     missing = cli.workflows("check", "--app", cli.code("charge", "3"), "--since", "1h").out
     assert (
-        "of a workflow or version that this code does not have: 1\n  order-77 (order v2, paused): the code has no"
+        "of a workflow or version that this code does not have: 1\n  order-77 (order v2, waiting): the code has no"
         in missing
     )
 
@@ -153,7 +153,7 @@ def test_each_run_that_diverges_is_named_and_the_first_is_the_error(cli: Workflo
     )
     assert answer.err.endswith("as step charge; the code asks for step wire\n")
     for number in range(3):
-        assert f"  run-{number} (order, paused): step 'charge' was recorded at stream sequence" in answer.out
+        assert f"  run-{number} (order, waiting): step 'charge' was recorded at stream sequence" in answer.out
     (found,) = cli.workflows("check", "--app", code, "--open", "--json").lines
     (first, *_) = found["named"]
     assert (first["id"], first["step"], first["recorded"], first["asked"]) == (

@@ -141,7 +141,7 @@ def test_an_attempt_of_a_run_executes_only_what_was_under_way(failed: Debug) -> 
 def test_an_attempt_that_asks_for_children_waits_for_them_and_makes_none(failed: Debug) -> None:
     head = failed.head()
     (first,) = failed.debug("order-77", "--attempt", "1", "--json").lines
-    assert (first["status"], first["recorded"]["type"]) == ("paused", "paused")
+    assert (first["status"], first["recorded"]["type"]) == ("waiting", "paused")
     assert first["steps_executed"] == ["reserve", "page"]
     assert failed.head() == head
 

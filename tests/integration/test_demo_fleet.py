@@ -29,8 +29,8 @@ async def test_a_kept_demo_leaves_a_fleet_worth_looking_at(ledger: Ledger, tmp_p
         states = Counter((job.task, job.status) for job in jobs)
         assert (states["import_row", "completed"], states["import_row", "dead_lettered"]) == (196, 4)
         assert (states["checkout", "completed"], states["checkout", "dead_lettered"]) == (16, 1)
-        assert (states["checkout", "paused"], states["charge", "dead_lettered"]) == (3, 3)
-        assert (states["payout", "paused"], states["export_bookings", "held"]) == (3, 5)
+        assert (states["checkout", "waiting"], states["charge", "dead_lettered"]) == (3, 3)
+        assert (states["payout", "waiting"], states["export_bookings", "held"]) == (3, 5)
         assert (states["report", "queued"], states["classify", "queued"]) == (3, 12)
         assert schedules == ["nightly-report"]
         assert {

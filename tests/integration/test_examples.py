@@ -290,7 +290,7 @@ SHOWN = {
         "d-6 to /payments: 409 the run has ended",
     ],
     "workflow.py": [
-        "order-77 is paused, its steps: reserve, charge, approved",
+        "order-77 is waiting, its steps: reserve, charge, approved",
         "the first click was recorded: True; the second one: False",
         "order-77 is completed, its steps: reserve, charge, approved, sleep",
         "charge-77-150000, approved by eve",
@@ -299,8 +299,8 @@ SHOWN = {
     "workflow_upgrade.py": [
         "before the deploy of the new code:",
         "4 runs read; fitting this code, as far as they are recorded: 2",
-        "changed-1 (changed, paused): step 'charge' was recorded at stream sequence",
-        "added-1 (added, paused): step 'weigh' is new",
+        "changed-1 (changed, waiting): step 'charge' was recorded at stream sequence",
+        "added-1 (added, waiting): step 'weigh' is new",
         "1 run diverges from this code: changed-1 (shop): step 'charge'",
         "exit code 4",
         "added-1 is completed",

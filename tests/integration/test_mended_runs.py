@@ -161,7 +161,7 @@ async def test_the_requeue_of_dead_children_goes_on_with_their_run(
     async with working(ledger, *TASKS, concurrency=8):
         run = await begin(ledger, shape, "r")
         broken = await dead(ledger, failing)
-        await becomes(run, JobState.PAUSED)
+        await becomes(run, JobState.WAITING)
         BROKEN.clear()
         for child in broken:
             await child.retry(reason="the pages are back")
@@ -218,7 +218,7 @@ async def test_a_dead_child_that_is_discarded_is_the_failure_that_the_code_sees(
     async with working(ledger, catches, page):
         run = await ledger.enqueue(catches.options(id="r"))
         (child,) = await dead(ledger, 1)
-        await becomes(run, JobState.PAUSED)
+        await becomes(run, JobState.WAITING)
         await ledger.execute(child.ref, Discard(reason="not needed"))
         assert await run.result(timeout_s=LIMIT_S) == "item 2: r-1-2-of-runs"
     (failed,) = [job.steps["page"] for job in (await jobs(ledger)).values() if job.id == "r"]

@@ -34,7 +34,7 @@ STATES = {
     ("plain", "later"): JobState.SCHEDULED,
     ("idle", "waiting"): JobState.QUEUED,
     ("plain", "dead"): JobState.DEAD_LETTERED,
-    ("runs", "run"): JobState.PAUSED,
+    ("runs", "run"): JobState.WAITING,
     ("plain", "newest"): JobState.COMPLETED,
 }
 

@@ -267,7 +267,7 @@ async def test_a_rerun_whose_child_never_began_is_begun_again_with_what_the_firs
     BROKEN.clear()
     async with working(ledger, outer):  # nobody serves the queue of the child
         again = await ledger.rerun(source, failed=True, task=outer)
-        await becomes(again, JobState.PAUSED)
+        await becomes(again, JobState.WAITING)
         async with asyncio.timeout(LIMIT_S):
             while not await ledger.log.newest_sequence(ledger.names.chain(await child_of(again, "inner"))):
                 await asyncio.sleep(0.01)
@@ -298,7 +298,7 @@ async def test_a_cancelled_run_is_begun_again_and_what_may_go_on_is_refused(ledg
             while "go_on" not in (await waiting.snapshot()).awaited:
                 await asyncio.sleep(0.01)
         with pytest.raises(
-            RefusedError, match=r"run waiting is paused and may still go on: `jobledger jobs why waiting`"
+            RefusedError, match=r"run waiting is waiting and may still go on: `jobledger jobs why waiting`"
         ):
             await ledger.rerun(waiting, failed=True)
         await waiting.cancel()

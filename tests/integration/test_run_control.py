@@ -79,7 +79,7 @@ async def test_a_running_run_pauses_before_its_next_step_until_it_is_resumed(led
         GATE["open"].set()
         await becomes(job, JobState.PAUSED)
         found = await job.snapshot()
-        assert (found.paused_by_operator, CALLS["slow"], list(found.steps)) == (True, 1, ["slow"])
+        assert (found.state is JobState.PAUSED, CALLS["slow"], list(found.steps)) == (True, 1, ["slow"])
         await ledger.signal(job, go_on, 3)
         assert await job.state() is JobState.PAUSED  # whatever comes meanwhile
         await ledger.execute(job.ref, ResumeJob())
@@ -93,10 +93,10 @@ async def test_a_run_that_is_paused_while_it_waits_goes_on_with_what_came_meanwh
     GATE["open"].set()
     async with working(ledger, works):
         job = await ledger.enqueue(works)
-        await becomes(job, JobState.PAUSED)
+        await becomes(job, JobState.WAITING)
         await ledger.execute(job.ref, RequestPause())
         await ledger.signal(job, go_on, 3)
-        assert (await job.snapshot()).paused_by_operator
+        assert (await job.snapshot()).state is JobState.PAUSED
         await ledger.execute(job.ref, ResumeJob())
         assert await job.result(timeout_s=LIMIT_S) == 6
     assert CALLS["slow"] == 2
@@ -197,7 +197,7 @@ async def test_a_look_into_a_run_calls_no_step_that_is_recorded_and_writes_nothi
     GATE["open"].set()
     async with working(ledger, works):
         job = await ledger.enqueue(works)
-        await becomes(job, JobState.PAUSED)
+        await becomes(job, JobState.WAITING)
         await ledger.signal(job, go_on, 3)
         assert await job.result(timeout_s=LIMIT_S) == 6
     before = await job.history()
@@ -218,7 +218,7 @@ async def test_a_run_in_memory_waits_for_time_that_a_test_moves() -> None:
     ledger = MemoryLedger(weeks)
     job = await ledger.enqueue(weeks)
     await ledger.run_pending()
-    assert await job.state() is JobState.PAUSED
+    assert await job.state() is JobState.WAITING
     await ledger.advance(14 * 86_400)
     await ledger.signal(job, go_on, 7)
     await ledger.run_pending()

@@ -154,7 +154,7 @@ async def test_somebody_is_told_once_how_a_run_ended(
     async with working(ledger, calls_back, tell):
         job = await ledger.enqueue(calls_back.options(id="r"), how)
         if how == "wait":
-            await becomes(job, JobState.PAUSED)
+            await becomes(job, JobState.WAITING)
             await job.cancel(reason="changed my mind")
         assert (await ended(job)).state.value == state
         await until(lambda: bool(TOLD))
@@ -185,10 +185,10 @@ async def test_somebody_is_told_of_ends_that_no_code_of_the_run_saw(ledger: Ledg
     async with working(ledger, waits, asks, tell):
         parent = await ledger.enqueue(asks.options(id="asks"))
         for each in (parked, parent):
-            await becomes(each, JobState.PAUSED)
+            await becomes(each, JobState.WAITING)
         child = await ledger.job("asks-1-0", queue="runs")
         for each in (parked, child):
-            await becomes(each, JobState.PAUSED)
+            await becomes(each, JobState.WAITING)
             await each.cancel(reason="changed my mind")
         await until(lambda: len(TOLD) == 4)
         await ended(parent)
@@ -336,7 +336,7 @@ async def test_a_kept_chain_that_somebody_wrote_to_meanwhile_is_not_used(connect
             stale = worker._kept._drop(job.ref)
         async with working(other, often):  # the first one's worker does not hear of what it does
             await other.signal(job, go_on, 1)
-            await becomes(job, JobState.PAUSED)
+            await becomes(job, JobState.WAITING)
         assert stale is not None
         await ledger.signal(job, go_on, 2)
         async with working(ledger, often) as third:
@@ -376,7 +376,7 @@ async def races(run: Run) -> int:
 async def test_the_children_of_a_branch_that_lost_are_cancelled(ledger: Ledger) -> None:
     async with working(ledger, races, never):
         job = await ledger.enqueue(races.options(id="race"))
-        await becomes(job, JobState.PAUSED)
+        await becomes(job, JobState.WAITING)
         await ledger.signal(job, go_on, 7)
         assert await job.result(timeout_s=LIMIT_S) == 7
         child = await ended(await ledger.job("race-1-0-of-runs"))

@@ -70,7 +70,7 @@ async def two_wait(run: Run) -> list[str]:
 async def test_branches_that_wait_for_one_name_take_a_signal_each(ledger: Ledger) -> None:
     async with working(ledger, two_wait, concurrency=1):
         job = await ledger.enqueue(two_wait)
-        await in_state(job, JobState.PAUSED)
+        await in_state(job, JobState.WAITING)
         for by in ("ada", "eve"):
             await ledger.signal(job, approved, by)
         assert await job.result(timeout_s=LIMIT_S) == ["ada", "eve"]

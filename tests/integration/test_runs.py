@@ -157,7 +157,7 @@ async def test_a_signal_wakes_a_run_that_holds_no_slot_and_is_told_once(ledger: 
     async with working(ledger, waits, concurrency=1) as worker:
         jobs = [await ledger.enqueue(waits.options(id=f"w-{n}")) for n in range(3)]
         for job in jobs:
-            await becomes(job, JobState.PAUSED)
+            await becomes(job, JobState.WAITING)
         await until(lambda: worker.counts().running == 0)
         for job in jobs:
             said = Approval(by=job.id, yes=True)
@@ -214,7 +214,7 @@ async def test_branches_go_on_side_by_side_and_each_step_is_done_once(ledger: Le
         async with asyncio.timeout(LIMIT_S):
             while "second/ship" not in await steps(job):
                 await asyncio.sleep(0.01)
-        await becomes(job, JobState.PAUSED)
+        await becomes(job, JobState.WAITING)
         await ledger.signal(job, approved, Approval(by="eve", yes=True))
         assert await job.result(timeout_s=LIMIT_S) == ["ch_a", [1.0, 1.0], "eve", "ch_a", "ch_c"]
     assert set(await steps(job)) == {
@@ -275,7 +275,7 @@ async def test_code_that_asks_for_something_else_makes_a_dead_letter_that_goes_o
 ) -> None:
     async with working(ledger, changed(1)):
         job = await ledger.enqueue(changed(1))
-        await becomes(job, JobState.PAUSED)
+        await becomes(job, JobState.WAITING)
     async with working(ledger, changed(2)):
         await ledger.signal(job, approved, Approval(by="eve", yes=True))
         found = await ended(job)
@@ -370,7 +370,7 @@ async def test_a_run_that_fails_for_good_takes_back_what_it_did_the_newest_first
 async def test_a_run_that_is_cancelled_while_it_waits_takes_back_what_it_did(ledger: Ledger) -> None:
     async with working(ledger, undone):
         job = await ledger.enqueue(undone, "wait")
-        await becomes(job, JobState.PAUSED)
+        await becomes(job, JobState.WAITING)
         await job.cancel(reason="changed my mind")
         found = await ended(job)
     assert (found.state, found.cancel_reason) == (JobState.CANCELLED, "changed my mind")
@@ -412,7 +412,7 @@ async def races(run: Run) -> str:
 async def test_of_a_race_the_first_branch_wins_in_every_attempt(ledger: Ledger) -> None:
     async with working(ledger, races, concurrency=1):
         job = await ledger.enqueue(races)
-        await becomes(job, JobState.PAUSED)
+        await becomes(job, JobState.WAITING)
         await ledger.signal(job, approved, Approval(by="eve", yes=True))
         assert await job.result(timeout_s=LIMIT_S) == "eve"
     assert (await steps(job))["race"] == "completed"
@@ -456,7 +456,7 @@ def test_what_cannot_be_a_workflow_is_refused_where_it_is_loaded() -> None:
 async def test_a_run_is_gone_on_with_by_another_client_of_the_ledger(connected: Connect) -> None:
     async with connected() as first, working(first, waits):
         job = await first.enqueue(waits)
-        await becomes(job, JobState.PAUSED)
+        await becomes(job, JobState.WAITING)
     async with connected() as second, working(second, waits):
         await second.signal(job, approved, Approval(by="eve", yes=True))
         assert await (await second.job(job.id, task=waits)).result(timeout_s=LIMIT_S) == "eve"

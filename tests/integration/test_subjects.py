@@ -279,7 +279,7 @@ class Stage:
     async def _tabulate(self) -> None:
         """Let the worker store a table; another one brings it back, see `recover`."""
         async with connect(self._url, name="nobody") as ledger:
-            await becomes(await ledger.enqueue(tabulates.options(id="tabulated")), JobState.PAUSED)
+            await becomes(await ledger.enqueue(tabulates.options(id="tabulated")), JobState.WAITING)
 
     async def _group(self, ledger: Ledger) -> None:
         """Let the worker make the second child of a run once the first one has ended."""

@@ -341,7 +341,7 @@ async def test_an_expired_table_is_told_with_the_step_and_the_command_and_needed
         unread = await ledger.enqueue(rests.options(id="unread"))
         read = await ledger.enqueue(reads.options(id="read"))
         for job in (unread, read):
-            await becomes(job, JobState.PAUSED)
+            await becomes(job, JobState.WAITING)
             record = record_of(await job.snapshot(), "rows")
             assert await open_store(ledger).remove(record)
     async with working(ledger, rests, reads):  # another process, without what the first one kept
@@ -377,7 +377,7 @@ async def test_a_bucket_that_was_deleted_is_made_again_by_whoever_stores_somethi
 async def test_a_table_whose_time_is_over_is_expired_even_where_it_is_kept(connected: Connect) -> None:
     async with connected(tables_life_s=1.0) as ledger, working(ledger, reads, concurrency=1):
         job = await ledger.enqueue(reads)
-        record = record_of(await becomes(job, JobState.PAUSED), "rows")
+        record = record_of(await becomes(job, JobState.WAITING), "rows")
         assert record.expires_at is not None
         await until(lambda: ledger.clock.now() >= (record.expires_at or ledger.clock.now()))
         await ledger.signal(job, go, True)

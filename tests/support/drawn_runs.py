@@ -221,7 +221,7 @@ async def _ended(ledger: Ledger, staying: Collection[JobRef]) -> None:
                 above = job.member
                 if job.state is JobState.DEAD_LETTERED and above is not None:
                     run = found[JobRef(queue=above.queue, job_id=above.job)]
-                    if run.state is JobState.PAUSED and _awaits_dead(run, above.step):
+                    if run.state is JobState.WAITING and _awaits_dead(run, above.step):
                         await ledger.execute(ref, Discard(reason="it is not needed"))
             await asyncio.sleep(0.1)
 

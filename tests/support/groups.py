@@ -100,7 +100,7 @@ class Groups:
         if member is not None and job.is_final:
             self._alive[member.job, member.step].discard(member.item)
         self.waits[job.id] += isinstance(event, Paused)
-        was_paused = before is not None and before.state is JobState.PAUSED
+        was_paused = before is not None and before.state is JobState.WAITING
         self.resumed[job.id] += was_paused and isinstance(event, Queued | Held)
         if isinstance(event, Joined):
             self._is_counted(job, event)

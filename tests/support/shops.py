@@ -190,7 +190,7 @@ async def _fill(ledger: Ledger) -> tuple[datetime, datetime]:
     async with working(ledger, *SERVED), asyncio.timeout(LIMIT_S):
         for job in ended:
             await job.wait()
-        while (await waiting.state()).value != "paused":
+        while (await waiting.state()).value != "waiting":
             await asyncio.sleep(0.02)
     died = datetime.now(UTC)
     await ledger.enqueue(nightly_report, "2026-11-10")

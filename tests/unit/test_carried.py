@@ -258,7 +258,10 @@ def _compared(job: Job, state: CarriedJob, *, form: int) -> str | None:
 
 def test_the_stored_form_has_every_field_of_a_job_and_the_same_words() -> None:
     named_by_the_envelope = {"id", "queue", "task", "carried_sequence", "is_incomplete"}
-    assert set(CarriedJob.__struct_fields__) == set(Job.__struct_fields__) - named_by_the_envelope
+    in_the_state = {"paused_by_operator"}  # of which two are stored as one word
+    assert (
+        set(CarriedJob.__struct_fields__) - in_the_state == set(Job.__struct_fields__) - named_by_the_envelope
+    )
     assert CarriedAttempt.__struct_fields__ == Attempt.__struct_fields__
     sets = {"opened", "ended", "failed"}  # stored as ranges, kept as numbers of bits
     assert set(CarriedStep.__struct_fields__) - sets == set(Step.__struct_fields__) - {
@@ -266,7 +269,7 @@ def test_the_stored_form_has_every_field_of_a_job_and_the_same_words() -> None:
     }
     assert CarriedSignal.__struct_fields__ == KeptSignal.__struct_fields__
     assert CarriedProgress.__struct_fields__ == Progress.__struct_fields__
-    assert set(get_args(StateName)) == {state.value for state in JobState}
+    assert {*get_args(StateName), JobState.WAITING} == set(JobState)
     assert get_args(AttemptStateName) == get_args(AttemptState)
     assert {state.value for state in CLOSED_STATES} == {"completed", "cancelled", "discarded"}
 

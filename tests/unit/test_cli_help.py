@@ -160,7 +160,7 @@ def test_a_shell_is_offered_commands_options_and_choices(
     [
         ("jobs list", "ten", {"tenant:"}),
         ("jobs cancel", "tenant:acme s", {"tenant:acme state:", "tenant:acme since:"}),
-        ("dlq requeue", "state:d", {"state:dead", "state:discarded"}),
+        ("dlq requeue", "state:d", {"state:dead_lettered", "state:discarded"}),
         ("dlq discard", "job-7", set()),
     ],
 )

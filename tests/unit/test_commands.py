@@ -94,7 +94,8 @@ JOURNEYS: dict[JobState, tuple[Command, ...]] = {
     JobState.QUEUED: (NEW,),
     JobState.RUNNING: (NEW, CLAIM),
     JobState.RETRY_WAIT: (NEW, CLAIM, FAIL_LATER),
-    JobState.PAUSED: (NEW, CLAIM, Pause(epoch=EPOCH, event="paid")),
+    JobState.WAITING: (NEW, CLAIM, Pause(epoch=EPOCH, event="paid")),
+    JobState.PAUSED: (NEW, CLAIM, RequestPause(reason="why"), Pause(epoch=EPOCH, event="paid")),
     JobState.COMPLETED: (NEW, CLAIM, COMPLETE),
     JobState.CANCELLED: (NEW, CLAIM, ConfirmCancel(epoch=EPOCH)),
     JobState.DEAD_LETTERED: (NEW, CLAIM, GIVE_UP),
@@ -180,57 +181,57 @@ REFUSALS = {"?": JobNotFoundError, "=": JobExistsError, "-": IllegalTransitionEr
 
 #: Events by their first letters, or the sign of a refusal (above).
 TABLE = """
-                  none scheduled held queued running   retry_wait paused completed cancelled dead_lettered discarded
-enqueue           queu =         =    =      =         =          =      =         =         =             =
-enqueue_later     sche =         =    =      =         =          =      =         =         =             =
-enqueue_held      held =         =    =      =         =          =      =         =         =             =
-dispatch_due      ?    queu      -    -      -         queu       queu   -         -         -             -
-dispatch_admitted ?    -         queu -      -         -          -      -         -         -             -
-dispatch_retried  ?    -         -    -      -         queu       -      -         -         -             -
-dispatch_resumed  ?    -         -    -      -         -          queu   -         -         -             -
-redispatch        ?    -         -    queu   -         -          -      -         -         -             -
-dispatch_new      ?    -         -    -      -         -          -      -         -         -             -
-dispatch_requeued ?    -         -    -      -         -          -      -         -         -             -
-dispatch_carried  ?    -         -    -      -         -          -      -         -         -             -
-dispatch_ungranted ?   -         -    -      -         -          -      -         -         -             -
-admit_by_none     ?    -         -    -      -         -          -      -         -         -             -
-put_back          ?    -         -    -      -         -          -      -         -         -             -
-reschedule        ?    sche      -    -      -         sche       -      -         -         -             -
-claim             ?    -         -    star   -         -          -      -         -         -             -
-take_over         ?    -         -    -      lost+star      -          -      -         -         -             -
-take_over_stale   ?    -         -    -      !         -          -      -         -         -             -
-rescue            ?    -         -    -      lost+queu      -          -      -         -         -             -
-rescue_stale      ?    -         -    -      !         -          -      -         -         -             -
-complete          ?    !         !    !      comp      !          !      !         !         !             !
-complete_unheld   ?    -         -    -      !         -          -      -         -         -             -
-fail_at_once      ?    !         !    !      fail+queu !          !      !         !         !             !
-fail_later        ?    !         !    !      fail      !          !      !         !         !             !
-fail_for_good     ?    !         !    !      fail+dead !          !      !         !         !             !
-interrupt         ?    !         !    !      inte+queu !          !      !         !         !             !
-snooze            ?    !         !    !      snoo      !          !      !         !         !             !
-pause             ?    !         !    !      paus      !          !      !         !         !             !
-confirm_cancel    ?    !         !    !      canc      !          !      !         !         !             !
-checkpoint        ?    !         !    !      chec      !          !      !         !         !             !
-progress          ?    !         !    !      prog      !          !      !         !         !             !
-cancel            ?    canc      canc canc   c_re      canc       canc   -         -         -             -
-dead_letter       ?    -         -    dead   !         -          -      -         -         -             -
-dead_letter_running ? -         -    !      lost+dead      -          -      -         -         -             -
-requeue           ?    -         -    -      -         -          -      -         -         queu          -
-discard           ?    -         -    -      -         -          -      -         -         disc          -
-fence             ?    -         -    -      -         fenc       fenc   fenc      fenc      fenc          fenc
-fence_unknown     ?    -         -    -      -         -          -      -         -         -             -
-carry             ?    carr      carr carr+queu carr+queu carr    carr   -         -         carr          -
-carry_less        ?    carr      carr carr   carr      carr       carr   carr      carr      carr          carr
-start_step        ?    !         !    !      s_st      !          !      !         !         !             !
-copy_ends         ?    !         !    !      -         !          !      !         !         !             !
-complete_step     ?    !         !    !      s_co      !          !      !         !         !             !
-fail_step         ?    !         !    !      s_fa      !          !      !         !         !             !
-refuse_signal     ?    !         !    !      -         !          !      !         !         !             !
-join              ?    -         -    -      -         -          -      -         -         -             -
-signal            ?    sign      sign sign   sign      sign       sign   -         -         -             -
-request_pause     ?    paus      paus paus   p_re      paus       paus   -         -         -             -
-resume            ?    -         -    -      -         -          -      -         -         -             -
-note              ?    note      note note   note      note       note   note      note      note          note
+                    none scheduled held queued running   retry_wait waiting paused completed cancelled dead_lettered discarded
+enqueue             queu =         =    =      =         =          =       =      =         =         =             =
+enqueue_later       sche =         =    =      =         =          =       =      =         =         =             =
+enqueue_held        held =         =    =      =         =          =       =      =         =         =             =
+dispatch_due        ?    queu      -    -      -         queu       queu    -      -         -         -             -
+dispatch_admitted   ?    -         queu -      -         -          -       -      -         -         -             -
+dispatch_retried    ?    -         -    -      -         queu       -       -      -         -         -             -
+dispatch_resumed    ?    -         -    -      -         -          queu    -      -         -         -             -
+redispatch          ?    -         -    queu   -         -          -       -      -         -         -             -
+dispatch_new        ?    -         -    -      -         -          -       -      -         -         -             -
+dispatch_requeued   ?    -         -    -      -         -          -       -      -         -         -             -
+dispatch_carried    ?    -         -    -      -         -          -       -      -         -         -             -
+dispatch_ungranted  ?    -         -    -      -         -          -       -      -         -         -             -
+admit_by_none       ?    -         -    -      -         -          -       -      -         -         -             -
+put_back            ?    -         -    -      -         -          -       -      -         -         -             -
+reschedule          ?    sche      -    -      -         sche       -       -      -         -         -             -
+claim               ?    -         -    star   -         -          -       -      -         -         -             -
+take_over           ?    -         -    -      lost+star -          -       -      -         -         -             -
+take_over_stale     ?    -         -    -      !         -          -       -      -         -         -             -
+rescue              ?    -         -    -      lost+queu -          -       -      -         -         -             -
+rescue_stale        ?    -         -    -      !         -          -       -      -         -         -             -
+complete            ?    !         !    !      comp      !          !       !      !         !         !             !
+complete_unheld     ?    -         -    -      !         -          -       -      -         -         -             -
+fail_at_once        ?    !         !    !      fail+queu !          !       !      !         !         !             !
+fail_later          ?    !         !    !      fail      !          !       !      !         !         !             !
+fail_for_good       ?    !         !    !      fail+dead !          !       !      !         !         !             !
+interrupt           ?    !         !    !      inte+queu !          !       !      !         !         !             !
+snooze              ?    !         !    !      snoo      !          !       !      !         !         !             !
+pause               ?    !         !    !      paus      !          !       !      !         !         !             !
+confirm_cancel      ?    !         !    !      canc      !          !       !      !         !         !             !
+checkpoint          ?    !         !    !      chec      !          !       !      !         !         !             !
+progress            ?    !         !    !      prog      !          !       !      !         !         !             !
+cancel              ?    canc      canc canc   c_re      canc       canc    canc   -         -         -             -
+dead_letter         ?    -         -    dead   !         -          -       -      -         -         -             -
+dead_letter_running ?    -         -    !      lost+dead -          -       -      -         -         -             -
+requeue             ?    -         -    -      -         -          -       -      -         -         queu          -
+discard             ?    -         -    -      -         -          -       -      -         -         disc          -
+fence               ?    -         -    -      -         fenc       fenc    fenc   fenc      fenc      fenc          fenc
+fence_unknown       ?    -         -    -      -         -          -       -      -         -         -             -
+carry               ?    carr      carr carr+queu carr+queu carr       carr    carr   -         -         carr          -
+carry_less          ?    carr      carr carr   carr      carr       carr    carr   carr      carr      carr          carr
+start_step          ?    !         !    !      s_st      !          !       !      !         !         !             !
+copy_ends           ?    !         !    !      -         !          !       !      !         !         !             !
+complete_step       ?    !         !    !      s_co      !          !       !      !         !         !             !
+fail_step           ?    !         !    !      s_fa      !          !       !      !         !         !             !
+refuse_signal       ?    !         !    !      -         !          !       !      !         !         !             !
+join                ?    -         -    -      -         -          -       -      -         -         -             -
+signal              ?    sign      sign sign   sign      sign       sign    sign   -         -         -             -
+request_pause       ?    paus      paus paus   p_re      paus       paus    -      -         -         -             -
+resume              ?    -         -    -      -         -          -       queu   -         -         -             -
+note                ?    note      note note   note      note       note    note   note      note      note          note
 """
 
 SHORT = {

@@ -44,7 +44,7 @@ from jobledger.ledger.model.events import (
     StepFailed,
     StepStarted,
 )
-from jobledger.ledger.model.job import FINAL_STATES, WAITING_STATES, Job, JobState, evolve
+from jobledger.ledger.model.job import FINAL_STATES, PENDING_STATES, Job, JobState, evolve
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
@@ -129,7 +129,7 @@ TABLE: list[tuple[tuple[JobEvent, ...], str, tuple[str, ...], int, int, datetime
     ((QUEUED, CANCELLED), "cancelled", (), 0, 3, None, True),
     ((QUEUED, STARTED, INTERRUPTED, RETRIED), "queued", ("interrupted",), 0, 3, None, False),
     ((QUEUED, STARTED, SNOOZED), "retry_wait", ("snoozed",), 0, 3, LATER, False),
-    ((QUEUED, STARTED, PAUSED), "paused", ("paused",), 0, 3, LATER, False),
+    ((QUEUED, STARTED, PAUSED), "waiting", ("paused",), 0, 3, LATER, False),
     ((QUEUED, STARTED, CHECKPOINTED, PROGRESSED, CANCEL_REQUESTED), "running", ("running",), 2, 2, None, False),
     ((QUEUED, STARTED, STARTED_2, FENCED), "running", ("lost", "running"), 3, 1, None, False),
     ((QUEUED, STARTED, COMPLETED, FENCED), "completed", ("completed",), 0, 2, None, True),
@@ -241,8 +241,8 @@ def test_evolve_is_total_and_keeps_its_own_invariants(events: list[JobEvent]) ->
 
 
 def test_states_are_final_waiting_or_running() -> None:
-    assert set(JobState) == FINAL_STATES | WAITING_STATES | {JobState.RUNNING}
-    assert not FINAL_STATES & WAITING_STATES
+    assert set(JobState) == FINAL_STATES | PENDING_STATES | {JobState.RUNNING}
+    assert not FINAL_STATES & PENDING_STATES
 
 
 def test_a_stored_null_is_not_the_absence_of_a_value() -> None:

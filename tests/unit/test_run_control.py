@@ -220,7 +220,7 @@ def test_a_running_job_is_asked_to_pause_and_its_pause_waits_for_a_person() -> N
         LATER,
         "deploy",
     )
-    assert (story.run.paused_by_operator, story.run.pause_requested) == (True, False)
+    assert (story.run.state is JobState.PAUSED, story.run.pause_requested) == (True, False)
 
 
 def test_nobody_pauses_for_a_person_unasked() -> None:
@@ -249,7 +249,7 @@ def test_what_a_person_paused_records_and_wakes_nobody() -> None:
     (again,) = story.do(ResumeJob())
     assert isinstance(again, Paused)
     assert (again.event, again.steps, again.until, again.undos) == ("", ("pages", "approved"), LATER, 3)
-    assert not story.run.paused_by_operator
+    assert story.run.state is not JobState.PAUSED
     story.do(RequestPause())
     assert types(story.do(GiveSignal(name="approved"))) == ["signalled"]
     (resumed,) = story.do(ResumeJob(reason="done"))
@@ -301,7 +301,7 @@ def test_a_job_that_is_to_pause_does_so_however_its_attempt_ends(command: Comman
     story = running(RequestPause())
     assert types(story.do(command)) == then
     if then[-1] == "paused":
-        assert (story.run.paused_by_operator, story.run.pause_requested) == (True, False)
+        assert (story.run.state is JobState.PAUSED, story.run.pause_requested) == (True, False)
         assert story.run.attempts_left == 3 - ("failed" in then)
     elif then[-1] == "started":
         assert story.run.pause_requested

@@ -453,7 +453,7 @@ def test_a_signal_that_comes_early_or_under_another_name_is_kept() -> None:
     story = running(GiveSignal(name="paid"), WAIT, PARK)
     (signalled,) = story.do(GiveSignal(name="other"))
     assert isinstance(signalled, Signalled)
-    assert story.run.state is JobState.PAUSED
+    assert story.run.state is JobState.WAITING
     assert [each.name for each in story.run.signals] == ["paid", "other"]
 
 

@@ -14,7 +14,7 @@ from tests.support.tables import each_row
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.times import time_text
 from jobledger.projections import JobFilter, ProjectionConfigError, SaidFilter, parse_search, search_text
-from jobledger.projections.search import AWAITS, KEYS, STATE_TOKENS, TEXT_MAX, pair, read_search
+from jobledger.projections.search import AWAITS, KEYS, TEXT_MAX, pair, read_search
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 
@@ -22,7 +22,8 @@ NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 READ: dict[str, dict[str, Any]] = {
     "": {},
     "tenant:acme state:dead": {"said": SaidFilter(tenant="acme"), "states": ("dead_lettered",)},
-    "state:waiting state:retry_wait": {"states": ("queued", "retry_wait")},
+    "state:queued state:retry_wait": {"states": ("queued", "retry_wait")},
+    "state:w state:retry": {"states": ("waiting", "retry_wait")},
     "state:failing": {"states": ("dead_lettered", "retry_wait")},
     "State:Dead": {"states": ("dead_lettered",)},
     "since:2h until:11:00": {
@@ -74,8 +75,10 @@ REFUSED = [
     ("tennant:acme", "there is no key tennant: (did you mean tenant:?); put it in quotes"),
     ("status:dead", "there is no key status: (did you mean state:?); put"),
     ("https://x", "there is no key https:; put it in quotes to look for it as text"),
-    ("state:deed", "no state is called deed (did you mean dead?): waiting, running"),
-    ("state:xyz", "no state is called xyz: waiting, running"),
+    ("state:deed", "no state is called deed (did you mean queued?): scheduled, held, queued"),
+    ("state:xyz", "no state is called xyz: scheduled, held, queued"),
+    ("state:paussed", "no state is called paussed (did you mean paused?)"),
+    ("state:c", "state:c may be completed or cancelled: write one of them"),
     ("since:soon", "since:soon is no time: write 2h, 30m, 7d, 16:28 or 2026-01-31"),
     ("until:9999999999999w", "until:9999999999999w is no time"),
     ("since:0001-01-01", "since:0001-01-01 is no time"),
@@ -205,6 +208,5 @@ def test_every_condition_of_a_filter_has_a_key() -> None:
     assert {*SaidFilter.__struct_fields__} == {each.said for each in KEYS.values() if each.said} | {
         "metadata"
     }
-    assert {*STATE_TOKENS.values()} == {each.value for each in JobState}
     for name, key in KEYS.items():
         assert parse_search(pair(name, key.example), NOW) != JobFilter()

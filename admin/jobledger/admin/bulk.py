@@ -25,11 +25,11 @@ from jobledger.ledger.model.errors import (
     PayloadMissingError,
     UniqueKeyTakenError,
 )
-from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
+from jobledger.ledger.model.job import PENDING_STATES, Job, JobState
 
 _AT_ONCE: Final = 32
 _DEAD: Final = (JobState.DEAD_LETTERED.value,)
-_WAITING: Final = tuple(state.value for state in JobState if state in WAITING_STATES)
+_WAITING: Final = tuple(state.value for state in JobState if state in PENDING_STATES)
 
 Result = Literal["planned", "done", "refused", "invalid"]
 

@@ -414,7 +414,7 @@ def _queues(facts: Facts) -> Iterator[Diagnosis]:
                 queue=queue,
                 nouns=(
                     Noun("queue", queue),
-                    Noun("jobs", f"queue:{queue} state:waiting", count(jobs, "job")),
+                    Noun("jobs", f"queue:{queue} state:queued", count(jobs, "job")),
                 ),
                 act=Act("type", "Start a worker", Noun("queue", queue)),
             )
@@ -435,7 +435,7 @@ def _slow(facts: Facts, queue: str, oldest: datetime) -> Iterator[Diagnosis]:
             since=oldest,
             advice="`jobledger workers list` shows who works; more workers, or more jobs at once, are faster",
             queue=queue,
-            nouns=(Noun("queue", queue), Noun("jobs", f"queue:{queue} state:waiting", count(waiting, "job"))),
+            nouns=(Noun("queue", queue), Noun("jobs", f"queue:{queue} state:queued", count(waiting, "job"))),
             act=Act("look", "Who works", Noun("worker", "")),
         )
 
@@ -465,7 +465,7 @@ def _pauses(facts: Facts) -> Iterator[Diagnosis]:
             queue=queue,
             nouns=(
                 Noun("queue", queue),
-                *([Noun("jobs", f"queue:{queue} state:waiting", jobs)] if waiting[queue] else ()),
+                *([Noun("jobs", f"queue:{queue} state:queued", jobs)] if waiting[queue] else ()),
             ),
             act=Act("resume_queue", "Resume", Noun("queue", queue)),
         )

@@ -53,7 +53,7 @@ _DEAD_CHILDREN: Final = (
     f"FROM jobs INDEXED BY jobs_by_created_at_parent_id WHERE {IS_DEAD_CHILD} "
     "ORDER BY created_at DESC LIMIT 10000) AS c "
     "JOIN jobs AS p ON p.id = c.parent_id AND p.queue = c.parent_queue "
-    "WHERE p.status = 'paused' AND p.awaiting LIKE '%children%' ORDER BY c.completed_at, c.parent_item"
+    "WHERE p.status IN ('waiting', 'paused') AND p.awaiting LIKE '%children%' ORDER BY c.completed_at, c.parent_item"
 )
 _CHILDREN: Final = (
     "SELECT queue, id, parent_item FROM jobs WHERE parent_id = ? AND parent_queue = ? AND parent_step = ? "

@@ -15,7 +15,7 @@ Select = Callable[..., Sequence[Sequence[Any]]]
 
 #: At most this many runs that keep slots while they wait are read, the longest unchanged first.
 _RUNS_MAX: Final = 500
-_PARKED: Final = "status = 'paused' AND awaiting = 'children'"
+_PARKED: Final = "status = 'waiting' AND awaiting = 'children'"
 _KEEPERS: Final = (
     "SELECT DISTINCT j.queue, j.id, j.updated_at FROM slots s JOIN jobs j ON j.queue = s.queue AND j.id = s.job_id "  # noqa: S608
     f"WHERE s.kept = 1 AND {_PARKED} ORDER BY j.updated_at LIMIT {_RUNS_MAX}"

@@ -29,7 +29,7 @@ from jobledger.ledger.model.events import (
     Started,
     event_type,
 )
-from jobledger.ledger.model.job import WAITING_STATES, Job, JobState, evolve
+from jobledger.ledger.model.job import PENDING_STATES, Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import references_of
 from jobledger.ledger.model.subjects import aggregate_of
 from jobledger.ledger.model.times import as_utc
@@ -254,7 +254,7 @@ class _Teller:
     def _count(self, state: Job, seconds: float) -> None:
         if state.state is JobState.RUNNING:
             self._running_s += seconds
-        elif state.state in WAITING_STATES:
+        elif state.state in PENDING_STATES:
             self._waiting_s += seconds
         elif state.state is JobState.DEAD_LETTERED:
             self._dead_s += seconds

@@ -56,7 +56,7 @@ def waits_for(after: Job, event: JobEvent) -> str | None:  # noqa: PLR0911 - one
             ):
                 return None  # the next event of the batch decides
             return _backoff(after.due_at, event) if isinstance(event, Failed) else _time(after, event)
-        case JobState.PAUSED:
+        case JobState.WAITING | JobState.PAUSED:
             return _pause(after, event)
         case JobState.RUNNING:
             asked_to_end = isinstance(event, CancelRequested) and after.running_attempt is not None
@@ -72,7 +72,7 @@ def waits_for(after: Job, event: JobEvent) -> str | None:  # noqa: PLR0911 - one
 
 
 def _pause(after: Job, event: JobEvent) -> str:
-    if after.paused_by_operator:
+    if after.state is JobState.PAUSED:
         return "a person to resume it"
     asked = event.event if isinstance(event, Paused) else ""
     named = [f"event {_cut(asked)}"] if asked else []

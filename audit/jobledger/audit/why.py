@@ -166,7 +166,7 @@ def explain(job: Job, facts: Facts) -> Why:
             sentence, hint = f"it is not due before {_moment(job, facts)}", f"jobledger jobs retry {job.id}"
         case JobState.HELD:
             sentence, hint = _held(job, facts)
-        case JobState.PAUSED:
+        case JobState.WAITING | JobState.PAUSED:
             waits = run_waits(job, facts.children, told)
             sentence, hint = explain_paused(job, waits, told)
         case JobState.DEAD_LETTERED:
@@ -218,7 +218,7 @@ def _hint_now(job: Job, facts: Facts, hint: str) -> str:
     """Return the command to type: "" for a past moment, since a command acts on the job as it is now."""
     if facts.is_past:
         return ""
-    is_late = job.due_at is not None and job.due_at <= facts.now and not job.paused_by_operator
+    is_late = job.due_at is not None and job.due_at <= facts.now and job.state is not JobState.PAUSED
     return "jobledger doctor" if is_late else hint  # it is due, and no timer fired
 
 

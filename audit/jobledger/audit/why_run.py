@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from jobledger.audit.trail_words import first_few
-from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.runs.orders import BATCH_STEP, RUN_BATCH
 from jobledger.ledger.model.runs.steps import Step, admissible, next_signal
 from jobledger.ledger.model.runs.wait_words import Awaited, awaited_of
@@ -73,7 +73,7 @@ def run_waits(job: Job, children: Mapping[str, tuple[ChildNow, ...]], moment: Mo
 def explain_paused(job: Job, waits: tuple[RunWait, ...], moment: Moment) -> tuple[str, str]:
     """Return what a paused job waits for, and a command that ends that."""
     said = ", or for ".join(each.sentence for each in waits)
-    if job.paused_by_operator:
+    if job.state is JobState.PAUSED:
         why = f" ({job.pause_reason})" if job.pause_reason else ""
         then = f"; after that it waits for {said}" if said else ""
         if not said and job.due_at is not None:

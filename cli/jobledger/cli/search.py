@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from jobledger.ledger.model.job import JobState
 from jobledger.projections import JobFilter, parse_search
-from jobledger.projections.search import KEYS, STATE_GROUPS, STATE_TOKENS, read_words
+from jobledger.projections.search import KEYS, STATE_GROUPS, read_words
 
 
 def completions(incomplete: str) -> list[tuple[str, str]]:
@@ -17,7 +18,7 @@ def completions(incomplete: str) -> list[tuple[str, str]]:
     before, blank, begun = incomplete.rpartition(" ")
     found = {f"{name}:": key.what for name, key in KEYS.items()}
     if begun.startswith("state:"):
-        found = {f"state:{each}": "" for each in (*STATE_TOKENS, *STATE_GROUPS)}
+        found = {f"state:{each}": "" for each in (*JobState, *STATE_GROUPS)}
     return [(f"{before}{blank}{text}", told) for text, told in found.items() if text.startswith(begun)]
 
 

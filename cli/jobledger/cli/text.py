@@ -36,13 +36,6 @@ _STYLES: Final = {
     "retry_wait": "yellow",
 }
 
-_STATE_WORDS: Final = {
-    "scheduled": "waiting for its time",
-    "held": "held back by a limit",
-    "retry_wait": "waiting for its retry",
-    "dead_lettered": "a dead letter",
-}
-
 
 def plain(text: str) -> str:
     r"""Return one line in which every character that could steer a terminal is written out, as `\x1b`."""
@@ -84,11 +77,6 @@ def colored(word: str) -> Text:
     from rich.text import Text  # noqa: PLC0415 - `jobledger --version` shows none
 
     return Text(plain(word).replace("_", " "), style=_STYLES.get(word, ""))
-
-
-def state_words(state: str) -> str:
-    """Return a state in words that follow "the job is": `waiting for its retry`."""
-    return _STATE_WORDS.get(state, state.replace("_", " "))
 
 
 def clock_time(at: datetime) -> str:

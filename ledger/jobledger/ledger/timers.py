@@ -25,7 +25,7 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
 )
 from jobledger.ledger.model.events import Carried, Cause, Failed, JobEvent, Scheduled
-from jobledger.ledger.model.job import FINAL_STATES, WAITING_STATES, Job, JobState, evolve
+from jobledger.ledger.model.job import FINAL_STATES, PENDING_STATES, Job, JobState, evolve
 from jobledger.ledger.model.lifecycle import due_at
 from jobledger.ledger.model.log import Entry, Log
 from jobledger.ledger.model.schedules.events import Backfilled, ScheduleEvent, Triggered
@@ -124,7 +124,7 @@ def timer_of(event: JobEvent, stream_sequence: int) -> Timer | None:
     if isinstance(event, Carried):
         # The wait began with an event that is now in an archive; the timer still has that event's sequence.
         job = evolve(None, event, stream_sequence)
-        return wait_timer(job) if job.state in WAITING_STATES else None
+        return wait_timer(job) if job.state in PENDING_STATES else None
     is_retry = isinstance(event, Failed)
     if is_retry and moment <= event.at:
         return None  # a retry without delay: the same batch appends `queued`, so nothing waits

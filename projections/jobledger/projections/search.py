@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from jobledger.ledger.model.errors import InvalidError
-from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.job import OPEN_STATES, JobState
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.model.times import time_text
 from jobledger.ledger.model.trace import trace_id
@@ -27,23 +27,10 @@ from jobledger.projections.filters import JobFilter, SaidFilter
 
 TEXT_MAX: Final = 400  #: characters of a search
 PAIRS_MAX: Final = 10  #: conditions on the input, and as many on the metadata: each is looked at in every row
-#: How a state is typed, in the order in which a list names them. The state's own name is read, too.
-STATE_TOKENS: Final = {
-    "waiting": "queued",
-    "running": "running",
-    "retrying": "retry_wait",
-    "held": "held",
-    "scheduled": "scheduled",
-    "paused": "paused",
-    "dead": "dead_lettered",
-    "completed": "completed",
-    "cancelled": "cancelled",
-    "discarded": "discarded",
-}
 #: Words for several states.
-STATE_GROUPS: Final = {
-    "open": ("queued", "running", "retry_wait", "held", "scheduled", "paused"),
-    "failing": ("dead_lettered", "retry_wait"),
+STATE_GROUPS: Final[Mapping[str, tuple[JobState, ...]]] = {
+    "open": OPEN_STATES,
+    "failing": (JobState.DEAD_LETTERED, JobState.RETRY_WAIT),
 }
 #: What a paused run can wait for.
 AWAITS: Final = ("signal", "children", "sleep", "retry", "step", "operator")
@@ -61,7 +48,7 @@ class Key(NamedTuple):
 
 #: In the order in which they are offered.
 KEYS: Final[Mapping[str, Key]] = {
-    "state": Key("waiting, running, retrying, held, dead, open …", "dead", "states"),
+    "state": Key("queued, running, waiting, open …, or how one begins", "dead", "states"),
     "task": Key("the function that it runs", "app.charge", "task"),
     "queue": Key("where it waits", "billing", "queue"),
     "tenant": Key("whom it belongs to", "acme", said="tenant"),
@@ -92,7 +79,6 @@ _PARTED: Final = re.compile(r'[\s":=]')
 _WHOLE: Final = re.compile(r'[^\s"]+')
 _HEX: Final = re.compile(r"[0-9a-f]{1,12}")
 _TRACE: Final = re.compile(r"[0-9a-f]{32}")
-_TOKENS: Final = {state: token for token, state in STATE_TOKENS.items()}
 
 
 class Word(NamedTuple):
@@ -232,7 +218,7 @@ def _named(word: Word, begin: str) -> str:
     return name
 
 
-def _nearest(name: str, known: Mapping[str, Any], mark: str = "") -> str:
+def _nearest(name: str, known: Iterable[str], mark: str = "") -> str:
     close = difflib.get_close_matches(name, known, 1)
     return f" (did you mean {close[0]}{mark}?)" if close else ""
 
@@ -242,13 +228,18 @@ def _nearest(name: str, known: Mapping[str, Any], mark: str = "") -> str:
 
 def _states(value: str, _: datetime) -> tuple[str, ...]:
     token = value.lower()
-    found = STATE_GROUPS.get(token) or ((STATE_TOKENS.get(token, token),) if token in _STATES else ())
-    if not found:
-        near = _nearest(token, {**STATE_TOKENS, **STATE_GROUPS})
+    if token in STATE_GROUPS:
+        return tuple(map(str, STATE_GROUPS[token]))
+    begun = [state.value for state in JobState if state == token or state.startswith(token)]
+    found = [token] if token in begun else begun
+    if len(found) != 1:
+        words = (*JobState, *STATE_GROUPS)
         raise ProjectionConfigError(
-            f"no state is called {_shown(value)}{near}: {', '.join((*STATE_TOKENS, *STATE_GROUPS))}"
+            f"no state is called {_shown(value)}{_nearest(token, words)}: {', '.join(words)}"
+            if not found
+            else f"state:{_shown(value)} may be {' or '.join(found)}: write one of them"
         )
-    return found
+    return tuple(found)
 
 
 def _time(name: str) -> Callable[[str, datetime], str]:
@@ -297,7 +288,6 @@ def _trace(value: str, _: datetime) -> str:
     return found
 
 
-_STATES: Final = frozenset({*STATE_TOKENS, *JobState})
 _READ: Final[Mapping[str, Callable[[str, datetime], Any]]] = {
     "state": _states,
     "since": _time("since"),
@@ -322,7 +312,7 @@ def search_text(chosen: JobFilter) -> str:
 def _typed(chosen: JobFilter) -> Iterator[str]:
     for name, key in KEYS.items():
         for each in _values(chosen, key):
-            yield pair(name, state_token(each) if name == "state" else each)
+            yield pair(name, each)
     if chosen.id_prefix is not None or chosen.id_suffix is not None:
         end = "" if chosen.id_suffix is None else f"…{chosen.id_suffix}"
         yield pair("id", f"{chosen.id_prefix or ''}{end}")
@@ -340,11 +330,6 @@ def _values(chosen: JobFilter, key: Key) -> tuple[str, ...]:
     if key.said or key.field:
         value = getattr(chosen.said, key.said) if key.said else getattr(chosen, key.field)
     return (value,) if isinstance(value, str) else value or ()
-
-
-def state_token(state: str) -> str:
-    """Return a state as somebody types it."""
-    return _TOKENS.get(state, state)
 
 
 def pair(key: str, value: str, mark: str = ":") -> str:

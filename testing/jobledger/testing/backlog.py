@@ -14,7 +14,7 @@ from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import CancelJob, Dispatch
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.model.events import PRIORITIES
-from jobledger.ledger.model.job import WAITING_STATES, Job, JobState, evolve
+from jobledger.ledger.model.job import PENDING_STATES, Job, JobState, evolve
 from jobledger.ledger.model.log import events_among
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import JobRef, aggregate_of
@@ -175,7 +175,7 @@ class Backlog:
 
 def _due_at(job: Job) -> datetime | None:
     """Return when a job moves on by itself; None where only somebody else moves it on."""
-    return job.due_at if job.state in WAITING_STATES and not job.paused_by_operator else None
+    return job.due_at if job.state in PENDING_STATES and job.state is not JobState.PAUSED else None
 
 
 def _deadline(job: Job) -> datetime | None:

@@ -41,7 +41,7 @@ async def stories(asker: Asker) -> None:
     made = await asker.ledger.enqueue(order, 77)
     path = f"/v1/jobs/mail/{made.id}"
     async with working(asker.ledger, order):
-        await asker.until(path, "paused")
+        await asker.until(path, "waiting")
         steps = await asker.get(f"{path}/steps")
         assert [each["key"] for each in steps["steps"]] == ["_charge", "approval"]
         assert "values" not in steps["steps"][0]

@@ -66,7 +66,7 @@ class Walk:
         if isinstance(event, Queued) and event.cause == "resumed" and before is not None:
             steps = [after.steps[key] for key in before.awaited if key in after.steps]
             told = any(is_over(step, after.signals, event.at) for step in steps)
-            if not before.paused_by_operator and not told:
+            if before.state is not JobState.PAUSED and not told:
                 yield f"{sequence}: the run was woken, and nothing that it waits for is over"
         if after.state is not JobState.RUNNING or not isinstance(event, StepCompleted):
             return
@@ -138,7 +138,9 @@ def _at_the_end(stage: Stage) -> Iterator[str]:
             if child is None:
                 if not run.is_final or run.state is JobState.COMPLETED:
                     yield f"item {item} of {key} was opened and has no job"
-            elif not child.is_final and not (child.state is JobState.PAUSED and not run.is_final):
+            elif not child.is_final and (
+                run.is_final or child.state not in {JobState.WAITING, JobState.PAUSED}
+            ):
                 yield f"{child.id} is {child.state.value}, and its run is {run.state.value}"
             elif child.is_final and not step.ended >> item & 1 and not run.is_final:
                 yield f"the end of {child.id} was never counted"
@@ -150,5 +152,5 @@ def unreached(stage: Stage) -> Iterator[str]:
         assert child.member is not None
         order = stage.run.steps[child.member.step].order
         follows = order is not None and order.on_parent_end == "cancel" and ref not in stage.requeued
-        if follows and not (child.is_final or child.paused_by_operator or child.pause_requested):
+        if follows and not (child.is_final or child.state is JobState.PAUSED or child.pause_requested):
             yield f"{ref.job_id} is {child.state.value} while its run is paused"

@@ -47,7 +47,7 @@ def wake_at_every_end() -> Planted:
 
     def join(job: Job, command: Join, stamp: Stamp) -> Any:
         events = real(job, command, stamp)
-        if job.state is JobState.PAUSED and not job.paused_by_operator and isinstance(events[0], Joined):
+        if job.state is JobState.WAITING and isinstance(events[0], Joined):
             fields = {name: getattr(events[0], name) for name in JoinFact.__struct_fields__}
             return (facts.ready(job, stamp, "resumed", joined=JoinFact(**fields)),)
         return events

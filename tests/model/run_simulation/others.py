@@ -129,7 +129,7 @@ async def resume(client: Client, ref: JobRef) -> None:
     """Let a run go on that a person paused: its children first, as who dies in between can be asked again."""
     with contextlib.suppress(*_REFUSED):
         view = await load(client.log, ref)
-        if view.job is None or not view.job.paused_by_operator:
+        if view.job is None or view.job.state is not JobState.PAUSED:
             return
         await ChildFollower(client).resume(ref, view.job)
         await transact(client.log, ref, ResumeJob(), client.stamp)
@@ -138,7 +138,7 @@ async def resume(client: Client, ref: JobRef) -> None:
 async def fire(stage: Stage, client: Client, ref: JobRef) -> None:
     """Act on the timer of a job that waits for a moment."""
     job = stage.jobs[ref]
-    if job.due_at is None or job.due_at > stage.now() or job.paused_by_operator:
+    if job.due_at is None or job.due_at > stage.now() or job.state is JobState.PAUSED:
         return
     timer = wait_timer(job)
     await ask(client, ref, Dispatch(cause=timer.cause, asked_by=timer.asked_by))
@@ -196,5 +196,5 @@ def _wish_of_run(client: Client, what: float) -> Coroutine[Any, Any, None]:
 async def resume_child(stage: Stage, client: Client, ref: JobRef) -> None:
     """Let a child go on that a person paused; one that is paused with its run waits for that."""
     job = stage.jobs[ref]
-    if job.paused_by_operator and not job.pause_reason.startswith(WITH_ITS_RUN):
+    if job.state is JobState.PAUSED and not job.pause_reason.startswith(WITH_ITS_RUN):
         await ask(client, ref, ResumeJob())

@@ -169,7 +169,7 @@ class Schedule:
         self.processes.append(process)
 
     def _fire(self) -> None:
-        due = [ref for ref, job in self.stage.jobs.items() if job.state is JobState.PAUSED and job.due_at]
+        due = [ref for ref, job in self.stage.jobs.items() if job.state is JobState.WAITING and job.due_at]
         if due:
             self._start("timer", lambda client: fire(self.stage, client, self.stage.random.choice(due)))
 
@@ -207,7 +207,7 @@ class Schedule:
         self._deliver()
         stage.offset_s += _AGES_S
         for ref, job in list(stage.jobs.items()):
-            if job.state is JobState.PAUSED and job.due_at is not None:
+            if job.state is JobState.WAITING and job.due_at is not None:
                 self._do("timer", _about(ref, lambda client, ref: fire(stage, client, ref)))
         if stage.run.state in _ACTIVE:
             self._do("holder", lambda client: self._holder(client, diverges=False))
@@ -233,7 +233,7 @@ class Schedule:
         if stage.waiting:
             self.violations.append(f"{len(stage.waiting)} events come to the reactor for ever")
             return False
-        if run.paused_by_operator:
+        if run.state is JobState.PAUSED:
             self.violations += unreached(stage)
             self._do("person", lambda client: resume(client, RUN))
             return True
@@ -242,7 +242,7 @@ class Schedule:
             return True
         before = len(stage.stored)
         for ref, job in list(stage.children.items()):
-            if job.paused_by_operator:
+            if job.state is JobState.PAUSED:
                 self._do("person", _about(ref, lambda client, ref: resume_child(stage, client, ref)))
         if not run.is_final:
             for dead in stage.dead:

@@ -47,7 +47,7 @@ def _status(place: Place, job: str) -> str:
 
 
 def _waits(place: Place, account: str) -> None:
-    place.until(lambda: _status(place, account) == "paused", f"run {account} waits")
+    place.until(lambda: _status(place, account) == "waiting", f"run {account} waits")
 
 
 def _published(place: Place, account: str) -> Any:

@@ -276,7 +276,7 @@ async def _claimed(memory: Surroundings, material: Material) -> JobView:
     """Claim the attempt, as its worker did."""
     chain = fold(await memory.log.read_chain(memory.log.names.chain(material.ref)))
     job = _job_of(chain)
-    if job.state in {JobState.SCHEDULED, JobState.RETRY_WAIT, JobState.PAUSED}:
+    if job.state in {JobState.SCHEDULED, JobState.RETRY_WAIT, JobState.WAITING, JobState.PAUSED}:
         chain = await _follow(memory, chain, Dispatch(cause="due", reason="run again here"))
         job = _job_of(chain)
     if job.state is JobState.HELD:

@@ -14,7 +14,7 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.bench import Bench
 
-_WAITS: Final = frozenset({JobState.SCHEDULED, JobState.RETRY_WAIT, JobState.PAUSED})
+_WAITS: Final = frozenset({JobState.SCHEDULED, JobState.RETRY_WAIT, JobState.WAITING, JobState.PAUSED})
 _CAN_BE_RUN: Final = _WAITS | {JobState.QUEUED, JobState.HELD}
 #: How long the limits of a job may take to admit it before it is left as it is.
 _ADMITTED_WITHIN_S: Final = 10.0

@@ -6,9 +6,10 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.projections import JobFilter, Store
-from jobledger.projections.search import AWAITS, STATE_GROUPS, STATE_TOKENS, Word, state_token
+from jobledger.projections.search import AWAITS, STATE_GROUPS, Word
 
 #: Keys whose values are kept of all queues and tasks together.
 _OF_ALL: Final = frozenset({"error", "tenant", "limit"})
@@ -110,10 +111,8 @@ def _plain(*values: str) -> Callable[..., Iterator[Value]]:
 
 
 def _states(*_: object) -> Iterator[Value]:
-    yield from ((each, "") for each in STATE_TOKENS)
-    yield from (
-        (each, ", ".join(state_token(state) for state in states)) for each, states in STATE_GROUPS.items()
-    )
+    yield from ((each, "") for each in JobState)
+    yield from ((each, ", ".join(states)) for each, states in STATE_GROUPS.items())
 
 
 def _queues(_: str, store: Store, principal: Principal | None) -> Iterator[Value]:

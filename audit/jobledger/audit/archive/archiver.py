@@ -51,7 +51,7 @@ from jobledger.ledger.model.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.model.events import Carried
-from jobledger.ledger.model.job import WAITING_STATES, Job
+from jobledger.ledger.model.job import PENDING_STATES, Job
 from jobledger.ledger.model.lifecycle import REMARKS
 from jobledger.ledger.model.log import Head, Log, end_of_chain
 from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived, LimitInForce
@@ -344,7 +344,7 @@ class Archiver:
         except (IllegalTransitionError, JobNotFoundError):
             # Carried before, or never made: another job claimed to be this child of a run.
             job = (await load(self._log, ref)).job
-        if job is not None and job.due_at is not None and job.state in WAITING_STATES:
+        if job is not None and job.due_at is not None and job.state in PENDING_STATES:
             # The event that asked for its timer goes away, and perhaps no worker has heard of it.
             await self._deps.set_timer(wait_timer(job))
 

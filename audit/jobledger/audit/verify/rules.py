@@ -27,7 +27,7 @@ from jobledger.ledger.model.events import (
     Started,
     event_type,
 )
-from jobledger.ledger.model.job import CLOSED_STATES, FINAL_STATES, OPERATOR, Job
+from jobledger.ledger.model.job import CLOSED_STATES, FINAL_STATES, OPERATOR, Job, JobState
 from jobledger.ledger.model.lifecycle import OUTCOMES
 from jobledger.ledger.model.transitions import violation
 
@@ -59,7 +59,7 @@ def _one_outcome(job: Job, event: JobEvent, _stream_sequence: int) -> Broken | N
         return None  # of no attempt at all, or of one long past: the transition table tells
     if attempt.state == "running" or attempt.number != number:
         return None
-    if isinstance(event, Paused) and (event.event == OPERATOR or job.paused_by_operator):
+    if isinstance(event, Paused) and (event.event == OPERATOR or job.state is JobState.PAUSED):
         return None  # it waits, and a person pauses it, or lets it wait as before
     kind = event_type(event)
     if attempt.state == "lost":
@@ -139,7 +139,7 @@ def early(job: Job, event: JobEvent, stored_at: datetime, tolerance: timedelta) 
 
 def overdue(job: Job, now: datetime, grace: timedelta) -> str | None:
     """Return one sentence when a job waits for a moment that passed more than `grace` ago, and for no person."""
-    due_at = None if job.paused_by_operator else job.due_at
+    due_at = None if job.state is JobState.PAUSED else job.due_at
     if due_at is None or due_at.tzinfo is None or now - due_at <= grace:
         return None
     late_s = (now - due_at).total_seconds()
@@ -152,7 +152,7 @@ def broken_at_end(
     """Yield what is wrong with a job that is not over when the ledger ends; `now`: None where nobody can tell."""
     if expected.all_final and job.state not in FINAL_STATES:
         yield "final", f"it is still {job.state.value}: it has no final state"
-    until, due_at = expected.timers_until, None if job.paused_by_operator else job.due_at
+    until, due_at = expected.timers_until, None if job.state is JobState.PAUSED else job.due_at
     if until is not None and due_at is not None and due_at.tzinfo is not None and due_at < until:
         yield "timer", f"it was due at {due_at.isoformat()} and is still {job.state.value}"
         return

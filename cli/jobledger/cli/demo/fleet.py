@@ -42,12 +42,14 @@ class _Order(NamedTuple):
 
 def _orders() -> Iterator[_Order]:
     """Yield what the shop has to do. A run whose payment is a dead letter waits until a person sees to that."""
-    held, waits, paused = (frozenset({state}) for state in (JobState.HELD, JobState.QUEUED, JobState.PAUSED))
+    held, queued, waiting = (
+        frozenset({state}) for state in (JobState.HELD, JobState.QUEUED, JobState.WAITING)
+    )
     yield _Order(shop.import_catalog.options(id="import-acme", tenant="acme"), ("autumn.csv",))
     for number, customer in enumerate(CUSTOMERS * 5):
         order = shop.checkout.options(id=f"order-{number}", tenant=customer)
         cents = 1_900 + number * 2_890
-        rests = paused if cents > shop.CARD_CENTS_MAX else FINAL_STATES
+        rests = waiting if cents > shop.CARD_CENTS_MAX else FINAL_STATES
         yield _Order(order, (f"{number}", customer, cents), rests)
         to = f"user{number}@{customer}.example"
         yield _Order(shop.send_mail.options(tenant=customer), (to, "welcome"))
@@ -57,9 +59,9 @@ def _orders() -> Iterator[_Order]:
         yield _Order(shop.export_bookings.options(tenant="initech"), (2020 + number,), held)
     for supplier in CUSTOMERS[:3]:
         payout = shop.payout.options(id=f"payout-{supplier}", tenant=supplier)
-        yield _Order(payout, (supplier, 49_000), paused)
-    yield from (_Order(shop.classify.options(queue="gpu"), (number,), waits) for number in range(12))
-    yield from (_Order(shop.report.options(), (), waits) for _ in range(3))
+        yield _Order(payout, (supplier, 49_000), waiting)
+    yield from (_Order(shop.classify.options(queue="gpu"), (number,), queued) for number in range(12))
+    yield from (_Order(shop.report.options(), (), queued) for _ in range(3))
 
 
 async def leave_fleet(ledger: Ledger) -> None:

@@ -16,8 +16,9 @@ from jobledger.cli.groups import JOBS
 from jobledger.cli.one_job import JobId
 from jobledger.cli.past import asked
 from jobledger.cli.session import load_tasks, operator
-from jobledger.cli.text import colored, moment, state_words
+from jobledger.cli.text import colored, moment
 from jobledger.ledger import JobState, TaskRegistry
+from jobledger.ledger.model.state_words import state_words
 from jobledger.workers.process import tune_collector
 
 

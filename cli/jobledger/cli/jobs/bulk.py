@@ -20,11 +20,10 @@ from jobledger.cli.session import operator
 from jobledger.cli.times import parse_span, seconds, time_of
 from jobledger.cli.verbs import perform
 from jobledger.ledger import JobState
-from jobledger.ledger.model.job import WAITING_STATES
+from jobledger.ledger.model.job import PENDING_STATES
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.model.times import shown_time
 from jobledger.ledger.outcome import DELAY_S_LIMIT, moment_of
-from jobledger.projections.search import state_token
 
 _Task = Annotated[str | None, typer.Option("--task", metavar="TASK", help="Only jobs of this task.")]
 _Since = Annotated[
@@ -46,8 +45,14 @@ _In = Annotated[
     ),
 ]
 
-_CANCELLED: Final = (*(state for state in JobState if state in WAITING_STATES), JobState.RUNNING)
-_RETRIED: Final = (JobState.RETRY_WAIT, JobState.SCHEDULED, JobState.PAUSED, JobState.DEAD_LETTERED)
+_CANCELLED: Final = (*(state for state in JobState if state in PENDING_STATES), JobState.RUNNING)
+_RETRIED: Final = (
+    JobState.RETRY_WAIT,
+    JobState.SCHEDULED,
+    JobState.WAITING,
+    JobState.PAUSED,
+    JobState.DEAD_LETTERED,
+)
 _RESCHEDULED: Final = (JobState.SCHEDULED, JobState.RETRY_WAIT)
 _DISCARDED: Final = (JobState.DEAD_LETTERED,)
 
@@ -74,7 +79,7 @@ def _choice(
     named, sought = ids_and_search(ids)
     left = [each for each in parsed(sought).states if each not in of]
     if left:
-        raise UsageError(f"state:{state_token(left[0])}: such jobs are left as they are; leave it out")
+        raise UsageError(f"state:{left[0]}: such jobs are left as they are; leave it out")
     choice = JobChoice(
         ids=tuple(dict.fromkeys(named)),
         search=sought,

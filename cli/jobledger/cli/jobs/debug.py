@@ -21,11 +21,12 @@ from jobledger.cli.groups import JOBS
 from jobledger.cli.one_job import JobId, found_history, newest
 from jobledger.cli.output import Output
 from jobledger.cli.session import load_tasks, run, watch_signals
-from jobledger.cli.text import plain_lines, shortened, state_words
+from jobledger.cli.text import plain_lines, shortened
 from jobledger.ledger import TaskRegistry
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.events import Completed, Failed, event_type
 from jobledger.ledger.model.lifecycle import ENDING_TYPES, words
+from jobledger.ledger.model.state_words import state_words
 from jobledger.ledger.model.subjects import Names
 from jobledger.workers import debug as again
 from jobledger.workers.process import tune_collector

@@ -18,18 +18,18 @@ from jobledger.cli.output import Cell
 from jobledger.cli.past import asked, rows_begin, viewed
 from jobledger.cli.text import age, shortened
 from jobledger.ledger import QueueState
+from jobledger.ledger.model.job import CLOSED_STATES, LATER_STATES, JobState
 from jobledger.ledger.model.subjects import check_token
 from jobledger.projections import QueueRow
 
 #: Columns, and the states whose jobs each counts; --json has each state.
-_COUNTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "active>": ("running",),
-    "waiting>": ("queued",),
-    "held>": ("held",),
-    "delayed>": ("scheduled", "paused"),
-    "retrying>": ("retry_wait",),
-    "failed>": ("dead_lettered",),
-    "ended>": ("completed", "cancelled", "discarded"),
+COUNTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "queued>": (JobState.QUEUED,),
+    "running>": (JobState.RUNNING,),
+    "held>": (JobState.HELD,),
+    "later>": tuple(state for state in LATER_STATES if state is not JobState.HELD),
+    "dead>": (JobState.DEAD_LETTERED,),
+    "ended>": tuple(state for state in JobState if state in CLOSED_STATES),
 }
 _WAITS: Final = "oldest waits>"
 _WIDE: Final = 120  #: columns that have room for all of them
@@ -67,7 +67,7 @@ async def list_queues(
 
 def _heads(*, is_wide: bool, is_long: bool) -> list[str]:
     """Return the columns of counts: 80 columns have no room for ended jobs, nor beside others for the oldest wait."""
-    counts = [head for head in _COUNTS if is_wide or head != "ended>"]
+    counts = [head for head in COUNTS if is_wide or head != "ended>"]
     return [*counts, _WAITS] if is_wide or not is_long else counts
 
 
@@ -84,12 +84,13 @@ def _cells(
     return [
         shortened(row.queue, 64),
         *([row.priority] if by_priority else []),
-        *(waits if head == _WAITS else _count(row, _COUNTS[head]) for head in heads),
+        *(waits if head == _WAITS else counted(row, COUNTS[head]) for head in heads),
         *([_pause(paused.get(row.queue), now)] if paused else []),
     ]
 
 
-def _count(row: QueueRow, states: tuple[str, ...]) -> int:
+def counted(row: QueueRow, states: tuple[str, ...]) -> int:
+    """Return how many jobs of a queue are in these states."""
     return sum(row.counts.get(state, 0) for state in states)
 
 

@@ -12,8 +12,8 @@ from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import JOBS
 from jobledger.cli.one_job import JobId, status_of
 from jobledger.cli.session import operator
-from jobledger.cli.text import state_words
 from jobledger.ledger import JobState
+from jobledger.ledger.model.state_words import state_words
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The signal's name.")]
 _Value = Annotated[
@@ -53,7 +53,7 @@ async def signal(
         became = "it is kept until the run waits for that"
     elif told.refused:
         became = f"its wait refused that: {told.refused}; it waits on"
-    elif job.state is JobState.PAUSED and not job.paused_by_operator:
+    elif job.state is JobState.WAITING:
         became = f"it waits for more: `jobledger jobs why {job.id}`"
     output.say(f"run {job.id} was sent signal {name}; {became}")
     if told.awaits and not is_awaited:

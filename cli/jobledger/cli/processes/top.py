@@ -18,22 +18,18 @@ from jobledger.admin.projection_files import projection_path
 from jobledger.admin.rows import Rows
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import TOP
+from jobledger.cli.jobs.queues import COUNTS, counted
 from jobledger.cli.output import Cell, Output
 from jobledger.cli.session import data_folder, stoppable, until_closed
 from jobledger.cli.text import LEVEL_STYLES, age, colored, shortened
 from jobledger.cli.times import seconds
 from jobledger.ledger.nats.leases import WorkerInfo
 
-_LATER: Final = ("scheduled", "retry_wait", "paused")
 _WORKERS_MAX: Final = 100
 _HURTS_MAX: Final = 5  #: what a terminal of 24 lines has room for beside queues and workers
 _HEADS: Final = (
     "queue!",
-    "queued>",
-    "running>",
-    "held>",
-    "later>",
-    "dead>",
+    *(head for head in COUNTS if head != "ended>"),
     "in/s>",
     "done/s>",
     "fail/s>",
@@ -138,7 +134,7 @@ def _number(workers: list[WorkerInfo]) -> str:
 
 
 def _queue(each: QueueActivity, now: datetime, *, narrow: bool) -> list[Cell]:
-    counts, rates = each.row.counts, each.rates
+    rates = each.rates
     since = each.row.oldest_waiting
     waits = ""
     if since is not None:
@@ -146,11 +142,11 @@ def _queue(each: QueueActivity, now: datetime, *, narrow: bool) -> list[Cell]:
         waits = age(begin, max(now, begin)).removesuffix(" ago")
     return [
         shortened(each.row.queue, 64),
-        counts.get("queued", 0),
-        counts.get("running", 0),
-        counts.get("held", 0),
-        *([] if narrow else [sum(counts.get(state, 0) for state in _LATER)]),
-        counts.get("dead_lettered", 0),
+        *(
+            counted(each.row, COUNTS[head])
+            for head in _HEADS
+            if head in COUNTS and not (narrow and head in _WIDE_ONLY)
+        ),
         *(
             ("", "", "")
             if rates is None

@@ -13,8 +13,9 @@ from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import WORKFLOWS
 from jobledger.cli.output import Cell
 from jobledger.cli.session import load_tasks
-from jobledger.cli.text import age, shortened, state_words
+from jobledger.cli.text import age, shortened
 from jobledger.ledger import TaskRegistry
+from jobledger.ledger.model.state_words import state_words
 
 
 @command(WORKFLOWS, "list", takes=ROWS)

@@ -14,7 +14,7 @@ from jobledger.admin.amounts import attempts_words, size
 from jobledger.audit.trail_words import span
 from jobledger.gateway.pages import words
 from jobledger.gateway.pages.shell import Shell
-from jobledger.projections.search import state_token
+from jobledger.ledger.model.state_words import state_title
 
 _FOLDER: Final = Path(__file__).parent
 
@@ -40,9 +40,8 @@ def _filters() -> dict[str, Any]:
         "code": words.code,
         "linked": words.linked,
         "style": words.style_of,
-        "word": words.state_word,
+        "word": state_title,
         "said": words.said,
-        "token_of": state_token,
         "waits_word": words.waits_word,
         "pattern": words.pattern,
         "clock_short": words.clock_short,

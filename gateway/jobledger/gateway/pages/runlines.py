@@ -11,12 +11,13 @@ import msgspec
 from jobledger.admin.runs import recorded
 from jobledger.gateway.pages.charts.timeline import Kind, Line, Span, Tick
 from jobledger.gateway.pages.spans import Bar
-from jobledger.gateway.pages.words import cut, moment, state_word, style_of, took
+from jobledger.gateway.pages.words import cut, moment, style_of, took
 from jobledger.gateway.scoped import terms_for
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.runs.events import StepFailed
+from jobledger.ledger.model.state_words import state_title
 from jobledger.projections import Store
 from jobledger.projections.filters import joined
 from jobledger.projections.tables.steps import StepRow, read_steps
@@ -190,7 +191,7 @@ def _group(  # noqa: PLR0917 - what a line is made of
             for status, started, ended in select(_CROWD.format(where), (*place, *values))
         )
     said = ", ".join(
-        f"{jobs:,} {state_word(state).lower()}"
+        f"{jobs:,} {state_title(state).lower()}"
         for state, jobs in sorted(states.items(), key=lambda each: -each[1])
     )
     toggle = asked.link("open", key) if count and depth < _DEPTH_MAX else ""
@@ -221,7 +222,7 @@ def _child(child: _Child, asked: TimelineChoice, depth: int, *, is_run: bool) ->
     took_s = None if started is None else (end - started).total_seconds()
     if started is not None:
         kind: Kind = "wait" if is_run else "run"
-        words = f"{child.task}: {state_word(child.status)}\n{took(took_s)}"
+        words = f"{child.task}: {state_title(child.status)}\n{took(took_s)}"
         spans.append(Span(begin=started, end=end, kind=kind, style=_ended(child.status), words=words))
     is_open = is_run and key in asked.opened
     error = f"{child.error_type}: {child.error}" if child.error_type and child.status != "completed" else ""

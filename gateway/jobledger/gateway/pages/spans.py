@@ -8,9 +8,10 @@ from typing import Final
 
 import msgspec
 
-from jobledger.gateway.pages.words import state_word, style_of, took
+from jobledger.gateway.pages.words import style_of, took
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.job import CLOSED_STATES, Job, JobState, evolve
+from jobledger.ledger.model.state_words import state_title
 
 #: Shorter waits are not drawn: events of one batch are some microseconds apart, and nobody waited between them.
 _SEEN: Final = timedelta(milliseconds=1)
@@ -76,7 +77,7 @@ def _bar(job: Job, last: Job, begin: datetime, end: datetime, *, late: bool) -> 
     runs = job.state is JobState.RUNNING
     attempt = last.attempt(job.attempts_count) if runs else None
     ended = "running" if attempt is None else attempt.state
-    words = f"attempt {job.attempts_count}: {ended}" if runs else state_word(job.state.value)
+    words = f"attempt {job.attempts_count}: {ended}" if runs else state_title(job.state.value)
     # A job that waits does so for its next attempt; a dead letter has none, so it stays in the lane of the last.
     ahead = not runs and job.state is not JobState.DEAD_LETTERED
     return Bar(

@@ -9,7 +9,6 @@ from typing import Any, Final, cast
 import msgspec
 
 from jobledger.projections import JobRow
-from jobledger.projections.search import state_token
 
 _VALUES_MAX: Final = 40  #: different values of a field that tells something
 _JOBS_MIN: Final = 5
@@ -63,7 +62,7 @@ def _counted(rows: Sequence[JobRow], *, values: bool) -> Mapping[str, Counter[st
 def _traits_of(row: JobRow, *, values: bool) -> Iterator[tuple[str, str]]:
     yield "task", row.task
     yield "queue", row.queue
-    yield "state", state_token(row.status)
+    yield "state", row.status
     if row.tenant:
         yield "tenant", row.tenant
     if row.error_type:

@@ -16,26 +16,12 @@ from jobledger.admin.diagnoses import Noun
 from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.times import as_utc
 
-#: A state as a person reads it.
-STATE_WORDS: Final = {
-    "scheduled": "Scheduled",
-    "held": "Held",
-    "queued": "Waiting",
-    "running": "Running",
-    "retry_wait": "Retrying",
-    "paused": "Paused",
-    "completed": "Completed",
-    "cancelled": "Cancelled",
-    "dead_lettered": "Dead letter",
-    "discarded": "Discarded",
-}
-#: What a paused run waits for, as a person reads it.
+#: What a run waits for, as a person reads it.
 _AWAITS: Final = {
     "signal": "Waits for a signal",
     "children": "Waits for jobs",
     "sleep": "Sleeps",
     "retry": "Waits to retry",
-    "operator": "Paused",
 }
 #: The class that carries the colour of a state, of an attempt's end, of a step or of an event.
 STYLES: Final = {
@@ -43,12 +29,12 @@ STYLES: Final = {
     "held": "t-held",
     "queued": "t-queued",
     "granted": "t-queued",
-    "waiting": "t-queued",
     "running": "t-running",
     "started": "t-running",
     "open": "t-running",
     "step_started": "t-running",
     "retry_wait": "t-waiting",
+    "waiting": "t-waiting",
     "paused": "t-waiting",
     "snoozed": "t-waiting",
     "interrupted": "t-waiting",
@@ -85,14 +71,9 @@ def said(what: str, event: str) -> str:
     return rest.removeprefix(":").strip() or what
 
 
-def state_word(state: str) -> str:
-    """Return a state as a person reads it."""
-    return STATE_WORDS.get(state, state.replace("_", " "))
-
-
 def waits_word(awaiting: str | None) -> str:
-    """Return what a paused run waits for, in a few words."""
-    return _AWAITS.get((awaiting or "").split(" ")[0], "Paused")
+    """Return what a run waits for, in a few words."""
+    return _AWAITS.get((awaiting or "").split(" ")[0], "Waiting")
 
 
 def pattern(text: str) -> Markup:

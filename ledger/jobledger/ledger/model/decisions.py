@@ -98,7 +98,7 @@ from jobledger.ledger.model.events import (
     Started,
 )
 from jobledger.ledger.model.forms import CARRIED_FORM
-from jobledger.ledger.model.job import CLOSED_STATES, OPERATOR, WAITING_STATES, Job, JobState
+from jobledger.ledger.model.job import CLOSED_STATES, OPERATOR, PENDING_STATES, Job, JobState
 from jobledger.ledger.model.lifecycle import CAUSES
 from jobledger.ledger.model.runs.carried_parts import parts_of
 
@@ -189,6 +189,7 @@ def retry_command(job: Job | None, job_id: str, reason: str) -> Dispatch | Reque
 _ENDS_WAIT: dict[JobState, Cause] = {
     JobState.SCHEDULED: "due",
     JobState.RETRY_WAIT: "retried",
+    JobState.WAITING: "resumed",
     JobState.PAUSED: "resumed",
 }
 
@@ -241,11 +242,11 @@ _AGAIN_BYTES_MAX: Final = 4096
 
 
 def _dispatch(job: Job, command: Dispatch, stamp: Stamp) -> Events:
-    require(job, "be queued", *WAITING_STATES)
+    require(job, "be queued", *PENDING_STATES)
     # A late timer or a redispatch must not cut another wait short.
     if command.cause not in CAUSES[job.state] or command.cause in _NEVER_ASKED:
         raise IllegalTransitionError(job.id, job.state.value, f"be queued as {command.cause!r}")
-    if job.paused_by_operator and not command.reason:
+    if job.state is JobState.PAUSED and not command.reason:
         raise IllegalTransitionError(job.id, "paused by a person", f"be queued as {command.cause!r}")
     if command.asked_by is not None and command.asked_by != job.wait_sequence:
         raise IllegalTransitionError(

@@ -125,7 +125,8 @@ Cause = Literal[
 
 DeadReason = Literal["exhausted", "max_deliver", "rejected", "invalid", "diverged"]
 
-#: The states of a job and of an attempt as they are written; `job.JobState` and `job.AttemptState` are the same words.
+#: The states of a job and of an attempt as they are written: the words of `job.JobState` and `job.AttemptState`, but
+#: `waiting`, which is `paused` without `paused_by_operator`.
 StateName = Literal[
     "scheduled",
     "held",

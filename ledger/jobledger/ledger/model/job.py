@@ -72,7 +72,8 @@ class JobState(enum.StrEnum):
     QUEUED = "queued"  #: in: enqueue, timers, requeue; out: a claim, cancel; stays until a worker is free
     RUNNING = "running"  #: in: a claim; out: its outcome, or a takeover once the lease is over
     RETRY_WAIT = "retry_wait"  #: in: a failed or snoozed attempt; out: its timer, cancel; stays until due
-    PAUSED = "paused"  #: in: the task itself, a person; out: its time, the end of a step, a person, cancel
+    WAITING = "waiting"  #: in: a run that waits; out: its time, a signal, the end of a step, a person, cancel
+    PAUSED = "paused"  #: in: a person; out: a person resumes or cancels it
     COMPLETED = "completed"  #: in: the attempt returned; final
     CANCELLED = "cancelled"  #: in: a request; final
     DEAD_LETTERED = "dead_lettered"  #: in: attempts or deliveries used up; out: a person requeues or discards
@@ -84,9 +85,17 @@ FINAL_STATES = frozenset(
 )
 #: Only a late worker's receipt, a note or `carried` may follow: an archive run can take such a job away whole.
 CLOSED_STATES = FINAL_STATES - {JobState.DEAD_LETTERED}
-WAITING_STATES = frozenset(
-    {JobState.SCHEDULED, JobState.HELD, JobState.QUEUED, JobState.RETRY_WAIT, JobState.PAUSED},
+#: The job is not over, but no worker can take it yet; in the order in which people are shown them.
+LATER_STATES: Final = (
+    JobState.RETRY_WAIT,
+    JobState.HELD,
+    JobState.SCHEDULED,
+    JobState.WAITING,
+    JobState.PAUSED,
 )
+OPEN_STATES: Final = (JobState.RUNNING, JobState.QUEUED, *LATER_STATES)
+#: The job is not over, and no attempt of it runs.
+PENDING_STATES = frozenset(OPEN_STATES) - {JobState.RUNNING}
 
 OPERATOR: Final = "operator"  #: what `paused` says the job waits for where a person paused it
 
@@ -133,7 +142,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     undos: int = 0  #: how many undos the newest `paused` of an attempt said are registered
     advanced: bool = False  #: whether the running attempt recorded the end of a step
     pause_requested: bool = False  #: whether somebody asked the running attempt to pause
-    paused_by_operator: bool = False  #: whether the job waits until a person resumes it
     pause_reason: Annotated[str, REASON] = ""
     created_by: str = ""  #: who appended its first event; "": that one is not known
     is_incomplete: bool = False  #: whether further steps and signals are told by the `carried` that follow
@@ -196,6 +204,7 @@ _replace = msgspec.structs.replace
 # Enum member access goes through the metaclass and is slow; cached because every event asks.
 _RUNNING = JobState.RUNNING
 _COMPLETED = JobState.COMPLETED
+_PAUSED = JobState.PAUSED
 
 
 def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
@@ -298,7 +307,10 @@ def _begin(event: Event, stream_sequence: int) -> Job:
 
 def _carried(job: Job, event: Carried, stream_sequence: int) -> Job:
     said = event.job_state
-    fields: dict[str, Any] = {**msgspec.structs.asdict(said), "state": JobState(said.state)}
+    fields = msgspec.structs.asdict(said)
+    by_operator = fields.pop("paused_by_operator")
+    state = JobState(said.state)
+    fields["state"] = JobState.WAITING if state is _PAUSED and not by_operator else state
     fields["attempts"] = tuple(Attempt(**msgspec.structs.asdict(each)) for each in said.attempts)
     progress = said.progress
     fields["progress"] = None if progress is None else Progress(**msgspec.structs.asdict(progress))
@@ -330,7 +342,7 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
     """Let a job wait that exists: the event changes only what it names."""
     # A person who requeues a dead letter gives it new dispatches, as well as attempts. One that is held is offered to
     # nobody, however often it was granted and put back.
-    dispatches = 0 if job.is_final or job.paused_by_operator or isinstance(event, Held) else job.dispatches
+    dispatches = 0 if job.is_final or job.state is _PAUSED or isinstance(event, Held) else job.dispatches
     dispatch_sequence, grant = job.dispatch_sequence, 0 if job.is_final else job.grant
     if isinstance(event, Queued):
         dispatches += 1
@@ -366,7 +378,6 @@ def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -
         awaited=(),
         advanced=False,
         pause_requested=job.pause_requested and not job.is_final,
-        paused_by_operator=False,
     )
 
 
@@ -382,7 +393,8 @@ def _woken(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -> 
 def _paused(job: Job, event: Paused, stream_sequence: int) -> Job:
     """Let a job wait: because its attempt says so, or because a person does while it waits for something else."""
     ran = job.state is _RUNNING
-    ended = _end_attempt(job, event, "paused", JobState.PAUSED, stream_sequence)
+    state = _PAUSED if event.event == OPERATOR else JobState.WAITING
+    ended = _end_attempt(job, event, "paused", state, stream_sequence)
     return _replace(
         ended,
         attempts_given_back=job.attempts_given_back + ran,
@@ -391,7 +403,6 @@ def _paused(job: Job, event: Paused, stream_sequence: int) -> Job:
         awaited=event.steps,
         undos=event.undos if ran else job.undos,
         pause_requested=False,
-        paused_by_operator=event.event == OPERATOR,
         pause_reason=event.reason,
     )
 
@@ -456,7 +467,6 @@ def _end_attempt(
         awaited=(),
         advanced=False,
         pause_requested=job.pause_requested and state not in FINAL_STATES,
-        paused_by_operator=False,
     )
 
 

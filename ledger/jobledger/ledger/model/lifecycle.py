@@ -73,7 +73,7 @@ from jobledger.ledger.model.events import (
     StepFailed,
     StepStarted,
 )
-from jobledger.ledger.model.job import CLOSED_STATES, WAITING_STATES, JobState
+from jobledger.ledger.model.job import CLOSED_STATES, PENDING_STATES, JobState
 
 #: Where a large value lies: inputs and checkpoints as long as the ledger, results for a week.
 StoreName = Literal["inputs", "results"]
@@ -87,7 +87,9 @@ class Row(msgspec.Struct, Generic[E], frozen=True, kw_only=True):
     """All that there is to say about a type of event."""
 
     after: frozenset[JobState | None]  #: the states in which it may follow; None: before a job's first event
-    to: JobState | None = None  #: the state it leads to; None: it leaves the job in its state
+    to: tuple[
+        JobState, ...
+    ] = ()  #: the state it leads to, or one of these; empty: it leaves the job in its state
     ends: AttemptState | None = None  #: what becomes of the attempt that runs; None: it goes on
     claimed: bool = False  #: only the holder of the claim may append it, about the running attempt
     order: bool = False  #: it has the fields of a work order, and may begin a job
@@ -162,7 +164,7 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
     {
         Scheduled: Row[Scheduled](
             after=_FROM_NOTHING | {_S.SCHEDULED, _S.RETRY_WAIT, _S.PAUSED},
-            to=_S.SCHEDULED,
+            to=(_S.SCHEDULED,),
             order=True,
             due="run_at",
             payloads=_INPUTS,
@@ -171,8 +173,8 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             words=of_scheduled,
         ),
         Held: Row[Held](
-            after=(_FROM_NOTHING | WAITING_STATES | {_S.DEAD_LETTERED}) - {_S.HELD},
-            to=_S.HELD,
+            after=(_FROM_NOTHING | PENDING_STATES | {_S.DEAD_LETTERED}) - {_S.HELD},
+            to=(_S.HELD,),
             order=True,
             payloads=_WAKING,
             lean=_lean_ready,
@@ -180,8 +182,8 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
             words=of_held,
         ),
         Queued: Row[Queued](
-            after=_FROM_NOTHING | _RUNNING | WAITING_STATES | {_S.DEAD_LETTERED},
-            to=_S.QUEUED,
+            after=_FROM_NOTHING | _RUNNING | PENDING_STATES | {_S.DEAD_LETTERED},
+            to=(_S.QUEUED,),
             order=True,
             payloads=_WAKING,
             lean=_lean_ready,
@@ -190,12 +192,12 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
         ),
         Started: Row[Started](
             after=_RUNNING | {_S.QUEUED},
-            to=_S.RUNNING,
+            to=(_S.RUNNING,),
             words=lambda event: f"attempt {event.attempt} on {event.worker}",
         ),
         Completed: Row[Completed](
             after=_RUNNING,
-            to=_S.COMPLETED,
+            to=(_S.COMPLETED,),
             ends="completed",
             claimed=True,
             payloads=(("results", "result_ref"),),
@@ -203,7 +205,7 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
         ),
         Failed: Row[Failed](
             after=_RUNNING,
-            to=_S.RETRY_WAIT,
+            to=(_S.RETRY_WAIT,),
             ends="failed",
             claimed=True,
             due="retry_at",
@@ -212,39 +214,39 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
         ),
         Interrupted: Row[Interrupted](
             after=_RUNNING,
-            to=_S.RETRY_WAIT,
+            to=(_S.RETRY_WAIT,),
             ends="interrupted",
             claimed=True,
             words=lambda event: of_attempt(event.attempt, event.reason),
         ),
         Snoozed: Row[Snoozed](
             after=_RUNNING,
-            to=_S.RETRY_WAIT,
+            to=(_S.RETRY_WAIT,),
             ends="snoozed",
             claimed=True,
             due="until",
             words=lambda event: of_attempt(event.attempt, until=event.until),
         ),
         Paused: Row[Paused](
-            after=_RUNNING | WAITING_STATES,  # while it waits only a person pauses it
-            to=_S.PAUSED,
+            after=_RUNNING | PENDING_STATES,  # while it waits only a person pauses it
+            to=(_S.WAITING, _S.PAUSED),  # as its attempt asks, or as a person does
             ends="paused",
             claimed=True,
             due="until",
             words=of_pause,
         ),
         Cancelled: Row[Cancelled](
-            after=_RUNNING | WAITING_STATES, to=_S.CANCELLED, ends="cancelled", words=of_end
+            after=_RUNNING | PENDING_STATES, to=(_S.CANCELLED,), ends="cancelled", words=of_end
         ),
         DeadLettered: Row[DeadLettered](
             after=_RUNNING | {_S.QUEUED, _S.RETRY_WAIT},
-            to=_S.DEAD_LETTERED,
+            to=(_S.DEAD_LETTERED,),
             ends="lost",
             lean=_without(error=None),
             words=of_dead_letter,
         ),
         Discarded: Row[Discarded](
-            after=frozenset({_S.DEAD_LETTERED}), to=_S.DISCARDED, ends="lost", words=of_end
+            after=frozenset({_S.DEAD_LETTERED}), to=(_S.DISCARDED,), ends="lost", words=of_end
         ),
         Checkpointed: Row[Checkpointed](
             after=_RUNNING,
@@ -298,7 +300,7 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
         ),
         Joined: Row[Joined](after=_ANY - _CLOSED, counted=False, words=of_joined),
         Signalled: Row[Signalled](
-            after=_RUNNING | WAITING_STATES,
+            after=_RUNNING | PENDING_STATES,
             payloads=(("inputs", "value_ref"),),
             lean=_without(value=NO_VALUE),
             counted=False,
@@ -356,6 +358,7 @@ CAUSES: Final[Mapping[JobState | None, frozenset[Cause]]] = MappingProxyType(
         JobState.QUEUED: frozenset[Cause]({"redispatched", "carried", "ungranted"}),
         JobState.RUNNING: frozenset[Cause]({"redispatched", "carried"}),
         JobState.RETRY_WAIT: frozenset[Cause]({"retried", "due", "interrupted", "cancelling"}),
+        JobState.WAITING: frozenset[Cause]({"resumed", "due", "cancelling"}),
         JobState.PAUSED: frozenset[Cause]({"resumed", "due", "cancelling"}),
         JobState.COMPLETED: frozenset[Cause](),
         JobState.CANCELLED: frozenset[Cause](),

@@ -63,9 +63,6 @@ _Claimed = (
 _End = Completed | Cancelled | DeadLettered | Discarded
 
 
-_PAUSED: Final = JobState.PAUSED
-
-
 class _Rule(Protocol):
     def __call__(self, job: Job | None, event: JobEvent, /) -> str | None: ...
 
@@ -172,7 +169,7 @@ def _ends_where_it_is_heard(job: Job | None, event: JobEvent) -> str | None:
 
 def _moves_a_wait(job: Job | None, event: JobEvent) -> str | None:
     """Refuse `scheduled` while no time is set: in retry_wait the job is then between two events of one batch."""
-    if job is None or (job.due_at is not None and (job.state is not _PAUSED or job.paused_by_operator)):
+    if job is None or job.due_at is not None:
         return None
     return f"`{event_type(event)}` while it waits for no time"
 
@@ -203,7 +200,7 @@ def _is_of_the_running_attempt(job: Job | None, event: JobEvent) -> str | None:
 
 def _is_paused_by_a_person(job: Job, event: Paused) -> str | None:
     """Let only a person pause a job that waits, or return it to what it waited for before that."""
-    if event.event != OPERATOR and not job.paused_by_operator:
+    if event.event != OPERATOR and job.state is not JobState.PAUSED:
         return f"`paused` while it is {job.state.value}, though nobody asked for it"
     if event.attempt != job.attempts_count:
         return f"`paused` after attempt {event.attempt}, the newest one is {job.attempts_count}"

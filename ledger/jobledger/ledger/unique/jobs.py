@@ -18,7 +18,7 @@ from jobledger.ledger.model.chain import EMPTY_CHAIN, Addition, commit, commit_a
 from jobledger.ledger.model.commands import CancelJob, Dispatch, Enqueue, Reschedule, Stamp
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import AccessDeniedError, UniqueKeyTakenError, WrongSequenceError
-from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
+from jobledger.ledger.model.job import PENDING_STATES, Job, JobState
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.unique import UNIQUE, UniqueKey
@@ -131,7 +131,7 @@ class UniqueJobs:
             raise WrongSequenceError(self._log.names.chain(key.owner), 0)  # who took it was there first
         if wish.rule.on_conflict == "reject":
             raise error
-        if wish.rule.on_conflict == "replace" and job is not None and job.state in WAITING_STATES:
+        if wish.rule.on_conflict == "replace" and job is not None and job.state in PENDING_STATES:
             return await self._replace(wish, holder, job)
         return BegunJob(key.owner, holder.first_sequence, created=False)
 

@@ -379,7 +379,7 @@ class Store:
     def timers_pending(self) -> int:
         """Return how many jobs wait for a moment."""
         always = "SELECT coalesce(sum(scheduled + retry_wait), 0) FROM queues"
-        some = "SELECT count(*) FROM jobs WHERE status = 'paused' AND due_at IS NOT NULL"
+        some = "SELECT count(*) FROM jobs WHERE status IN ('waiting', 'paused') AND due_at IS NOT NULL"
         return int(self._query(f"SELECT ({always}) + ({some})", ())[0][0])
 
     def renew(self) -> None:

@@ -30,7 +30,7 @@ from jobledger.ledger.model.events import (
     Signalled,
 )
 from jobledger.ledger.model.identity import is_identity
-from jobledger.ledger.model.job import OPERATOR, WAITING_STATES, Job, JobState
+from jobledger.ledger.model.job import OPERATOR, PENDING_STATES, Job, JobState
 from jobledger.ledger.model.rights.marks import REASON
 from jobledger.ledger.model.runs.orders import WITH_ITS_RUN
 from jobledger.ledger.model.times import time_text
@@ -260,12 +260,12 @@ def put_act(
 
 def _is_resumed(before: Job | None) -> bool:
     """Whether a job that goes on, or waits again, was paused by a person: then one resumed it."""
-    return before is not None and before.paused_by_operator
+    return before is not None and before.state is JobState.PAUSED
 
 
 def _waits(job: Job) -> bool:
     """Whether a `paused` of this job is an act; of a running job the act was `pause_requested`, which came before."""
-    return job.state in WAITING_STATES and not job.pause_requested
+    return job.state in PENDING_STATES and not job.pause_requested
 
 
 def _waited(job: Job) -> bool:
@@ -274,7 +274,7 @@ def _waited(job: Job) -> bool:
     The worker that runs a job, or takes it over, appends `cancelled` because the task asked for it, or to obey a
     `cancel_requested`, which is an act of its own.
     """
-    return job.state in WAITING_STATES and not job.cancel_requested
+    return job.state in PENDING_STATES and not job.cancel_requested
 
 
 def _ended_waiting(job: Job) -> bool:

@@ -114,13 +114,17 @@ def job_fixed(job: Job, first_us: int) -> Row:
     )
 
 
+def _waits(job: Job) -> bool:
+    """Whether the job waits for a step, or for a person."""
+    return bool(job.awaited) or job.state is JobState.PAUSED
+
+
 def job_of_run(job: Job, before: Job | None) -> Row | None:
     """Return the values of the columns that only runs and their children have; None where they stay as they are."""
     is_new = before is None and (job.order.member is not None or job.order.version)
-    waits = job.awaited or job.paused_by_operator
-    if not (is_new or waits or (before is not None and (before.awaited or before.paused_by_operator))):
+    if not (is_new or _waits(job) or (before is not None and _waits(before))):
         return None
-    member, by_operator = job.order.member, job.paused_by_operator
+    member, by_operator = job.order.member, job.state is JobState.PAUSED
     awaiting = " ".join(all_awaited(job.steps, job.awaited, by_operator=by_operator))
     of = (None,) * 4 if member is None else (member.queue, member.job, member.step, member.item)
     return *of, job.order.version or None, awaiting or None

@@ -253,7 +253,7 @@ class JobRows(Rows):
 
 JOB_TABLES: Final = AggregateTables(
     aggregate=JOB.name,
-    version=21,
+    version=22,
     tables=(
         schema.JOBS,
         schema.ATTEMPTS,

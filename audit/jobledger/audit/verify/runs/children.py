@@ -309,7 +309,7 @@ def _left_at_end(job: Job, key: str, group: Group, now: datetime, grace: timedel
             "orphan",
             f"{named(waits)} of step {key!r} ended up to {late_s:,.0f} s ago, which nobody counted",
         )
-    is_stopped = job.is_final or job.cancel_requested or job.paused_by_operator or step.has_ended
+    is_stopped = job.is_final or job.cancel_requested or job.state is JobState.PAUSED or step.has_ended
     if is_stopped or step.order.is_open or not group.is_whole or now - job.updated_at <= grace:
         return
     missing = step.open & ~group.begun.number

@@ -221,7 +221,7 @@ def _ready(job: Job, event: _Ready) -> Broken | None:
         if event.joined is None and event.signal is None:
             return None
         return "wake", f"`{event_type(event)}` as {event.cause!r} tells what wakes a run: only 'resumed' may"
-    if job.state is not JobState.PAUSED:
+    if job.state not in {JobState.WAITING, JobState.PAUSED}:
         if not job.steps:
             return None  # the transition table tells
         found = f"`{event_type(event)}` as 'resumed' while it is {job.state.value}"
@@ -235,9 +235,9 @@ def _ready(job: Job, event: _Ready) -> Broken | None:
 
 def _resumed(job: Job, event: _Ready) -> Broken | None:
     """Return what is wrong with a wake that brings no end and no signal: something it waits for must be over already."""
-    if event.reason or not (job.awaited or job.paused_by_operator):
+    if event.reason or not (job.awaited or job.state is JobState.PAUSED):
         return None  # a person's wish, or a job that waits for no step
-    if job.paused_by_operator:
+    if job.state is JobState.PAUSED:
         decided = resume(job, ResumeJob(), _stamp(event))[0]
         return _woken(job, event, decided, "a person")
     awaited = [job.steps[key] for key in job.awaited if key in job.steps]
@@ -252,7 +252,7 @@ def _resumed(job: Job, event: _Ready) -> Broken | None:
 def _waits(job: Job, event: Paused) -> Broken | None:
     if not event.steps or event.event == OPERATOR:
         return None  # whoever lets it go on looks for what came meanwhile
-    if job.paused_by_operator:
+    if job.state is JobState.PAUSED:
         decided: JobEvent = resume(job, ResumeJob(), _stamp(event))[0]
     elif job.state is JobState.RUNNING:
         command = Pause(

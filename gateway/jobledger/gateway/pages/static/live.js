@@ -210,7 +210,7 @@ async function showLevels(form, at, said) {
     if (table.minutes[middle] <= Math.floor(at / 60000)) low = middle + 1;
     else high = middle;
   }
-  const counts = low ? ["running", "queued", "dead_lettered"].map((name, place) => number.format(table.states[name][low - 1]) + [" running", " waiting", " dead"][place]).join(" · ") : "not known";
+  const counts = low ? ["running", "queued", "dead_lettered"].map((name, place) => number.format(table.states[name][low - 1]) + [" running", " queued", " dead"][place]).join(" · ") : "not known";
   $("output", form).textContent = said + " · " + counts;
 }
 document.addEventListener("input", (event) => {

@@ -16,6 +16,7 @@ from jobledger.gateway.pages.views.fleet import acts_between
 from jobledger.gateway.pages.views.queue_lines import of_users
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.scoped import terms_for
+from jobledger.ledger.model.job import OPEN_STATES, JobState
 from jobledger.ledger.model.written_times import read_time
 from jobledger.projections import Histogram
 from jobledger.projections.filters import joined
@@ -29,7 +30,6 @@ _BURST_LEAST: Final = 50
 _BURST_TIMES: Final = 5
 _BURSTS_MAX: Final = 8
 _LOOKED_AT: Final = 5_000  #: jobs whose tenants are counted
-_STATES: Final = ("running", "queued", "retry_wait", "held", "scheduled", "paused", "dead_lettered")
 _RUN, _WAIT = (", ".join(map(summed, histogram_columns(name))) for name in ("run", "wait"))
 _WIDTH: Final = len(histogram_columns("run"))
 _SUMS: Final = f"SELECT task, sum(enqueued), sum(completed), sum(failed), {_RUN}, {_WAIT} FROM buckets WHERE minute >= ? AND minute < ? AND ({{}}) GROUP BY task"  # noqa: S608 - columns
@@ -167,7 +167,7 @@ def _states(view: View, begin: datetime, end: datetime) -> list[StateChange]:
     after = now if is_now or at_end is None else of_users(at_end.queues)
     return [
         StateChange(state=state, before=before[state], after=after[state])
-        for state in _STATES
+        for state in (*OPEN_STATES, JobState.DEAD_LETTERED)
         if before[state] or after[state]
     ]
 

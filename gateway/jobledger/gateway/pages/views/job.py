@@ -39,7 +39,7 @@ from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import JobNotFoundError, LedgerError
 from jobledger.ledger.model.events import ErrorInfo, event_type
 from jobledger.ledger.model.fingerprint import job_fingerprint
-from jobledger.ledger.model.job import WAITING_STATES, Job, JobState
+from jobledger.ledger.model.job import PENDING_STATES, Job, JobState
 from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.rights.marks import hidden_from
 from jobledger.ledger.model.runs.wait_words import all_awaited
@@ -244,7 +244,7 @@ def _page(looked: Viewer, view: View, shell: Shell, query: Query, read: _JobRead
         shell=shell,
         details=read.details,
         job=job,
-        awaiting=" ".join(all_awaited(job.steps, job.awaited, by_operator=job.paused_by_operator)),
+        awaiting=" ".join(all_awaited(job.steps, job.awaited, by_operator=job.state is JobState.PAUSED)),
         why=read.why,
         nouns=read.nouns,
         cures=[] if read.is_past else list(cures_of(job, read.why, looked.principal, acts)),
@@ -401,13 +401,13 @@ def _folded(lines: list[EventLine]) -> list[EventLine]:
 def acts_of(job: Job, shell: Shell) -> list[Act]:
     """Return what whoever looks can do to a job in its state, the likeliest first."""
     found: list[Act] = []
-    is_open = job.state is JobState.RUNNING or job.state in WAITING_STATES
+    is_open = job.state is JobState.RUNNING or job.state in PENDING_STATES
     if "review" in shell.may and job.state is JobState.DEAD_LETTERED:
         found.extend(("requeue", "discard"))
     if "cancel" in shell.may:
         if job.state in {JobState.SCHEDULED, JobState.RETRY_WAIT}:
             found.extend(("retry", "reschedule"))
-        if job.paused_by_operator:
+        if job.state is JobState.PAUSED:
             found.append("resume")
         elif is_open and not (job.pause_requested or job.cancel_requested):
             found.append("pause")

@@ -20,7 +20,7 @@ from jobledger.gateway.pages.traits import Trait, traits
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.times import time_text
 from jobledger.projections import JobFilter, JobRow, SearchLimits, parse_search
-from jobledger.projections.search import TEXT_MAX, pair, state_token
+from jobledger.projections.search import TEXT_MAX, pair
 
 ROWS: Final = 50
 _NEWER_MAX: Final = 100
@@ -78,7 +78,7 @@ COLUMNS: Final = (
 #: Questions that many ask.
 VIEWS: Final = (
     ("Failing now", "state:failing since:1h"),
-    ("Waits longest", "state:waiting"),
+    ("Waits longest", "state:queued"),
     ("Held by a limit", "state:held"),
     ("Waits for a signal", "awaits:signal"),
     ("Running now", "state:running"),
@@ -111,7 +111,7 @@ class Query(When, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The whole question as it is typed."""
-        pairs = [("state", state_token(each.value)) for each in self.state]
+        pairs = [("state", each.value) for each in self.state]
         pairs += [(key, value) for name, key in _NAMED.items() if (value := getattr(self, name))]
         pairs += [("cause", value) for value in self.fingerprint]
         return " ".join(filter(None, (self.q.strip(), *(pair(*each) for each in pairs))))
@@ -284,9 +284,7 @@ def _tabs(asked: SearchChoice, counts: dict[str, int]) -> list[tuple[str, str, i
     found = [("", " ".join(rest), sum(counts.values()), not chosen)]
     for state, jobs_there in counts.items():
         if jobs_there or state in chosen:
-            found.append(
-                (state, " ".join([*rest, f"state:{state_token(state)}"]), jobs_there, state in chosen)
-            )
+            found.append((state, " ".join([*rest, f"state:{state}"]), jobs_there, state in chosen))
     return found
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from jobledger.admin.rows import View
 from jobledger.gateway.pages.page import Viewer
+from jobledger.ledger.model.job import LATER_STATES
 from jobledger.projections.queries.levels import levels_by_minute
 from jobledger.projections.statistics.levels import NOTHING, Counts
 from jobledger.projections.statistics.tally import QUEUE_COUNTS
@@ -20,7 +21,7 @@ from jobledger.projections.statistics.tally import QUEUE_COUNTS
 FIGURES: Final = {
     "running": ("running",),
     "queued": ("queued",),
-    "later": ("scheduled", "retry_wait", "held", "paused"),
+    "later": LATER_STATES,
     "dead_lettered": ("dead_lettered",),
 }
 _PLACES: Final = {figure: tuple(map(QUEUE_COUNTS.index, names)) for figure, names in FIGURES.items()}

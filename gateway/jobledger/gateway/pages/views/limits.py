@@ -16,10 +16,12 @@ from jobledger.admin.rows import View
 from jobledger.gateway.pages.charts.plot import share
 from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import RANGES, PageFacts, Shell, opened
-from jobledger.gateway.pages.words import state_word, style_of
+from jobledger.gateway.pages.words import style_of
 from jobledger.gateway.scoped import limits_for, terms_for
+from jobledger.ledger.model.job import OPEN_STATES
 from jobledger.ledger.model.limits.definition import terms_words
 from jobledger.ledger.model.limits.names import joined, split
+from jobledger.ledger.model.state_words import state_title
 from jobledger.ledger.model.subjects import is_own_queue
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.projections.filters import joined as joined_terms
@@ -29,7 +31,6 @@ from jobledger.projections.tables.slots import slots_taken
 
 _KEYS_SHOWN: Final = 12
 _TENANTS_SHOWN: Final = 200
-_OPEN: Final = ("running", "queued", "retry_wait", "held", "scheduled", "paused")
 _NOW: Final = "SELECT tenant, status, count(*) FROM jobs WHERE tenant <> '' AND status IN ({}) AND {} GROUP BY tenant, status"
 _KEPT: Final = f"SELECT tenant, {', '.join(QUEUE_COUNTS)} FROM tenants"  # noqa: S608 - names of columns
 _EXACT_S: Final = 3600  #: longer ranges are told by the hour
@@ -180,13 +181,13 @@ async def tenants(looked: Viewer, *, query: When) -> Tenants:
     past = query.as_of()
     async with opened(looked, past) as (view, shell):
         found = await anyio.to_thread.run_sync(_tenants, looked, view, shell)
-        return Tenants(shell=shell, tenants=found, open=_OPEN)
+        return Tenants(shell=shell, tenants=found, open=OPEN_STATES)
 
 
 def _tenants(looked: Viewer, view: View, shell: Shell) -> list[TenantLine]:
     where, values = joined_terms(terms_for(looked.principal))
     since = view.now - timedelta(seconds=RANGES[shell.range][0])
-    states = (*_OPEN, "dead_lettered")
+    states = (*OPEN_STATES, "dead_lettered")
     with view.store.one_moment():
         if looked.principal.is_everywhere:  # what is kept of each tenant is of all queues and tasks
             now = [
@@ -227,8 +228,8 @@ def _tenants(looked: Viewer, view: View, shell: Shell) -> list[TenantLine]:
 def _tenant(
     name: str, counts: dict[str, int], ended: dict[str, int], keys: list[KeyLine], most: int
 ) -> TenantLine:
-    opened = {state: counts.get(state, 0) for state in _OPEN}
-    parts = [(style_of(state), state_word(state), float(jobs)) for state, jobs in opened.items()]
+    opened: dict[str, int] = {state: counts.get(state, 0) for state in OPEN_STATES}
+    parts = [(style_of(state), state_title(state), float(jobs)) for state, jobs in opened.items()]
     return TenantLine(
         name=name,
         counts=opened,

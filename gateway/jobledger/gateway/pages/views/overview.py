@@ -15,6 +15,7 @@ from jobledger.gateway.pages.shell import RANGES, PageFacts, Shell, opened
 from jobledger.gateway.pages.views.fleet import FleetCharts, axis_of, calls, happened, trends
 from jobledger.gateway.pages.views.queue_lines import LATELY_S, QueueLine, of_users, queue_line, uncounted
 from jobledger.gateway.scoped import terms_for
+from jobledger.ledger.model.job import OPEN_STATES
 from jobledger.ledger.model.subjects import is_own_queue
 from jobledger.projections.statistics.history import by_queue
 
@@ -22,7 +23,6 @@ _QUEUES_MAX: Final = 40
 _SHOWN: Final = 10
 _FRESH_S: Final = 3.0
 #: States of jobs that have not ended, as the line of the fleet shows them.
-_OPEN: Final = ("running", "queued", "retry_wait", "held", "scheduled", "paused")
 
 
 class Overview(PageFacts, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ def _page(  # noqa: PLR0917 - everything that was read, once
         paused = paused_now(store, now)
         lines = [queue_line(row, lately, now, done[row.queue], paused=row.queue in paused) for row in rows]
         users = of_users({row.queue: row.counts for row in rows})
-        counts: dict[str, int | None] = {state: users[state] for state in (*_OPEN, "dead_lettered")}
+        counts: dict[str, int | None] = {state: users[state] for state in (*OPEN_STATES, "dead_lettered")}
         if not principal.is_of_all_tasks:
             lines = list(map(uncounted, lines))
             counts = {**dict.fromkeys(counts), "dead_lettered": shell.dead}
@@ -85,7 +85,7 @@ def _page(  # noqa: PLR0917 - everything that was read, once
             calls=called[:_SHOWN],
             calls_more=called[_SHOWN:],
             counts=counts,
-            open=_OPEN,
+            open=OPEN_STATES,
             happened=charts,
             queues=[each for each in lines if not is_own_queue(each.queue)][:_QUEUES_MAX],
             internal=[each for each in lines if is_own_queue(each.queue)],

@@ -12,12 +12,12 @@ from markupsafe import Markup
 from msgspec.structs import replace
 
 from jobledger.gateway.pages.charts.plot import spark
+from jobledger.ledger.model.job import LATER_STATES
 from jobledger.ledger.model.subjects import is_own_queue
 from jobledger.projections import QueueRow
 from jobledger.projections.statistics.history import QueueHappened
 
 LATELY_S: Final = 300  #: what rates are of
-LATER: Final = ("scheduled", "retry_wait", "held", "paused")
 
 
 class QueueLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ def queue_line(
     return QueueLine(
         queue=row.queue,
         counts=dict(row.counts),
-        later=sum(row.counts[state] for state in LATER),
+        later=sum(row.counts[state] for state in LATER_STATES),
         waits_s=None if oldest is None else max(0.0, (now - oldest).total_seconds()),
         rate=0.0 if found is None else found.completed * 60 / LATELY_S,
         wait95_s=None if found is None else found.wait.quantile_s(0.95),

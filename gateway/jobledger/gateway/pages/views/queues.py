@@ -15,9 +15,10 @@ from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import PageFacts, opened
 from jobledger.gateway.pages.views.fleet import trends
 from jobledger.gateway.pages.views.queue_lines import LATELY_S, QueueLine, queue_line, uncounted
-from jobledger.gateway.pages.words import state_word, style_of
+from jobledger.gateway.pages.words import style_of
 from jobledger.gateway.scoped import terms_for
 from jobledger.ledger.model.queue_pause import QueueState
+from jobledger.ledger.model.state_words import state_title
 from jobledger.projections import QueueRow
 from jobledger.projections.statistics.history import by_queue
 
@@ -63,7 +64,7 @@ def _queues(looked: Viewer, view: View) -> list[QueueNow]:
 
 
 def _queue(row: QueueRow, line: QueueLine, pause: QueueState | None) -> QueueNow:
-    parts = [(style_of(state), state_word(state), jobs) for state, jobs in row.counts.items()]
+    parts = [(style_of(state), state_title(state), jobs) for state, jobs in row.counts.items()]
     return QueueNow(
         line=line,
         states=share(parts, label=f"States of the jobs of queue {row.queue}"),

@@ -23,7 +23,7 @@ _SHOWN: Final = 40
 LOOKED_AT: Final = 5_000
 _WAITING: Final = (
     "SELECT j.task, j.awaiting, coalesce(s.target, ''), count(*), min(j.updated_at), min(s.until) "
-    "FROM (SELECT * FROM jobs WHERE awaiting IS NOT NULL AND status = 'paused' AND {}) AS j "
+    "FROM (SELECT * FROM jobs WHERE awaiting IS NOT NULL AND status IN ('waiting', 'paused') AND {}) AS j "
     "LEFT JOIN steps AS s ON s.job_id = j.id AND s.queue = j.queue AND s.kind = 'wait' AND s.status = 'started' "
     "GROUP BY 1, 2, 3 ORDER BY 4 DESC LIMIT ?"
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -15,7 +15,7 @@ from jobledger.ledger.model.events import (
     CarriedProgress,
 )
 from jobledger.ledger.model.forms import in_form
-from jobledger.ledger.model.job import Job
+from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.lifecycle import lean
 from jobledger.ledger.model.runs.carried_parts import CarriedStep, carried_signals, carried_steps
 
@@ -23,15 +23,22 @@ _replace = msgspec.structs.replace
 _asdict = msgspec.structs.asdict
 
 
+#: Releases before 0.2 knew one state for both waits, and a flag: it is still stored so.
+_SAME_FIELDS: Final = tuple(
+    name for name in CarriedJob.__struct_fields__ if name not in ("state", "paused_by_operator")
+)
+
+
 def carried_job(job: Job, *, tracebacks: bool = True) -> CarriedJob:
     """Return the job in the form that is stored; without `tracebacks` those of its attempts are left out.
 
     With them, a job of many failed attempts may be too large for one event. Its newest error keeps its traceback.
     """
-    fields = {name: getattr(job, name) for name in CarriedJob.__struct_fields__}
+    fields: dict[str, Any] = {name: getattr(job, name) for name in _SAME_FIELDS}
     attempts = job.attempts if tracebacks else _without_tracebacks(job.attempts)
     steps = carried_steps(job.steps)
-    fields["state"] = job.state.value
+    fields["state"] = "paused" if job.state is JobState.WAITING else job.state.value
+    fields["paused_by_operator"] = job.state is JobState.PAUSED
     fields["attempts"] = tuple(CarriedAttempt(**_asdict(each)) for each in attempts)
     fields["progress"] = None if job.progress is None else CarriedProgress(**_asdict(job.progress))
     fields["steps"] = steps if tracebacks else _without_tracebacks(steps)

@@ -9,13 +9,13 @@ from jobledger.ledger.model.decision_parts.facts import Events, cancelled, envel
 from jobledger.ledger.model.decision_parts.runs import paused
 from jobledger.ledger.model.errors import IllegalTransitionError
 from jobledger.ledger.model.events import CancelRequested, PauseRequested, Scheduled
-from jobledger.ledger.model.job import OPERATOR, WAITING_STATES, Job, JobState
+from jobledger.ledger.model.job import OPERATOR, PENDING_STATES, Job, JobState
 from jobledger.ledger.model.runs.steps import admissible, is_over
 
 
 def cancel(job: Job, command: CancelJob, stamp: Stamp) -> Events:
     """End a waiting job at once, unless it may have to undo something first; ask a running one to end."""
-    require(job, "be cancelled", JobState.RUNNING, *WAITING_STATES)
+    require(job, "be cancelled", JobState.RUNNING, *PENDING_STATES)
     if job.cancel_requested:
         raise IllegalTransitionError(job.id, "already asked to end", "be cancelled again")
     asked = CancelRequested(**envelope(job, stamp), reason=command.reason)
@@ -36,8 +36,8 @@ def request_pause(job: Job, command: RequestPause, stamp: Stamp) -> Events:
         if job.cancel_requested:
             raise IllegalTransitionError(job.id, "asked to end", "be paused")
         return (PauseRequested(**envelope(job, stamp), reason=command.reason),)
-    require(job, "be paused", *WAITING_STATES)
-    if job.paused_by_operator:
+    require(job, "be paused", *PENDING_STATES)
+    if job.state is JobState.PAUSED:
         raise IllegalTransitionError(job.id, "paused already", "be paused again")
     if job.cancel_requested:
         raise IllegalTransitionError(job.id, "asked to end", "be paused")
@@ -46,7 +46,7 @@ def request_pause(job: Job, command: RequestPause, stamp: Stamp) -> Events:
 
 def resume(job: Job, command: ResumeJob, stamp: Stamp) -> Events:
     """Let a job go on that a person paused: run it if what it waited for has come, else let it wait for that again."""
-    if not job.paused_by_operator:
+    if job.state is not JobState.PAUSED:
         state = "asked to pause and still running" if job.pause_requested else job.state.value
         raise IllegalTransitionError(job.id, state, "be resumed")
     is_due = job.due_at is not None and job.due_at <= stamp.at

@@ -220,7 +220,7 @@ def join(job: Job, command: Join, stamp: Stamp) -> Events:
     if known is None or known.order is None:
         raise IllegalTransitionError(job.id, f"without a group {command.step!r}", "be joined")
     fact = _news(job, known, command)
-    parked = job.state is JobState.PAUSED and not job.paused_by_operator and command.step in job.awaited
+    parked = job.state is JobState.WAITING and command.step in job.awaited
     over = fold_join(job.steps, fact)[command.step].is_joined
     is_news = bool(fact.completed or fact.failed or fact.opened or fact.count is not None)
     if parked and over:
@@ -271,7 +271,7 @@ def _news(job: Job, known: Step, command: Join) -> JoinFact:
         more = f"told of item {known.ended.bit_length() - 1} of {command.step!r}"
         raise IllegalTransitionError(job.id, more, f"have only {counted} of them")
     opened = 0
-    if not (job.is_final or job.cancel_requested or job.paused_by_operator or known.has_ended):
+    if not (job.is_final or job.cancel_requested or job.state is JobState.PAUSED or known.has_ended):
         ended, bad = known.ended | completed | failed, known.failed | failed
         opened = admit(order, known.opened, ended, bad) & ~known.opened
     return JoinFact(
@@ -297,6 +297,6 @@ def give_signal(job: Job, command: GiveSignal, stamp: Stamp) -> Events:
         for step in map(job.steps.get, job.awaited)
         if step is not None
     )
-    if job.state is JobState.PAUSED and not job.paused_by_operator and any(awaits):
+    if job.state is JobState.WAITING and any(awaits):
         return (ready(job, stamp, "resumed", signal=fact),)
     return (Signalled(**envelope(job, stamp), **msgspec.structs.asdict(fact)),)

@@ -169,7 +169,7 @@ class Joiner:
             if job.state is JobState.RUNNING:
                 raise WrongSequenceError(log.names.chain(run.ref), run.view.last_sequence) from error
             logger.error("run %s: %s", run.ref.job_id, error)  # noqa: TRY400 - a sentence
-            if job.state is not JobState.PAUSED or job.paused_by_operator:
+            if job.state is not JobState.WAITING:
                 return
             wake = Dispatch(
                 cause="resumed",

@@ -114,7 +114,7 @@ class ChildFollower:
         job = view.job
         if job is None or ends_children(job):
             return view, "ended"
-        return view, "paused" if job.paused_by_operator else "goes on"
+        return view, "paused" if job.state is JobState.PAUSED else "goes on"
 
     async def _act(self, parent: JobRef, job: Job, items: Open, course: Course) -> None:
         if course == "ended":
@@ -149,7 +149,7 @@ class ChildFollower:
     async def _go_on(self, parent: JobRef, child: JobRef) -> None:
         """Resume a child that is paused because its run was; one that a person paused stays so."""
         job = (await load(self._client.log, child)).job
-        if job is not None and job.paused_by_operator and job.pause_reason == _paused_with(parent):
+        if job is not None and job.state is JobState.PAUSED and job.pause_reason == _paused_with(parent):
             await self._tell(parent, child, ResumeJob(reason="its run goes on"))
 
 

@@ -16,6 +16,7 @@ from jobledger.ledger.graphs.batch_end import end_jobs
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.errors import WrongSequenceError
+from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.subjects import CHILDREN_CONSUMER, JobRef
 from jobledger.ledger.nats.consumer import Source
 from jobledger.ledger.nats.pull import Delivery
@@ -96,7 +97,7 @@ class ChildrenReactor(ConsumerReactor):
         """Resume a child that paused with its run, if the run goes on by now: a child may obey long after it was asked."""
         job = (await load(self.ledger.log, child)).job
         member = None if job is None else job.member
-        if job is None or member is None or not job.paused_by_operator:
+        if job is None or member is None or job.state is not JobState.PAUSED:
             return
         run = JobRef(queue=member.queue, job_id=member.job)
         view = await load(self.ledger.log, run)
