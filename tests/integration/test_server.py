@@ -20,6 +20,7 @@ import pytest
 from nats.js.api import StreamConfig
 from tests.support.limits import LIMIT_S
 
+from jobledger.ledger import connect
 from jobledger.ledger.model.errors import (
     ConfigurationError,
     PortInUseError,
@@ -118,6 +119,8 @@ async def test_durability_reaches_the_server(
 ) -> None:
     async with server_factory(durability=durability, max_file_store_bytes=7_000_000) as server:
         configuration = _varz(server)["jetstream"]["config"]
+        async with connect(server.url, ledger_bytes_max=1 << 20) as ledger:
+            assert ledger.connection.durability == durability
     assert configuration.get("sync_always") == always
     assert configuration["max_storage"] == 7_000_000
 

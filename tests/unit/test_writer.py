@@ -11,6 +11,7 @@ import pytest
 
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.durability import Durability
 from jobledger.ledger.nats.publisher import Answered, AppendRefusedError, Publisher
 from jobledger.ledger.nats.writer import Commit, Writer, _Observation
 
@@ -42,9 +43,9 @@ class ScriptedPublisher:
 class Bench:
     """A writer, its publisher, and the answers that came, by the name of the append."""
 
-    def __init__(self, commit: Commit) -> None:
+    def __init__(self, commit: Commit, durability: Durability | None = None) -> None:
         self.publisher = ScriptedPublisher()
-        self.writer = Writer(cast("Publisher", self.publisher), commit=commit)
+        self.writer = Writer(cast("Publisher", self.publisher), commit=commit, durability=durability)
         self.answers: dict[str, list[int | Exception]] = {}
 
     def append(self, name: str, *, chain: str = "", events: int = 1, size: int = 0) -> None:
@@ -100,6 +101,28 @@ async def test_appends_of_one_turn_go_together_and_each_gets_its_own_sequence() 
     assert [data for data, _ in bench.publisher.sent] == [["a", "b", "b+1", "b+2", "c"]]
     bench.publisher.answer(14)
     assert bench.answers == {"a": [10], "b": [11], "c": [14]}
+
+
+async def test_a_server_that_tells_its_durability_is_believed_from_the_first_append_on() -> None:
+    ways: tuple[tuple[Durability | None, int], ...] = (("power", 1), ("process", 20), (None, 20))
+    for durability, sent in ways:
+        bench = Bench("auto", durability)
+        for number in range(20):
+            bench.append(str(number))
+        await turn()
+        assert len(bench.publisher.sent) == sent
+    few = Bench("auto", "power")
+    for number in range(8):  # a batch of so few would take longer
+        few.append(str(number))
+    await turn()
+    assert len(few.publisher.sent) == 8
+    few.writer.begin("process")  # another server, after a reconnect
+    few.append("a")
+    assert few.publisher.sent[-1][0] == ["a"]
+    told = Bench("pipeline", "power")  # a setting says it outright
+    for number in range(20):
+        told.append(str(number))
+    assert len(told.publisher.sent) == 20
 
 
 async def test_a_lone_append_goes_out_plainly() -> None:
@@ -299,7 +322,7 @@ async def test_a_disk_that_comes_in_the_way_is_noticed_soon(in_flight: int) -> N
 async def test_after_a_reconnect_it_looks_at_once() -> None:
     bench = Paced(50)
     bench.serve(3_000, per_second=15_000)
-    bench.writer.forget_observations()
+    bench.writer.begin(None)
     bench.writer._observed._cpu_s = lambda: 0.0
     assert bench.serve(3_000, per_second=3_000) < 900
 

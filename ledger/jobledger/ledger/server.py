@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, Literal
+from typing import IO, TYPE_CHECKING, Final
 
 import anyio
 
@@ -27,6 +27,7 @@ from jobledger.ledger.model.errors import (
     ServerStartError,
     StoreInUseError,
 )
+from jobledger.ledger.nats.durability import Durability, name_of
 
 if sys.platform != "win32":
     import fcntl
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("jobledger.ledger.server")
 
 __all__ = ["Durability", "EmbeddedServer", "project_configuration"]
-
-Durability = Literal["power", "process"]
-"""What an acknowledged append survives: a power cut, or only the death of a process (some times faster)."""
 
 _SYNC_INTERVAL: Final[dict[Durability, str]] = {"power": "always", "process": '"2m"'}
 _POLL_S: Final = 0.01
@@ -286,6 +284,7 @@ class EmbeddedServer:
         else:
             text = _replace(text, "http", _quoted(f"{_bracketed(self.host)}:{self.monitor_port or -1}"))
         text = _replace(text, "store_dir", _quoted(str(self.directory)))
+        text = _replace(text, "server_name", _quoted(name_of(self.durability)))
         text = _replace(text, "sync_interval", _SYNC_INTERVAL[self.durability])
         if self._max_file_store_bytes is not None:
             text = _replace(text, "max_file_store", str(self._max_file_store_bytes))

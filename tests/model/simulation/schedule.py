@@ -87,7 +87,12 @@ class Schedule:
             "grace_s": pick((0.0, 1.0, 5.0)),
         }
         self._config = pick(_CONFIGS)
-        self.server = Server(self.world, self.faults, lease_s=self.lease_s)
+        self.server = Server(
+            self.world,
+            self.faults,
+            lease_s=self.lease_s,
+            durability=None if seed % 3 else "power",  # then its clients append in groups
+        )
         self.server.deliveries_max = pick((None, None, 4))  # else nobody would ever see a dispatch given up
         self.witness = Witness(self.server)
         self.runs = Runs(self.world, self.witness.check_start)

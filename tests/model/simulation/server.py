@@ -26,6 +26,7 @@ from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.nats.durability import Durability
 from jobledger.ledger.nats.streams import specifications
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -53,7 +54,9 @@ class ServerClock:
 class Server:
     """One nats-server with JetStream."""
 
-    def __init__(self, world: World, faults: Faults, *, lease_s: float) -> None:
+    def __init__(
+        self, world: World, faults: Faults, *, lease_s: float, durability: Durability | None = None
+    ) -> None:
         self.world = world
         self.faults = faults
         self.clock = ServerClock(world)
@@ -68,6 +71,7 @@ class Server:
         self._staged: dict[str, list[Entry]] = {}
         self._stores: list[tuple[Callable[[str], Any], Stream]] = []
         self._random = world.random.random
+        self.durability = durability
         for name, config in _specified(self.names, lease_s):
             self._add(name, config)
         self.ledger = self.streams[self.names.ledger_stream]

@@ -47,6 +47,8 @@ class SimConnection:
         self.lost_for_s = 0.0  #: a loss is always waited for: it does not last long here
         self.outage = Outage(process.time)
         self.lost_listeners: list[Callable[[], None]] = []
+        self.found_listeners: list[Callable[[], None]] = []
+        self.durability = server.durability
         self.optional_rights: dict[str, bool] = {}
         self.refused_listeners: list[Callable[[PermissionRefusedError], bool]] = []
         self.closed_for_good = asyncio.Event()
@@ -144,7 +146,12 @@ class SimConnection:
         """Stand again."""
         if self.process.alive and not self.is_connected:
             self.is_connected = True
-            self.process.call_soon(self._up.set)
+            self.process.call_soon(self._tell_found)
+
+    def _tell_found(self) -> None:
+        for listener in tuple(self.found_listeners):
+            listener()
+        self._up.set()
 
     def _on_death(self) -> None:
         self.is_connected = False

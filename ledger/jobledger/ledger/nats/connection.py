@@ -42,6 +42,7 @@ from jobledger.ledger.nats.addresses import (
     shown,
     user_of,
 )
+from jobledger.ledger.nats.durability import Durability, told_by
 from jobledger.ledger.nats.outage import Outage
 from jobledger.ledger.nats.parser import Collector, Handler, MessageParser
 from jobledger.ledger.nats.reasons import ConnectFailedError, check_tls, failure, most_telling
@@ -112,6 +113,7 @@ class Connection(Client):
         self._up = asyncio.Event()
         self.outage = Outage()
         self.lost_listeners: list[Callable[[], None]] = []  #: called when the connection breaks
+        self.found_listeners: list[Callable[[], None]] = []  #: called after each reconnect
         #: Subjects that this client can do without, and whether the server may still allow to publish to each.
         self.optional_rights: dict[str, bool] = {}
         #: Called when the server refuses a right; each returns whether it passed the error to somebody who waits.
@@ -181,6 +183,11 @@ class Connection(Client):
     def is_clustered(self) -> bool:
         """Whether the server is one of several, so that a stream can have replicas."""
         return bool(self._server_info.get("cluster"))
+
+    @property
+    def durability(self) -> Durability | None:
+        """What an acknowledged append survives on this server; None: it does not say."""
+        return told_by(str(self._server_info.get("server_name", "")))
 
     async def listen(self, subject: str, handler: Handler) -> Subscription:
         """Subscribe; `handler` is called for every message, straight from the reader, or collects them."""
@@ -371,6 +378,8 @@ class Connection(Client):
     async def on_found(self) -> None:
         """Let those who wait go on."""
         self.outage.over(f": connected to {self.shown_server}")
+        for listener in tuple(self.found_listeners):
+            listener()
         self.mark_up()
 
     async def on_closed(self) -> None:

@@ -120,8 +120,8 @@ class JetStreamLog(JobReads):
         self._looking: set[asyncio.Task[None]] = set()
         self._meter: AppendMeter | None = None
         self._reply_timeout_s = publisher.reply_timeout_s
-        self.writer = Writer(publisher, commit=commit)
-        connection.lost_listeners.append(self.writer.forget_observations)
+        self.writer = Writer(publisher, commit=commit, durability=connection.durability)
+        connection.found_listeners.append(lambda: self.writer.begin(connection.durability))
         self._index = ReadIndex(inbox, self._stream, limit_s=append_timeout_s) if has_replicas else None
         self._chains = ChainReader(self._loop, functools.partial(self._read_raw, batch=True), message_of)
 

@@ -1,8 +1,8 @@
 """Group commit: appends that arrive while two batches are in flight go out together as the next one.
 
 Where the server fsyncs each write, a batch costs four fsyncs, so grouping multiplies the rate; where it does not,
-a batch costs more than its parts, so it pipelines all but batches of callers. It obeys its setting or observations. No
-timer is involved: a lone append goes out at once and plainly. Source: ADR 005.
+a batch costs more than its parts, so it pipelines all but batches of callers. It obeys its setting, else what the server
+says of its disk, else observations. No timer is involved: a lone append goes out at once and plainly. Source: ADR 005.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ import functools
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
 
 from jobledger.ledger.model.log import BATCH_MESSAGES_MAX, Entry
 from jobledger.ledger.nats.append_stats import AppendMeter
+from jobledger.ledger.nats.durability import Durability
 from jobledger.ledger.nats.publisher import Answered, AppendRefusedError, Publisher
 
 Commit = Literal["auto", "group", "pipeline"]
+#: What is faster on a server whose durability is known.
+_FASTER: Final[Mapping[Durability | None, Commit]] = {"power": "group", "process": "pipeline", None: "auto"}
 
 #: One batch: the server's limit is 1,000 messages; the bytes keep a batch from delaying everybody else.
 _GROUP_MESSAGES_MAX: Final = min(500, BATCH_MESSAGES_MAX)
@@ -83,11 +86,13 @@ class _Alone:
 class Writer:
     """Orders appends into plain messages or groups; every append gets its own answer."""
 
-    def __init__(self, publisher: Publisher, *, commit: Commit = "auto") -> None:
+    def __init__(
+        self, publisher: Publisher, *, commit: Commit = "auto", durability: Durability | None = None
+    ) -> None:
+        """`durability`: what the server says that an acknowledged append survives; None: it does not say."""
         self._publisher = publisher
         self._loop = asyncio.get_running_loop()
-        self._told = commit
-        self._grouping = commit == "group"
+        self._setting = commit
         self._waiting: deque[_Unit] = deque()
         self._groups_in_flight = 0
         self._grouped_in_flight = 0  # messages in groups
@@ -95,8 +100,7 @@ class Writer:
         self._few = _FEW if commit == "auto" else 1
         self._alone_in_flight = 0  # units sent by themselves, of those that are looked at
         self._draining: asyncio.Handle | None = None
-        self._observed = _Observation()
-        self._unobserved = 0 if commit == "auto" else sys.maxsize  # how many appends nobody looks at
+        self.begin(durability)
         self.meter: AppendMeter | None = None  #: counts group commits, where somebody wants to know
 
     @property
@@ -120,12 +124,12 @@ class Writer:
             # At the end of this turn of the loop, so that what the same turn appends goes along.
             self._draining = self._loop.call_soon(self._drain)
 
-    def forget_observations(self) -> None:
-        """Observe again, after a reconnect: it may be another server."""
-        if self._told == "auto":
-            self._grouping = False
-            self._observed = _Observation()
-            self._unobserved = 0
+    def begin(self, durability: Durability | None) -> None:
+        """Choose the way of sending, on the first connection and after each reconnect: it may be another server."""
+        self._told = _FASTER[durability] if self._setting == "auto" else self._setting
+        self._grouping = self._told == "group"
+        self._observed = _Observation()
+        self._unobserved = 0 if self._told == "auto" else sys.maxsize  # how many appends nobody looks at
 
     def _send_alone(self, entries: Sequence[Entry], answered: Answered) -> None:
         self._publisher.send(entries, _Alone(self, len(entries), answered))
