@@ -153,7 +153,43 @@ GUNICORN = ("-m", "gunicorn", "--preload", "--workers", "2", "--threads", "8", "
 SERVED = {
     "fastapi": ("-m", "uvicorn", "--host", "127.0.0.1", "--port", "PORT", "fastapi_shop:app"),
     "flask": (*GUNICORN, "flask_shop:app"),
-    "django": (*GUNICORN, "django_shop:application"),
+    "django": (*GUNICORN, "shop.site:application"),
+}
+# The project that the page's Django program is a part of.
+PROJECT = {
+    "__init__.py": "",
+    "models.py": """
+from django.db import models
+
+class Order(models.Model): ...
+""",
+    "site.py": """
+import django
+from django.conf import settings
+from django.core.management import call_command
+from django.core.wsgi import get_wsgi_application
+from django.urls import path
+
+settings.configure(
+    SECRET_KEY="of a test",
+    ALLOWED_HOSTS=["127.0.0.1"],
+    ROOT_URLCONF=__name__,
+    INSTALLED_APPS=["shop"],
+    MIDDLEWARE=["django_shop.LedgerErrors"],
+    DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.db"}},
+)
+django.setup()
+call_command("migrate", run_syncdb=True, verbosity=0)
+
+import django_shop
+
+urlpatterns = [
+    path("orders/<int:order>", django_shop.place_order),
+    path("jobs/<str:job_id>", django_shop.job_state),
+]
+application = get_wsgi_application()
+""",
 }
 
 
@@ -169,10 +205,13 @@ def _status(url: str, *, post: bool = False) -> tuple[int, dict[str, str], str |
 
 
 def _programs(folder: Path) -> None:
-    """Save the page's programs under the names that it gives them."""
+    """Save the page's programs under the names that it gives them, and the Django project around one of them."""
     page = ROOT / "docs" / "web.md"
     count = save_programs(page, folder)
     assert count == page.read_text(encoding="utf-8").count("```python") == len(SERVED) + 1
+    (folder / "shop").mkdir()
+    for name, text in PROJECT.items():
+        (folder / "shop" / name).write_text(text, encoding="utf-8")
 
 
 @pytest.mark.parametrize("framework", SERVED)
@@ -195,7 +234,10 @@ async def test_the_programs_of_the_page_on_web_applications_keep_its_table(
 
 
 UNCONNECTED = "did not answer in time"  # said by a worker process that had nothing to do so far
-SWEEP = "from django_shop import *; Order.objects.create(id=9); print(enqueue_missing(), enqueue_missing())"
+SWEEP = (
+    "import shop.site; from django_shop import *; Order.objects.create(id=9);"
+    "print(enqueue_missing(), enqueue_missing())"
+)
 
 
 def _keeps_the_table(url: str, proxy: Proxy) -> None:
