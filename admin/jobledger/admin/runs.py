@@ -262,7 +262,7 @@ def dead_children(store: Store) -> list[DeadChildren]:
 
 
 async def open_children_of(rows: Rows, job: Job) -> dict[str, tuple[ChildNow, ...]]:
-    """Return the first open children of each step that a paused run waits for, by the key of the step.
+    """Return the first open children of each step that a run waits for, by the key of the step.
 
     Raises: ProjectionError, UnreachableError.
     """

@@ -62,7 +62,7 @@ class RunWait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_waits(job: Job, children: Mapping[str, tuple[ChildNow, ...]], moment: Moment) -> tuple[RunWait, ...]:
-    """Return what a paused run waits for, in the order of `job.awaited`.
+    """Return what a run waits for, in the order of `job.awaited`.
 
     `children`: the first open children of each step, by step key.
     """
@@ -71,7 +71,7 @@ def run_waits(job: Job, children: Mapping[str, tuple[ChildNow, ...]], moment: Mo
 
 
 def explain_paused(job: Job, waits: tuple[RunWait, ...], moment: Moment) -> tuple[str, str]:
-    """Return what a paused job waits for, and a command that ends that."""
+    """Return what a job waits for that is waiting or paused, and a command that ends that."""
     said = ", or for ".join(each.sentence for each in waits)
     if job.state is JobState.PAUSED:
         why = f" ({job.pause_reason})" if job.pause_reason else ""

@@ -160,7 +160,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     error_type: str | None = None  #: of the newest failure
     id_suffix: str | None = None  #: what the job's id ends with
     run: str | None = None  #: id of a run: its children
-    awaiting: str | None = None  #: a word of what a paused run waits for
+    awaiting: str | None = None  #: a word of what a run waits for
     fingerprints: tuple[str, ...] = ()  #: any of these, or prefixes of them; only dead letters have one
     #: Fields of the input and their values: a name of the outermost object or a JSON pointer, and a string, or a number,
     #: `true`, `false` or `null` as JSON has it. An input in the object store is not looked into.

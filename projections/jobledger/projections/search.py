@@ -32,7 +32,7 @@ STATE_GROUPS: Final[Mapping[str, tuple[JobState, ...]]] = {
     "open": OPEN_STATES,
     "failing": (JobState.DEAD_LETTERED, JobState.RETRY_WAIT),
 }
-#: What a paused run can wait for.
+#: What a run can wait for.
 AWAITS: Final = ("signal", "children", "sleep", "retry", "step", "operator")
 _TIMES: Final = "2h, 30m, 7d, 16:28 or 2026-01-31"
 
@@ -58,7 +58,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "id": Key("an id, its beginning, or with … or * beginning and end", "charge-…-i22"),
     "run": Key("the jobs of a run, by its id", "import-7", "run"),
     "limit": Key("a limit that it names, with or without a key", "smtp:acme", said="limited_by"),
-    "awaits": Key(f"what a paused run waits for: {', '.join(AWAITS)}", "signal", "awaiting"),
+    "awaits": Key(f"what a run waits for: {', '.join(AWAITS)}", "signal", "awaiting"),
     "cause": Key("fingerprint of a dead letter, or its beginning", "678b01", "fingerprints"),
     "by": Key("who asked for it", "user:ann", said="created_by"),
     "batch": Key("the batch that it is part of", "may", "batch"),

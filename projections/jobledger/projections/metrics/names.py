@@ -249,7 +249,7 @@ JOIN_LAG: Final = Measure(
 RUNS_WAITING: Final = Measure(
     "jobledger_runs_waiting",
     "gauge",
-    "Paused runs by what they wait for; one that waits for several counts for each.",
+    "Runs by what they wait for; one that waits for several counts for each.",
     ("awaits",),
 )
 RUNS_DIVERGED: Final = Measure(

@@ -55,7 +55,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     parent_step: Annotated[str | None, PARENT]  #: key of the step that asked for it
     parent_item: int | None
     version: str | None  #: of the workflow's code that a run is bound to
-    awaiting: str | None  #: what a paused run waits for
+    awaiting: str | None  #: what a run waits for
 
 
 class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,7 +72,7 @@ _OF_RUNS: Final = {
     "parent_item": integer("of the child of a run: its number in that step, from 0"),
     "version": text("the version of the workflow's code that the run is bound to; NULL: none"),
     "awaiting": text(
-        "what a paused run waits for: words out of `signal`, `sleep`, `children`, `retry` and `step`, separated by "
+        "what a run waits for: words out of `signal`, `sleep`, `children`, `retry` and `step`, separated by "
         "spaces, or `operator` where a person paused the job; NULL: it is not paused, or its own code knows"
     ),
 }

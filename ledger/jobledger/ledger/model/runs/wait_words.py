@@ -1,4 +1,4 @@
-"""What a paused run waits for: one word for each step. Pure."""
+"""What a run waits for: one word for each step. Pure."""
 
 from __future__ import annotations
 
