@@ -1,7 +1,8 @@
 """Write the pages that follow from the code (`make docs`); with `--check` only compare them.
 
 docs/code.md lists the folders; docs/events.md, docs/lifecycle.md and docs/locks.md follow from the
-declarations of events, docs/projections.md from those of tables, the settings in docs/cli.md from the options,
+declarations of events, docs/projections.md from those of tables, docs/metrics.md from those of metrics, the
+settings in docs/cli.md from the options and those in docs/operations.md from `LedgerConfig`,
 docs/search.md from the keys of searches, docs/subjects.md from the table of rights, docs/errors.md from the classes of errors, each docs/diagrams/*.svg from the text
 beside it. What people wrote stays: only what lies between the markers is replaced.
 """
@@ -26,6 +27,8 @@ import jobledger.ledger
 from jobledger.admin.permissions import PARTS, ROLES, Part, let_through
 from jobledger.cli.options import Setting
 from jobledger.cli.processes.settings import GATEWAY, LEDGER, WORKER
+from jobledger.gateway.process.counters import GATEWAY_METRICS
+from jobledger.ledger.metrics.exposition import Measure
 from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.aggregates import AGGREGATES, JOB, event_name
 from jobledger.ledger.model.envelope import Envelope
@@ -35,9 +38,11 @@ from jobledger.ledger.model.lifecycle import CAUSES, LEGAL, LIFECYCLE, ORDERS, P
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.schema.asyncapi import addresses_of
 from jobledger.ledger.schema.events import Schema, SchemaBuilder
+from jobledger.projections.metrics.names import EXPORTER_METRICS
 from jobledger.projections.search import KEYS, STATE_GROUPS, pair
 from jobledger.projections.table import Column, View
 from jobledger.projections.tables.registry import all_queries, all_tables, all_views
+from jobledger.workers.metrics import WORKER_METRICS
 
 DOCS: Final = Path(__file__).parent
 ROOT: Final = DOCS.parent
@@ -351,6 +356,26 @@ def _command_line(text: str) -> str:
     return _between_markers(text, "settings", ["".join([head, *rows]).rstrip("\n")])
 
 
+# The metrics.
+
+
+def _measures(measures: Iterable[Measure]) -> Lines:
+    yield "| metric | kind | labels | meaning |\n|---|---|---|---|\n"
+    for each in measures:
+        labels = ", ".join(f"`{label}`" for label in each.labels)
+        yield f"| `{each.name}` | {each.kind} | {labels} | {each.help} |\n"
+
+
+def _metrics_page(text: str) -> str:
+    for name, measures in (
+        ("exporter", EXPORTER_METRICS),
+        ("worker", WORKER_METRICS),
+        ("gateway", GATEWAY_METRICS),
+    ):
+        text = _between_markers(text, name, _measures(measures))
+    return text
+
+
 # The errors.
 
 _ERRORS: Final = (
@@ -479,6 +504,7 @@ PAGES: Final[dict[str, Callable[[str], str]]] = {
     "events.md": _event_page,
     "lifecycle.md": _lifecycle_page,
     "locks.md": _lock_page,
+    "metrics.md": _metrics_page,
     "projections.md": _projection_page,
     "search.md": _search_page,
     "subjects.md": _rights_page,

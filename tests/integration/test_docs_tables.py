@@ -61,6 +61,7 @@ _WRITTEN_BY_THE_GENERATOR = {
     "events.md": "| `lease_s` | number |",
     "lifecycle.md": "| `dead_lettered` | `held` `queued` `discarded`",
     "locks.md": "- Subject: `ledger.lock.<scope>.<lock>.acquired`",
+    "metrics.md": "| `jobledger_worker_running` | gauge |",
     "projections.md": "| `id` | text | the job's id, unique within its queue |",
     "diagrams/architecture.svg": ">gateway</text>",
     "diagrams/held-granted-queued.svg": ">granted</text>",

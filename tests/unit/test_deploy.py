@@ -1,4 +1,4 @@
-"""deploy/ and docs/metrics.md speak of the metrics that exist, with the labels that they have; promtool runs the rules."""
+"""deploy/ speaks of the metrics that exist, with the labels that they have; promtool runs the rules."""
 
 from __future__ import annotations
 
@@ -177,18 +177,6 @@ def test_every_alert_is_tested_firing_and_has_a_severity_and_words() -> None:
         assert "description: " in block, name
         fires = re.search(rf"alertname: {name}\n        exp_alerts:\n          - exp_labels", RULES_TEST)
         assert fires is not None, f"{name} never fires in {RULES_TESTS}"
-
-
-def test_the_documentation_lists_what_is_exported() -> None:
-    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(jobledger_\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", text, re.MULTILINE)
-    documented = {name: (kind, labels.strip(), words.strip()) for name, kind, labels, words in rows}
-    assert len(documented) == len(rows)
-    exported = {
-        measure.name: (measure.kind, ", ".join(f"`{label}`" for label in measure.labels), measure.help)
-        for measure in METRICS.values()
-    }
-    assert documented == exported
 
 
 def _promtool(*words: str) -> None:

@@ -1,4 +1,4 @@
-"""The metrics of the exporter: every name, kind and label. docs/metrics.md has the same table, and a test compares.
+"""The metrics of the exporter: every name, kind and label, and the sentence of each in docs/metrics.md.
 
 Counters and histograms come from the ledger through the projection, so they survive restarts and are equal in two
 exporters. Gauges of the server are left out of a scrape that the server did not answer.
