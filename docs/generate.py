@@ -21,13 +21,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
+import msgspec
 from diagrams import diagram
 
 import jobledger.ledger
+from jobledger.admin.amounts import size
 from jobledger.admin.permissions import PARTS, ROLES, Part, let_through
 from jobledger.cli.options import Setting
 from jobledger.cli.processes.settings import GATEWAY, LEDGER, WORKER
 from jobledger.gateway.process.counters import GATEWAY_METRICS
+from jobledger.ledger.config import Access, LedgerConfig
 from jobledger.ledger.metrics.exposition import Measure
 from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.aggregates import AGGREGATES, JOB, event_name
@@ -37,7 +40,7 @@ from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.lifecycle import CAUSES, LEGAL, LIFECYCLE, ORDERS, PAST_ITS_LIMITS
 from jobledger.ledger.model.lock import LOCK
 from jobledger.ledger.schema.asyncapi import addresses_of
-from jobledger.ledger.schema.events import Schema, SchemaBuilder
+from jobledger.ledger.schema.events import Schema, SchemaBuilder, field_notes
 from jobledger.projections.metrics.names import EXPORTER_METRICS
 from jobledger.projections.search import KEYS, STATE_GROUPS, pair
 from jobledger.projections.table import Column, View
@@ -356,6 +359,31 @@ def _command_line(text: str) -> str:
     return _between_markers(text, "settings", ["".join([head, *rows]).rstrip("\n")])
 
 
+def _client_settings() -> Lines:
+    notes = field_notes(LedgerConfig)
+    yield "| Setting of `connect` | Default | Meaning |\n|---|---|---|\n"
+    elsewhere = {"url", *Access.__struct_fields__}
+    for field in (each for each in msgspec.structs.fields(LedgerConfig) if each.name not in elsewhere):
+        of_option = LEDGER[field.name].default if field.name in LEDGER and field.name != "name" else ""
+        yield f"| `{field.name}` | {of_option or _usual(field)} | {notes[field.name]} |\n"
+
+
+def _usual(field: msgspec.structs.FieldInfo) -> str:
+    match field.default:
+        case bool(value):
+            return "yes" if value else "no"
+        case int(value) if "bytes" in field.name:
+            return size(value).replace(".0 ", " ")
+        case str(value) if value:
+            return f"`{value}`"
+        case _:
+            return "`_INBOX`, and the user" if field.name == "inbox_prefix" else "none"
+
+
+def _operations(text: str) -> str:
+    return _between_markers(text, "settings", _client_settings())
+
+
 # The metrics.
 
 
@@ -505,6 +533,7 @@ PAGES: Final[dict[str, Callable[[str], str]]] = {
     "lifecycle.md": _lifecycle_page,
     "locks.md": _lock_page,
     "metrics.md": _metrics_page,
+    "operations.md": _operations,
     "projections.md": _projection_page,
     "search.md": _search_page,
     "subjects.md": _rights_page,

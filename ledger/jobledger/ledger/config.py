@@ -35,37 +35,28 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
     """One client's settings; those of `Access` say who it is, and how it knows the server."""
 
     url: str = DEFAULT_URL  #: one server, or several separated by commas
-    environment: str = ""  #: prefix of subjects and streams, so that environments can share an account
-    create: bool = (
-        True  #: make the streams that are missing; False: make none, and refuse a place without a ledger
-    )
-    name: str = "jobledger"  #: shown by the server for this connection
-    connect_timeout_s: float = 5.0
-    request_timeout_s: float = 5.0  #: how long a call of an application waits for a silent server
-    append_timeout_s: float = (
-        30.0  #: how long an append may take across reconnects before its outcome is unknown
-    )
+    environment: str = ""  #: prefix of streams and subjects, so that several ledgers can share a server
+    create: bool = True  #: make missing streams; False: raise `LedgerNotFoundError` where there is no ledger
+    name: str = "jobledger"  #: the name that the server shows for this connection
+    connect_timeout_s: float = 5.0  #: for the first connection; 20 s on a cluster. Later ones have no limit
+    request_timeout_s: float = 5.0  #: how long a call of an application waits; 20 s on a cluster
+    append_timeout_s: float = 30.0  #: how long appends of workers and `enqueue_many` wait across reconnects
     inline_bytes_max: int = 64 << 10  #: larger inputs and results go to the object store
-    payload_bytes_max: int = 8 << 20  #: larger ones are refused
-    ledger_bytes_max: int = 4 << 30  #: of the stream, when it is made here; a full ledger refuses
-    #: Where tables of runs lie: URI of a folder or bucket for `pyarrow.fs`; "": in an object store of the ledger's.
-    tables_at: str = ""
-    tables_life_s: float = 48 * 3600.0  #: how long they are kept; of the object store, when it is made here
-    #: Of all tables together in the object store, when it is made here; None: an eighth of `ledger_bytes_max`.
-    tables_bytes_max: int | None = None
-    lease_s: float = 15.0  #: of a worker, when the bucket is made here
-    #: Of every stream, when they are made here: 1, 3 or 5; 0: 3 on a cluster, 1 on a server alone.
-    replicas: int = 0
-    #: Group appends where the server fsyncs each one; auto finds out by itself.
-    commit: Literal["auto", "group", "pipeline"] = "auto"
-    enqueue_in_flight_max: int = 2_048  #: appends of `enqueue_many` on their way at once
-    #: Events that a reader of the ledger asks the server for at a time: fewer delay its other clients less, and are slower
-    #: where the server is far away.
-    prefetch_max: int = 2_048
+    payload_bytes_max: int = 8 << 20  #: larger inputs and results are refused
+    ledger_bytes_max: int = 4 << 30  #: limit of a ledger that is made here; a full one refuses events
+    tables_at: str = ""  #: URI of a folder or bucket (for `pyarrow.fs`) where tables of runs lie
+    tables_life_s: float = 48 * 3600.0  #: how long tables are kept, there or in a store that is made here
+    tables_bytes_max: int | None = None  #: limit of a store made here; None: an eighth of the ledger's
+    lease_s: float = 15.0  #: length of leases in an environment that is made here
+    replicas: int = 0  #: copies of each stream of a ledger made here: 1, 3 or 5; 0: 3 on a cluster, else 1
+    commit: Literal["auto", "group", "pipeline"] = "auto"  #: how appends are sent; auto: the faster one here
+    enqueue_in_flight_max: int = 2_048  #: appends of `enqueue_many` that wait for an answer
+    prefetch_max: int = 2_048  #: events that a reader asks for at a time; fewer delay other clients less
     tracing: bool = False  #: spans by OpenTelemetry (extra `otel`) for what is enqueued and run here
-    inbox_prefix: str = ""  #: where answers come; "": `_INBOX_<user>`, without a user `_INBOX`
-    #: For nats-py's connect: tls (a context), tls_handshake_first, ...
-    nats_options: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    inbox_prefix: str = ""  #: what subjects of answers begin with; one per role where you use permissions
+    nats_options: dict[str, Any] = msgspec.field(
+        default_factory=dict[str, Any]
+    )  #: more arguments for nats-py's `connect`: `tls` (a context), `tls_handshake_first`, `ping_interval`
 
     def __post_init__(self) -> None:
         """Check every value and how they relate.
