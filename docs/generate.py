@@ -43,7 +43,7 @@ from jobledger.ledger.schema.asyncapi import addresses_of
 from jobledger.ledger.schema.events import Schema, SchemaBuilder, field_notes
 from jobledger.projections.metrics.names import EXPORTER_METRICS
 from jobledger.projections.search import KEYS, STATE_GROUPS, pair
-from jobledger.projections.table import Column, View
+from jobledger.projections.table import Column, Table, View
 from jobledger.projections.tables.registry import all_queries, all_tables, all_views
 from jobledger.workers.metrics import WORKER_METRICS
 
@@ -322,6 +322,12 @@ def _column_rows(columns: Mapping[str, Column]) -> Lines:
     yield "\n"
 
 
+def _table_rows(tables: Iterable[Table]) -> Lines:
+    yield "| table | one row per | key |\n|---|---|---|\n"
+    for each in tables:
+        yield f"| [`{each.name}`](#{each.name}) | {each.row} | {', '.join(f'`{name}`' for name in each.key)} |\n"
+
+
 def _view(view: View) -> str:
     renamed = "".join(f" `{name}` is `{kept}` there." for kept, name in view.renamed.items())
     return _paragraph(f"Columns of `{view.of.name}`: {_codes(view.columns)}.{renamed}")
@@ -334,6 +340,7 @@ def _projection_page(text: str) -> str:
         for each in all_queries()
     ]
     text = _between_markers(text, "views", "\n".join(views))
+    text = _between_markers(text, "tables", _table_rows(all_tables()))
     tables = (
         part for table in all_tables() for part in (f"#### {table.name}\n\n", *_column_rows(table.columns))
     )

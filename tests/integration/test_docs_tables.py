@@ -20,7 +20,6 @@ from jobledger.ledger import LedgerConfig
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.json_text import DEPTH_MAX
 from jobledger.ledger.options import MAX_ATTEMPTS_DEFAULT
-from jobledger.projections.tables.registry import all_tables
 from jobledger.workers import WorkerConfig
 
 ROOT = Path(__file__).parents[2]
@@ -47,12 +46,6 @@ def _table(page: Path, heading: str) -> list[list[str]]:
 def test_every_state_is_described() -> None:
     rows = _table(ROOT / "docs" / "lifecycle.md", "States")
     assert [row[0].strip("`") for row in rows] == [state.value for state in JobState]
-
-
-def test_every_table_of_a_projection_is_described_with_its_key() -> None:
-    rows = _table(ROOT / "docs" / "projections.md", "The file")
-    documented = {name.strip("`"): set(re.findall(r"`(\w+)`", key)) for name, _, key in rows}
-    assert documented == {table.name: set(table.key) for table in all_tables()}
 
 
 # A word on each page that only the generator writes.

@@ -75,6 +75,7 @@ def dropped(name: str, *, by: str = "test") -> Dropped:
 #: Its table, to be listed in `tables.registry.TABLES`.
 THINGS: Final = Table(
     name="things",
+    row="thing that was made",
     columns={
         "kind": text("what kind of thing"),
         "name": text("its name"),

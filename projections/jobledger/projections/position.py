@@ -11,6 +11,7 @@ from jobledger.projections.table import Table, integer, marks, text, timestamp
 
 POSITION_TABLE: Final = Table(
     name="position",
+    row="file: which events its rows hold",
     columns={
         "id": integer("always 1"),
         "stream_sequence": integer("of the newest event in the rows; 0 before the first"),

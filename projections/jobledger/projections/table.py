@@ -63,6 +63,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     """One table."""
 
     name: str
+    row: str  #: what it has a row for, in docs/projections.md
     columns: Mapping[str, Column]  #: by name, in the order of the file
     key: tuple[str, ...]  #: the columns of its primary key
     indexes: tuple[Index, ...] = ()

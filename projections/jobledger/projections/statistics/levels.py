@@ -30,6 +30,7 @@ ALL: Final = ""  #: the queue of the row that sums up all of them
 
 LEVELS: Final = Table(
     name="levels",
+    row='queue (`""`: all) and minute in which its counts changed',
     columns={
         "queue": text('the queue; "": all of them'),
         "minute": integer("since 1970, by the server's time: the row is of its end"),
@@ -39,6 +40,7 @@ LEVELS: Final = Table(
 )
 LEVELS_SPAN: Final = Table(
     name="levels_span",
+    row="file: where `levels` begins and ends",
     columns={
         "id": integer("always 1"),
         "since": integer("the first minute that `levels` tells of"),

@@ -39,6 +39,7 @@ RUN_STATISTICS: Final = (*RUN_COUNTERS, *histogram_columns("lag"))
 _COUNTED: Final = "as in [Statistics of runs](#statistics-of-runs)"
 STEP_TOTALS: Final = Table(
     name="step_totals",
+    row="queue and target of steps of [runs](#statistics-of-runs): how they ended, and how long they took",
     columns={
         "queue": text("the run's queue"),
         "target": text("what the steps are about: a function, a task, a signal, a table"),
@@ -48,6 +49,7 @@ STEP_TOTALS: Final = Table(
 )
 RUN_TOTALS: Final = Table(
     name="run_totals",
+    row="queue of [runs](#statistics-of-runs): joins, children that were counted, runs that diverged",
     columns={"queue": text("the runs' queue"), **declared(RUN_STATISTICS, _COUNTED)},
     key=("queue",),
 )

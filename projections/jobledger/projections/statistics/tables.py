@@ -41,6 +41,7 @@ _COUNTED_TASK: Final = text("the task's name")
 
 QUEUES: Final = Table(
     name="queues",
+    row="queue and priority: how many of its jobs are in each state",
     columns={
         "queue": _COUNTED_QUEUE,
         "priority": text("`high`, `normal` or `low`"),
@@ -50,15 +51,20 @@ QUEUES: Final = Table(
 )
 TOTALS: Final = Table(
     name="totals",
+    row="queue and task: all that ever happened, and how long it took",
     columns={"queue": _COUNTED_QUEUE, "task": _COUNTED_TASK, **_STATISTICS},
     key=("queue", "task"),
 )
 #: The same of all tasks of a queue, and in the row "" of all queues, so that an exporter need not read every row.
 SUMS: Final = Table(
-    name="sums", columns={"queue": text('the queue; "": all of them'), **_STATISTICS}, key=("queue",)
+    name="sums",
+    row='queue: the sum of its rows in `totals`; `""` is the sum of all queues',
+    columns={"queue": text('the queue; "": all of them'), **_STATISTICS},
+    key=("queue",),
 )
 BUCKETS: Final = Table(
     name="buckets",
+    row="minute, queue and task: the same columns",
     columns={
         "minute": integer("since 1970, by the server's time"),
         "queue": _COUNTED_QUEUE,
@@ -69,6 +75,7 @@ BUCKETS: Final = Table(
 )
 FAILURES: Final = Table(
     name="failures",
+    row="queue, task and type of error: failed attempts and dead letters",
     columns={
         "queue": _COUNTED_QUEUE,
         "task": _COUNTED_TASK,
@@ -79,6 +86,7 @@ FAILURES: Final = Table(
 )
 WORKERS: Final = Table(
     name="workers",
+    row="worker that ever started an attempt",
     columns={
         "worker": text("`<host>-<pid>-<random>`"),
         "first_at": timestamp("the server's time of its first event"),
@@ -91,6 +99,7 @@ WORKERS: Final = Table(
 #: How long jobs were held before their limits admitted them; events before those in the rows are not counted.
 LIMIT_WAITS: Final = Table(
     name="limit_waits",
+    row="[limit](#statistics-of-limits) that ever let a job go on: how long such jobs were held",
     columns={
         "name": text("the limit's name, without a key"),
         **declared(LIMIT_STATISTICS, "as in [Statistics of limits](#statistics-of-limits)"),
@@ -100,6 +109,7 @@ LIMIT_WAITS: Final = Table(
 #: When carried jobs began, as an archive run recorded it; emptied once the rows reach `counted_through`.
 ORIGINS: Final = Table(
     name="origins",
+    row="carried job, until `totals` counts on from an archive run; else empty",
     columns={
         "job_id": text("the job's id"),
         "queue": text("the job's queue"),
@@ -111,6 +121,7 @@ ORIGINS: Final = Table(
 #: What the jobs of each tenant are doing, and how they ended hour by hour: a page of tenants reads no job.
 TENANTS: Final = Table(
     name="tenants",
+    row="tenant: how many of its jobs are in each state",
     columns={
         "tenant": text("whom the jobs belong to"),
         **dict.fromkeys(QUEUE_COUNTS, integer("jobs that are in this state")),
@@ -119,6 +130,7 @@ TENANTS: Final = Table(
 )
 TENANT_HOURS: Final = Table(
     name="tenant_hours",
+    row="hour and tenant: jobs that completed and died, attempts that failed",
     columns={
         "hour": integer("since 1970, by the server's time"),
         "tenant": text("whom the jobs belong to"),

@@ -53,6 +53,7 @@ ActName = Literal[
 
 ACTS: Final = Table(
     name="acts",
+    row="act of a person on a job, a queue or an unreadable message: who, when and why",
     columns={
         "stream_sequence": integer("of the event"),
         "at": timestamp("the server's time of the event"),

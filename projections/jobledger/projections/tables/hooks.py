@@ -26,6 +26,7 @@ from jobledger.projections.table import (
 
 WEBHOOKS: Final = Table(
     name="webhooks",
+    row="[webhook](webhooks.md#out) that is set",
     columns={
         "webhook": text("its name"),
         "status": text("`active`, `paused` or `disabled`; one that was removed has no row"),
@@ -44,6 +45,7 @@ WEBHOOKS: Final = Table(
 )
 WATCHES: Final = Table(
     name="watches",
+    row="[watch](webhooks.md#watches) that is set: the figure and its bounds, whether it fires",
     columns={
         "watch": text("its name; one that was removed has no row"),
         "watches": text("the figure and its bounds, in words"),

@@ -82,6 +82,7 @@ IS_DEAD_CHILD: Final = "status = 'dead_lettered' AND parent_id IS NOT NULL"
 LACKS_CHILD: Final = "error_type = 'ChildIdTakenError'"
 JOBS: Final = Table(
     name="jobs",
+    row="job, as its events add up; an id is unique within its queue",
     columns={**_JOB_KEY, **_FIXED, **_CHANGING, **_OF_RUNS},
     key=tuple(_JOB_KEY),
     # Every list is newest first, of all jobs or of one status, queue or task.
@@ -109,6 +110,7 @@ JOBS: Final = Table(
 )
 ATTEMPTS: Final = Table(
     name="attempts",
+    row="run of a job, lost ones included",
     columns={
         "id": text("`<queue>/<job id>/<n>`"),
         "queue": text("the job's queue"),
@@ -132,6 +134,7 @@ ATTEMPTS: Final = Table(
 )
 DEAD_LETTERS: Final = Table(
     name="dead_letters",
+    row="job that waits for a person; the row goes when the job is requeued or discarded",
     columns={
         "queue": text("the job's queue"),
         "job_id": text("the job's id"),

@@ -24,6 +24,7 @@ from jobledger.projections.table import (
 
 LIMITS: Final = Table(
     name="limits",
+    row="[limit](limits.md) that is defined, and key of one that has a definition of its own",
     columns={
         "name": text("the limit's name"),
         "limit_key": text("the key for which something differs; empty: every other one"),

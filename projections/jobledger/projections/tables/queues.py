@@ -15,6 +15,7 @@ from jobledger.projections.tables.acts import ActName, put_act
 
 QUEUE_PAUSES: Final = Table(
     name="queue_pauses",
+    row="queue that was ever [paused](queues.md)",
     columns={
         "queue": text("the queue"),
         "paused": integer("1: its newest event paused it; 0: that resumed it"),

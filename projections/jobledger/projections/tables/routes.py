@@ -26,6 +26,7 @@ from jobledger.projections.table import (
 
 ROUTES: Final = Table(
     name="routes",
+    row="[route](webhooks.md#in) that is set",
     columns={
         "name": text("the route's name, the last word of its address"),
         "scheme": text("how its requests are proven"),
@@ -41,6 +42,7 @@ ROUTES: Final = Table(
 )
 DELIVERIES: Final = Table(
     name="deliveries",
+    row="[delivery](webhooks.md#in) to a route: what proved it, and the jobs that it made",
     columns={
         "route": text("the route it came to"),
         "name": text("the provider's id where that can be a word of a subject, else a hash of it"),

@@ -24,6 +24,7 @@ _Key = tuple[str, str]  # (job id, queue), as in the primary key of jobs
 
 RUN_TABLES: Final = Table(
     name="tables",
+    row="[table](tables.md) that a run made",
     columns={
         "queue": text("the run's queue"),
         "job_id": text("the run's id"),

@@ -81,6 +81,7 @@ _SAID: Final = {
 }
 SCHEDULES: Final = Table(
     name="schedules",
+    row="schedule: what it does, when it is due next, how often it ran, who paused it",
     columns={**_STATE, **_SUMS, **_SAID},
     key=("name",),
     indexes=(Index(("next_run_at",), where="next_run_at IS NOT NULL"),),

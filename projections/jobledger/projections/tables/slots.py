@@ -46,6 +46,7 @@ from jobledger.projections.tables.job_values import unfold
 
 SLOTS: Final = Table(
     name="slots",
+    row="job that holds a slot of a [limit](limits.md), and limit",
     columns={
         "limit_key": text("the limit, `name` or `name:key`"),
         "queue": text("the job's queue"),

@@ -29,6 +29,7 @@ _WAITING: Final = frozenset({"sleep", "wait", "call", "map", "graph"})
 
 STEPS: Final = Table(
     name="steps",
+    row="step of a run: what it is, how it ended, how far its children are",
     columns={
         "queue": text("the run's queue"),
         "job_id": text("the run's id"),
@@ -70,6 +71,7 @@ STEPS: Final = Table(
 )
 SIGNALS: Final = Table(
     name="signals",
+    row="message to a run, and the step that took it",
     columns={
         "queue": text("the run's queue"),
         "job_id": text("the run's id"),

@@ -27,6 +27,7 @@ _SHOWN_MAX: Final = 300
 
 SET_ASIDE: Final = Table(
     name="unreadable",
+    row="message in the ledger that is [no event](events.md#what-is-no-event), and who accepted it",
     columns={
         "stream_sequence": integer("of the message"),
         "at": timestamp("the server's time of the message"),
