@@ -212,25 +212,25 @@ async def test_the_set_up_of_the_page_of_security_works(
     command: Callable[..., Process],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its commands print the files, its configuration is the server's, and its processes start."""
+    """Its rights and its line for each user make the server's configuration, and its processes start."""
     page = PAGE.read_text(encoding="utf-8")
-    commands, (configuration, programs) = (
-        re.findall(rf"^```{kind}\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
-        for kind in ("console", "text")
-    )
-    for line in "".join(commands).splitlines():
-        words, _, file = line.removeprefix("$ jobledger permissions ").partition(" > ")
-        (tmp_path / file).write_text(printed(*words.split()), encoding="utf-8")
-    for variable in re.findall(r"[$]([A-Z]+)", configuration):
-        monkeypatch.setenv(variable, f"of-{variable.lower()}")
-    with secured(nats_server_binary, tmp_path, configuration) as running:
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \| (?:`jobledger ([^`]+)`)?", page, flags=re.MULTILINE)
+    assert [role for role, _, _ in rows] == ["operator", "reactors", "worker", "gateway", "producer"]
+    for role, words, _ in rows:
+        (tmp_path / f"{role}.conf").write_text(printed(*words.split()), encoding="utf-8")
+        monkeypatch.setenv(role.upper(), f"of-{role}")
+    found = re.search(r"^```text\n(.*\n)(.*\n)(.*\n)```", page, flags=re.MULTILINE)
+    assert found is not None
+    begin, line, end = found.groups()
+    users = (line.replace("worker", role).replace("WORKER", role.upper()) for role, _, _ in rows)
+    with secured(nats_server_binary, tmp_path, begin + "".join(users) + end) as running:
         begun: list[Process] = []
-        for line in programs.splitlines():
-            *words, role = line.removeprefix("jobledger ").replace("--app mail", f"--app {EXAMPLE}").split()
+        for role, _, program in rows[:-1]:
+            words = program.replace("--app mail", f"--app {EXAMPLE}")
             place = {"JOBLEDGER_URL": running.url(), "JOBLEDGER_PASSWORD": f"of-{role}"}
             place["JOBLEDGER_LEDGER_BYTES_MAX"] = "67108864"
             more = ("--port", "0") if role == "gateway" else ()
-            begun.append(command(*words, role, *more, "--json", variables=place))
+            begun.append(command(*words.split(), *more, "--json", variables=place))
             assert await asyncio.to_thread(begun[-1].line)
         async with connect(running.url(), user="producer", password="of-producer") as app:
             await runpy.run_path(str(EXAMPLE))["run"](app)
