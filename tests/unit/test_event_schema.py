@@ -104,6 +104,20 @@ def test_every_event_and_each_of_its_fields_is_described(cls: type[msgspec.Struc
     assert event_schema(name)["description"]
 
 
+class _Noted(msgspec.Struct):
+    first: int = 0  #: beside it
+    #: Above it,
+    #: in two lines.
+    second: int = 0
+    third: int = 0  #: where the formatter put it
+    fourth: int = 0
+
+
+def test_a_note_belongs_to_the_field_beside_it_or_below_it() -> None:
+    notes = {"first": "beside it", "second": "Above it, in two lines.", "third": "where the formatter put it"}
+    assert field_notes(_Noted) == notes
+
+
 @pytest.mark.parametrize("tag", ["scheduled", "held", "queued"])
 def test_a_first_event_has_each_field_of_an_order_in_the_same_form(tag: str) -> None:
     def form(of: type[msgspec.Struct]) -> dict[str, Any]:

@@ -203,17 +203,24 @@ def _sources(module: str) -> Mapping[str, str]:
 
 
 def _notes_in(source: str) -> dict[str, str]:
-    """Find `name: type ...  #: note`, also where the formatter broke the line."""
+    """Find `name: type ...  #: note`, also where the formatter broke the line, and notes on lines of their own above."""
     notes: dict[str, str] = {}
     name = ""
+    above: list[str] = []
     begins = True  # a logical line begins
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            if token.string.startswith("#:") and name:
-                notes[name] = token.string.removeprefix("#:").strip()
+            note = token.string.removeprefix("#:").strip()
+            if token.string.startswith("#:") and begins:
+                above.append(note)
+            elif token.string.startswith("#:") and name:
+                notes[name] = note
         elif token.type in _LINE_BEGINS:
             begins = True
         elif begins and token.type != tokenize.NL:
             name = token.string if token.type == tokenize.NAME else ""
+            if name and above:
+                notes[name] = " ".join(above)
+            above.clear()
             begins = False
     return notes

@@ -73,7 +73,7 @@ _OF_RUNS: Final = {
     "version": text("the version of the workflow's code that the run is bound to; NULL: none"),
     "awaiting": text(
         "what a run waits for: words out of `signal`, `sleep`, `children`, `retry` and `step`, separated by "
-        "spaces, or `operator` where a person paused the job; NULL: it is not paused, or its own code knows"
+        "spaces, or `operator` where a person paused the job; NULL: it waits for none of these, or its own code knows"
     ),
 }
 #: Dead children of runs, and runs that died since another job has the id of a child. Each is looked for every few
