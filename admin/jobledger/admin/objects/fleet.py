@@ -175,13 +175,8 @@ def _listed(
         taken=sum(counts),
         keys=len(counts),
         most=max(counts, default=0),
-        in_code=tuple(differing(limit, row_terms(row), in_code)),
+        in_code=tuple(differing(limit, row.terms, in_code)),
     )
-
-
-def row_terms(row: LimitRow) -> Terms:
-    """Return the numbers of a row alone."""
-    return msgspec.convert({name: getattr(row, name) for name in Terms.__struct_fields__}, Terms)
 
 
 def taken_words(row: LimitListed, number: Callable[[int], str] = "{:,}".format) -> str:

@@ -14,7 +14,6 @@ from jobledger.admin.objects.fleet import (
     LimitListed,
     limit_shown,
     limits_listed,
-    row_terms,
     taken_words,
 )
 from jobledger.cli import options
@@ -72,11 +71,11 @@ def _not_set(jobs: int) -> str:
 
 
 def _cells(row: LimitListed, now: datetime) -> tuple[Cell, ...]:
-    since, terms = datetime.fromisoformat(row.set_at), row_terms(row)
+    since = datetime.fromisoformat(row.set_at)
     return (
         shortened(joined(row.name, row.key), 60),
-        terms_words(terms, with_who=False),
-        shortened(who_words(terms), 60),
+        terms_words(row, with_who=False),
+        shortened(who_words(row), 60),
         taken_words(row),
         "code" if row.source == "code" else shortened(row.set_by, 30),
         age(since, max(now, since)),

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import msgspec
 
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.model.inputs import checked_limits
-from jobledger.ledger.model.limits.definition import Keep, Mode, Terms, problem_of
+from jobledger.ledger.model.limits.definition import Terms, problem_of
 from jobledger.ledger.model.subjects import check_token
 
-_FIELDS: Final = Terms.__struct_fields__
 #: Names whose key is the job's own queue or task.
 _OWN: Final = ("queue", "task")
 
 
-class _NamedLimit(msgspec.Struct, frozen=True):
+class _NamedLimit(Terms, frozen=True):
     name: str  #: 1 to 64 of A-Z a-z 0-9 _ and -; "queue" and "task" are limits of the job's own queue or task
 
 
@@ -26,25 +25,12 @@ class Limit(_NamedLimit, frozen=True, kw_only=True):
 
     `Limit("tenant", key="tenant_id", slots=10)`: ten jobs of each tenant at once. With `slots` or `rate` the limit is
     defined by this code: the first enqueue of a process writes it to the ledger, unless a person set it. Without them
-    it only names a limit that a person sets; until then its jobs stay held.
+    it only names a limit that a person sets; until then its jobs stay held. The other fields are those of `Terms`.
     """
 
     key: str | None = (
         None  #: an argument of the task, "metadata.<name>", or "tenant"; None: one number for all jobs
     )
-    slots: int | None = None  #: how many jobs hold it at once; None: any number
-    rate: float | None = None  #: how many jobs start in `per_s` seconds; None: any number
-    per_s: float = 1.0  #: the period of `rate`, in seconds
-    burst: int = 1  #: how many may start at once after a pause
-    mode: Mode = "queue"  #: what a job does that finds it full: "queue", "newest", "replace" or "drop"
-    keep: Keep = (
-        "attempt"  #: when a job gives its slot back: after each "attempt", or at the end of the "job"
-    )
-    weight: float = 1.0  #: its keys' share beside those of other limits
-    #: Patterns of the queues whose jobs may name it, ("*",) for all; nothing here and in `tasks`: everything that may
-    #: enqueue anywhere, and the tasks whose code has it.
-    queues: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()  #: the same of tasks; where both are given, both must match
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -68,15 +54,6 @@ class Limit(_NamedLimit, frozen=True, kw_only=True):
         if not self.is_defined and self.terms != Terms():
             return "give slots or rate as well, or leave all else out: then a person sets it"
         return ""
-
-    @property
-    def terms(self) -> Terms:
-        """What it says of the limit, without its name and key."""
-        said: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
-        for name in ("queues", "tasks"):
-            if isinstance(said[name], list):
-                said[name] = tuple(said[name])
-        return Terms(**said)
 
     @property
     def is_defined(self) -> bool:

@@ -52,28 +52,17 @@ LIMITS: Final = Table(
 _PATTERNS: Final = ("queues", "tasks")
 _PUT: Final = LIMITS.putting()
 _FORGET: Final = "DELETE FROM limits WHERE name = ?"
-_SELECT: Final = (
-    "SELECT name, limit_key, slots, rate, per_s, burst, mode, keep, weight, queues, tasks, source, set_by, set_at, "
-    "reason, last_sequence FROM limits ORDER BY name, limit_key"
-)
+_SELECT: Final = f"SELECT {', '.join(LIMITS.columns)} FROM limits ORDER BY name, limit_key"  # noqa: S608 - names of columns
 
 
-class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit, or one key of it for which something differs."""
-
+class _LimitKey(Terms, frozen=True):
     name: str
     key: str  #: "": every key without a row of its own
-    slots: int | None
-    rate: float | None
-    per_s: float
-    burst: int
-    mode: str
-    keep: str
-    weight: float
-    queues: tuple[
-        str, ...
-    ]  #: patterns of the queues whose jobs may name the limit; none, nor of tasks: nobody said
-    tasks: tuple[str, ...]  #: the same of tasks
+
+
+class LimitRow(_LimitKey, frozen=True, kw_only=True):
+    """A limit, or one key of it for which something differs, with its terms."""
+
     source: str
     set_by: str
     set_at: str
@@ -83,12 +72,12 @@ class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def limit_rows(select: Callable[[str], Sequence[Sequence[Any]]]) -> list[LimitRow]:
     """Return every limit that is defined, by name and key; `select` runs a statement on a projection's file."""
-    return [_row(dict(zip(LimitRow.__struct_fields__, row, strict=True))) for row in select(_SELECT)]
+    return [_row(dict(zip(LIMITS.columns, row, strict=True))) for row in select(_SELECT)]
 
 
 def _row(values: dict[str, Any]) -> LimitRow:
     patterns: dict[str, Any] = {name: tuple(values[name].split()) for name in _PATTERNS}
-    return LimitRow(**{**values, **patterns})
+    return LimitRow(values.pop("name"), values.pop("limit_key"), **{**values, **patterns})
 
 
 class LimitRows(Rows):

@@ -11,7 +11,7 @@ import anyio.to_thread
 import msgspec
 from markupsafe import Markup
 
-from jobledger.admin.objects.fleet import LimitListed, LimitMissing, limits_listed, row_terms
+from jobledger.admin.objects.fleet import LimitListed, LimitMissing, limits_listed
 from jobledger.admin.rows import View
 from jobledger.gateway.pages.charts.plot import share
 from jobledger.gateway.pages.page import Viewer, When
@@ -137,7 +137,7 @@ def _limits(
             LimitLine(
                 limit=limit,
                 row=row,
-                words=terms_words(row_terms(row)),
+                words=terms_words(row),
                 in_code=[(each.worker, terms_words(each.terms)) for each in row.in_code[:1]],
                 keys=keys[:_KEYS_SHOWN],
                 keys_more=max(0, len(keys) - _KEYS_SHOWN),

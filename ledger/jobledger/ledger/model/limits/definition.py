@@ -36,7 +36,10 @@ PERIOD_S_MAX: Final = 366 * 24 * 3600.0
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The terms of one key of a limit, and the jobs that may name the limit, which are the same for all its keys."""
+    """The terms of one key of a limit, and the jobs that may name the limit, which are the same for all its keys.
+
+    What has terms and more is a subclass: a limit as code declares it, and a row of the table of limits.
+    """
 
     slots: Whole | None = None  #: how many jobs may hold it at once; None: any number; 0: none, so all wait
     rate: float | None = None  #: how many jobs may start in `per_s` seconds; None: any number
@@ -45,10 +48,19 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     mode: Mode = "queue"  #: what a job does that finds the limit full
     keep: Keep = "attempt"  #: when a job gives its slot back
     weight: float = 1.0  #: this key's share beside the other keys', where they compete
-    queues: tuple[
-        str, ...
-    ] = ()  #: patterns: jobs of which queues may name the limit; empty, as `tasks`: not said
+    #: Patterns of the queues whose jobs may name the limit, ("*",) for all. Nothing here and in `tasks`: everything that
+    #: may enqueue anywhere, and the tasks whose code has it.
+    queues: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()  #: the same of tasks; where both are given, both must match
+
+    @property
+    def terms(self) -> Terms:
+        """The terms alone, without what a subclass has besides."""
+        said: dict[str, Any] = {name: getattr(self, name) for name in _TERMS}
+        for name in ("queues", "tasks"):
+            if isinstance(said[name], list):  # code may give one
+                said[name] = tuple(said[name])
+        return Terms(**said)
 
     @property
     def says_who(self) -> bool:
@@ -378,7 +390,9 @@ def terms_words(terms: Terms | Override, *, with_who: bool = True) -> str:
     if terms.rate is not None:
         said.append(rate_words(terms.rate, terms.per_s or 1.0))
     defaults = Terms()
-    for name in ("burst", "mode", "keep", "weight"):
+    for name in _OF_KEYS:
+        if name in {"slots", "rate", "per_s"}:
+            continue
         value = getattr(terms, name)
         if value is not None and value != getattr(defaults, name):
             said.append(f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {value}")
