@@ -34,9 +34,10 @@ from jobledger.ledger.model.hooks.webhook import (
     WebhookCommand,
 )
 from jobledger.ledger.model.job import JobState
+from jobledger.ledger.model.named_chain import histories
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE, JobRef
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.webhooks.changes import change_webhook, find_webhook, histories
+from jobledger.ledger.webhooks.changes import change_webhook, find_webhook
 from jobledger.ledger.webhooks.redelivery import plan_redelivery, redeliver
 from jobledger.ledger.webhooks.secrets import Secrets, new_secret
 from jobledger.testing.clock import MovableClock

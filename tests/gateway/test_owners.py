@@ -16,7 +16,7 @@ from jobledger.gateway.api.table import ENDPOINTS
 from jobledger.gateway.parts import Gateway
 from jobledger.ledger import Ledger, Limit, Run, Unique, task, workflow
 from jobledger.ledger.limits import definitions
-from jobledger.ledger.limits.definitions import look
+from jobledger.ledger.model import named_chain
 from jobledger.ledger.model.aggregate import View
 from jobledger.ledger.model.errors import (
     AccessDeniedError,
@@ -25,8 +25,9 @@ from jobledger.ledger.model.errors import (
     InvalidInputError,
 )
 from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
-from jobledger.ledger.model.limits.definition import Definition, Terms
+from jobledger.ledger.model.limits.definition import LIMIT, Definition, Terms
 from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.named_chain import look
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.unique.rule import OnConflict
 
@@ -73,7 +74,7 @@ async def test_a_client_that_is_bound_names_no_limit_but_those_of_the_tasks_code
     allowed = {"task": "own", "limits": ["printer"], "tenant": "acme"}
     made = await asker.post("/v1/jobs", allowed, 202, who=who)
     assert (await (await asker.ledger.job(made["id"])).snapshot()).order.limits == ("printer", "tenant:acme")
-    defined = (await look(asker.ledger.log, "tenant")).state
+    defined = (await look(asker.ledger.log, LIMIT, "tenant")).state
     assert defined is not None, "the code says it, whoever asks for the job"
     assert defined.source == "code"
     await asker.post("/v1/jobs", named, 202)  # nothing is foreign to who may do it everywhere
@@ -150,7 +151,7 @@ async def test_code_says_who_may_name_its_limit(ledger: Ledger) -> None:
         """Have a limit that is for it alone."""
 
     await ledger.enqueue(own)
-    state = (await look(ledger.log, "press")).state
+    state = (await look(ledger.log, LIMIT, "press")).state
     assert state is not None
     assert state.common == press.terms == Terms(slots=1, queues=("print-*",), tasks=("own",))
     for refused in (own.options(queue="mail"), send.options(queue="print-a", limits=("press",))):
@@ -197,11 +198,12 @@ async def test_jobs_that_name_limits_ask_for_them_once_in_a_while(
 ) -> None:
     asked: list[str] = []
 
-    async def counted(log: Log, limit: str) -> View[Definition]:
+    async def counted(log: Log, of: Any, limit: str) -> View[Definition]:
         asked.append(limit)
-        return await look(log, limit)
+        return await look(log, of, limit)
 
-    monkeypatch.setattr(definitions, "look", counted)
+    for module in (definitions, named_chain):  # for the right to name one, and to define one
+        monkeypatch.setattr(module, "look", counted)
     for _ in range(5):
         await ledger.enqueue(own.options(limits=("report",), tenant="acme"))
     await asyncio.gather(

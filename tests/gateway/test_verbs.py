@@ -77,6 +77,7 @@ REASONS: Final[dict[str, str]] = {
     "resize_ledger": _SERVERS,
     "set_webhook": "changes a part of a webhook; PUT /v1/webhooks/{name} says all of it",
     "stamp": _PART,
+    "state_and_changes": _PART,
     "subscription": "GET /v1/events is read from any point on, and Last-Event-ID goes on there",
     "tables_of": "GET /v1/tables reads the same rows",
     "task_names": "GET /v1/tasks has them",

@@ -20,8 +20,9 @@ from jobledger.gateway.parts import Gateway
 from jobledger.ledger import Ledger, connect
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
 from jobledger.ledger.model.hooks.watch import WATCH, RemoveWatch, SetWatch, Watch, WatchDefinition
+from jobledger.ledger.model.named_chain import histories, look
 from jobledger.ledger.server import EmbeddedServer
-from jobledger.ledger.webhooks.changes import change_watch, find_watch, histories
+from jobledger.ledger.webhooks.changes import change_watch
 from jobledger.testing.clock import MovableClock
 
 pytestmark = pytest.mark.anyio
@@ -100,7 +101,8 @@ async def test_a_watch_fires_once_after_its_time_and_is_resolved_once(
             await job.cancel()
         assert await tick() == [False, True, False]
         assert await tick() == [False, True, False]
-        resolved = await find_watch(moved.log, "deep")
+        resolved = (await look(moved.log, WATCH, "deep")).state
+        assert resolved is not None
         assert (resolved.firing, resolved.value) == (False, 0.0)
         await change_watch(moved, "deep", RemoveWatch(), by="ann")
         await tick()

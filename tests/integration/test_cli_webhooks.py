@@ -10,9 +10,10 @@ from tests.support.command_line import CommandLine
 
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.additions.announced import entry_of
-from jobledger.ledger.model.hooks.watch import Judge
+from jobledger.ledger.model.hooks.watch import WATCH, Judge
+from jobledger.ledger.model.named_chain import look
 from jobledger.ledger.nats.task_book import write_tasks
-from jobledger.ledger.webhooks.changes import change_watch, find_watch, find_webhook
+from jobledger.ledger.webhooks.changes import change_watch, find_webhook
 from jobledger.ledger.webhooks.secrets import Secrets
 
 TO = ("--to", "https://shop.example/hooks?key=hidden", "--event", "completed", "--event", "failed")
@@ -152,7 +153,8 @@ def test_watches_are_set_listed_shown_and_removed(cli: CommandLine) -> None:
     assert cli.run("watches", "set", "bad", "--figure", "error_rate", "--above", "3", *cli.where).code == 2
 
     async def fire(ledger: Ledger) -> None:
-        watch = await find_watch(ledger.log, "deep")
+        watch = (await look(ledger.log, WATCH, "deep")).state
+        assert watch is not None
         await change_watch(ledger, "deep", Judge(value=12, position=9, sequence=watch.sequence, fires=True))
 
     cli.with_ledger(fire)

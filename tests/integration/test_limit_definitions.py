@@ -15,9 +15,9 @@ from tests.support.working import becomes, ended, until, working
 
 from jobledger.admin.limits import set_limit
 from jobledger.ledger import JobState, Ledger, Limit, task
-from jobledger.ledger.limits.definitions import look
 from jobledger.ledger.model.errors import ForeignLoopError
-from jobledger.ledger.model.limits.definition import Override, Terms
+from jobledger.ledger.model.limits.definition import LIMIT, Override, Terms
+from jobledger.ledger.model.named_chain import look
 
 
 def test_a_person_sets_changes_lists_shows_and_removes_a_limit(cli: CommandLine) -> None:
@@ -191,7 +191,7 @@ async def test_changes_made_at_once_are_all_kept(ledger: Ledger) -> None:
                 await set_limit(ledger, f"tenant:t{number}", {"slots": number}, by=f"p{number}")
 
             group.start_soon(one)
-    limit = (await look(ledger.log, "tenant")).state
+    limit = (await look(ledger.log, LIMIT, "tenant")).state
     assert limit is not None
     assert dict(limit.overrides) == {f"t{number}": Override(slots=number) for number in range(8)}
     assert (limit.of("t3"), limit.of("other")) == (Terms(slots=3), Terms(slots=1))
@@ -210,4 +210,4 @@ async def test_a_limited_job_of_another_loop_is_refused_before_its_limit_is_aske
     with pytest.raises(ForeignLoopError):
         await anyio.to_thread.run_sync(enqueue)
     assert "could not be set" not in caplog.text
-    assert (await look(ledger.log, "elsewhere")).state is None
+    assert (await look(ledger.log, LIMIT, "elsewhere")).state is None

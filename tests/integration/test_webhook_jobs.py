@@ -21,11 +21,12 @@ from jobledger.ledger.model.events import Held, Queued
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
 from jobledger.ledger.model.hooks.watch import Judge, SetWatch, WatchDefinition
 from jobledger.ledger.model.hooks.webhook import WEBHOOK, Pause, Remove, Resume, SetWebhook, Webhook
+from jobledger.ledger.model.named_chain import histories
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.webhooks import deliveries
-from jobledger.ledger.webhooks.changes import change_watch, change_webhook, find_webhook, histories
+from jobledger.ledger.webhooks.changes import change_watch, change_webhook, find_webhook
 from jobledger.ledger.webhooks.terms import CONSUMER_PREFIX, TermName, make_place, named_by, term_of
 from jobledger.workers.reactors.hooks import reactor, term_reactor
 from jobledger.workers.reactors.hooks.reactor import WebhookReactor

@@ -13,7 +13,7 @@ from jobledger.admin.limits import remove_limit, set_limit, show_limit
 from jobledger.audit.verify.verification import verify
 from jobledger.ledger import JobState, Limit, Queue, Task, TaskRegistry, task
 from jobledger.ledger.lease_keeper import LeaseKeeper
-from jobledger.ledger.limits.definitions import CodeLimits, look
+from jobledger.ledger.limits.definitions import CodeLimits
 from jobledger.ledger.model.errors import (
     ConfigurationError,
     InvalidError,
@@ -23,7 +23,8 @@ from jobledger.ledger.model.errors import (
     TaskDefinitionError,
 )
 from jobledger.ledger.model.events import Held, Queued
-from jobledger.ledger.model.limits.definition import Definition, Terms
+from jobledger.ledger.model.limits.definition import LIMIT, Definition, Terms
+from jobledger.ledger.model.named_chain import look
 from jobledger.ledger.options import Options
 from jobledger.ledger.tasks import TaskWithOptions
 from jobledger.testing import MemoryLedger
@@ -193,7 +194,7 @@ async def written(ledger: MemoryLedger, limit: str) -> tuple[int, Any]:
     count = 0
     async for batch in ledger.log.read_messages(subject=f"ledger.limit.{limit}.>"):
         count += len(batch)
-    return count, (await look(ledger.log, limit)).state
+    return count, (await look(ledger.log, LIMIT, limit)).state
 
 
 async def test_the_first_enqueue_of_a_process_defines_the_limits_of_its_code_once() -> None:
@@ -212,7 +213,7 @@ async def test_changed_code_defines_anew_and_a_person_is_not_overridden() -> Non
 
     async def process(limit: Limit) -> Definition:
         await CodeLimits(ledger.log, ledger.stamp).ensure(*job_of(limit))
-        definition = (await look(ledger.log, limit.name)).state
+        definition = (await look(ledger.log, LIMIT, limit.name)).state
         assert definition is not None
         return definition
 
@@ -231,7 +232,7 @@ async def test_a_key_that_a_person_set_leaves_the_limit_to_the_code(caplog: pyte
 
     async def deploy(slots: int) -> Definition:
         await CodeLimits(ledger.log, ledger.stamp).ensure(*job_of(Limit("tenant", slots=slots)))
-        definition = (await look(ledger.log, "tenant")).state
+        definition = (await look(ledger.log, LIMIT, "tenant")).state
         assert definition is not None
         return definition
 
@@ -278,7 +279,7 @@ async def test_a_person_s_key_of_the_own_task_stays_and_the_code_adds_the_others
     await set_limit(ledger, "task:a", {"slots": 1}, by="alice")
     for name in ("a", "b"):
         await CodeLimits(ledger.log, ledger.stamp).ensure(*job_of(Limit("task", slots=5), name))
-    definition = (await look(ledger.log, "task")).state
+    definition = (await look(ledger.log, LIMIT, "task")).state
     assert definition is not None
     assert (definition.of("a"), definition.author("a").source) == (Terms(slots=1), "operator")
     assert (definition.of("b"), definition.author("b").source) == (Terms(slots=5), "code")

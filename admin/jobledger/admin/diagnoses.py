@@ -33,7 +33,8 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import InvalidError
 from jobledger.ledger.model.limits.definition import terms_words
 from jobledger.ledger.model.limits.names import RESERVED, joined
-from jobledger.ledger.model.queue_pause import QueueState
+from jobledger.ledger.model.named_chain import newest
+from jobledger.ledger.model.queue_pause import QUEUE, QueueState
 from jobledger.ledger.model.reserved_ids import INSTEAD_OF, TAKEN
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.schedules.definition import LATE
@@ -47,7 +48,6 @@ from jobledger.ledger.model.times import as_utc
 from jobledger.ledger.nats.durables import first_undelivered, list_consumers
 from jobledger.ledger.nats.fleet_clock import APART_S_MAX
 from jobledger.ledger.nats.leases import WorkerInfo
-from jobledger.ledger.nats.pauses import queue_states
 from jobledger.ledger.nats.streams import find_stream
 from jobledger.projections import DeadLetterFilter, DeadLetterGroup, QueueRow, Store
 from jobledger.projections.filters import of_fleet, visible
@@ -282,7 +282,7 @@ async def _facts(
 ) -> Facts:
     live = [each for each in await ledger.leases.all() if not each.stopped]
     workers = [each for each in live if each.kind == "worker"]
-    states = await queue_states(ledger.log)
+    states = await newest(ledger.log, QUEUE)
     stream = await find_stream(ledger.inbox, ledger.names.ledger_stream)
     return Facts(
         now=now,

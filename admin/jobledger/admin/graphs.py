@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from jobledger.admin.events.changes import Change, newest_and_changes
+from jobledger.admin.events.changes import Change, state_and_changes
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.graphs.named import NamedGraph, told
 from jobledger.ledger.graphs.stored import graph_named
@@ -15,7 +15,7 @@ from jobledger.ledger.model.graphs.stored import GRAPH, StoredGraph, inputs_of
 from jobledger.ledger.model.named_chain import ChangedValue
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.grants import Permission
-from jobledger.ledger.webhooks.changes import events_of
+from jobledger.ledger.model.subjects import check_token
 
 
 class GraphInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,14 +90,13 @@ async def show_graph(ledger: Ledger, name: str, *, version: int = 0, history_max
     Raises: GraphNotFoundError where nothing was ever said of it, or not of that version; InvalidTokenError,
         UnreachableError.
     """
-    messages = await events_of(ledger.log, GRAPH, name)
-    if not messages:
-        raise GraphNotFoundError(name)
-    graph, said = newest_and_changes(GRAPH, messages, most=history_max)
+    check_token("graph name", name)
+    missing = GraphNotFoundError(name)
+    graph, history = await state_and_changes(ledger.log, GRAPH, name, most=history_max, missing=missing)
     if version:
         graph, _ = await graph_named(ledger.log, name, version)
     definition = None if graph.spec is None else told(graph.spec)
-    return ShownGraph(info=info_of(graph), definition=definition, history=said)
+    return ShownGraph(info=info_of(graph), definition=definition, history=history)
 
 
 def changed_graph(done: ChangedValue[StoredGraph]) -> ChangedGraph:

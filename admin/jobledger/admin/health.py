@@ -30,7 +30,8 @@ from jobledger.ledger.model.errors import (
     LedgerError,
     LedgerNotFoundError,
 )
-from jobledger.ledger.model.queue_pause import QueueState
+from jobledger.ledger.model.named_chain import newest
+from jobledger.ledger.model.queue_pause import QUEUE, QueueState
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.model.times import as_utc
 from jobledger.ledger.nats.access import NO_ACCESS, Access
@@ -38,7 +39,7 @@ from jobledger.ledger.nats.addresses import shown
 from jobledger.ledger.nats.connection import open_connection
 from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.nats.inbox import Inbox
-from jobledger.ledger.nats.pauses import agrees, queue_of_work, queue_states
+from jobledger.ledger.nats.pauses import agrees, queue_of_work
 from jobledger.ledger.nats.streams import require_ledger, specifications, tables_specification
 from jobledger.projections import EventGapError, ProjectionError, Store
 from jobledger.projections.agreement import refuse_lost_beginning
@@ -228,7 +229,7 @@ async def _check_workers(ledger: Ledger) -> Check:
 
 async def _check_pauses(ledger: Ledger) -> list[Check]:
     """Look whether each queue's consumers are paused just when it is. Raises: UnreachableError."""
-    now, states = ledger.clock.now(), await queue_states(ledger.log)
+    now, states = ledger.clock.now(), await newest(ledger.log, QUEUE)
     found: list[Check] = []
     listed = await list_consumers(ledger.inbox, ledger.names.ledger_stream) if states else []
     wrong = [

@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from jobledger.admin.events.changes import Change, change_of
-from jobledger.ledger.access.keys import all_keys, change_key, find_key
+from jobledger.admin.events.changes import Change, state_and_changes
+from jobledger.ledger.access.keys import all_keys, change_key
 from jobledger.ledger.access.secret import new_key, read_key
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.files import make_folder, open_file, write_once
@@ -18,6 +18,7 @@ from jobledger.ledger.model.envelope import Moment
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, NotFoundError, RefusedError
 from jobledger.ledger.model.key import ACCESS, CreateKey, Key, RevokeKey, RotateKey, Standing
 from jobledger.ledger.model.rights.grants import PERMISSIONS, ROLES, Permission, Role
+from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.nats.books.key_uses import KeyUse, read_uses
 
 #: How long a link can be used by default and at most, and how long the session that it opens lasts.
@@ -198,14 +199,13 @@ async def list_keys(ledger: Ledger, *, ended: bool = False) -> list[KeyInfo]:
 
 async def show_key(ledger: Ledger, key: str, *, history_max: int = 20) -> ShownKey:
     """Return a key as its chain says now, and its newest events. Raises: InvalidTokenError, NotFoundError, UnreachableError."""
-    found, messages = await find_key(ledger.log, key)
-    if found is None:
-        raise NotFoundError(
-            f"there is no key {key}: `jobledger keys list --all` shows those that are, by their ids"
-        )
+    check_token("id of a key", key)
+    missing = NotFoundError(
+        f"there is no key {key}: `jobledger keys list --all` shows those that are, by their ids"
+    )
+    found, history = await state_and_changes(ledger.log, ACCESS, key, most=history_max, missing=missing)
     uses = await read_uses(ledger.connection, ledger.inbox, ledger.names, [key])
-    said = tuple(change_of(ACCESS, message) for message in reversed(messages[-history_max:]))
-    return ShownKey(info=_info(found, ledger, uses.get(key)), history=said)
+    return ShownKey(info=_info(found, ledger, uses.get(key)), history=history)
 
 
 def _info(key: Key, ledger: Ledger, use: KeyUse | None = None) -> KeyInfo:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from jobledger.admin.events.changes import Change, change_of
+from jobledger.admin.events.changes import Change, state_and_changes
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.limits.definitions import change
 from jobledger.ledger.limits.in_code import CodeLimit, differing, limits_in_code
@@ -27,7 +26,6 @@ from jobledger.ledger.model.limits.definition import (
     override_of,
 )
 from jobledger.ledger.model.limits.names import RESERVED, UNNAMED, split
-from jobledger.ledger.model.log import events_among
 
 
 class ChangedLimit(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,14 +128,14 @@ async def _change(
     plan: bool,
 ) -> ChangedLimit:
     name, key = split(limit)
-    before, after = await change(ledger.log, name, wish, lambda: ledger.stamp(by), plan=plan)
+    done = await change(ledger.log, name, wish, lambda: ledger.stamp(by), plan=plan)
     ledger.code_limits.forget(name)
     return ChangedLimit(
         limit=limit,
-        before=None if before is None else before.of(key),
-        after=None if after is None else after.of(key),
-        source_before=_source(before, key),
-        source=_source(after, key),
+        before=None if done.before is None else done.before.of(key),
+        after=done.state.of(key),
+        source_before=_source(done.before, key),
+        source=_source(done.state, key),
     )
 
 
@@ -153,22 +151,13 @@ async def show_limit(ledger: Ledger, limit: str, *, history_max: int = 20) -> Sh
     Raises: InvalidTokenError, InvalidInputError, LimitNotFoundError where nothing was ever said of it, UnreachableError.
     """
     name, key = _named(limit)
-    said: list[Change] = []
-    definition: Definition | None = None
-    batches = ledger.log.read_messages(subject=LIMIT.chain(ledger.names, name))
-    async with contextlib.aclosing(batches):
-        async for batch in batches:
-            for message in events_among(batch):
-                definition = LIMIT.evolve(definition, LIMIT.decode(message), message.stream_sequence)
-                said.append(change_of(LIMIT, message))
-            del said[:-history_max]
-    if definition is None:
-        raise LimitNotFoundError(name)
+    missing = LimitNotFoundError(name)
+    definition, history = await state_and_changes(ledger.log, LIMIT, name, most=history_max, missing=missing)
     terms, in_code = definition.of(key), limits_in_code(await ledger.leases.all())
     return ShownLimit(
         limit=limit,
         terms=terms,
         definition=definition,
         in_code=tuple(differing(limit, terms, in_code)),
-        history=tuple(reversed(said)),
+        history=history,
     )

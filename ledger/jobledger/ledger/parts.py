@@ -9,13 +9,11 @@ from typing import Protocol
 import msgspec
 
 from jobledger.ledger.limits.definitions import CodeLimits
-from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import PayloadRef
-from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.subjects import JobRef, check_token
+from jobledger.ledger.named_values import Writer
 from jobledger.ledger.nats.attempt_logs import JobLogs
-from jobledger.ledger.patience import Patience
 
 
 class Values(Protocol):
@@ -54,13 +52,8 @@ class JobHints(Protocol):
         ...
 
 
-class Client(Protocol):
+class Client(Writer, Protocol):
     """One client of a ledger, as its handles and its enqueuer use it."""
-
-    @property
-    def log(self) -> Log:
-        """The events."""
-        ...
 
     @property
     def hints(self) -> JobHints:
@@ -82,17 +75,8 @@ class Client(Protocol):
         """What the application's code defines of limits."""
         ...
 
-    @property
-    def patience(self) -> Patience:
-        """How long its calls wait."""
-        ...
-
     async def read_logs(self, ref: JobRef, *, attempt: int | None = None, step: str | None = None) -> JobLogs:
         """Return what the tasks of a job logged."""
-        ...
-
-    def stamp(self, by: str = "") -> Stamp:
-        """Return who and when, for events decided now."""
         ...
 
 

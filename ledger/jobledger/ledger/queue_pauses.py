@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from jobledger.ledger.model.chain import retry_raced
-from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.errors import ServerUnreachableError, UnreachableError
-from jobledger.ledger.model.log import Log, end_of_chain
-from jobledger.ledger.model.queue_pause import QUEUE, QueueCommand, QueueState, decide, evolve
-from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.model.queue_pause import QUEUE, QueueCommand, QueueState, decide
+from jobledger.ledger.named_values import Writer, change
 from jobledger.ledger.nats.hints import Hints
-from jobledger.ledger.patience import Patience
 
 
-class Client(Protocol):
+class Client(Writer, Protocol):
     """What pausing needs of a ledger's client."""
 
-    log: Log
     hints: Hints
-    patience: Patience
-
-    def stamp(self, by: str = "") -> Stamp:
-        """Return who and when."""
-        ...
 
     async def tell_consumers(self, queue: str, known: QueueState | None = None) -> QueueState:
         """Have the server do what the ledger says of a queue."""
@@ -35,10 +25,11 @@ async def change_queue(client: Client, queue: str, command: QueueCommand, *, by:
 
     Raises: as `Ledger.pause_queue` and `resume_queue`.
     """
-    check_token("queue", queue)
-    recorded = await client.patience.read(lambda: retry_raced(lambda: _record(client, queue, command, by)))
+    recorded = await change(
+        client, QUEUE, queue, lambda before, stamp: decide(queue, before, command, stamp), by=by
+    )
     try:
-        state = await client.patience.read(lambda: client.tell_consumers(queue, recorded))
+        state = await client.patience.read(lambda: client.tell_consumers(queue, recorded.state))
     except UnreachableError as error:
         raise ServerUnreachableError(
             f"it is recorded, but the consumers of queue {queue} could not be told: do it again, or wait until "
@@ -46,10 +37,3 @@ async def change_queue(client: Client, queue: str, command: QueueCommand, *, by:
         ) from error
     client.hints.tell_queue(queue)
     return state
-
-
-async def _record(client: Client, queue: str, command: QueueCommand, by: str) -> QueueState:
-    log = client.log
-    view = QUEUE.view(*await end_of_chain(log, QUEUE.chain(log.names, queue)))
-    event = decide(queue, view.state, command, client.stamp(by))
-    return evolve(view.state, event, await log.append(QUEUE.link(log.names, [event], view)))

@@ -7,7 +7,6 @@ import logging
 
 from jobledger.ledger.additions.announced import entry_of
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.limits.definitions import look
 from jobledger.ledger.limits.in_code import difference
 from jobledger.ledger.model.errors import (
     CorruptLedgerError,
@@ -15,7 +14,9 @@ from jobledger.ledger.model.errors import (
     LedgerError,
     UnreachableError,
 )
+from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.limits.names import split
+from jobledger.ledger.model.named_chain import look
 from jobledger.ledger.model.subjects import HOOKS_TASK, is_own_queue
 from jobledger.ledger.nats.task_book import write_tasks
 from jobledger.ledger.tasks import TaskRegistry
@@ -58,7 +59,7 @@ async def _tell_limits(ledger: Ledger, tasks: TaskRegistry) -> None:
     """Log each limit that the code here has otherwise than the ledger. Raises: UnreachableError."""
     for limit, terms in tasks.limits.items():
         try:
-            definition = (await look(ledger.log, split(limit)[0])).state
+            definition = (await look(ledger.log, LIMIT, split(limit)[0])).state
         except CorruptLedgerError as error:
             logger.warning("limit %s cannot be read: %s", limit, error)
             continue

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections import deque
 from typing import Any, TypeVar
 
 import msgspec
@@ -10,6 +11,8 @@ import msgspec
 from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.envelope import Moment
+from jobledger.ledger.model.errors import LedgerError
+from jobledger.ledger.model.log import Log, events_among
 
 S = TypeVar("S")
 
@@ -36,13 +39,20 @@ def change_of(aggregate: Aggregate[Any, Any], message: Message) -> Change:
     )
 
 
-def newest_and_changes(
-    aggregate: Aggregate[Any, S], messages: Sequence[Message], *, most: int
+async def state_and_changes(
+    log: Log, of: Aggregate[Any, S], name: str, *, most: int, missing: LedgerError
 ) -> tuple[S, tuple[Change, ...]]:
-    """Return the state that the newest of some messages gives, and up to `most` of them as changes, the newest first.
+    """Return what is set under a name, or was when it was removed, and up to `most` changes, the newest first.
 
-    `aggregate`: one whose newest event gives its whole state. `messages`: of one chain, at least one, the oldest first.
+    Raises: `missing` where nothing ever was, CorruptLedgerError, UnreachableError.
     """
-    newest = messages[-1]
-    state = aggregate.evolve(None, aggregate.decode(newest), newest.stream_sequence)
-    return state, tuple(change_of(aggregate, message) for message in reversed(messages[-most:]))
+    state: S | None = None
+    said: deque[Message] = deque(maxlen=most)
+    async with contextlib.aclosing(log.read_messages(subject=of.chain(log.names, name))) as batches:
+        async for batch in batches:
+            for message in events_among(batch):
+                state = of.evolve(state, of.decode(message), message.stream_sequence)
+                said.append(message)
+    if state is None:
+        raise missing
+    return state, tuple(change_of(of, message) for message in reversed(said))

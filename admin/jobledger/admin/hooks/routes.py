@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, cast
 
 import msgspec
 
-from jobledger.admin.events.changes import Change, change_of
+from jobledger.admin.events.changes import Change, state_and_changes
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.envelope import Moment
 from jobledger.ledger.model.errors import InvalidInputError
@@ -180,18 +180,8 @@ async def show_route(ledger: Ledger, name: str, *, history_max: int = 20) -> Sho
     Raises: InvalidTokenError, RouteNotFoundError where it was never set, UnreachableError.
     """
     check_token("route", name)
-    route: Route | None = None
-    said: list[Change] = []
-    async with contextlib.aclosing(
-        ledger.log.read_messages(subject=ROUTE.chain(ledger.names, name))
-    ) as batches:
-        async for batch in batches:
-            for message in events_among(batch):
-                route = ROUTE.evolve(route, ROUTE.decode(message), message.stream_sequence)
-                said.append(change_of(ROUTE, message))
-            del said[:-history_max]
-    if route is None:
-        raise RouteNotFoundError(name)
+    missing = RouteNotFoundError(name)
+    route, history = await state_and_changes(ledger.log, ROUTE, name, most=history_max, missing=missing)
     definition = route.definition
     takes = definition is not None and definition.signature is not None
     return ShownRoute(
@@ -201,7 +191,7 @@ async def show_route(ledger: Ledger, name: str, *, history_max: int = 20) -> Sho
         by=route.by,
         reason=route.reason,
         sequence=route.sequence,
-        history=tuple(reversed(said)),
+        history=history,
         source=route.source,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from jobledger.admin.events.changes import Change, newest_and_changes
+from jobledger.admin.events.changes import Change, state_and_changes
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.envelope import Moment
 from jobledger.ledger.model.hooks.errors import WatchNotFoundError
@@ -16,7 +16,8 @@ from jobledger.ledger.model.hooks.watch import (
     WatchDefinition,
     bound_words,
 )
-from jobledger.ledger.webhooks.changes import all_watches, change_watch, events_of
+from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.webhooks.changes import all_watches, change_watch
 
 
 class WatchInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,11 +75,10 @@ async def show_watch(ledger: Ledger, name: str, *, history_max: int = 20) -> Sho
 
     Raises: WatchNotFoundError where nothing was ever said of it, InvalidTokenError, UnreachableError.
     """
-    messages = await events_of(ledger.log, WATCH, name)
-    if not messages:
-        raise WatchNotFoundError(name)
-    state, said = newest_and_changes(WATCH, messages, most=history_max)
-    return ShownWatch(info=info_of(state), history=said)
+    check_token("watch name", name)
+    missing = WatchNotFoundError(name)
+    state, history = await state_and_changes(ledger.log, WATCH, name, most=history_max, missing=missing)
+    return ShownWatch(info=info_of(state), history=history)
 
 
 def info_of(watch: Watch) -> WatchInfo:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 import uuid_utils
 
-from jobledger.admin.events.changes import Change, newest_and_changes
+from jobledger.admin.events.changes import Change, state_and_changes
 from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.handle import JobHandle
@@ -35,14 +35,9 @@ from jobledger.ledger.model.hooks.webhook import (
     Webhook,
     WebhookCommand,
 )
+from jobledger.ledger.model.named_chain import newest
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE, JobRef, check_token
-from jobledger.ledger.webhooks.changes import (
-    change_webhook,
-    events_of,
-    find_webhook,
-    histories,
-    update_webhook,
-)
+from jobledger.ledger.webhooks.changes import change_webhook, find_webhook, update_webhook
 from jobledger.ledger.webhooks.deliveries import DELIVER, DeliverInput
 from jobledger.ledger.webhooks.redelivery import Only, Plan, plan_redelivery, redeliver
 
@@ -170,9 +165,8 @@ async def rotate_webhook(
 
 async def list_webhooks(ledger: Ledger) -> list[WebhookInfo]:
     """Return the webhooks that are set, by name, as the ledger says. Raises: CorruptLedgerError, UnreachableError."""
-    newest = [states[-1] for states in (await histories(ledger.log, WEBHOOK)).values()]
-    found = (info_of(each) for each in newest if each.status != "removed")
-    return sorted(found, key=lambda each: each.webhook)
+    found = sorted((await newest(ledger.log, WEBHOOK)).items())
+    return [info_of(each) for _, each in found if each.status != "removed"]
 
 
 async def show_webhook(ledger: Ledger, name: str, *, history_max: int = 20) -> ShownWebhook:
@@ -180,11 +174,10 @@ async def show_webhook(ledger: Ledger, name: str, *, history_max: int = 20) -> S
 
     Raises: WebhookNotFoundError where nothing was ever said of it, InvalidTokenError, UnreachableError.
     """
-    messages = await events_of(ledger.log, WEBHOOK, name)
-    if not messages:
-        raise WebhookNotFoundError(name)
-    state, said = newest_and_changes(WEBHOOK, messages, most=history_max)
-    return ShownWebhook(info=info_of(state), history=said)
+    check_token("webhook name", name)
+    missing = WebhookNotFoundError(name)
+    state, history = await state_and_changes(ledger.log, WEBHOOK, name, most=history_max, missing=missing)
+    return ShownWebhook(info=info_of(state), history=history)
 
 
 async def try_webhook(ledger: Ledger, name: str, *, by: str) -> JobHandle[Any]:

@@ -230,7 +230,7 @@ class KeyAccess:
             "this link opens nothing: it may be used, expired or revoked; ask for another one",
         )
         shown = read_key(text.strip())
-        key = None if shown is None else (await find_key(self._ledger.log, shown.key))[0]
+        key = None if shown is None else await find_key(self._ledger.log, shown.key)
         if shown is None or key is None or not key.redeems(shown.sha256, self._ledger.clock.now()):
             raise wrong
         try:

@@ -31,7 +31,7 @@ async def authority_of(
     if not by.startswith(_OF_KEY):
         return None
     key_id = by.rpartition("/")[2]
-    key, _ = await find_key(log, key_id)
+    key = await find_key(log, key_id)
     standing = "unknown" if key is None else key.standing(now)
     if key is None or standing not in {"live", "used"}:
         raise AccessDeniedError(f"{by} may do nothing any more: the key is {standing}")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from jobledger.ledger.model.graphs.errors import GraphNotFoundError
 from jobledger.ledger.model.graphs.spec import GraphSpec
 from jobledger.ledger.model.graphs.stored import GRAPH, StoredGraph
-from jobledger.ledger.model.log import Log, events_among
-from jobledger.ledger.model.named_chain import look
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.named_chain import look, newest, states
 from jobledger.ledger.model.subjects import check_token
 
 
@@ -19,7 +17,7 @@ async def graph_named(log: Log, name: str, version: int = 0) -> tuple[StoredGrap
     """
     if version:
         check_token(GRAPH.name, name)
-        said = [each for each in await _states(log, GRAPH.chain(log.names, name)) if each.version == version]
+        said = [each async for _, each in states(log, GRAPH, name) if each.version == version]
         found = next((each for each in said if each.spec is not None), None)
     else:
         found = (await look(log, GRAPH, name)).state
@@ -30,16 +28,4 @@ async def graph_named(log: Log, name: str, version: int = 0) -> tuple[StoredGrap
 
 async def all_graphs(log: Log) -> list[StoredGraph]:
     """Return every stored graph in its newest version, by name. Raises: CorruptLedgerError, UnreachableError."""
-    newest = {each.name: each for each in await _states(log, GRAPH.everything(log.names))}
-    return [each for _, each in sorted(newest.items()) if each.spec is not None]
-
-
-async def _states(log: Log, subject: str) -> list[StoredGraph]:
-    found: list[StoredGraph] = []
-    async with contextlib.aclosing(log.read_messages(subject=subject)) as batches:
-        async for batch in batches:
-            found += [
-                GRAPH.evolve(None, GRAPH.decode(message), message.stream_sequence)
-                for message in events_among(batch)
-            ]
-    return found
+    return [each for _, each in sorted((await newest(log, GRAPH)).items()) if each.spec is not None]

@@ -12,9 +12,11 @@ from jobledger.ledger.graphs.graph import Graph
 from jobledger.ledger.graphs.graph_run import run_stored_graph
 from jobledger.ledger.graphs.named import NamedGraph, check_run, graph_of, named_graph
 from jobledger.ledger.graphs.stored import all_graphs, graph_named
+from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.graphs.stored import (
     GRAPH,
     GraphCommand,
+    GraphEvent,
     RemoveGraph,
     SetGraph,
     StoredGraph,
@@ -22,8 +24,9 @@ from jobledger.ledger.model.graphs.stored import (
     for_run,
 )
 from jobledger.ledger.model.json_text import encode_value
-from jobledger.ledger.model.named_chain import ChangedValue, change
+from jobledger.ledger.model.named_chain import ChangedValue
 from jobledger.ledger.named.book import AnnouncedTasks
+from jobledger.ledger.named_values import change
 from jobledger.ledger.options import OnOtherInput
 from jobledger.ledger.parts import Client
 from jobledger.ledger.tasks import TaskWithOptions
@@ -114,17 +117,10 @@ class GraphVerbs:
     async def _change(
         self, name: str, command: GraphCommand, by: str, *, plan: bool
     ) -> ChangedValue[StoredGraph]:
-        client = self._client
-        return await self._patiently(
-            lambda: change(
-                client.log,
-                GRAPH,
-                name,
-                lambda before, stamp: decide(name, before, command, stamp),
-                lambda: client.stamp(by),
-                plan=plan,
-            )
-        )
+        def decided(before: StoredGraph | None, stamp: Stamp) -> GraphEvent | None:
+            return decide(name, before, command, stamp)
+
+        return await change(self._client, GRAPH, name, decided, by=by, plan=plan)
 
     async def _patiently(self, work: Callable[[], Awaitable[R]]) -> R:
         return await self._client.patience.read(work)

@@ -15,8 +15,7 @@ from jobledger.ledger.access.current_authority import ACTING_FOR, acting_for
 from jobledger.ledger.limits.declared import Limit
 from jobledger.ledger.limits.in_code import difference
 from jobledger.ledger.limits.keys import own_key
-from jobledger.ledger.model.aggregate import View
-from jobledger.ledger.model.chain import retry_raced
+from jobledger.ledger.model import named_chain
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.decision_parts.permissions import permit_limit
 from jobledger.ledger.model.errors import (
@@ -29,16 +28,17 @@ from jobledger.ledger.model.limits.definition import (
     LIMIT,
     Definition,
     LimitCommand,
+    LimitEvent,
     SetKey,
     SetLimit,
     Terms,
     decide,
-    evolve,
     override_of,
     terms_words,
 )
 from jobledger.ledger.model.limits.names import UNNAMED, joined, split
-from jobledger.ledger.model.log import Log, end_of_chain
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.named_chain import ChangedValue, look
 
 logger = logging.getLogger(__name__)
 
@@ -51,21 +51,6 @@ _GOOD_FOR_S: Final = 2.0
 _KNOWN_MAX: Final = 1_000
 
 
-async def look(log: Log, limit: str) -> View[Definition]:
-    """Return a limit as it is now; without a state where it was never set.
-
-    Raises: UnreachableError, UnknownEventError.
-    """
-    return LIMIT.view(*await end_of_chain(log, LIMIT.chain(log.names, limit)))
-
-
-class LimitChange(NamedTuple):
-    """A limit before and after a change; None: nothing was ever said of it."""
-
-    before: Definition | None
-    after: Definition | None
-
-
 async def change(
     log: Log,
     limit: str,
@@ -73,7 +58,7 @@ async def change(
     stamp: Callable[[], Stamp],
     *,
     plan: bool = False,
-) -> LimitChange:
+) -> ChangedValue[Definition]:
     """Append the event for the command that `wish` returns for the limit as it is now; for None append nothing.
 
     `plan`: append nothing, and say what would come of it.
@@ -82,18 +67,11 @@ async def change(
         raises.
     """
 
-    async def attempt() -> LimitChange:
-        view = await look(log, limit)
-        command = wish(view.state)
-        if command is None:
-            return LimitChange(view.state, view.state)
-        event = decide(limit, view.state, command, stamp())
-        if plan:
-            return LimitChange(view.state, evolve(view.state, event, 0))
-        entry = LIMIT.link(log.names, [event], view)[0]
-        return LimitChange(view.state, LIMIT.advance(entry, event, await log.append([entry])).state)
+    def decided(before: Definition | None, now: Stamp) -> LimitEvent | None:
+        command = wish(before)
+        return None if command is None else decide(limit, before, command, now)
 
-    return await retry_raced(attempt)
+    return await named_chain.change(log, LIMIT, limit, decided, stamp, plan=plan)
 
 
 async def define_key(log: Log, limit: str, key: str, terms: Terms, stamp: Callable[[], Stamp]) -> None:
@@ -191,7 +169,7 @@ class CodeLimits:
             async with asyncio.timeout(_WAIT_S), self._looks:
                 known = self._known.get(name)
                 if known is None or known.until < now:
-                    known = self._keep(name, (await look(self._log, name)).state)
+                    known = self._keep(name, (await look(self._log, LIMIT, name)).state)
                 return known
         except (UnreachableError, RefusedError, CorruptLedgerError, TimeoutError) as error:
             if not is_operator:
@@ -256,8 +234,8 @@ class CodeLimits:
                         self._log, limit.name, lambda before: _wish(before, key, wanted), self._stamp
                     )
                 self._said[name] = wanted
-                self._keep(limit.name, found.after)
-                differs = difference(found.after, name, wanted)
+                self._keep(limit.name, found.state)
+                differs = difference(found.state, name, wanted)
                 if differs:
                     logger.warning("%s", differs)
         except (UnreachableError, RefusedError, CorruptLedgerError, TimeoutError) as error:

@@ -1,18 +1,19 @@
-"""Values that are set under names, such as routes and stored graphs: read and changed on a given log.
+"""Values that are set under names, such as limits, routes and stored graphs: read and changed on a given log.
 
 Each append is conditional on the newest event of the name's chain, and decided on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from jobledger.ledger.model.aggregate import Aggregate, View
 from jobledger.ledger.model.chain import retry_raced
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import Envelope
-from jobledger.ledger.model.log import Log, end_of_chain
+from jobledger.ledger.model.log import Log, end_of_chain, events_among
 from jobledger.ledger.model.subjects import check_token
 
 E = TypeVar("E", bound=Envelope)
@@ -24,6 +25,7 @@ class ChangedValue(NamedTuple, Generic[S]):
 
     state: S
     changed: bool  #: False: it was as the command asks already
+    before: S | None = None  #: the state that the command was decided on; None: nothing was ever set
 
 
 async def look(log: Log, of: Aggregate[E, S], name: str) -> View[S]:
@@ -43,8 +45,11 @@ async def change(
     stamp: Callable[[], Stamp],
     *,
     plan: bool = False,
+    prepare: Callable[[S | None, E], Awaitable[None]] | None = None,
 ) -> ChangedValue[S]:
     """Append what `decided` returns for the present state; `plan`: append nothing, and return what would follow.
+
+    `prepare`: awaited with that state and the event before each append.
 
     Raises: InvalidTokenError, WrongSequenceError after too many lost races, what `decided` and `Log` raise.
     """
@@ -54,10 +59,42 @@ async def change(
         event = decided(view.state, stamp())
         if event is None:
             assert view.state is not None, "it is as it was asked to be"
-            return ChangedValue(view.state, changed=False)
+            return ChangedValue(view.state, changed=False, before=view.state)
         if plan:
-            return ChangedValue(of.evolve(view.state, event, 0), changed=True)
+            return ChangedValue(of.evolve(view.state, event, 0), changed=True, before=view.state)
+        if prepare is not None:
+            await prepare(view.state, event)
         sequence = await log.append(of.link(log.names, [event], view))
-        return ChangedValue(of.evolve(view.state, event, sequence), changed=True)
+        return ChangedValue(of.evolve(view.state, event, sequence), changed=True, before=view.state)
 
     return await retry_raced(attempt)
+
+
+async def states(
+    log: Log, of: Aggregate[E, S], name: str | None = None
+) -> AsyncGenerator[tuple[str, S], None]:
+    """Yield the name and the state after each event of every value of a kind, or of one alone, the oldest first.
+
+    Raises: CorruptLedgerError, UnreachableError.
+    """
+    known: dict[str, S] = {}
+    subject = of.everything(log.names) if name is None else of.chain(log.names, name)
+    async with contextlib.aclosing(log.read_messages(subject=subject)) as batches:
+        async for batch in batches:
+            for message in events_among(batch):
+                (key,) = of.key_in(message.subject)
+                known[key] = of.evolve(known.get(key), of.decode(message), message.stream_sequence)
+                yield key, known[key]
+
+
+async def histories(log: Log, of: Aggregate[E, S], name: str | None = None) -> dict[str, list[S]]:
+    """Return the states that each value of a kind had, or one alone, the oldest first. Raises: as `states`."""
+    found: dict[str, list[S]] = {}
+    async for key, state in states(log, of, name):
+        found.setdefault(key, []).append(state)
+    return found
+
+
+async def newest(log: Log, of: Aggregate[E, S], name: str | None = None) -> dict[str, S]:
+    """Return each value of a kind, or one alone, as its newest event says; removed ones too. Raises: as `states`."""
+    return {key: state async for key, state in states(log, of, name)}

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from jobledger.ledger.model.events import PRIORITIES
-from jobledger.ledger.model.log import Log, end_of_chain, events_among
+from jobledger.ledger.model.log import Log, end_of_chain
 from jobledger.ledger.model.queue_pause import QUEUE, QueueState
 from jobledger.ledger.model.times import server_time, time_text
 from jobledger.ledger.nats import api
@@ -32,20 +32,6 @@ async def queue_state(log: Log, queue: str) -> QueueState:
     """Return a queue as its newest event says. Raises: UnreachableError, UnknownEventError."""
     view = QUEUE.view(*await end_of_chain(log, QUEUE.chain(log.names, queue)))
     return view.state or QueueState()
-
-
-async def queue_states(log: Log) -> dict[str, QueueState]:
-    """Return every queue that was ever paused, as its newest event says; a read of all events of queues.
-
-    Raises: UnreachableError, UnknownEventError.
-    """
-    found: dict[str, QueueState] = {}
-    async with contextlib.aclosing(log.read_messages(subject=QUEUE.everything(log.names))) as batches:
-        async for batch in batches:
-            for message in events_among(batch):
-                event = QUEUE.decode(message)
-                found[event.queue] = QUEUE.evolve(None, event, message.stream_sequence)
-    return found
 
 
 async def bring_in_line(inbox: Inbox, log: Log, queue: str, known: QueueState | None = None) -> QueueState:

@@ -14,7 +14,7 @@ from jobledger.ledger.additions.announced import AnnouncedTask
 from jobledger.ledger.enqueuer import Enqueuer
 from jobledger.ledger.graphs.graph_run import run_stored_graph
 from jobledger.ledger.graphs.stored import graph_named
-from jobledger.ledger.model.commands import Enqueue
+from jobledger.ledger.model.commands import Enqueue, Stamp
 from jobledger.ledger.model.errors import AccessDeniedError, InvalidError, InvalidInputError
 from jobledger.ledger.model.hooks.match import RuleInput, is_constant, source_value
 from jobledger.ledger.model.hooks.route import (
@@ -22,14 +22,16 @@ from jobledger.ledger.model.hooks.route import (
     RemoveRoute,
     Route,
     RouteDefinition,
+    RouteEvent,
     RouteRule,
     SetRoute,
     decide,
 )
 from jobledger.ledger.model.json_text import encode_value
-from jobledger.ledger.model.named_chain import ChangedValue, change, look
+from jobledger.ledger.model.named_chain import ChangedValue, look
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.named.book import AnnouncedTasks, find_announced
+from jobledger.ledger.named_values import change
 from jobledger.ledger.options import Options
 from jobledger.ledger.webhooks.receiver import Arrival, BodyStore, Match, Outcome, Receiver, matches
 from jobledger.ledger.webhooks.routes import route_named
@@ -122,17 +124,10 @@ class RouteVerbs:
     async def _change(
         self, name: str, command: SetRoute | RemoveRoute, by: str, *, plan: bool
     ) -> ChangedValue[Route]:
-        log = self._client.log
-        return await self._patiently(
-            lambda: change(
-                log,
-                ROUTE,
-                name,
-                lambda before, stamp: decide(name, before, command, stamp),
-                lambda: self._client.stamp(by),
-                plan=plan,
-            )
-        )
+        def decided(before: Route | None, stamp: Stamp) -> RouteEvent | None:
+            return decide(name, before, command, stamp)
+
+        return await change(self._client, ROUTE, name, decided, by=by, plan=plan)
 
     async def get(self, name: str) -> Route:
         """Return a route that is set. Raises: RouteNotFoundError, InvalidTokenError, UnreachableError."""

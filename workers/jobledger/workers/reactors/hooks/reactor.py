@@ -12,9 +12,9 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.limits.definitions import define_key
 from jobledger.ledger.model.hooks.webhook import WEBHOOK, Webhook
 from jobledger.ledger.model.limits.definition import Terms
+from jobledger.ledger.model.named_chain import histories
 from jobledger.ledger.nats.durables import delete_consumer, list_consumers
 from jobledger.ledger.nats.infos import ConsumerInfo
-from jobledger.ledger.webhooks.changes import histories
 from jobledger.ledger.webhooks.deliveries import LIMIT, SLOTS
 from jobledger.ledger.webhooks.terms import Term, TermName, current, is_drained, named_by, term_of
 from jobledger.workers.reactors.hooks.term_reactor import TermReactor

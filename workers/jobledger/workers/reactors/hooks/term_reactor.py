@@ -10,12 +10,11 @@ from typing import Any
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.hooks.webhook import WEBHOOK, Webhook
-from jobledger.ledger.model.log import end_of_chain
+from jobledger.ledger.model.named_chain import histories, look
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
 from jobledger.ledger.nats.consumer import Source
 from jobledger.ledger.nats.durables import find_consumer
 from jobledger.ledger.nats.pull import Delivery
-from jobledger.ledger.webhooks.changes import histories
 from jobledger.ledger.webhooks.deliveries import GENERATIONS_MAX, generation, make, matches, subjects
 from jobledger.ledger.webhooks.terms import ACK_WAIT_S, End, Term, settings_of, term_of
 from jobledger.workers.reactors.reactor import ConsumerReactor, Later
@@ -81,8 +80,7 @@ class TermReactor(ConsumerReactor):
 
     async def _looked_up(self) -> End | None:
         log, name = self.ledger.log, self.term.name
-        newest = await end_of_chain(log, WEBHOOK.chain(log.names, name.webhook))
-        state = WEBHOOK.view(*newest).state
+        state = (await look(log, WEBHOOK, name.webhook)).state
         if state is None or state.since == name.since:
             return None
         states = (await histories(log, WEBHOOK, name.webhook)).get(name.webhook)
