@@ -119,7 +119,7 @@ class Aggregate(Generic[E, S]):
         check: Callable[[S | None, E, int], Iterator[Broken]] | None = None,
         keeps: Callable[[E, int], ArchiveBound | None] | None = None,
         keeps_of: tuple[str, ...] = (),
-        restated: bool = False,
+        removed: type[E] | None = None,
         again: Callable[[E, int], E] | None = None,
         leaf: Callable[[E], str] | None = None,
     ) -> None:
@@ -134,8 +134,8 @@ class Aggregate(Generic[E, S]):
         `keeps`: the newest event of a chain and its sequence -> what an archive run must leave; None: nothing. Without
             it the newest event of every chain stays.
         `keeps_of`: the types of event that `keeps` is asked about, the newest of each; none: the newest, whatever it is.
-        `restated`: an archive run appends the newest event again instead of keeping it: it holds the whole state
-            and may follow itself.
+        `removed`: declares that people set and remove it, and that each event holds the whole state and may follow
+            itself. So an archive run appends the newest one again instead of keeping it, unless it is of this type.
         `again`: the newest event and its sequence -> that event as it is then appended; without it as it is.
         `leaf`: the last words of an event's subject, where those are more than its type.
         """
@@ -149,7 +149,8 @@ class Aggregate(Generic[E, S]):
         self.check = check
         self._tags = {cls: tag for tag, cls in self.types.items()}
         self.keeps_of = keeps_of
-        self.restated = restated
+        self.restated = removed is not None
+        self._removed = removed
         self._again = again
         self._keeps = keeps
         self._leaf = leaf
@@ -263,6 +264,8 @@ class Aggregate(Generic[E, S]):
     def kept(self, newest: Message) -> ArchiveBound | None:
         """Return what an archive run must leave because of a chain whose newest message this is."""
         sequence = newest.stream_sequence
+        if self._removed is not None and isinstance(self.decode(newest), self._removed):
+            return None
         if self._keeps is not None:
             return self._keeps(self.decode(newest), sequence)
         return ArchiveBound(

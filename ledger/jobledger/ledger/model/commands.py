@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -38,6 +38,11 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     correlation: str = ""
     causation: str = ""
     authority: Principal | None = None  #: whose rights the command is decided with; None: an operator's
+
+    @property
+    def fact(self) -> dict[str, Any]:
+        """What a fact about something that people set has of it."""
+        return {"at": self.at, "by": self.by, "trace": self.trace}
 
 
 class Enqueue(msgspec.Struct, frozen=True, kw_only=True):

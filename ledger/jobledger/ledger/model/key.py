@@ -297,7 +297,7 @@ def decide(key: str, before: Key | None, command: AccessCommand, stamp: Stamp) -
     """
     if stamp.authority is not None:
         stamp.authority.require_everywhere("admin")
-    fact: dict[str, Any] = {"key": key, "at": stamp.at, "by": stamp.by, "trace": stamp.trace}
+    fact: dict[str, Any] = {"key": key, **stamp.fact}
     if isinstance(command, CreateKey):
         return _created(before, command, fact)
     known = _living(key, before, stamp.at)
@@ -408,5 +408,5 @@ ACCESS: Aggregate[AccessEvent, Key] = Aggregate(
     words=_words,
     check=_check,
     keeps=_keeps,
-    restated=True,
+    removed=KeyRevoked,
 )

@@ -119,19 +119,11 @@ def decide(queue: str, state: QueueState | None, command: QueueCommand, stamp: S
         case PauseQueue(until=until, reason=reason, interrupt=interrupt):
             if until is not None and until <= stamp.at:
                 raise InvalidInputError(f"until {shown_time(until)} is past: give a later time, or none")
-            return QueuePaused(
-                queue=queue,
-                at=stamp.at,
-                by=stamp.by,
-                trace=stamp.trace,
-                reason=reason,
-                until=until,
-                interrupt=interrupt,
-            )
+            return QueuePaused(queue=queue, **stamp.fact, reason=reason, until=until, interrupt=interrupt)
         case ResumeQueue(reason=reason):
             if state is None or not state.paused:
                 raise RefusedError(f"queue {queue} is not paused: there is nothing to resume")
-            return QueueResumed(queue=queue, at=stamp.at, by=stamp.by, trace=stamp.trace, reason=reason)
+            return QueueResumed(queue=queue, **stamp.fact, reason=reason)
 
 
 def _words(event: QueueEvent) -> str:

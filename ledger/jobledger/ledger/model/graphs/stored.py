@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
+from jobledger.ledger.model.aggregate import Aggregate, Broken
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import Envelope, Moment, Whole
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError
@@ -98,7 +98,7 @@ def decide(name: str, before: StoredGraph | None, command: GraphCommand, stamp: 
     """
     if stamp.authority is not None:
         _permit(stamp.authority, name, before, command)
-    fact: dict[str, Any] = {"graph": name, "at": stamp.at, "by": stamp.by, "trace": stamp.trace}
+    fact: dict[str, Any] = {"graph": name, **stamp.fact}
     version = 0 if before is None else before.version
     match command:
         case SetGraph(spec=spec, reason=reason):
@@ -185,15 +185,6 @@ def _check(before: StoredGraph | None, event: GraphEvent, _stream_sequence: int)
         yield "transition", f"`set` was accepted, although {error}"
 
 
-def _keeps(event: GraphEvent, stream_sequence: int) -> ArchiveBound | None:
-    """A stored graph stays; what was removed may go with its whole chain."""
-    if isinstance(event, GraphRemoved):
-        return None
-    return ArchiveBound(
-        stream_sequence, f"graph {event.graph}, which is as stream sequence {stream_sequence} says"
-    )
-
-
 GRAPH: Aggregate[GraphEvent, StoredGraph] = Aggregate(
     "graph",
     ("graph",),
@@ -202,6 +193,5 @@ GRAPH: Aggregate[GraphEvent, StoredGraph] = Aggregate(
     evolve=evolve,
     words=_words,
     check=_check,
-    keeps=_keeps,
-    restated=True,
+    removed=GraphRemoved,
 )

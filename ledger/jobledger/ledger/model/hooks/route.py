@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, cast
 
 import msgspec
 
-from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
+from jobledger.ledger.model.aggregate import Aggregate, Broken
 from jobledger.ledger.model.commands import GiveSignal, Stamp
 from jobledger.ledger.model.envelope import TIME_MAX, TIME_MIN, Envelope, Moment, Priority, Whole
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError
@@ -239,7 +239,7 @@ def decide(name: str, before: Route | None, command: RouteCommand, stamp: Stamp)
         stamp.authority.require_everywhere("manage")
         if isinstance(command, SetRoute) and command.definition.rules:
             stamp.authority.require("queue")
-    fact: dict[str, Any] = {"route": name, "at": stamp.at, "by": stamp.by, "trace": stamp.trace}
+    fact: dict[str, Any] = {"route": name, **stamp.fact}
     definition = None if before is None else before.definition
     match command:
         case SetRoute():
@@ -494,15 +494,6 @@ def _check(before: Route | None, event: RouteEvent, _stream_sequence: int) -> It
         yield "transition", f"`set` was accepted, although {error}"
 
 
-def _keeps(event: RouteEvent, stream_sequence: int) -> ArchiveBound | None:
-    """A route that is set stays; what was removed may go with its whole chain."""
-    if isinstance(event, RouteRemoved):
-        return None
-    return ArchiveBound(
-        stream_sequence, f"route {event.route}, which is as stream sequence {stream_sequence} says"
-    )
-
-
 ROUTE: Aggregate[RouteEvent, Route] = Aggregate(
     "route",
     ("route",),
@@ -511,6 +502,5 @@ ROUTE: Aggregate[RouteEvent, Route] = Aggregate(
     evolve=evolve,
     words=_words,
     check=_check,
-    keeps=_keeps,
-    restated=True,
+    removed=RouteRemoved,
 )

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
+from jobledger.ledger.model.aggregate import Aggregate, Broken
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import Envelope, Moment, Whole
 from jobledger.ledger.model.errors import InvalidInputError
@@ -163,7 +163,7 @@ def decide(name: str, watch: Watch | None, command: WatchCommand, stamp: Stamp) 
         stamp.authority.require_everywhere("manage")
     if watch is not None and watch.removed:
         watch = None
-    fact: dict[str, Any] = {"watch": name, "at": stamp.at, "by": stamp.by, "trace": stamp.trace}
+    fact: dict[str, Any] = {"watch": name, **stamp.fact}
     match command:
         case SetWatch(definition=definition, reason=reason):
             if watch is not None and watch.definition == definition:
@@ -288,15 +288,6 @@ def _check(before: Watch | None, event: WatchEvent, _stream_sequence: int) -> It
             yield "transition", f"`{kind}` by an older part of the ledger than the event before it"
 
 
-def _keeps(event: WatchEvent, stream_sequence: int) -> ArchiveBound | None:
-    """A watch that is set stays; one that was removed may go with its whole chain."""
-    if isinstance(event, WatchRemoved):
-        return None
-    return ArchiveBound(
-        stream_sequence, f"watch {event.watch}, which is as stream sequence {stream_sequence} says"
-    )
-
-
 WATCH: Aggregate[WatchEvent, Watch] = Aggregate(
     "watch",
     ("watch",),
@@ -305,6 +296,5 @@ WATCH: Aggregate[WatchEvent, Watch] = Aggregate(
     evolve=evolve,
     words=_words,
     check=_check,
-    keeps=_keeps,
-    restated=True,
+    removed=WatchRemoved,
 )

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
+from jobledger.ledger.model.aggregate import Aggregate, Broken
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import Envelope, Moment, Whole
 from jobledger.ledger.model.errors import InvalidInputError, RefusedError
@@ -196,7 +196,7 @@ def decide(name: str, webhook: Webhook | None, command: WebhookCommand, stamp: S
         _permit(stamp.authority, command)
     if webhook is not None and webhook.status == "removed":
         webhook = None
-    fact: dict[str, Any] = {"webhook": name, "at": stamp.at, "by": stamp.by, "trace": stamp.trace}
+    fact: dict[str, Any] = {"webhook": name, **stamp.fact}
     if isinstance(command, SetWebhook):
         return _set(webhook, command, fact)
     if webhook is None:
@@ -331,15 +331,6 @@ _STATUS: Final[dict[type[WebhookEvent], Status]] = {
 }
 
 
-def _keeps(event: WebhookEvent, stream_sequence: int) -> ArchiveBound | None:
-    """A webhook that is set stays; one that was removed may go with its whole chain."""
-    if isinstance(event, WebhookRemoved):
-        return None
-    return ArchiveBound(
-        stream_sequence, f"webhook {event.webhook}, which is as stream sequence {stream_sequence} says"
-    )
-
-
 def _again(event: WebhookEvent, stream_sequence: int) -> WebhookEvent:
     """Return an event that repeats the state, in the same term."""
     return replace(event, since=evolve(None, event, stream_sequence).since)
@@ -353,7 +344,6 @@ WEBHOOK: Aggregate[WebhookEvent, Webhook] = Aggregate(
     evolve=evolve,
     words=_words,
     check=_check,
-    keeps=_keeps,
-    restated=True,
+    removed=WebhookRemoved,
     again=_again,
 )

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
+from jobledger.ledger.model.aggregate import Aggregate, Broken
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.envelope import WHOLE_MAX, Envelope, Moment, Whole
 from jobledger.ledger.model.errors import InvalidInputError, LimitNotFoundError, RefusedError
@@ -266,7 +266,7 @@ def decide(limit: str, before: Definition | None, command: LimitCommand, stamp: 
         case RemoveLimit(reason=reason):
             if before is None or not before.is_set:
                 raise LimitNotFoundError(limit)
-            return LimitRemoved(limit=limit, at=stamp.at, by=stamp.by, trace=stamp.trace, reason=reason)
+            return LimitRemoved(limit=limit, **stamp.fact, reason=reason)
         case SetKey():
             return _decide_key(limit, before, command, stamp)
         case SetLimit(terms=terms, overrides=overrides, source=source, reason=reason):
@@ -277,9 +277,7 @@ def decide(limit: str, before: Definition | None, command: LimitCommand, stamp: 
                 kept = before.authors
             return LimitSet(
                 limit=limit,
-                at=stamp.at,
-                by=stamp.by,
-                trace=stamp.trace,
+                **stamp.fact,
                 **msgspec.structs.asdict(terms),
                 overrides=dict(_overrides(before) if overrides is None else overrides),
                 source=source,
@@ -306,9 +304,7 @@ def _decide_key(limit: str, before: Definition | None, command: SetKey, stamp: S
         raise InvalidInputError(problem_of(Terms(), overrides))
     return LimitSet(
         limit=limit,
-        at=stamp.at,
-        by=stamp.by,
-        trace=stamp.trace,
+        **stamp.fact,
         **msgspec.structs.asdict((before.common if before is not None else None) or Terms()),
         overrides=overrides,
         source=defined.source,
@@ -491,15 +487,6 @@ def _fact(limit: Definition, key: str) -> tuple[Override | None, Author | None]:
     return limit.overrides.get(key), limit.authors.get(key)
 
 
-def _keeps(event: LimitEvent, stream_sequence: int) -> ArchiveBound | None:
-    """A limit that is set stays; what was removed may go with its whole chain."""
-    if isinstance(event, LimitRemoved):
-        return None
-    return ArchiveBound(
-        stream_sequence, f"limit {event.limit}, which is as stream sequence {stream_sequence} says"
-    )
-
-
 LIMIT: Aggregate[LimitEvent, Definition] = Aggregate(
     "limit",
     ("limit",),
@@ -508,6 +495,5 @@ LIMIT: Aggregate[LimitEvent, Definition] = Aggregate(
     evolve=evolve,
     words=_words,
     check=_check,
-    keeps=_keeps,
-    restated=True,
+    removed=LimitRemoved,
 )
