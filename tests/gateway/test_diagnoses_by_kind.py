@@ -16,7 +16,6 @@ from tests.support.command_line import CommandLine
 from tests.support.schedules import declare
 
 from jobledger.admin.diagnoses import KINDS, Diagnosis, diagnose
-from jobledger.admin.hooks.watches import set_watch
 from jobledger.admin.hooks.webhooks import put_webhook
 from jobledger.admin.limits import set_limit
 from jobledger.gateway.parts import Gateway
@@ -25,7 +24,7 @@ from jobledger.ledger.model.clock import SystemClock
 from jobledger.ledger.model.commands import Claim, Complete, Enqueue, Fail
 from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
-from jobledger.ledger.model.hooks.watch import Judge, WatchDefinition
+from jobledger.ledger.model.hooks.watch import Judge, SetWatch, WatchDefinition
 from jobledger.ledger.model.hooks.webhook import Fail as FailDelivery
 from jobledger.ledger.model.limits.definition import Terms
 from jobledger.ledger.model.subjects import RECONCILER_CONSUMER_PREFIX, JobRef
@@ -111,7 +110,9 @@ async def a_webhook_that_fails(ledger: Ledger) -> None:
 
 
 async def a_watch_that_fires(ledger: Ledger) -> None:
-    await set_watch(ledger, "deep", WatchDefinition(figure="depth", above=10), by="ann")
+    await change_watch(
+        ledger, "deep", SetWatch(definition=WatchDefinition(figure="depth", above=10)), by="ann"
+    )
     newest = (await ledger.log.head()).last_sequence
     await change_watch(ledger, "deep", Judge(value=12.0, position=newest, sequence=newest, fires=True))
 

@@ -8,11 +8,11 @@ import httpx
 import pytest
 
 from jobledger.admin.hooks.routes import definition_of, set_route
-from jobledger.admin.hooks.watches import set_watch
 from jobledger.admin.hooks.webhooks import put_webhook, show_webhook
 from jobledger.ledger import Ledger
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
-from jobledger.ledger.model.hooks.watch import WatchDefinition
+from jobledger.ledger.model.hooks.watch import SetWatch, WatchDefinition
+from jobledger.ledger.webhooks.changes import change_watch
 
 pytestmark = pytest.mark.anyio
 HOSTILE = "<script>alert(1)</script>"
@@ -24,7 +24,9 @@ async def test_the_page_of_webhooks_shows_them_and_acts_on_them(
     target = WebhookTarget(task="tell", queue="mail")
     told = WebhookDefinition(target=target, events=("completed",), queue="billing")
     await put_webhook(ledger, "ends", told, reason=HOSTILE, by="ann")
-    await set_watch(ledger, "deep", WatchDefinition(figure="depth", above=10), by="ann")
+    await change_watch(
+        ledger, "deep", SetWatch(definition=WatchDefinition(figure="depth", above=10)), by="ann"
+    )
     rules = [{"name": "all", "task": "send", "queue": "mail", "input": {"to": {"at": "/to"}}}]
     await set_route(ledger, "shop", definition_of({"scheme": "internal", "rules": rules}), by="ann")
     made = await ledger.emit("shop", {"to": "bob"}, by="ann")

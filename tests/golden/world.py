@@ -11,7 +11,6 @@ from tests.golden.app import TASKS, deliver, greet, send, totals
 from tests.support.limits import LIMIT_S
 from tests.support.working import bury, working
 
-from jobledger.admin.hooks.watches import set_watch
 from jobledger.admin.hooks.webhooks import put_webhook
 from jobledger.admin.keys import Grant, create_key
 from jobledger.admin.limits import set_limit
@@ -20,9 +19,10 @@ from jobledger.ledger import JobHandle, JobState, Ledger
 from jobledger.ledger.model.commands import RequestPause, Stamp
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
 from jobledger.ledger.model.hooks.route import RouteDefinition
-from jobledger.ledger.model.hooks.watch import WatchDefinition
+from jobledger.ledger.model.hooks.watch import SetWatch, WatchDefinition
 from jobledger.ledger.model.lock import LOCK, Acquire, decide
 from jobledger.ledger.model.subjects import JobRef, LockRef
+from jobledger.ledger.webhooks.changes import change_watch
 from jobledger.ledger.webhooks.receiver import Arrival
 
 GRAPH: Final[Mapping[str, Any]] = {
@@ -112,7 +112,12 @@ async def _declared(ledger: Ledger) -> None:
         await put_webhook(ledger, name, definition, by="ann")
     await ledger.do(PauseWebhook(name="bills", reason="as told"), by="ann")
     for name in ("deep", "wide"):
-        await set_watch(ledger, name, WatchDefinition(figure="depth", queue="mail", above=100), by="ann")
+        await change_watch(
+            ledger,
+            name,
+            SetWatch(definition=WatchDefinition(figure="depth", queue="mail", above=100)),
+            by="ann",
+        )
     for name in ("inner", "gone"):
         await ledger.routes.set(name, msgspec.convert(ROUTE, RouteDefinition), by="ann")
     for given in ("d1", "d2"):

@@ -14,14 +14,14 @@ import pytest
 from tests.support.limits import LIMIT_S
 from tests.support.receivers import receiving
 
-from jobledger.admin.hooks.watches import set_watch
 from jobledger.admin.hooks.webhooks import put_webhook, redeliver_events
 from jobledger.audit.verify import verify
 from jobledger.ledger import Ledger, connect, task
 from jobledger.ledger.model.events import Held
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
-from jobledger.ledger.model.hooks.watch import WatchDefinition
+from jobledger.ledger.model.hooks.watch import SetWatch, WatchDefinition
 from jobledger.ledger.server import EmbeddedServer
+from jobledger.ledger.webhooks.changes import change_watch
 
 pytestmark = pytest.mark.anyio
 Start = Callable[..., Any]  # of a `Process`, see conftest.py
@@ -76,7 +76,12 @@ async def test_a_gateway_delivers_and_judges_watches_by_itself(
 ) -> None:
     async with receiving() as receiver:
         await hook(ledger, receiver.url)
-        await set_watch(ledger, "deep", WatchDefinition(figure="depth", queue="shop", above=1), by="ann")
+        await change_watch(
+            ledger,
+            "deep",
+            SetWatch(definition=WatchDefinition(figure="depth", queue="shop", above=1)),
+            by="ann",
+        )
         sequences = [(await ledger.enqueue(pack, number=number)).sequence for number in range(3)]
         gateway(command, ledger, tmp_path)
         async with asyncio.timeout(LIMIT_S):

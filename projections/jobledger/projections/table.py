@@ -7,15 +7,19 @@ needs no more than the declaration.
 from __future__ import annotations
 
 import abc
+import functools
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from jobledger.audit.counts import Counts
+from jobledger.ledger.model.aggregate import Aggregate
 from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.times import time_text
 
+S = TypeVar("S")
 Value = str | int | float | bytes | bytearray | None
 Row = tuple[Value, ...]
 
@@ -202,3 +206,41 @@ class AggregateTables(msgspec.Struct, frozen=True, kw_only=True):
     rows: Callable[[sqlite3.Connection, CacheLimits], Rows]  #: what applies the aggregate's messages
     #: Its rows depend on other aggregates, too: they get every message, before the rows of those aggregates get it.
     reads_all: bool = False
+
+
+def named_tables(
+    of: Aggregate[Any, S], version: int, table: Table, values: Callable[[S, str], Row | None]
+) -> AggregateTables:
+    """Declare the one table of an aggregate whose values people set by name: a row for each name, as set now.
+
+    `values`: those of the columns behind the name, by the state and the time of its newest event; None: no row.
+    """
+    rows = functools.partial(_NamedRows, of, table, values)
+    return AggregateTables(aggregate=of.name, version=version, tables=(table,), rows=rows)
+
+
+class _NamedRows(Rows, Generic[S]):
+    """The rows of such a table."""
+
+    def __init__(
+        self,
+        of: Aggregate[Any, S],
+        table: Table,
+        values: Callable[[S, str], Row | None],
+        connection: sqlite3.Connection,
+        _cache: CacheLimits,
+    ) -> None:
+        self._of, self._values, self._connection = of, values, connection
+        self._put = table.putting()
+        self._forget = f"DELETE FROM {table.name} WHERE {table.key[0]} = ?"  # noqa: S608 - names of the table
+
+    def apply(self, messages: Sequence[Message]) -> None:
+        """Bring the rows forward; see `Rows`."""
+        for message in messages:
+            name = self._of.key_in(message.subject)
+            state = self._of.evolve(None, self._of.decode(message), message.stream_sequence)
+            values = self._values(state, time_text(message.stored_at))
+            if values is None:
+                self._connection.execute(self._forget, name)
+            else:
+                self._connection.execute(self._put, (*name, *values))

@@ -1,4 +1,4 @@
-"""What a person does with watches: set, list, show and remove them."""
+"""What a person sees of watches: each as it stands, and its history."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from jobledger.ledger.model.envelope import Moment
 from jobledger.ledger.model.hooks.errors import WatchNotFoundError
 from jobledger.ledger.model.hooks.watch import (
     WATCH,
-    RemoveWatch,
-    SetWatch,
     Watch,
     WatchDefinition,
     bound_words,
 )
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.webhooks.changes import all_watches, change_watch
+from jobledger.ledger.webhooks.changes import all_watches
 
 
 class WatchInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,21 +45,6 @@ class ShownWatch(msgspec.Struct, frozen=True, kw_only=True):
 
     info: WatchInfo
     history: tuple[Change, ...]  #: the newest first
-
-
-async def set_watch(
-    ledger: Ledger, name: str, definition: WatchDefinition, *, reason: str = "", by: str
-) -> WatchInfo:
-    """Set what a watch looks at. A watch that fires stops firing until a gateway finds its figure beyond the bound again.
-
-    Raises: InvalidInputError, InvalidTokenError, LedgerFullError, ServerUnreachableError.
-    """
-    return info_of(await change_watch(ledger, name, SetWatch(definition=definition, reason=reason), by=by))
-
-
-async def remove_watch(ledger: Ledger, name: str, *, reason: str = "", by: str) -> WatchInfo:
-    """End a watch. Raises: WatchNotFoundError, InvalidTokenError, LedgerFullError, ServerUnreachableError."""
-    return info_of(await change_watch(ledger, name, RemoveWatch(reason=reason), by=by))
 
 
 async def list_watches(ledger: Ledger) -> list[WatchInfo]:

@@ -9,13 +9,14 @@ from jobledger.admin.hooks.watches import (
     ShownWatch,
     Watches,
     WatchInfo,
+    info_of,
     list_watches,
-    remove_watch,
-    set_watch,
     show_watch,
 )
 from jobledger.admin.verbs.kit import Place, Reason, Table, Told, Verb, option, told_changes, verb
+from jobledger.ledger.model.hooks import watch
 from jobledger.ledger.model.hooks.watch import FIGURES, Figure, WatchDefinition
+from jobledger.ledger.webhooks.changes import change_watch
 
 Name = Annotated[str, option("The watch's name.", "NAME")]
 _WRITES: Final = ("LEDGER_FULL", "LEDGER_BUSY")
@@ -48,11 +49,10 @@ class SetWatch(Verb[WatchInfo], frozen=True, kw_only=True):
     reason: Reason = ""
 
     async def do(self, place: Place) -> WatchInfo:
-        """Set it. Raises: as `set_watch`."""
+        """Set it. Raises: as `change_watch`."""
         given = {name: getattr(self, name) for name in WatchDefinition.__struct_fields__}
-        return await set_watch(
-            place.ledger, self.name, WatchDefinition(**given), reason=self.reason, by=place.by
-        )
+        command = watch.SetWatch(definition=WatchDefinition(**given), reason=self.reason)
+        return info_of(await change_watch(place.ledger, self.name, command, by=place.by))
 
     def say(self, found: WatchInfo) -> Iterator[Told]:
         """Say what it looks at."""
@@ -73,8 +73,9 @@ class RemoveWatch(Verb[WatchInfo], frozen=True, kw_only=True):
     reason: Reason = ""
 
     async def do(self, place: Place) -> WatchInfo:
-        """End it. Raises: as `remove_watch`."""
-        return await remove_watch(place.ledger, self.name, reason=self.reason, by=place.by)
+        """End it. Raises: as `change_watch`."""
+        command = watch.RemoveWatch(reason=self.reason)
+        return info_of(await change_watch(place.ledger, self.name, command, by=place.by))
 
     def say(self, found: WatchInfo) -> Iterator[Told]:
         """Say that it is removed."""

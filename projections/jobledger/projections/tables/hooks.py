@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.hooks.definition import filter_words, target_words
-from jobledger.ledger.model.hooks.watch import WATCH, bound_words
-from jobledger.ledger.model.hooks.webhook import WEBHOOK
+from jobledger.ledger.model.hooks.watch import WATCH, Watch, bound_words
+from jobledger.ledger.model.hooks.webhook import WEBHOOK, Webhook
 from jobledger.ledger.model.times import time_text
 from jobledger.projections.table import (
-    AggregateTables,
-    CacheLimits,
-    Rows,
+    Row,
     Table,
     integer,
+    named_tables,
     real,
     text,
     timestamp,
@@ -60,8 +57,6 @@ WATCHES: Final = Table(
     key=("watch",),
     sequence="last_sequence",
 )
-_PUT_WEBHOOK: Final = WEBHOOKS.putting()
-_PUT_WATCH: Final = WATCHES.putting()
 _STATES: Final = (
     "SELECT 'webhook', webhook, status = 'disabled' FROM webhooks "
     "UNION ALL SELECT 'watch', watch, firing FROM watches ORDER BY 1, 2"
@@ -88,53 +83,21 @@ def read_hooks(select: Callable[[str], Sequence[Sequence[Any]]], values_max: int
     return HookStates(webhooks=found["webhook"], watches=found["watch"])
 
 
-class WebhookRows(Rows):
-    """The rows of `webhooks`: each is what the newest event of one says."""
-
-    def __init__(self, connection: sqlite3.Connection, _cache: CacheLimits) -> None:
-        self._connection = connection
-
-    def apply(self, messages: Sequence[Message]) -> None:
-        """Bring the rows forward; see `table.Rows`."""
-        for message in messages:
-            state = WEBHOOK.evolve(None, WEBHOOK.decode(message), message.stream_sequence)
-            if state.status == "removed":
-                self._connection.execute("DELETE FROM webhooks WHERE webhook = ?", (state.name,))
-                continue
-            failing = None if state.failing_since is None else time_text(state.failing_since)
-            terms = state.definition
-            said = (filter_words(terms), target_words(terms.target), failing, state.by)
-            row = (
-                state.name,
-                state.status,
-                *said,
-                time_text(message.stored_at),
-                state.reason,
-                state.sequence,
-            )
-            self._connection.execute(_PUT_WEBHOOK, row)
+def _webhook_values(webhook: Webhook, at: str) -> Row | None:
+    if webhook.status == "removed":
+        return None
+    failing = None if webhook.failing_since is None else time_text(webhook.failing_since)
+    terms = webhook.definition
+    said = (webhook.status, filter_words(terms), target_words(terms.target), failing)
+    return (*said, webhook.by, at, webhook.reason, webhook.sequence)
 
 
-class WatchRows(Rows):
-    """The rows of `watches`: each is what the newest event of one says."""
-
-    def __init__(self, connection: sqlite3.Connection, _cache: CacheLimits) -> None:
-        self._connection = connection
-
-    def apply(self, messages: Sequence[Message]) -> None:
-        """Bring the rows forward; see `table.Rows`."""
-        for message in messages:
-            state = WATCH.evolve(None, WATCH.decode(message), message.stream_sequence)
-            if state.removed:
-                self._connection.execute("DELETE FROM watches WHERE watch = ?", (state.name,))
-                continue
-            said = (bound_words(state.definition), int(state.firing), state.value, state.by)
-            self._connection.execute(
-                _PUT_WATCH, (state.name, *said, time_text(message.stored_at), state.sequence)
-            )
+def _watch_values(watch: Watch, at: str) -> Row | None:
+    if watch.removed:
+        return None
+    said = (bound_words(watch.definition), int(watch.firing), watch.value)
+    return (*said, watch.by, at, watch.sequence)
 
 
-WEBHOOK_TABLES: Final = AggregateTables(
-    aggregate=WEBHOOK.name, version=1, tables=(WEBHOOKS,), rows=WebhookRows
-)
-WATCH_TABLES: Final = AggregateTables(aggregate=WATCH.name, version=1, tables=(WATCHES,), rows=WatchRows)
+WEBHOOK_TABLES: Final = named_tables(WEBHOOK, 1, WEBHOOKS, _webhook_values)
+WATCH_TABLES: Final = named_tables(WATCH, 1, WATCHES, _watch_values)

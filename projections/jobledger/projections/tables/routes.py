@@ -10,16 +10,18 @@ import msgspec
 
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.hooks.delivery import DELIVERY, MatchedJob
-from jobledger.ledger.model.hooks.route import ROUTE, RouteDefinition
+from jobledger.ledger.model.hooks.route import ROUTE, Route, RouteDefinition
 from jobledger.ledger.model.rights.marks import JsonOf
 from jobledger.ledger.model.times import time_text
 from jobledger.projections.table import (
     AggregateTables,
     CacheLimits,
     Index,
+    Row,
     Rows,
     Table,
     integer,
+    named_tables,
     text,
     timestamp,
 )
@@ -64,8 +66,6 @@ DELIVERIES: Final = Table(
     indexes=(Index(("route", "last_sequence")), Index(("last_sequence",))),
     sequence="last_sequence",
 )
-_PUT_ROUTE: Final = ROUTES.putting()
-_FORGET_ROUTE: Final = "DELETE FROM routes WHERE name = ?"
 _PUT_DELIVERY: Final = DELIVERIES.putting()
 _ROUTE_COLUMNS: Final = ", ".join(ROUTES.columns)
 _DELIVERY_COLUMNS: Final = ", ".join(DELIVERIES.columns)
@@ -138,23 +138,12 @@ def _row(kind: Any, row: Sequence[Any], **read: Callable[[Any], Any]) -> Any:
     return kind(**{name: read[name](value) if name in read else value for name, value in values.items()})
 
 
-class RouteRows(Rows):
-    """The rows of routes: each `set` replaces the whole route."""
-
-    def __init__(self, connection: sqlite3.Connection, _cache: CacheLimits) -> None:
-        self._connection = connection
-
-    def apply(self, messages: Sequence[Message]) -> None:
-        """Bring the rows forward; see `table.Rows`."""
-        for message in messages:
-            route = ROUTE.evolve(None, ROUTE.decode(message), message.stream_sequence)
-            if route.definition is None:
-                self._connection.execute(_FORGET_ROUTE, (route.name,))
-                continue
-            definition = msgspec.json.encode(route.definition).decode()
-            said = (route.by, time_text(message.stored_at), route.reason, route.sequence)
-            what = (route.definition.scheme_name, len(route.definition.rules), definition)
-            self._connection.execute(_PUT_ROUTE, (route.name, *what, *said))
+def _route_values(route: Route, at: str) -> Row | None:
+    if route.definition is None:
+        return None
+    definition = msgspec.json.encode(route.definition).decode()
+    what = (route.definition.scheme_name, len(route.definition.rules), definition)
+    return (*what, route.by, at, route.reason, route.sequence)
 
 
 class DeliveryRows(Rows):
@@ -189,7 +178,7 @@ def _values(message: Message) -> tuple[Any, ...]:
     )
 
 
-ROUTE_TABLES: Final = AggregateTables(aggregate=ROUTE.name, version=1, tables=(ROUTES,), rows=RouteRows)
+ROUTE_TABLES: Final = named_tables(ROUTE, 1, ROUTES, _route_values)
 DELIVERY_TABLES: Final = AggregateTables(
     aggregate=DELIVERY.name, version=1, tables=(DELIVERIES,), rows=DeliveryRows
 )
