@@ -18,7 +18,6 @@ import anyio.to_thread
 import msgspec
 
 from jobledger.admin.amounts import duration, size
-from jobledger.admin.hooks.watches import WatchInfo, list_watches
 from jobledger.admin.hooks.webhooks import WebhookInfo, list_webhooks
 from jobledger.admin.ledger_room import Room, room_of
 from jobledger.admin.objects.fleet import LimitListed, limits_listed
@@ -26,6 +25,7 @@ from jobledger.admin.queues import paused_now
 from jobledger.admin.replicas import Replica, StreamAway, StreamCopies, list_copies
 from jobledger.admin.rows import View, lag_of
 from jobledger.admin.runs import DeadChildren, dead_children
+from jobledger.admin.verbs.watches import WatchInfo, watches_now
 from jobledger.admin.waiting_circle import Stuck, stuck_runs
 from jobledger.audit.trail_words import count
 from jobledger.audit.why_held import to_define
@@ -290,7 +290,7 @@ async def _facts(
         apart=_apart(live),
         paused={queue: state for queue, state in sorted(states.items()) if state.is_paused(now)},
         webhooks=await list_webhooks(ledger),
-        firing=[each for each in await list_watches(ledger) if each.firing],
+        firing=[each for each in await watches_now(ledger) if each.firing],
         room=None if stream is None else await room_of(ledger, stream, now),
         copies=copies,
         late=await _late_within(ledger, now),

@@ -84,7 +84,7 @@ async def require_replaceable(ledger: Ledger, principal: Principal, name: str) -
     require_of_nodes(principal, "manage", name, known)
 
 
-async def show_graph(ledger: Ledger, name: str, *, version: int = 0, history_max: int = 20) -> ShownGraph:
+async def show_graph(ledger: Ledger, name: str, *, version: int = 0) -> ShownGraph:
     """Return a stored graph, in its newest version (0) or in an older one, and its newest events.
 
     Raises: GraphNotFoundError where nothing was ever said of it, or not of that version; InvalidTokenError,
@@ -92,7 +92,7 @@ async def show_graph(ledger: Ledger, name: str, *, version: int = 0, history_max
     """
     check_token("graph name", name)
     missing = GraphNotFoundError(name)
-    graph, history = await state_and_changes(ledger.log, GRAPH, name, most=history_max, missing=missing)
+    graph, history = await state_and_changes(ledger.log, GRAPH, name, missing=missing)
     if version:
         graph, _ = await graph_named(ledger.log, name, version)
     definition = None if graph.spec is None else told(graph.spec)

@@ -197,13 +197,13 @@ async def list_keys(ledger: Ledger, *, ended: bool = False) -> list[KeyInfo]:
     return sorted(chosen, key=lambda each: (each.name, each.created_at))
 
 
-async def show_key(ledger: Ledger, key: str, *, history_max: int = 20) -> ShownKey:
+async def show_key(ledger: Ledger, key: str) -> ShownKey:
     """Return a key as its chain says now, and its newest events. Raises: InvalidTokenError, NotFoundError, UnreachableError."""
     check_token("id of a key", key)
     missing = NotFoundError(
         f"there is no key {key}: `jobledger keys list --all` shows those that are, by their ids"
     )
-    found, history = await state_and_changes(ledger.log, ACCESS, key, most=history_max, missing=missing)
+    found, history = await state_and_changes(ledger.log, ACCESS, key, missing=missing)
     uses = await read_uses(ledger.connection, ledger.inbox, ledger.names, [key])
     return ShownKey(info=_info(found, ledger, uses.get(key)), history=history)
 

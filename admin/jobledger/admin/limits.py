@@ -46,7 +46,7 @@ class ShownLimit(msgspec.Struct, frozen=True, kw_only=True):
     terms: Terms | None  #: what holds for it; None: it was removed
     definition: Definition
     in_code: tuple[CodeLimit, ...]  #: the running workers whose code has other numbers, and what it has
-    history: tuple[Change, ...]  #: the newest first, at most as many as were asked for
+    history: tuple[Change, ...]  #: the newest first, at most twenty
 
 
 async def set_limit(
@@ -145,14 +145,14 @@ def _source(limit: Definition | None, key: str) -> Source | None:
     return limit.author(key).source
 
 
-async def show_limit(ledger: Ledger, limit: str, *, history_max: int = 20) -> ShownLimit:
+async def show_limit(ledger: Ledger, limit: str) -> ShownLimit:
     """Return a limit, or one key of it, as its chain says now.
 
     Raises: InvalidTokenError, InvalidInputError, LimitNotFoundError where nothing was ever said of it, UnreachableError.
     """
     name, key = _named(limit)
     missing = LimitNotFoundError(name)
-    definition, history = await state_and_changes(ledger.log, LIMIT, name, most=history_max, missing=missing)
+    definition, history = await state_and_changes(ledger.log, LIMIT, name, missing=missing)
     terms, in_code = definition.of(key), limits_in_code(await ledger.leases.all())
     return ShownLimit(
         limit=limit,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -15,6 +15,7 @@ from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.model.log import Log, events_among
 
 S = TypeVar("S")
+_CHANGES_MAX: Final = 20  #: told of one value
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,14 +41,14 @@ def change_of(aggregate: Aggregate[Any, Any], message: Message) -> Change:
 
 
 async def state_and_changes(
-    log: Log, of: Aggregate[Any, S], name: str, *, most: int, missing: LedgerError
+    log: Log, of: Aggregate[Any, S], name: str, *, missing: LedgerError
 ) -> tuple[S, tuple[Change, ...]]:
-    """Return what is set under a name, or was when it was removed, and up to `most` changes, the newest first.
+    """Return what is set under a name, or was when it was removed, and its changes, at most twenty, the newest first.
 
     Raises: `missing` where nothing ever was, CorruptLedgerError, UnreachableError.
     """
     state: S | None = None
-    said: deque[Message] = deque(maxlen=most)
+    said: deque[Message] = deque(maxlen=_CHANGES_MAX)
     async with contextlib.aclosing(log.read_messages(subject=of.chain(log.names, name))) as batches:
         async for batch in batches:
             for message in events_among(batch):

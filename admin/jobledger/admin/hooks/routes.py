@@ -43,7 +43,7 @@ class ShownRoute(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     reason: str
     sequence: int  #: stream sequence of its newest event
-    history: tuple[Change, ...]  #: the newest first, at most as many as were asked for
+    history: tuple[Change, ...]  #: the newest first, at most twenty
     source: str = "operator"  #: `code` where a process declared it, `operator` where a person set it
 
 
@@ -174,14 +174,14 @@ def _changed(route: Route, *, changed: bool) -> ChangedRoute:
     )
 
 
-async def show_route(ledger: Ledger, name: str, *, history_max: int = 20) -> ShownRoute:
+async def show_route(ledger: Ledger, name: str) -> ShownRoute:
     """Return a route as its chain says now.
 
     Raises: InvalidTokenError, RouteNotFoundError where it was never set, UnreachableError.
     """
     check_token("route", name)
     missing = RouteNotFoundError(name)
-    route, history = await state_and_changes(ledger.log, ROUTE, name, most=history_max, missing=missing)
+    route, history = await state_and_changes(ledger.log, ROUTE, name, missing=missing)
     definition = route.definition
     takes = definition is not None and definition.signature is not None
     return ShownRoute(

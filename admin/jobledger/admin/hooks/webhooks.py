@@ -169,14 +169,14 @@ async def list_webhooks(ledger: Ledger) -> list[WebhookInfo]:
     return [info_of(each) for _, each in found if each.status != "removed"]
 
 
-async def show_webhook(ledger: Ledger, name: str, *, history_max: int = 20) -> ShownWebhook:
+async def show_webhook(ledger: Ledger, name: str) -> ShownWebhook:
     """Return a webhook as its chain says now, and its newest events.
 
     Raises: WebhookNotFoundError where nothing was ever said of it, InvalidTokenError, UnreachableError.
     """
     check_token("webhook name", name)
     missing = WebhookNotFoundError(name)
-    state, history = await state_and_changes(ledger.log, WEBHOOK, name, most=history_max, missing=missing)
+    state, history = await state_and_changes(ledger.log, WEBHOOK, name, missing=missing)
     return ShownWebhook(info=info_of(state), history=history)
 
 

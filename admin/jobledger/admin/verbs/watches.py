@@ -5,21 +5,49 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Final
 
-from jobledger.admin.hooks.watches import (
-    ShownWatch,
-    Watches,
-    WatchInfo,
-    info_of,
-    list_watches,
-    show_watch,
-)
+import msgspec
+
+from jobledger.admin.events.changes import Change, state_and_changes
 from jobledger.admin.verbs.kit import Place, Reason, Table, Told, Verb, option, told_changes, verb
+from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.envelope import Moment
 from jobledger.ledger.model.hooks import watch
-from jobledger.ledger.model.hooks.watch import FIGURES, Figure, WatchDefinition
-from jobledger.ledger.webhooks.changes import change_watch
+from jobledger.ledger.model.hooks.errors import WatchNotFoundError
+from jobledger.ledger.model.hooks.watch import FIGURES, WATCH, Figure, Watch, WatchDefinition, bound_words
+from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.webhooks.changes import all_watches, change_watch
 
 Name = Annotated[str, option("The watch's name.", "NAME")]
 _WRITES: Final = ("LEDGER_FULL", "LEDGER_BUSY")
+
+
+class WatchInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A watch as it stands."""
+
+    watch: str  #: its name
+    definition: WatchDefinition
+    watches: str  #: the figure and its bounds, in words
+    firing: bool  #: whether the figure was beyond a bound for long enough, when a gateway last compared them
+    value: (
+        float | None
+    )  #: the figure when it began to fire, or to be within its bounds again; none: it never fired
+    removed: bool
+    changed_at: Moment  #: when its newest event was appended
+    changed_by: str
+    sequence: int  #: stream sequence of that event
+
+
+class Watches(msgspec.Struct, frozen=True, kw_only=True):
+    """The watches that are set, those that fire first."""
+
+    items: list[WatchInfo]
+
+
+class ShownWatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A watch, and how it became so."""
+
+    info: WatchInfo
+    history: tuple[Change, ...]  #: the newest first
 
 
 @verb(
@@ -94,8 +122,8 @@ class ListWatches(Verb[Watches], frozen=True, kw_only=True):
     """List the watches, those that fire first."""
 
     async def do(self, place: Place) -> Watches:
-        """List them as the ledger says now. Raises: as `list_watches`."""
-        return Watches(items=await list_watches(place.ledger))
+        """List them as the ledger says now. Raises: as `watches_now`."""
+        return Watches(items=await watches_now(place.ledger))
 
     def say(self, found: Watches) -> Iterator[Told]:
         """Yield a table of them."""
@@ -130,8 +158,11 @@ class ShowWatch(Verb[ShownWatch], frozen=True, kw_only=True):
     name: Name
 
     async def do(self, place: Place) -> ShownWatch:
-        """Read its chain. Raises: as `show_watch`."""
-        return await show_watch(place.ledger, self.name)
+        """Read its chain. Raises: WatchNotFoundError where nothing was ever said of it, InvalidTokenError, UnreachableError."""
+        log, name = place.ledger.log, check_token("watch name", self.name)
+        missing = WatchNotFoundError(name)
+        state, history = await state_and_changes(log, WATCH, name, missing=missing)
+        return ShownWatch(info=info_of(state), history=history)
 
     def say(self, found: ShownWatch) -> Iterator[Told]:
         """Say what it looks at, and tell its changes."""
@@ -147,3 +178,24 @@ def _state(watch: WatchInfo) -> str:
 
 def _words(watch: WatchInfo) -> str:
     return f"watch {watch.watch}, {_state(watch)}: {watch.watches}"
+
+
+async def watches_now(ledger: Ledger) -> list[WatchInfo]:
+    """Return the watches that are set, those that fire first, then by name. Raises: CorruptLedgerError, UnreachableError."""
+    found = [info_of(each) for each in await all_watches(ledger.log)]
+    return sorted(found, key=lambda each: (not each.firing, each.watch))
+
+
+def info_of(watch: Watch) -> WatchInfo:
+    """Return a watch as a person sees it."""
+    return WatchInfo(
+        watch=watch.name,
+        definition=watch.definition,
+        watches=bound_words(watch.definition),
+        firing=watch.firing,
+        value=watch.value,
+        removed=watch.removed,
+        changed_at=watch.at,
+        changed_by=watch.by,
+        sequence=watch.sequence,
+    )

@@ -7,8 +7,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from jobledger.admin.hooks.watches import WatchInfo, list_watches
 from jobledger.admin.hooks.webhooks import WebhookInfo, list_webhooks
+from jobledger.admin.verbs.watches import WatchInfo, watches_now
 from jobledger.gateway.pages.page import Viewer, When
 from jobledger.gateway.pages.shell import PageFacts, opened
 from jobledger.ledger.model.times import as_utc
@@ -53,7 +53,7 @@ async def webhooks(looked: Viewer, *, query: Query) -> Webhooks:
     return Webhooks(
         shell=shell,
         query=query,
-        watches=[each for each in await list_watches(ledger) if not each.removed],
+        watches=await watches_now(ledger),
         webhooks=await list_webhooks(ledger),
         routes=routes,
         deliveries=deliveries,
