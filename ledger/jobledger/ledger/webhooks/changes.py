@@ -1,4 +1,4 @@
-"""Who writes webhooks and watches, and how each of them is found."""
+"""Who writes webhooks and watches, and how each of them and a route is found."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Protocol
 from jobledger.ledger.model.commands import Stamp
 from jobledger.ledger.model.hooks import watch, webhook
 from jobledger.ledger.model.hooks.definition import check_webhook_name
-from jobledger.ledger.model.hooks.errors import WebhookNotFoundError
+from jobledger.ledger.model.hooks.errors import RouteNotFoundError, WebhookNotFoundError
+from jobledger.ledger.model.hooks.route import ROUTE, Route, RouteDefinition
 from jobledger.ledger.model.hooks.watch import WATCH, Watch, WatchCommand
 from jobledger.ledger.model.hooks.webhook import WEBHOOK, Webhook, WebhookCommand, WebhookEvent
 from jobledger.ledger.model.log import Log
@@ -72,6 +73,14 @@ async def find_webhook(log: Log, name: str) -> Webhook:
     if found is None or found.status == "removed":
         raise WebhookNotFoundError(name)
     return found
+
+
+async def route_named(log: Log, name: str) -> tuple[Route, RouteDefinition]:
+    """Return a route that is set, and what it does. Raises: as `look`; RouteNotFoundError."""
+    route = (await look(log, ROUTE, name)).state
+    if route is None or route.definition is None:
+        raise RouteNotFoundError(name)
+    return route, route.definition
 
 
 async def all_watches(log: Log) -> list[Watch]:

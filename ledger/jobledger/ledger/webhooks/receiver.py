@@ -50,7 +50,7 @@ from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.log import Log, end_of_chain
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.model.times import shown_time
-from jobledger.ledger.webhooks.routes import route_named
+from jobledger.ledger.webhooks.changes import route_named
 from jobledger.ledger.webhooks.signals import RunSignal, decide_signal
 
 _DAY_S: Final = 24 * 3600.0

@@ -33,8 +33,8 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.named.book import AnnouncedTasks, find_announced
 from jobledger.ledger.named_values import change
 from jobledger.ledger.options import Options
+from jobledger.ledger.webhooks.changes import route_named
 from jobledger.ledger.webhooks.receiver import Arrival, BodyStore, Match, Outcome, Receiver, matches
-from jobledger.ledger.webhooks.routes import route_named
 from jobledger.ledger.webhooks.signals import RunClient, RunSignal, signal_for
 
 logger = logging.getLogger(__name__)
