@@ -15,7 +15,6 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.enqueuer import with_tenant
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import ScheduleNotFoundError, WrongSequenceError
-from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.schedules.definition import LATE
 from jobledger.ledger.model.subjects import JobRef, check_token, check_users_queue, check_users_task
@@ -35,8 +34,6 @@ from jobledger.projections.tables.schedules import (
 #: Whether the schedule is in the code of a running worker; `unknown` where none runs, or one does not say.
 InCode = Literal["yes", "no", "unknown"]
 _TICKS_AT_ONCE: Final = 500
-#: Options that are fields of the order, too.
-_ORDERED: Final = ("priority", "max_attempts", "timeout_s", "tenant", "limits", "metadata", "correlation")
 _LIKE: Final = "like"  # a placeholder id: only the order counts
 
 
@@ -186,6 +183,6 @@ async def like_unloaded(
         declared = msgspec.structs.replace(options, tenant_template=announced.defaults.tenant_template)
         options = with_tenant(announced, declared, text)
     value, reference = await ledger.inputs.put(text, what=what)
-    order = Order(input=value, input_ref=reference, **{name: getattr(options, name) for name in _ORDERED})
+    order = options.order(value, reference)
     like = Enqueue(ref=JobRef(queue=options.queue, job_id=_LIKE), task=task, order=order)
     return like, known is not None

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
-from datetime import datetime
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import msgspec
@@ -273,30 +272,24 @@ class Enqueuer:
         if options.tenant_template:
             options = with_tenant(task, options, text)
         value, reference = await self._client.inputs.put(text, what=task.signature.what)
-        order = Order(
-            input=value,
-            input_ref=reference,
-            priority=options.priority,
-            max_attempts=options.max_attempts,
-            timeout_s=options.timeout_s,
-            trace=options.trace,
-            notify=notify,
-            tenant=options.tenant,
-            limits=options.limits,
-            correlation=options.correlation,
-            metadata=options.metadata,
-            version=task.version,
-            on_end=await self._callbacks(task, options) if task.callbacks else (),
-            deadline_s=task.deadline_s,
-        )
+        order = options.order(value, reference, notify)
+        if task.version or task.callbacks or task.deadline_s is not None:
+            on_end = await self._callbacks(task, options) if task.callbacks else ()
+            of_run = {"version": task.version, "on_end": on_end, "deadline_s": task.deadline_s}
+            order = msgspec.structs.replace(order, **of_run)
         if self._children is not None:
             order = self._children.inherit(order)
         if options.limits or options.declared or options.declared_queue is not None:
             order = await self._limited(task, options, order, text)
+        run_at, delay_s = options.run_at, options.delay_s
+        if options.debounce_s is not None:
+            delay_s = options.debounce_s
+        if delay_s is not None:
+            run_at = moment_of(None, delay_s, self._clock.now())
         return Enqueue(
             ref=JobRef(queue=options.queue, job_id=job_id),
             task=task.name,
-            run_at=self._due(options),
+            run_at=run_at,
             order=order,
         )
 
@@ -332,11 +325,6 @@ class Enqueuer:
         if options.on_other_input == "keep" or not (is_named or parent_id):
             return None
         return functools.partial(require_same, self._client.inputs, task.signature, parent_id)
-
-    def _due(self, options: Options) -> datetime | None:
-        """Return when the job may run first; None: at once."""
-        delay_s = options.delay_s if options.debounce_s is None else options.debounce_s
-        return options.run_at if delay_s is None else moment_of(None, delay_s, self._clock.now())
 
     async def begin(self, command: Enqueue, by: str = "", compare: Compare | None = None) -> tuple[int, bool]:
         """Append the first event of a job; one that exists stays as it is. Return its sequence, and whether it is new.

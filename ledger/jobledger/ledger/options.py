@@ -13,7 +13,7 @@ from jobledger.ledger.backoff import Backoff
 from jobledger.ledger.hooks import Hooks
 from jobledger.ledger.limits.declared import Limit, Queue, divided, queue_of
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, TaskDefinitionError
-from jobledger.ledger.model.events import PRIORITIES, Priority
+from jobledger.ledger.model.events import NO_VALUE, PRIORITIES, Order, PayloadRef, Priority
 from jobledger.ledger.model.inputs import (
     check_traceparent,
     check_word,
@@ -34,6 +34,9 @@ TIMEOUT_S_LIMIT: Final = 7 * 24 * 3600.0
 RunIn = Literal["auto", "process"]
 OnOtherInput = Literal["error", "keep"]
 ExceptionTypes = tuple[type[BaseException], ...]
+
+
+_NOTHING_SAID: Final = ("", "", {}, (), "", "", "")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,16 +102,30 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigurationError(f"run_at must be a datetime with a time zone, got {self.run_at!r}")
             keep_utc(self, "run_at")
         # By value: what is empty and of another type must not pass as the default.
-        if (self.tenant, self.correlation, self.metadata, self.limits, self.by, self.trace, self.name) != (
-            "",
-            "",
-            {},
-            (),
-            "",
-            "",
-            "",
-        ):
+        said = (self.tenant, self.correlation, self.metadata, self.limits, self.by, self.trace, self.name)
+        if said != _NOTHING_SAID:
             self._check_words()
+
+    def order(
+        self, value: msgspec.Raw = NO_VALUE, reference: PayloadRef | None = None, notify: str = ""
+    ) -> Order:
+        """Return the order of a job with these options: with `ORDER_FIELDS`, the trace, and this input.
+
+        Every job is made by this. The fields are named one by one because that is four times as fast.
+        """
+        return Order(
+            input=value,
+            input_ref=reference,
+            notify=notify,
+            priority=self.priority,
+            max_attempts=self.max_attempts,
+            timeout_s=self.timeout_s,
+            tenant=self.tenant,
+            limits=self.limits,
+            trace=self.trace,
+            correlation=self.correlation,
+            metadata=self.metadata,
+        )
 
     def changed(
         self, given: Mapping[str, Any], *, queue: str | Queue | None, limits: Iterable[str | Limit]
@@ -173,6 +190,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             )
         return unique
 
+
+#: The options that are fields of the job's order, too: what a caller asks of a job beside its task, its input and its
+#: time. The order's `unique` is the hash of a key, and its `trace` follows from where the caller is.
+ORDER_FIELDS: Final = tuple(
+    name
+    for name in Order.__struct_fields__
+    if name in Options.__struct_fields__ and name not in {"trace", "unique"}
+)
 
 #: What the options of a job cannot say that a run, a graph or a batch makes.
 _OF_MAKER: Final = ("id", "delay_s", "run_at", "unique", "debounce_s", "by")

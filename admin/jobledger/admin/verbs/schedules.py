@@ -33,21 +33,13 @@ from jobledger.ledger.model.schedules.events import Schedule
 from jobledger.ledger.model.schedules.ticks import zone_of
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.model.times import shown_time
+from jobledger.ledger.options import ORDER_FIELDS
 from jobledger.ledger.schedules.verbs import ScheduleVerbs, When
 
 Name = Annotated[str, option("Name of the schedule.", "NAME")]
 _CHANGES: Final = ("NOT_FOUND", "LEDGER_FULL", "LEDGER_BUSY")
 #: What a job of a task is told beside its input; the nodes of a graph say that themselves.
-_ORDER: Final = (
-    "queue",
-    "priority",
-    "max_attempts",
-    "timeout_s",
-    "tenant",
-    "correlation",
-    "metadata",
-    "limits",
-)
+_ORDER: Final = ("queue", *ORDER_FIELDS)
 _TICKS: Final = ("cron", "every_s", "at", "on_demand")
 _NONE: Final = {"paused": "is paused", "on_demand": "makes jobs on demand only", "ended": "has ended"}
 _ACT: Final[dict[str, Any]] = {"permission": "manage", "about": "own"}

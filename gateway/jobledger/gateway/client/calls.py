@@ -25,6 +25,7 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
 )
 from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.options import ORDER_FIELDS
 from jobledger.ledger.tasks import Task, TaskWithOptions
 
 WAIT_S: Final = 30.0  #: how long one request waits for the end of a job; then the next one does
@@ -242,13 +243,11 @@ def said_of(task: Task[..., Any] | TaskWithOptions[..., Any]) -> dict[str, Any]:
     if only_there or options.declared:
         name = only_there[0] if only_there else "limits with definitions"
         raise InvalidInputError(f"{name} in code needs a connection to the ledger: enqueue it from there")
-    names = ("queue", "priority", "max_attempts", "timeout_s", "delay_s", "run_at", "tenant", "correlation")
-    said = {name: getattr(options, name) for name in names}
+    said = {name: getattr(options, name) for name in ("queue", "id", "delay_s", "run_at", *ORDER_FIELDS)}
     if options.on_other_input == "keep":
         said["on_other_input"] = "keep"
-    said |= {"limits": list(options.limits), "metadata": options.metadata, "id": options.id}
     return {"task": plain.name} | {
-        name: value for name, value in said.items() if value not in (None, "", [], {})
+        name: value for name, value in said.items() if value not in (None, "", (), {})
     }
 
 

@@ -18,7 +18,6 @@ from jobledger.ledger.graphs.graph_run import run_graph
 from jobledger.ledger.limits.keys import KeySource, with_limits
 from jobledger.ledger.model.chain import load
 from jobledger.ledger.model.errors import InputMismatchError, InvalidInputError, TaskDefinitionError
-from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.graphs.parameters import WORD, check_parameters
 from jobledger.ledger.model.graphs.spec import GraphNode, GraphSpec
 from jobledger.ledger.model.runs.orders import ITEMS_MAX, ChildNode, OnDeadLetter, Take, check_on_dead_letter
@@ -296,9 +295,8 @@ class Graph:
                     f"limit {limit.name} of task {task.name} takes its key from {limit.key}, which is the result of "
                     "another node here, or of the run's input: pass it as a value, or name the limit with its key in options(limits=...)"
                 )
-        order = Order(limits=options.limits, tenant=options.tenant, metadata=options.metadata)
         arguments = {**task.signature.defaults, **known}
-        job = KeySource(task.name, options.queue, order, lambda: arguments)
+        job = KeySource(task.name, options.queue, options.order(), lambda: arguments)
         return with_limits(job, options.declared, options.declared_queue).limits
 
     def _without_results(self, value: Any, at: list[str | int], takes: list[Take]) -> Any:

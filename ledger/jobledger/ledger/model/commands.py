@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from datetime import datetime
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from msgspec.structs import force_setattr
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.events import (
+    LABELS,
     Cause,
     ChildOrder,
     CopiedEnd,
@@ -45,6 +47,10 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return {"at": self.at, "by": self.by, "trace": self.trace}
 
 
+_labels_of = operator.attrgetter(*LABELS)
+_NO_LABELS: Final = _labels_of(Order())
+
+
 class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
     """Begin a job: queued at once, `scheduled` with `run_at`, or `held` where its order names limits."""
 
@@ -69,7 +75,7 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
             check_whole("max_attempts", order.max_attempts, 1)
         if order.member is not None:
             check_token("parent id", order.member.job)  # a word of the subject under which the job completes
-        if order.limits or order.metadata or order.tenant or order.correlation or order.fair:  # seldom
+        if order.limits or order.metadata or order.fair or _labels_of(order) != _NO_LABELS:  # seldom
             force_setattr(self, "order", checked_order(order))
 
 

@@ -8,7 +8,7 @@ have defaults, and one golden line per event of every release must decode for ev
 from __future__ import annotations
 
 import operator
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -50,6 +50,7 @@ from jobledger.ledger.model.runs.orders import (
 __all__ = [
     "EVENT_CLASSES",
     "EVENT_TYPES",
+    "LABELS",
     "PRIORITIES",
     "AttemptStateName",
     "CancelRequested",
@@ -176,6 +177,10 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     on_end: tuple[Callback, ...] = ()  #: what is enqueued when the run has ended
     deadline_s: float | None = None  #: how long after its first event the run is cancelled; None: never
     inherits: tuple[str, ...] = ()  #: limits of which runs above it hold a slot to their end, also for it
+
+
+#: The fields of an order that are one word each about what the job belongs to; "": not given.
+LABELS: Final = ("tenant", "correlation")
 
 
 class CarriedAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

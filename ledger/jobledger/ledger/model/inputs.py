@@ -12,7 +12,7 @@ import msgspec
 
 from jobledger.ledger.model.envelope import TIME_MAX, TIME_MIN, WHOLE_MAX
 from jobledger.ledger.model.errors import InvalidInputError
-from jobledger.ledger.model.events import Order
+from jobledger.ledger.model.events import LABELS, Order
 from jobledger.ledger.model.subjects import check_token
 
 NOTE_MAX: Final = 4_000  #: characters of a note
@@ -199,8 +199,8 @@ def checked_order(order: Order) -> Order:
 
     Raises: InvalidInputError, InvalidTokenError.
     """
-    for field, word in (("tenant", order.tenant), ("correlation", order.correlation)):
-        if word:
+    for field in LABELS:
+        if word := getattr(order, field):
             check_word(field, word)
     if order.fair:
         _word("fair", order.fair, _FAIR_MAX)

@@ -10,6 +10,7 @@ from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.events import Cancelled, DeadLettered, ErrorInfo, Order, PayloadRef
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import Callback, of_run, short_id
+from jobledger.ledger.model.same_fields import copied
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.parts import Client
 
@@ -61,19 +62,14 @@ async def callback_for(client: Client, run: Job, end: RunEnd) -> Enqueue | None:
         return None
     text = msgspec.json.encode({callback.argument: end})
     stored, reference = await client.inputs.put(text, what=f"input of task {callback.task}")
-    order = Order(
+    order = copied(
+        Order,
+        callback,
         input=stored,
         input_ref=reference,
-        priority=callback.priority,
-        max_attempts=callback.max_attempts,
-        timeout_s=callback.timeout_s,
-        limits=callback.limits,
-        fair=callback.fair,
-        metadata=callback.metadata,
         tenant=callback.tenant or run.order.tenant,
         correlation=callback.correlation or run.order.correlation or run.id,
         trace=run.trace,
-        version=callback.version,
     )
     job_id = end_id(JobRef(queue=run.queue, job_id=run.id), callback)
     return Enqueue(ref=JobRef(queue=callback.queue, job_id=job_id), task=callback.task, order=order)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
 from jobledger.ledger.children import child_id_of
 from jobledger.ledger.limits.keys import KeySource, with_limits
 from jobledger.ledger.model.errors import ConfigurationError, InvalidError, PayloadTooLargeError
-from jobledger.ledger.model.events import ErrorInfo, Order
+from jobledger.ledger.model.events import ErrorInfo
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.runs.orders import (
     ITEMS_MAX,
-    ChildNode,
     ChildOrder,
     OnDeadLetter,
     OnFailure,
@@ -22,6 +21,7 @@ from jobledger.ledger.model.runs.orders import (
     items_of,
 )
 from jobledger.ledger.model.runs.steps import Step, failed_item
+from jobledger.ledger.model.same_fields import copied
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.options import Options, refuse_of_maker
 from jobledger.ledger.runs.errors import ChildFailedError, DivergedError, StepFailedError
@@ -33,9 +33,6 @@ from jobledger.ledger.runs.steps import digest_of
 from jobledger.ledger.tasks import Task
 
 R_co = TypeVar("R_co", covariant=True)
-
-#: The fields that a group records once where all its children have the same.
-_ALIKE: Final = tuple(name for name in ChildNode.__struct_fields__ if name in ChildOrder.__struct_fields__)
 
 
 class Outcome(Generic[R_co]):
@@ -129,8 +126,9 @@ class Group:
         options = self._options
         priority = options.priority if options.priority != "normal" else run.order.priority
         node = node_of(self._task, options, priority=priority)
-        base = ChildOrder(
-            **{name: getattr(node, name) for name in _ALIKE},
+        base = copied(
+            ChildOrder,
+            node,
             tenant=options.tenant or run.order.tenant,
             count=len(self._inputs),
             limit=self._limit,
@@ -149,7 +147,7 @@ class Group:
     def _limits(self, base: ChildOrder, text: bytes) -> tuple[str, ...]:
         """Return the limits of one child, with the keys that its input gives them."""
         options, task = self._options, self._task
-        order = Order(limits=options.limits, tenant=base.tenant, metadata=options.metadata)
+        order = msgspec.structs.replace(options.order(), tenant=base.tenant)
         job = KeySource(task.name, options.queue, order, lambda: task.signature.decode(text))
         return with_limits(job, options.declared, options.declared_queue).limits
 

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from jobledger.ledger.additions.kind import Kind
 from jobledger.ledger.limits.keys import KeySource, with_limits
 from jobledger.ledger.model.errors import TaskDefinitionError
-from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.runs.orders import Callback, ChildNode
+from jobledger.ledger.model.same_fields import copied
 from jobledger.ledger.options import Options
 
 
 def node_of(task: Kind, options: Options, **more: Any) -> ChildNode:
     """Return what asks for a job of a task; `more` are fields of `ChildNode` that its options do not say."""
-    fields: dict[str, Any] = {"priority": options.priority, "limits": options.limits, **more}
-    return ChildNode(
+    return copied(
+        ChildNode,
+        options.order(),
         task=task.name,
         queue=options.queue,
-        max_attempts=options.max_attempts,
-        timeout_s=options.timeout_s,
         version=task.version,
         on_end=callbacks_of(task, options.tenant),
         deadline_s=task.deadline_s,
-        **fields,
+        **more,
     )
 
 
@@ -38,24 +39,20 @@ def callbacks_of(task: Kind, tenant: str) -> tuple[Callback, ...]:
         plain, options = callback.unpacked
         if not plain.signature.names:
             raise TaskDefinitionError(f"task {plain.name} as on_{on} of {task.name} takes no RunEnd")
-        order = Order(limits=options.limits, tenant=options.tenant or tenant, metadata=options.metadata)
+        order = options.order()
         if options.limits_in_code:
-            job = KeySource(plain.name, options.queue, order, dict)
+            of_run = msgspec.structs.replace(order, tenant=options.tenant or tenant)
+            job = KeySource(plain.name, options.queue, of_run, dict)
             order = with_limits(job, options.declared, options.declared_queue)
         found.append(
-            Callback(
+            copied(
+                Callback,
+                order,
                 on=on,
                 task=plain.name,
                 queue=options.queue,
                 argument=plain.signature.names[0],
-                priority=options.priority,
-                max_attempts=options.max_attempts,
-                timeout_s=options.timeout_s,
-                limits=order.limits,
-                fair=order.fair,
-                tenant=options.tenant,
-                correlation=options.correlation,
-                metadata=options.metadata,
+                tenant=options.tenant,  # "": that of the run when it ends
                 version=plain.version,
                 tells_queue=True,
             )

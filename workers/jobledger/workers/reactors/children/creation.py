@@ -22,6 +22,7 @@ from jobledger.ledger.model.events import Order
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.runs.orders import Member, Take, bits, items_of
 from jobledger.ledger.model.runs.steps import Step, admissible
+from jobledger.ledger.model.same_fields import copied
 from jobledger.ledger.model.subjects import JobRef, first_leaf
 from jobledger.ledger.parts import Client
 from jobledger.workers.reactors.children.begun_again import rerun_of_child
@@ -195,20 +196,15 @@ class ChildOpener:
         return Enqueue(
             ref=child_ref(ref, step, item),
             task=node.task,
-            order=Order(
+            order=copied(
+                Order,
+                node,
                 member=_child(ref, step, item)[2],
                 input=value,
                 input_ref=reference,
-                priority=node.priority,
-                max_attempts=node.max_attempts,
-                timeout_s=node.timeout_s,
                 tenant=order.tenant or job.order.tenant,
-                limits=node.limits,
                 correlation=job.order.correlation or ref.job_id,
                 trace=job.trace,
-                version=node.version,
-                on_end=node.on_end,
-                deadline_s=node.deadline_s,
                 rerun_of=rerun_of,
             ),
         )
