@@ -1,10 +1,14 @@
-"""A task's settings: `Options`, which travel with each job, and `Rules`, which stay with the worker's code."""
+"""A task's settings: `Options`, which travel with each job, and `Rules`, which stay with the worker's code.
+
+Beside them the options as callers give them: a field of each job's order stands once for all of Python, once for
+requests.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, TypedDict, cast
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -12,8 +16,9 @@ from msgspec.structs import force_setattr
 from jobledger.ledger.backoff import Backoff
 from jobledger.ledger.hooks import Hooks
 from jobledger.ledger.limits.declared import Limit, Queue, divided, queue_of
+from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, TaskDefinitionError
-from jobledger.ledger.model.events import NO_VALUE, PRIORITIES, Order, PayloadRef, Priority
+from jobledger.ledger.model.events import PRIORITIES, Order, PayloadRef, Priority
 from jobledger.ledger.model.inputs import (
     check_traceparent,
     check_word,
@@ -36,7 +41,7 @@ OnOtherInput = Literal["error", "keep"]
 ExceptionTypes = tuple[type[BaseException], ...]
 
 
-_NOTHING_SAID: Final = ("", "", {}, (), "", "", "")
+_NOTHING_SAID: Final[tuple[object, ...]] = ("", "", {}, (), "", "", "")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +203,59 @@ ORDER_FIELDS: Final = tuple(
     for name in Order.__struct_fields__
     if name in Options.__struct_fields__ and name not in {"trace", "unique"}
 )
+
+
+class LabelOptions(TypedDict, total=False):
+    """The labels of a job, as Python gives them; what is left out, or None, is not given."""
+
+    tenant: str | None  #: whom it belongs to
+    correlation: str | None  #: its first cause
+    metadata: Mapping[str, str] | None
+
+
+class OrderOptions(LabelOptions, total=False):
+    """How one job is enqueued, as Python gives it; what is left out, or None, is as the task's code says."""
+
+    id: str | None  #: None: a new UUIDv7
+    priority: Priority | None
+    max_attempts: int | None
+    timeout_s: float | None  #: of one attempt
+    delay_s: float | None  #: seconds before which it does not run
+    run_at: datetime | None  #: not before this moment
+    on_other_input: OnOtherInput | None  #: what is done where the id has another input; see `Options`
+
+
+class LabelFields(msgspec.Struct, frozen=True, kw_only=True):
+    """`LabelOptions` as fields of a request."""
+
+    tenant: str | None = None
+    correlation: str | None = None
+    metadata: dict[str, str] | None = None
+
+
+class OrderFields(LabelFields, frozen=True, kw_only=True):
+    """`OrderOptions` as fields of a request, with queue and limits."""
+
+    queue: str | None = None
+    id: str | None = None
+    priority: Priority | None = None
+    max_attempts: int | None = None
+    timeout_s: float | None = None
+    delay_s: float | None = None
+    run_at: datetime | None = None
+    limits: tuple[str, ...] = ()
+    on_other_input: OnOtherInput | None = None
+
+
+class NodeFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a job is queued and tried that belongs to a run, as fields of a request: its labels are those of the run."""
+
+    queue: str | None = None
+    priority: Priority | None = None
+    max_attempts: int | None = None
+    timeout_s: float | None = None  #: of one attempt
+    limits: tuple[str, ...] = ()  #: beside those of the task
+
 
 #: What the options of a job cannot say that a run, a graph or a batch makes.
 _OF_MAKER: Final = ("id", "delay_s", "run_at", "unique", "debounce_s", "by")

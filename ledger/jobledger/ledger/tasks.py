@@ -9,11 +9,22 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    cast,
+)
 
 import msgspec
 
@@ -26,11 +37,10 @@ from jobledger.ledger.model.errors import (
     TaskDefinitionError,
     UnknownTaskError,
 )
-from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.limits.definition import Terms
 from jobledger.ledger.model.limits.names import joined
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.options import OnOtherInput, Options, Rules
+from jobledger.ledger.options import Options, OrderOptions, Rules
 from jobledger.ledger.schedules.in_code import Schedule
 from jobledger.ledger.signature import TaskSignature
 from jobledger.ledger.templates import check_fields
@@ -74,6 +84,18 @@ class AwaitedSignal(Protocol):
         ...
 
 
+class TaskOptions(OrderOptions, total=False):
+    """How the next job of a task is enqueued; what is left out, or None, is as the task's code says."""
+
+    queue: str | Queue | None
+    limits: Iterable[str | Limit]  #: beside those of the task
+    unique: Unique | None
+    debounce_s: float | None
+    max_wait_s: float | None
+    name: str | None  #: for runs and graphs: what the step of `run.call(...)`, or the node, is called
+    by: str | None
+
+
 class Task(Generic[P, R_co]):
     """A function that jobs can run. `P`: the parameters that are a job's input; `R_co`: what the function returns."""
 
@@ -112,51 +134,17 @@ class Task(Generic[P, R_co]):
         """Show the name a job carries."""
         return f"<task {self.name}>"
 
-    def options(
-        self,
-        *,
-        queue: str | Queue | None = None,
-        priority: Priority | None = None,
-        max_attempts: int | None = None,
-        timeout_s: float | None = None,
-        id: str | None = None,  # noqa: A002 - the public name of the option
-        delay_s: float | None = None,
-        run_at: datetime | None = None,
-        limits: Iterable[str | Limit] = (),
-        tenant: str | None = None,
-        correlation: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-        unique: Unique | None = None,
-        debounce_s: float | None = None,
-        max_wait_s: float | None = None,
-        name: str | None = None,
-        by: str | None = None,
-        on_other_input: OnOtherInput | None = None,
-    ) -> TaskWithOptions[P, R_co]:
-        """Return the task with some options set for the next job; `limits` are added to those of the task.
-
-        `name` is for runs and graphs: what the step of `run.call(...)`, or the node, is called.
+    def options(self, **given: Unpack[TaskOptions]) -> TaskWithOptions[P, R_co]:
+        """Return the task with some options set for the next job; `given` is in `TaskOptions`.
 
         Raises: InvalidTokenError, ConfigurationError, InvalidInputError.
         """
-        given = {
-            "priority": priority,
-            "max_attempts": max_attempts,
-            "timeout_s": timeout_s,
-            "id": id,
-            "delay_s": delay_s,
-            "run_at": run_at,
-            "tenant": tenant,
-            "correlation": correlation,
-            "metadata": metadata,
-            "unique": unique,
-            "debounce_s": debounce_s,
-            "max_wait_s": max_wait_s,
-            "name": name,
-            "by": by,
-            "on_other_input": on_other_input,
-        }
-        return TaskWithOptions(self, self.defaults.changed(given, queue=queue, limits=limits))
+        wrong = given.keys() - TaskOptions.__annotations__
+        if wrong:
+            raise TypeError(f"Task.options() got an unexpected keyword argument {min(wrong)!r}")
+        chosen: dict[str, Any] = dict(given)
+        queue, limits = chosen.pop("queue", None), chosen.pop("limits", ())
+        return TaskWithOptions(self, self.defaults.changed(chosen, queue=queue, limits=limits))
 
     @property
     def unpacked(self) -> tuple[Task[P, R_co], Options]:

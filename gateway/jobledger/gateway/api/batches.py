@@ -16,26 +16,20 @@ from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.model.errors import NotFoundError
-from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.reserved_ids import check_unreserved
 from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.runs.orders import BATCH_STEP, ITEMS_MAX
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.named_batches import Batch, batch_spec, close_batch, find_batch, open_batch
+from jobledger.ledger.options import NodeFields
 
-_CHOSEN: Final = ("queue", "priority", "max_attempts", "timeout_s", "limits")
 
-
-class BatchEnd(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BatchEnd(NodeFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is enqueued once all jobs of a batch have ended. It gets `batch` and `counts`, where it has such arguments."""
 
     task: str
     queue: str | None = None  #: this and the other options: left out, they are as the task's code says
-    priority: Priority | None = None
-    max_attempts: int | None = None
-    timeout_s: float | None = None  #: of one attempt
-    limits: tuple[str, ...] = ()  #: beside those of the task
 
 
 class NewBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,7 +66,11 @@ async def open_one(asked: ApiRequest, name: str, *, body: NewBatch) -> Answer:
     """Open a batch; one that is there with the same task, queue and end stays as it is."""
     ledger, principal, end = asked.gateway.ledger, asked.principal, body.on_end
     check_unreserved(name)
-    follows = None if end is None else (end.task, {each: getattr(end, each) for each in _CHOSEN})
+    follows = (
+        None
+        if end is None
+        else (end.task, {each: getattr(end, each) for each in NodeFields.__struct_fields__})
+    )
     for task in (body.task,) if end is None else (body.task, end.task):
         principal.require("queue", None, check_token("task name", task))
     with naming_no_hidden_task(principal):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import msgspec
-
 from jobledger.admin.graphs import require_of_nodes
 from jobledger.gateway.api.additions import (
     JobEnqueued,
@@ -21,17 +19,15 @@ from jobledger.gateway.http.endpoint import Answer, Endpoint
 from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.model.errors import InputMismatchError
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
-from jobledger.ledger.options import OnOtherInput
+from jobledger.ledger.options import LabelFields, OnOtherInput
 
 
-class NewRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NewRun(LabelFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A run of a stored graph to begin."""
 
     input: dict[str, Any] = {}  #: what the graph takes of it must be there
     id: str | None = None  #: of its job; the same id again begins nothing, and gives the one that is there
     tenant: str | None = None  #: whom it and its nodes' jobs belong to
-    correlation: str | None = None
-    metadata: dict[str, str] | None = None
     on_other_input: OnOtherInput = "error"  #: what is done where the id belongs to a run with another input
 
 
@@ -47,6 +43,7 @@ async def run_graph(asked: ApiRequest, name: str, *, body: NewRun) -> Answer:
     is_keyed = job_id != body.id
     if is_keyed and job_id is not None:
         await require_free(asked, job_id, BUILT_IN_QUEUE)
+    labels: Any = {each: getattr(body, each) for each in LabelFields.__struct_fields__}
     try:
         with acting_for(None):  # each of its nodes was allowed
             handle = await ledger.graphs.run(
@@ -55,10 +52,8 @@ async def run_graph(asked: ApiRequest, name: str, *, body: NewRun) -> Answer:
                 id=job_id,
                 by=principal.name,
                 trace=asked.trace,
-                tenant=body.tenant,
-                correlation=body.correlation,
-                metadata=body.metadata,
                 on_other_input=body.on_other_input,
+                **labels,
             )
     except InputMismatchError:
         if is_keyed:

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, NamedTuple
 
 import httpx
 import msgspec
@@ -25,7 +25,7 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
 )
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.options import ORDER_FIELDS
+from jobledger.ledger.options import ORDER_FIELDS, OrderOptions
 from jobledger.ledger.tasks import Task, TaskWithOptions
 
 WAIT_S: Final = 30.0  #: how long one request waits for the end of a job; then the next one does
@@ -43,22 +43,11 @@ encode: Final = msgspec.json.Encoder().encode
 AnyTask = Task[..., Any] | TaskWithOptions[..., Any] | str
 
 
-class JobOptions(TypedDict, total=False):
-    """The options of a job to enqueue, beside its input."""
+class JobOptions(OrderOptions, total=False):
+    """The options of a job to enqueue, beside its input. If the queue has a job of its id, that job is returned unchanged."""
 
-    queue: str
-    id: str  #: if the queue has a job of this id, that job is returned unchanged
-    priority: str
-    delay_s: float
-    max_attempts: int
-    timeout_s: float
-    tenant: str
+    queue: str | None
     limits: list[str]
-    correlation: str
-    metadata: dict[str, str]
-    on_other_input: (
-        str  #: "keep": return it even if its input or task differs, instead of `InputMismatchError`
-    )
 
 
 class Call(NamedTuple):
@@ -216,11 +205,12 @@ def order_of(
     if given is not None and arguments:
         raise InvalidInputError("give the input as one mapping or as keyword arguments, not as both")
     values = dict(given) if given is not None else dict(arguments)
+    chosen = {name: value for name, value in named.items() if value is not None}
     if isinstance(task, str):
-        return {"task": task, "input": values, **named}
+        return {"task": task, "input": values, **chosen}
     plain, _ = task.unpacked
     text = plain.signature.encode((), values)
-    return {**said_of(task), "input": msgspec.Raw(text), **named}
+    return {**said_of(task), "input": msgspec.Raw(text), **chosen}
 
 
 def enqueue_call(order: Mapping[str, Any]) -> Call:

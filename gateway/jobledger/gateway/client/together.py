@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 import uuid_utils
@@ -11,6 +11,7 @@ import uuid_utils
 from jobledger.gateway.client.calls import AnyTask, Call, JobOptions, encode, json_call, order_of, said_of
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.subjects import check_token
+from jobledger.ledger.options import LabelOptions
 
 if TYPE_CHECKING:
     from jobledger.admin.verbs.kit import Verb
@@ -75,13 +76,10 @@ def remove_graph_call(name: str, reason: str) -> Call:
     return Call("DELETE", f"/v1/graphs/{check_token('graph', name)}", params=params)
 
 
-class RunOptions(TypedDict, total=False):
+class RunOptions(LabelOptions, total=False):
     """How a run of a stored graph is begun; what is left out is as for any job."""
 
     id: str  #: the same again begins nothing
-    tenant: str
-    correlation: str
-    metadata: dict[str, str]
     on_other_input: Literal["error", "keep"]
 
 

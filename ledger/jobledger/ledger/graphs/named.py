@@ -13,25 +13,25 @@ import msgspec
 
 from jobledger.ledger.graphs.graph import Graph
 from jobledger.ledger.model.errors import InvalidError, InvalidInputError, NotFoundError
-from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.graphs.spec import NODES_MAX, GraphNode, GraphSpec
 from jobledger.ledger.model.graphs.stored import for_run
 from jobledger.ledger.model.hooks.pointers import check_pointer, index_in, pointer_of, words_of
 from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.rights.marks import PAYLOADS
 from jobledger.ledger.model.runs.orders import OnDeadLetter, Take
+from jobledger.ledger.model.same_fields import copied
 from jobledger.ledger.named.book import AnnouncedTasks, find_announced
 from jobledger.ledger.named.verbs import options_of
+from jobledger.ledger.options import NodeFields
 from jobledger.ledger.patience import Patience
 
-_CHOSEN: Final = ("queue", "priority", "max_attempts", "timeout_s", "limits")
 #: Nodes that are checked before the event loop runs other work.
 _AT_ONCE: Final = 100
 
 NodeName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_.#-]{1,100}$")]
 
 
-class NamedNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class NamedNode(NodeFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One node of a graph. An option that is left out is as its task's code says."""
 
     name: NodeName  #: no other node of the graph has it; the graph's result has the node's result under it
@@ -41,11 +41,6 @@ class NamedNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     takes: dict[str, NodeName] = {}
     after: tuple[NodeName, ...] = ()  #: nodes that it waits for beside those whose results it takes
     always: bool = False  #: whether it runs whatever became of those that it waits for
-    queue: str | None = None
-    priority: Priority | None = None
-    max_attempts: int | None = None
-    timeout_s: float | None = None  #: of one attempt
-    limits: tuple[str, ...] = ()  #: beside those of the task
 
 
 class NamedGraph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -81,18 +76,14 @@ def told(spec: GraphSpec) -> NamedGraph:
 
 def _told(spec: GraphSpec, node: GraphNode) -> NamedNode:
     taken = {take.of for take in node.node.takes}
-    return NamedNode(
+    return copied(
+        NamedNode,
+        node.node,
         name=node.label,
-        task=node.node.task,
         input=node.input,
         takes={pointer_of(take.at): spec.nodes[take.of].label for take in node.node.takes},
         after=tuple(spec.nodes[need].label for need in node.after if need not in taken),
         always=node.always,
-        queue=node.node.queue,
-        priority=node.node.priority,
-        max_attempts=node.node.max_attempts,
-        timeout_s=node.node.timeout_s,
-        limits=node.node.limits,
     )
 
 
@@ -127,7 +118,7 @@ async def graph_of(patience: Patience, announced: AnnouncedTasks, given: NamedGr
             await asyncio.sleep(0)
         try:
             task = await find_announced(patience, announced, node.task)
-            options = options_of(task, {name: getattr(node, name) for name in _CHOSEN})
+            options = options_of(task, {name: getattr(node, name) for name in NodeFields.__struct_fields__})
             values, takes = _with_places(node, places)
             after = [_place(places, name) for name in node.after]
             graph.add_node(node.name, task, options, values, takes=takes, after=after, always=node.always)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 
 import msgspec
 
@@ -27,7 +27,7 @@ from jobledger.ledger.model.json_text import encode_value
 from jobledger.ledger.model.named_chain import ChangedValue
 from jobledger.ledger.named.book import AnnouncedTasks
 from jobledger.ledger.named_values import change
-from jobledger.ledger.options import OnOtherInput
+from jobledger.ledger.options import LabelOptions, OnOtherInput
 from jobledger.ledger.parts import Client
 from jobledger.ledger.tasks import TaskWithOptions
 
@@ -37,14 +37,11 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-class RunOptions(TypedDict, total=False):
-    """How a run of a stored graph is begun; what is left out, or None, is as for any job."""
+class RunOptions(LabelOptions, total=False):
+    """How a run of a stored graph is begun; what is left out, or None, is as for any job. Its nodes have its tenant."""
 
     id: str | None  #: None: a new UUIDv7
     by: str  #: who asks for it; "": this client
-    tenant: str | None  #: also of its nodes
-    correlation: str | None
-    metadata: Mapping[str, str] | None
     on_other_input: OnOtherInput | None  #: what is done where the id has another input; see `Options`
     trace: str  #: W3C traceparent of the caller; "": that of the span under way
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
-from datetime import datetime
 from typing import Any, Final, NamedTuple, TypedDict, Unpack
 
 import msgspec
@@ -14,30 +14,19 @@ from jobledger.ledger.enqueuer import Enqueuer, of_batch, refuse_in_bulk
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import InvalidInputError
-from jobledger.ledger.model.events import Priority
 from jobledger.ledger.model.subjects import check_token, check_users_queue, check_users_task
 from jobledger.ledger.named.book import AnnouncedTasks, find_announced
-from jobledger.ledger.options import OnOtherInput, Options
+from jobledger.ledger.options import Options, OrderFields, OrderOptions
 from jobledger.ledger.patience import Patience
 
 
-class NamedOptions(TypedDict, total=False):
+class NamedOptions(OrderOptions, total=False):
     """How a job is enqueued by the name of its task; what is left out, or None, is as the task's code says."""
 
     queue: str | None  #: None: that of the task
-    id: str | None  #: None: a new UUIDv7
-    priority: Priority | None
-    max_attempts: int | None
-    timeout_s: float | None  #: of one attempt
-    delay_s: float | None  #: seconds before which it does not run
-    run_at: datetime | None  #: not before this moment
     limits: Iterable[str]  #: beside those of the task
-    tenant: str | None
-    correlation: str | None
-    metadata: Mapping[str, str] | None
     by: str  #: who asks for it; "": this client
     trace: str  #: W3C traceparent of the caller; "": that of the span under way
-    on_other_input: OnOtherInput | None  #: what is done where the id has another input; see `Options`
     unknown_ok: bool  #: also a task that no worker ever announced; its input is then not checked
 
 
@@ -62,42 +51,22 @@ class NamedMany(TypedDict, total=False):
     portion: Portion | None  #: of a batch, as `named_batches` adds it
 
 
-class NamedJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NamedJob(OrderFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One of many jobs to enqueue by the names of their tasks; the fields are those of `NamedOptions`."""
 
     task: str
     input: msgspec.Raw = msgspec.Raw(b"{}")  #: JSON object of the arguments
-    queue: str | None = None
-    id: str | None = None
-    priority: Priority | None = None
-    max_attempts: int | None = None
-    timeout_s: float | None = None
-    delay_s: float | None = None
-    run_at: datetime | None = None
-    limits: tuple[str, ...] = ()
-    tenant: str | None = None
-    correlation: str | None = None
-    metadata: dict[str, str] | None = None
-    on_other_input: OnOtherInput | None = None
 
 
-_CHOSEN: Final = (
-    "priority",
-    "max_attempts",
-    "timeout_s",
-    "delay_s",
-    "run_at",
-    "tenant",
-    "correlation",
-    "metadata",
-    "on_other_input",
+#: What a job may say in place of its task.
+_CHOSEN: Final = tuple(
+    name for name in OrderFields.__struct_fields__ if name not in {"queue", "id", "limits"}
 )
-
-
+_said_by: Final = operator.attrgetter("limits", *_CHOSEN)
 #: The fields that may be given where a job's options are kept for others like it.
 _PLAIN: Final = frozenset({"queue", "by", "id", "limits", "trace"})
-#: The limits and the fields of `_CHOSEN` of a job that leaves them to its task.
-_NOTHING: Final = ((), *[None] * 9)
+#: What `_said_by` reads from a job that leaves all of it to its task.
+_NOTHING: Final = ((), *[None] * len(_CHOSEN))
 #: Types of a queue and an asker that options are kept by; others are for the checks to refuse.
 _NAMES: Final = {str, type(None)}
 _KEPT_MAX: Final = 1_000  #: options of one task: callers choose the names of queues
@@ -208,19 +177,7 @@ class _ChosenOptions:
     def options(self, job: NamedJob) -> Options:
         """Return those of one job. Raises: as `Options.changed`."""
         queue = job.queue
-        said = (
-            job.limits,
-            job.priority,
-            job.max_attempts,
-            job.timeout_s,
-            job.delay_s,
-            job.run_at,
-            job.tenant,
-            job.correlation,
-            job.metadata,
-            job.on_other_input,
-        )
-        if said != _NOTHING or type(queue) not in _NAMES:
+        if _said_by(job) != _NOTHING or type(queue) not in _NAMES:
             return self._made(job)
         if queue is None:
             return self._base
