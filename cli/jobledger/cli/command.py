@@ -185,13 +185,15 @@ def command(
     *,
     takes: Sequence[str] = LEDGER,
     settings: Mapping[str, options.Setting] = {},
+    order: Mapping[str, Any] = {},
 ) -> Callable[[F], F]:
     """Register a function whose first parameter is a `Cli`; the others are its own arguments and options.
 
     A coroutine is run to its end, also one that a plain function returns: Ctrl-C ends at once what such a function
     does before (import an application, read stdin), which in a loop it cannot. An int that it returns is the exit code.
     `takes`: which of the shared options the command has; the other fields of its `Cli` have their defaults. What
-    connects has all of `SERVER_OPTIONS`. `settings`: options for fields of configurations.
+    connects has all of `SERVER_OPTIONS`. `settings`: options for fields of configurations. `order`: options in the place
+    of the function's parameter of that name, which gets their values by these names.
     """
     if CREATES in takes:
         settings = {**settings, "replicas": options.REPLICAS}
@@ -199,18 +201,16 @@ def command(
     def register(function: F) -> F:
         _, *own = inspect.signature(function).parameters.values()
         hints = get_type_hints(function, include_extras=True)
-        parameters = [each.replace(annotation=hints[each.name], kind=each.KEYWORD_ONLY) for each in own]
+        parameters: list[inspect.Parameter] = []
+        for each in own:
+            if order and each.name == "order":
+                parameters += [_option(key, kind) for key, kind in order.items()]
+            else:
+                parameters.append(each.replace(annotation=hints[each.name], kind=each.KEYWORD_ONLY))
         connects = "environment" in takes
         shared = (*takes, "context", *ACCESS) if connects else takes
-        for key in shared:
-            kind, default = _SHARED[key]
-            parameters.append(
-                inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            )
-        parameters += [
-            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=each.option)
-            for key, each in settings.items()
-        ]
+        parameters += [_option(key, *_SHARED[key]) for key in shared]
+        parameters += [_option(key, each.option) for key, each in settings.items()]
 
         def told(line: typer.Context, **given: Any) -> Any:
             from jobledger.cli.session import run  # noqa: PLC0415
@@ -226,6 +226,8 @@ def command(
                 variables={variable(key): value for key, value in of_context.items()} | variables,
                 **{key: given.pop(key) for key in shared},
             )
+            if order:
+                given["order"] = {key: given.pop(key) for key in order}
             answer = function(cli, **given)
             return run(lambda: answer) if isinstance(answer, Awaitable) else answer
 
@@ -237,6 +239,10 @@ def command(
         return function
 
     return register
+
+
+def _option(name: str, kind: Any, default: Any = None) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 def _follow_context(given: dict[str, Any], line: typer.Context) -> dict[str, str]:

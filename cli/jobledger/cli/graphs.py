@@ -11,7 +11,6 @@ from jobledger.cli.groups import GRAPHS
 from jobledger.cli.jobs import enqueue
 from jobledger.cli.jobs import options as of_job
 from jobledger.cli.jobs.input_text import read_object
-from jobledger.cli.pairs import pairs
 from jobledger.cli.session import operator
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The stored graph's name.")]
@@ -27,29 +26,25 @@ _Id = Annotated[
 ]
 
 
-@command(GRAPHS, "run")
+@command(GRAPHS, "run", order=of_job.LABELS)
 async def run(
     cli: Cli,
     *,
     name: _Name,
     input_text: _Input = "{}",
     job_id: _Id = None,
-    tenant: of_job.Tenant = None,
-    correlation: of_job.Correlation = None,
-    metadata: of_job.Metadata = None,
-    on_other_input: enqueue.OnOtherInput = None,
+    order: of_job.Typed,
+    on_other_input: of_job.OnOtherInput = None,
     wait: enqueue.Wait = False,
     wait_timeout: enqueue.WaitTimeout = None,
 ) -> None:
     """Begin a run of a stored graph and print {"id", "created", "sequence"}; created is false if the id exists already."""
     values = read_object(input_text, what=f"input of graph {name}")
     how: dict[str, Any] = {
+        **of_job.chosen(order),
         "id": job_id,
         "by": operator(),
         "on_other_input": on_other_input,
-        "tenant": tenant,
-        "correlation": correlation,
-        "metadata": pairs(metadata, "--metadata") if metadata else None,
     }
     waiting = enqueue.EndWait(is_wanted=wait or wait_timeout is not None, timeout_s=wait_timeout)
     await enqueue.add_and_wait(cli, lambda ledger: ledger.graphs.run(name, values, **how), waiting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Final, NamedTuple, Protocol
 
 import msgspec
 import typer
@@ -28,7 +28,6 @@ from jobledger.ledger import JobHandle, JobState, Ledger
 from jobledger.ledger.model.attempts import Progress
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.options import Options
-from jobledger.ledger.outcome import DELAY_S_LIMIT
 
 _RESULT_SHOWN_MAX: Final = 2_000
 _PROGRESS_EVERY_S: Final = 1.0
@@ -42,35 +41,6 @@ _Words = Annotated[
 _Input = Annotated[
     str | None,
     typer.Option("--input", metavar="JSON", help="All arguments as one JSON object; - reads it from stdin."),
-]
-_Id = Annotated[
-    str | None,
-    typer.Option(
-        "--id",
-        metavar="ID",
-        help="Id of the job; enqueueing it again adds no second job. (default: a new one)",
-    ),
-]
-OnOtherInput = Annotated[
-    Literal["error", "keep"] | None,
-    typer.Option(
-        "--on-other-input",
-        metavar="WHAT",
-        help="If the id has another input: error (exit 4), or keep the job as it is. (default: error)",
-    ),
-]
-_Delay = Annotated[
-    float | None,
-    typer.Option(
-        "--delay",
-        metavar="SPAN",
-        parser=seconds(maximum=DELAY_S_LIMIT),
-        help="Wait this long before the job may run.",
-    ),
-]
-_At = Annotated[
-    str | None,
-    typer.Option("--at", metavar="TIME", help="Wait until this time (UTC) before the job may run."),
 ]
 Wait = Annotated[
     bool,
@@ -87,7 +57,7 @@ WaitTimeout = Annotated[
 ]
 
 
-@command(TOP, "enqueue", takes=("url", "environment", CREATES, "as_json"))
+@command(TOP, "enqueue", takes=("url", "environment", CREATES, "as_json"), order=of_job.ORDER)
 def enqueue(
     cli: Cli,
     *,
@@ -95,18 +65,7 @@ def enqueue(
     words: _Words = None,
     input_text: _Input = None,
     app: options.App = None,
-    queue: of_job.Queue = None,
-    priority: of_job.Priority = None,
-    job_id: _Id = None,
-    on_other_input: OnOtherInput = None,
-    max_attempts: of_job.MaxAttempts = None,
-    timeout: of_job.Timeout = None,
-    delay: _Delay = None,
-    at: _At = None,
-    tenant: of_job.Tenant = None,
-    correlation: of_job.Correlation = None,
-    metadata: of_job.Metadata = None,
-    limits: of_job.Limits = None,
+    order: of_job.Typed,
     wait: Wait = False,
     wait_timeout: WaitTimeout = None,
 ) -> Awaitable[None]:
@@ -114,27 +73,13 @@ def enqueue(
 
     Without --app the task is what a worker announced of it.
     """
-    how: dict[str, Any] = {
-        "queue": queue,
-        "priority": priority,
-        "max_attempts": max_attempts,
-        "timeout_s": timeout,
-        "id": job_id,
-        "on_other_input": on_other_input,
-        "delay_s": delay,
-        "run_at": _moment(delay, at),
-        "tenant": tenant,
-        "correlation": correlation,
-        "metadata": pairs(metadata, "--metadata") if metadata else None,
-        "limits": tuple(limits or ()),
-        "by": operator(),
-    }
+    run_at = _moment(order["delay_s"], order["run_at"])
+    how: dict[str, Any] = {**of_job.chosen(order), "run_at": run_at, "by": operator()}
     given = _GivenInput(task, words or [], input_text)
     waiting = EndWait(is_wanted=wait or wait_timeout is not None, timeout_s=wait_timeout)
     if not app:
-        Options().changed(
-            {**how, "limits": None}, queue=queue, limits=how["limits"]
-        )  # refused without a server
+        # Refused without a server.
+        Options().changed({**how, "limits": None}, queue=how["queue"], limits=how["limits"])
         return add_and_wait(cli, lambda ledger: _named(ledger, given, how), waiting)
     found = load_tasks(app).get(task)
     # All that can be refused without a server is refused here, so a bad request never depends on one.

@@ -13,7 +13,6 @@ from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import SCHEDULES
 from jobledger.cli.jobs import options as of_job
 from jobledger.cli.jobs.input_text import read_object
-from jobledger.cli.pairs import pairs
 from jobledger.cli.schedules import options
 from jobledger.cli.session import load_tasks, operator
 from jobledger.cli.times import time_of
@@ -28,7 +27,7 @@ from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import Options
 
 
-@command(SCHEDULES, "add", takes=("url", "environment", CREATES, "as_json"))
+@command(SCHEDULES, "add", takes=("url", "environment", CREATES, "as_json"), order=of_job.LATER)
 def add(
     cli: Cli,
     *,
@@ -42,14 +41,7 @@ def add(
     on_demand: options.OnDemand = False,
     input_text: options.Input = "{}",
     app: shared.App = None,
-    queue: of_job.Queue = None,
-    priority: of_job.Priority = None,
-    max_attempts: of_job.MaxAttempts = None,
-    timeout: of_job.Timeout = None,
-    tenant: of_job.Tenant = None,
-    correlation: of_job.Correlation = None,
-    metadata: of_job.Metadata = None,
-    limits: of_job.Limits = None,
+    order: of_job.Typed,
     overlap: options.Overlap = "skip",
     catchup: options.Catchup = "latest",
     window: options.Window = WINDOW_S_DEFAULT,
@@ -74,15 +66,8 @@ def add(
         window_s=_whole("--window", window),
         jitter_s=_whole("--jitter", jitter),
         ends_at=time_of("--ends-at", ends_at, ahead=True),
-        queue=queue,
-        priority=priority,
-        max_attempts=max_attempts,
-        timeout_s=timeout,
-        tenant=tenant,
-        correlation=correlation,
-        metadata=pairs(metadata, "--metadata") if metadata else None,
-        limits=tuple(limits or ()),
         replace=replace,
+        **of_job.chosen(order),
     )
     _check(wish)
     return _add(cli, wish, app)
