@@ -19,6 +19,7 @@ from jobledger.cli.errors import DONE, FAILED, REFUSED, UsageError
 from jobledger.cli.output import Output
 from jobledger.cli.search import completions
 from jobledger.cli.text import shortened
+from jobledger.projections.filters import SaidFilter
 
 _SHOWN_MAX: Final = 50
 _INPUT_SHOWN_MAX: Final = 120
@@ -61,9 +62,10 @@ def check_chosen(choice: Choice, noun: str, conditions: str) -> None:
     if choice.names_twice:
         raise UsageError("name jobs by their ids or choose them by options, not both")
     if choice.names_nothing:
+        *said, last = (f"--{name.replace('_', '-')}" for name in SaidFilter.__struct_fields__)
         raise UsageError(
-            f"choose {noun}: by id, by a search, by --queue, --task, {conditions}, --since, --older-than, --tenant, --correlation, "
-            "--metadata, --limited-by or --created-by, or --all of them"
+            f"choose {noun}: by id, by a search, by --queue, --task, {conditions}, --since, --older-than, "
+            f"{', '.join(said)} or {last}, or --all of them"
         )
 
 

@@ -38,11 +38,7 @@ _SHARED: Final[dict[str, tuple[Any, Any]]] = {
     "ledger_bytes_max": (options.LedgerBytesMax, None),
     "wait_for_server_s": (options.WaitForServer, 30.0),
     "as_json": (options.Json, False),
-    "tenant": (options.Tenant, None),
-    "correlation": (options.Correlation, None),
-    "metadata": (options.Metadata, None),
-    "limited_by": (options.LimitedBy, None),
-    "created_by": (options.CreatedBy, None),
+    **{name: (options.SAID[name], None) for name in SaidFilter.__struct_fields__},
     **{name: (kind, None) for name, kind in SERVER_OPTIONS.items()},
 }
 OFFLINE: Final = ("as_json",)  #: of a command that needs no server
@@ -50,7 +46,7 @@ OFFLINE: Final = ("as_json",)  #: of a command that needs no server
 LEDGER: Final = ("url", "environment", "as_json")
 ROWS: Final = ("projection", *LEDGER)  #: of a command that reads the projection, if only to find a job
 #: Of a command that chooses jobs by what their enqueuers recorded; those of `ROWS` too.
-CHOOSES: Final = ("tenant", "correlation", "metadata", "limited_by", "created_by", *ROWS)
+CHOOSES: Final = (*SaidFilter.__struct_fields__, *ROWS)
 CREATES: Final = "ledger_bytes_max"  #: of the commands that make a ledger where there is none
 WAITS: Final = "wait_for_server_s"  #: of a process that may begin before its server
 
@@ -74,21 +70,20 @@ class Cli:
         create: bool = False,
         projection: Path | None = None,
         as_json: bool = False,
-        tenant: str | None = None,
-        correlation: str | None = None,
-        metadata: list[str] | None = None,
-        limited_by: str | None = None,
-        created_by: str | None = None,
         settings: Mapping[str, Any] = {},
         variables: Mapping[str, str] = {},
-        **access: Any,
+        **others: Any,
     ) -> None:
         """Check the options. `line`: typer's context; `variables`: the same settings as variables, for another command.
+
+        `others`: the fields of `SaidFilter` and those of `Access`.
 
         Raises: UsageError, ConfigurationError.
         """
         from jobledger.cli.session import Target  # noqa: PLC0415
 
+        said: dict[str, Any] = {name: others.pop(name, None) for name in SaidFilter.__struct_fields__}
+        said["metadata"] = tuple(pairs(said["metadata"] or [], "--metadata").items())
         of_ledger = settings.keys() & {*LedgerConfig.__struct_fields__}
         self.target = Target(
             url=DEFAULT_URL if url is None else url,
@@ -98,7 +93,7 @@ class Cli:
             create=create,
             settings={name: settings[name] for name in of_ledger},
             setting_variables=dict(variables),
-            access=Access(**{name: value for name, value in access.items() if value}),
+            access=Access(**{name: value for name, value in others.items() if value}),
         )
         self.worker = {  #: arguments of `WorkerConfig`
             name: value for name, value in settings.items() if name not in of_ledger
@@ -107,13 +102,7 @@ class Cli:
         self.context = context  #: of the `nats` command, if that names the server
         self.projection = projection  #: the file that was named
         self.output = Output(as_json=as_json)
-        self.said = SaidFilter(  #: which jobs, by what their enqueuers recorded
-            tenant=tenant,
-            correlation=correlation,
-            metadata=tuple(pairs(metadata or [], "--metadata").items()),
-            limited_by=limited_by,
-            created_by=created_by,
-        )
+        self.said = SaidFilter(**said)  #: which jobs, by what their enqueuers recorded
 
     def place_words(self) -> Iterator[str]:
         """Yield the options that name the ledger and its projection, for a command that somebody may type next."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -149,6 +149,14 @@ CreatedBy = Annotated[
     str | None,
     typer.Option("--created-by", metavar="NAME", help="Only jobs that this person or process asked for."),
 ]
+#: The options that choose jobs, by the fields of `SaidFilter`.
+SAID: Final[Mapping[str, Any]] = {
+    "tenant": Tenant,
+    "correlation": Correlation,
+    "metadata": Metadata,
+    "limited_by": LimitedBy,
+    "created_by": CreatedBy,
+}
 State = Annotated[
     JobState | None,
     typer.Option("--state", metavar="STATE", help=f"Only jobs in this state: {', '.join(JobState)}."),

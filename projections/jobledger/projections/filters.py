@@ -25,6 +25,10 @@ class Term(NamedTuple):
     values: tuple[object, ...] = ()
 
 
+#: Fields of `SaidFilter` that are not compared with a column of the same name.
+_OF_SEVERAL: Final = frozenset({"metadata", "limited_by"})
+
+
 class SaidFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which jobs, by what their enqueuers said of them; None, and no pair, is no condition."""
 
@@ -49,9 +53,9 @@ class SaidFilter(msgspec.Struct, frozen=True, kw_only=True):
     def terms(self) -> list[Term]:
         """Return conditions on rows of `jobs`, all of which must hold."""
         terms: list[Term] = []
-        words = (("tenant", self.tenant), ("correlation", self.correlation), ("created_by", self.created_by))
-        for column, word in words:
-            if word is not None:  # as the index says that it is made of
+        for column in self.__struct_fields__:
+            word = getattr(self, column)
+            if word is not None and column not in _OF_SEVERAL:  # as the index says that it is made of
                 terms.append(Term(column, f"{column} = ? AND {column} <> ''", (word,)))
         terms += [Term("metadata", *_pair(key, value)) for key, value in self.metadata]
         if self.limited_by is not None:

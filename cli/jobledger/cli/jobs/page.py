@@ -103,7 +103,7 @@ def _words(cli: Cli, sought: str, chosen: JobFilter, past: AsOf | None, limit: i
     single = {
         **{name: getattr(chosen, name) for name in ("queue", "task", "since", "until", "batch")},
         **{name: getattr(chosen, name) for name in ("id_prefix", "error_type", "text")},
-        **{name: getattr(said, name) for name in ("tenant", "correlation", "created_by", "limited_by")},
+        **{name: getattr(said, name) for name in said.__struct_fields__ if name != "metadata"},
         "trace": chosen.trace_id,
     }
     repeated |= {name: [value] for name, value in single.items() if value is not None}

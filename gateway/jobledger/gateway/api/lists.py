@@ -50,13 +50,8 @@ class EnqueuerFilter(Look, frozen=True, kw_only=True):
 
     def said(self) -> SaidFilter:
         """Return the condition. Raises: ProblemError, InvalidInputError, InvalidTokenError."""
-        return SaidFilter(
-            tenant=self.tenant,
-            correlation=self.correlation,
-            created_by=self.created_by,
-            metadata=_pairs("metadata", self.metadata),
-            limited_by=self.limited_by,
-        )
+        said: dict[str, Any] = {name: getattr(self, name) for name in SaidFilter.__struct_fields__}
+        return SaidFilter(**{**said, "metadata": _pairs("metadata", self.metadata)})
 
 
 class Which(EnqueuerFilter, frozen=True, kw_only=True):
