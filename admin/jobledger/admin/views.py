@@ -19,7 +19,9 @@ from jobledger.ledger.model.errors import PayloadMissingError, PayloadState
 from jobledger.ledger.model.events import ErrorInfo, Held, PayloadRef, Queued, RerunOf, Scheduled
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.rights.marks import NOTHING, OTHER_JOB, PAYLOAD, Hidden, hide
+from jobledger.ledger.model.same_fields import copied
 from jobledger.ledger.nats.payloads import Payloads
+from jobledger.ledger.options import JobHead
 from jobledger.ledger.timers import deadline_at
 
 
@@ -47,18 +49,9 @@ class Absent(msgspec.Struct, frozen=True, kw_only=True):
         return f"{is_what}: {self.size_bytes:,} bytes, sha256 {self.sha256[:12]}..."
 
 
-class JobDetails(msgspec.Struct, frozen=True, kw_only=True):
+class JobDetails(JobHead, frozen=True, kw_only=True):
     """A job with everything that its events tell; times are UTC."""
 
-    id: str
-    queue: str
-    task: str
-    status: str
-    priority: str
-    tenant: str
-    correlation: str
-    metadata: dict[str, str]
-    limits: tuple[str, ...]
     input: Annotated[Any, PAYLOAD]  #: decoded; one that is gone or differs is an `Absent`
     result: Annotated[Any, PAYLOAD]
     error: ErrorInfo | None
@@ -119,16 +112,13 @@ async def details_as(
     """Return the same as a structure that has `more` fields."""
     events = list(history)
     results = ledger.results if job.order.member is None else ledger.inputs
-    return kind(
+    return copied(
+        kind,
+        job.order,
         id=job.id,
         queue=job.queue,
         task=job.task,
         status=job.state.value,
-        priority=job.order.priority,
-        tenant=job.order.tenant,
-        correlation=job.order.correlation,
-        metadata=job.order.metadata,
-        limits=job.order.limits,
         input=await _value(ledger.inputs, job.order.input, job.order.input_ref, archived),
         result=await _value(results, job.result, job.result_ref, archived),
         error=job.error,
@@ -137,8 +127,6 @@ async def details_as(
         completed_at=job.finished_at,
         due_at=job.due_at,
         deadline_at=deadline_at(job),
-        max_attempts=job.order.max_attempts,
-        timeout_s=job.order.timeout_s,
         dead_reason=job.dead_reason,
         cancel_requested=job.cancel_requested,
         cancel_reason=job.cancel_reason or None,
@@ -147,7 +135,6 @@ async def details_as(
         trace=job.trace,
         created_by=job.created_by,
         made_by=_maker(events),
-        rerun_of=job.order.rerun_of,
         attempts=attempt_views(job),
         events=[event_fields(stored, hidden) for stored in events],
         **more,

@@ -1,7 +1,7 @@
 """A task's settings: `Options`, which travel with each job, and `Rules`, which stay with the worker's code.
 
-Beside them the options as callers give them: a field of each job's order stands once for all of Python, once for
-requests.
+Beside them the options as callers give them and as answers show them: a field of each job's order stands once for all
+of Python, once for requests, and once for answers.
 """
 
 from __future__ import annotations
@@ -255,6 +255,23 @@ class NodeFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_attempts: int | None = None
     timeout_s: float | None = None  #: of one attempt
     limits: tuple[str, ...] = ()  #: beside those of the task
+
+
+class JobHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What every object that shows a job begins with: its name, its state, and fields of its order as they are.
+
+    A new field has a default: an older gateway does not say it.
+    """
+
+    id: str
+    queue: str
+    task: str
+    status: str
+    priority: str
+    tenant: str
+    correlation: str
+    metadata: dict[str, str]
+    limits: tuple[str, ...]
 
 
 #: What the options of a job cannot say that a run, a graph or a batch makes.

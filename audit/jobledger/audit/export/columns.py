@@ -6,6 +6,7 @@ them too, as far as it has the fields.
 
 from __future__ import annotations
 
+import operator
 from datetime import datetime
 from typing import Annotated, Final, NamedTuple
 
@@ -46,8 +47,14 @@ class _Event(msgspec.Struct, gc=False):
     tenant: str | None = None
     correlation: str | None = None
 
+    @property
+    def error_type(self) -> str | None:
+        """The type of its error."""
+        return None if self.error is None else self.error.type
+
 
 _NOTHING: Final = Columns()
+_read: Final = operator.attrgetter(*Columns._fields)
 _decode: Final = msgspec.json.Decoder(_Event).decode
 
 
@@ -57,15 +64,4 @@ def columns_of(data: bytes) -> Columns:
         event = _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _NOTHING
-    return Columns(
-        type=event.type,
-        job=event.job,
-        queue=event.queue,
-        task=event.task,
-        attempt=event.attempt,
-        worker=event.worker,
-        at=event.at,
-        error_type=None if event.error is None else event.error.type,
-        tenant=event.tenant,
-        correlation=event.correlation,
-    )
+    return Columns(*_read(event))

@@ -20,7 +20,7 @@ from jobledger.ledger import Attempt, Job
 from jobledger.ledger.model.attempts import Progress
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.envelope import NO_VALUE
-from jobledger.ledger.model.events import ErrorInfo, RerunOf
+from jobledger.ledger.model.events import LABELS, ErrorInfo, Order, RerunOf
 
 _VALUE_SHOWN_MAX: Final = 600
 _TRACEBACK_LINES_MAX: Final = 12
@@ -37,6 +37,7 @@ def show_job(
 ) -> None:
     """Print the job for a person."""
     output.say(f"job {job.id}", style="bold")
+    tenant, *labels = label_facts(job.order)
     status = colored(job.state.value)
     if job.dead_reason:
         status.append(f" ({job.dead_reason})")
@@ -52,9 +53,9 @@ def show_job(
                 if job.order.priority == "normal"
                 else f"{job.queue}, priority {job.order.priority}",
             ),
-            ("tenant", job.order.tenant or None),
+            tenant,
             ("limits", " ".join(job.order.limits) or None),
-            ("correlation", job.order.correlation or None),
+            *labels,
             ("metadata", _shown(job.order.metadata) if job.order.metadata else None),
             ("created by", job.created_by or None),
             ("made by", f"job {details.made_by}" if details.made_by is not None else None),
@@ -77,6 +78,11 @@ def show_job(
     show_trail(output, history)
     output.say(chain.text(), style="dim" if chain.is_unbroken else "bold red")
     _show_traceback(output, job.error)
+
+
+def label_facts(order: Order) -> list[tuple[str, str | None]]:
+    """Return the labels of an order as facts."""
+    return [(name.replace("_", " "), getattr(order, name) or None) for name in LABELS]
 
 
 def show_attempts(output: Output, job: Job) -> None:

@@ -15,6 +15,7 @@ from jobledger.admin.schedule_words import time_in, when_words
 from jobledger.admin.schedules import ScheduleLine, ScheduleView, list_schedules, show_schedule
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import SCHEDULES
+from jobledger.cli.jobs.view import label_facts
 from jobledger.cli.output import Cell, Output
 from jobledger.cli.schedules import options
 from jobledger.cli.text import age, moment, shortened
@@ -108,8 +109,7 @@ def _show(output: Output, shown: ScheduleView) -> None:
             ("input", _input(definition)),
             ("attempts", f"{order.max_attempts}" + _timeout(order.timeout_s)),
             ("limits", ", ".join(order.limits) or None),
-            ("tenant", order.tenant or None),
-            ("correlation", order.correlation or None),
+            *label_facts(order),
             ("metadata", ", ".join(f"{key}={value}" for key, value in order.metadata.items()) or None),
             ("overlap", row.overlap),
             ("hooks", "asked or told in a job of their own" if definition.hooks else None),

@@ -51,7 +51,8 @@ class EnqueuerFilter(Look, frozen=True, kw_only=True):
     def said(self) -> SaidFilter:
         """Return the condition. Raises: ProblemError, InvalidInputError, InvalidTokenError."""
         said: dict[str, Any] = {name: getattr(self, name) for name in SaidFilter.__struct_fields__}
-        return SaidFilter(**{**said, "metadata": _pairs("metadata", self.metadata)})
+        said["metadata"] = _pairs("metadata", self.metadata)
+        return SaidFilter(**said)
 
 
 class Which(EnqueuerFilter, frozen=True, kw_only=True):

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from jobledger.ledger.options import JobHead
+
 FINAL_STATES = frozenset({"completed", "cancelled", "discarded", "dead_lettered"})
 
 
@@ -93,14 +95,9 @@ class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
     error: JobError | None = None
 
 
-class JobSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+class JobSnapshot(JobHead, frozen=True, kw_only=True):
     """A job as its events say it is; times are UTC."""
 
-    id: str
-    queue: str
-    task: str
-    status: str
-    priority: str
     input: Any = None
     result: Any = None
     error: JobError | None = None
@@ -109,13 +106,10 @@ class JobSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     completed_at: datetime | None = None
     due_at: datetime | None = None
     max_attempts: int = 1
-    tenant: str = ""
-    correlation: str = ""
-    metadata: dict[str, str] = {}
     cancel_requested: bool = False
     last_sequence: int  #: stream sequence of its newest event
     trace: str = ""
-    attempts: list[JobAttempt] = []
+    attempts: list[JobAttempt] = msgspec.field(default_factory=list[JobAttempt])
 
     @property
     def is_final(self) -> bool:

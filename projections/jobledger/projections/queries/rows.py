@@ -8,19 +8,15 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from jobledger.ledger.model.rights.marks import PARENT
+from jobledger.ledger.options import JobHead
 from jobledger.projections.tables.acts import ActRow
 
 _Row = TypeVar("_Row", bound=msgspec.Struct)
 
 
-class JobRow(msgspec.Struct, frozen=True, kw_only=True):
+class JobRow(JobHead, frozen=True, kw_only=True):
     """One job. Times are ISO-8601 text in UTC; `input` and `result` are JSON, or a reference to the object store."""
 
-    id: str
-    queue: str
-    task: str
-    status: str
-    priority: str
     input: msgspec.Raw | None
     result: msgspec.Raw | None
     error: str | None  #: message of the newest failure or of the dead letter
@@ -41,12 +37,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     progress_total: float | None
     progress_note: str | None
     timeout_s: float | None
-    tenant: str
     batch: str
     tick: str
-    correlation: str
-    metadata: dict[str, str]
-    limits: tuple[str, ...]
     created_by: str  #: who asked for it; "": that is not known
     trace_id: str
     last_sequence: int

@@ -5,25 +5,31 @@ The columns written by each statement are listed here once; `job_values` builds 
 
 from __future__ import annotations
 
+import operator
 from typing import Final
 
 from jobledger.projections.statistics.answers import OF_INTEREST
 from jobledger.projections.statistics.held import IS_HELD
 from jobledger.projections.table import Column, Index, Query, Table, View, integer, real, text, timestamp
 
+VERSION: Final = 22  #: of the tables of jobs, runs and their steps: one more whenever a column changes
 #: The id leads, so that one index serves both the key and the search by id prefix over all queues.
 _JOB_KEY: Final = {
     "id": text("the job's id, unique within its queue"),
     "queue": text("the queue"),
 }
-#: Written once, when a job is first seen.
-_FIXED: Final = {
-    "task": text("the name of the function the job runs"),
-    "created_at": timestamp("when it was enqueued"),
+#: Fields of the job's order that are texts, as they are.
+_OF_ORDER: Final = {
     "tenant": text("whom the job belongs to, or empty"),
     "batch": text("the batch the job is part of, or empty"),
     "tick": text("the tick of the schedule that made the job, or empty"),
     "correlation": text("the first cause the job belongs to, or empty"),
+}
+#: Written once, when a job is first seen.
+_FIXED: Final = {
+    "task": text("the name of the function the job runs"),
+    "created_at": timestamp("when it was enqueued"),
+    **_OF_ORDER,
     "metadata": text("pairs of words that its enqueuer said of it, as a JSON object"),
     "limits": text("the names of its limits, separated by spaces; empty without any"),
     "created_by": text(
@@ -234,6 +240,7 @@ def _nullable_marks(columns: tuple[str, ...]) -> str:
     return ", ".join(_NULLABLE.get(name, "?") for name in columns)
 
 
+read_order: Final = operator.attrgetter(*_OF_ORDER)  #: the values of these columns, in their order
 _INSERTED: Final = (*_CHANGING, *_JOB_KEY, *_FIXED)
 _ATTEMPT_COLUMNS: Final = tuple(ATTEMPTS.columns)
 _OF_AN_END: Final = _ATTEMPT_COLUMNS[_ATTEMPT_COLUMNS.index("status") :]

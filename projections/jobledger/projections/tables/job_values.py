@@ -20,7 +20,7 @@ from jobledger.ledger.model.runs.wait_words import all_awaited
 from jobledger.ledger.model.times import as_utc, time_text
 from jobledger.ledger.model.trace import trace_id
 from jobledger.projections.table import Row
-from jobledger.projections.tables.job_schema import NULL_NUMBER, NULL_TEXT
+from jobledger.projections.tables.job_schema import NULL_NUMBER, NULL_TEXT, read_order
 from jobledger.projections.tables.steps import lean_steps
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -101,10 +101,7 @@ def job_fixed(job: Job, first_us: int) -> Row:
     return (
         job.task,
         time_text(job.created_at),
-        job.order.tenant,
-        job.order.batch,
-        job.order.tick,
-        job.order.correlation,
+        *read_order(job.order),
         _encode(job.order.metadata).decode() if job.order.metadata else "{}",
         " ".join(job.order.limits),
         job.created_by,

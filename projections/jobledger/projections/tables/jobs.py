@@ -253,7 +253,7 @@ class JobRows(Rows):
 
 JOB_TABLES: Final = AggregateTables(
     aggregate=JOB.name,
-    version=22,
+    version=schema.VERSION,
     tables=(
         schema.JOBS,
         schema.ATTEMPTS,
