@@ -241,11 +241,11 @@ def _nullable_marks(columns: tuple[str, ...]) -> str:
 
 
 read_order: Final = operator.attrgetter(*_OF_ORDER)  #: the values of these columns, in their order
-_INSERTED: Final = (*_CHANGING, *_JOB_KEY, *_FIXED)
+INSERTED: Final = (*_CHANGING, *_JOB_KEY, *_FIXED)
 _ATTEMPT_COLUMNS: Final = tuple(ATTEMPTS.columns)
 _OF_AN_END: Final = _ATTEMPT_COLUMNS[_ATTEMPT_COLUMNS.index("status") :]
 
-INSERT_JOB: Final = f"INSERT INTO jobs ({', '.join(_INSERTED)}) VALUES ({_nullable_marks(_INSERTED)})"  # noqa: S608
+INSERT_JOB: Final = f"INSERT INTO jobs ({', '.join(INSERTED)}) VALUES ({_nullable_marks(INSERTED)})"  # noqa: S608
 #: Names only what can change: SQLite rewrites every index that has a column named here, changed or not.
 UPDATE_JOB: Final = (
     f"UPDATE jobs SET {', '.join(f'{name} = {_nullable_marks((name,))}' for name in _CHANGING)} "  # noqa: S608
