@@ -38,6 +38,7 @@ from jobledger.ledger.model.same_fields import copied
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.named.verbs import NamedJob, NamedOptions
 from jobledger.ledger.options import ORDER_FIELDS, Options
+from jobledger.ledger.runs.ends import RunEnd
 from jobledger.ledger.runs.nodes import callbacks_of, node_of
 from jobledger.ledger.runs.run import Run
 from jobledger.ledger.runs.workflow import workflow
@@ -125,7 +126,7 @@ async def send(number: int = 1) -> None: ...
 
 
 @task(name="told")
-async def told(end: Any) -> None: ...
+async def told(end: RunEnd) -> None: ...
 
 
 @workflow(name="book", on_fail=told.options(**VALUES))
@@ -163,9 +164,10 @@ async def test_what_a_job_is_given_in_python_is_in_its_first_event() -> None:
 
 
 def test_what_the_remote_client_sends_is_a_whole_order() -> None:
+    named: Any = {**VALUES, "limits": list(VALUES["limits"])}
     for sent in (
         calls.order_of(send.options(**VALUES), None, {}, {}),
-        calls.order_of("send", None, {}, {**VALUES, "limits": list(VALUES["limits"])}),
+        calls.order_of("send", None, {}, named),
     ):
         read = msgspec.json.decode(calls.encode(sent), type=NewJob)
         assert {name: getattr(read, name) for name in PLAIN} == VALUES
@@ -213,11 +215,13 @@ async def test_a_job_is_shown_with_its_whole_order() -> None:
 
 @each_row("label", LABELS)
 def test_a_label_is_a_word_wherever_it_comes_from(label: str) -> None:
+    ref = JobRef(queue="email", job_id="x")
     for given in ("a b", "x" * 129):
+        fields: dict[str, Any] = {label: given}
         with pytest.raises(InvalidError, match=f"^{label} must be 1 to 128 printable characters"):
-            Options(**{label: given})
+            Options(**fields)
         with pytest.raises(InvalidError, match=f"^{label} must be 1 to 128 printable characters"):
-            Enqueue(ref=JobRef(queue="email", job_id="x"), task="send", order=Order(**{label: given}))
+            Enqueue(ref=ref, task="send", order=Order(**fields))
 
 
 def test_each_condition_on_what_was_said_is_an_option_a_parameter_and_a_key_of_searches() -> None:

@@ -18,7 +18,7 @@ from jobledger.ledger.hooks import Hooks
 from jobledger.ledger.limits.declared import Limit, Queue, divided, queue_of
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.errors import ConfigurationError, InvalidInputError, TaskDefinitionError
-from jobledger.ledger.model.events import PRIORITIES, Order, PayloadRef, Priority
+from jobledger.ledger.model.events import LABELS, PRIORITIES, Order, PayloadRef, Priority
 from jobledger.ledger.model.inputs import (
     check_traceparent,
     check_word,
@@ -167,10 +167,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"on_other_input must be error or keep, got {self.on_other_input!r}")
 
     def _check_words(self) -> None:
-        if self.tenant != "":
-            check_word("tenant", self.tenant)
-        if self.correlation != "":
-            check_word("correlation", self.correlation)
+        for label in LABELS:
+            if (word := getattr(self, label)) != "":
+                check_word(label, word)
         if self.name != "":
             check_token("name", self.name)
         if self.by != "":
