@@ -77,10 +77,12 @@ VALUES: Final[dict[str, Any]] = dict.fromkeys(PLAIN, WORD) | {
     "metadata": {"region": "eu"},
 }
 
-_OF_NODES: Final = dict.fromkeys(
+_OF_NODES: Final[dict[str, str]] = dict.fromkeys(
     ("priority", "max_attempts", "timeout_s", "limits"), "the nodes of the graph say how they are tried"
 )
-_OF_RUN: Final = dict.fromkeys(("tenant", "correlation", "metadata"), "jobs of a run have its own, or none")
+_OF_RUN: Final[dict[str, str]] = dict.fromkeys(
+    ("tenant", "correlation", "metadata"), "jobs of a run have its own, or none"
+)
 #: By the name of a door: the fields that it has, and the plain fields that it does not have, each with the reason.
 DOORS: Final[dict[str, tuple[Collection[str], dict[str, str]]]] = {
     "@task": (

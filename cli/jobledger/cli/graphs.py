@@ -26,7 +26,7 @@ _Id = Annotated[
 ]
 
 
-@command(GRAPHS, "run", order=of_job.LABELS)
+@command(GRAPHS, "run", order=of_job.OF_RUN)
 async def run(
     cli: Cli,
     *,
@@ -34,17 +34,11 @@ async def run(
     input_text: _Input = "{}",
     job_id: _Id = None,
     order: of_job.Typed,
-    on_other_input: of_job.OnOtherInput = None,
     wait: enqueue.Wait = False,
     wait_timeout: enqueue.WaitTimeout = None,
 ) -> None:
     """Begin a run of a stored graph and print {"id", "created", "sequence"}; created is false if the id exists already."""
     values = read_object(input_text, what=f"input of graph {name}")
-    how: dict[str, Any] = {
-        **of_job.chosen(order),
-        "id": job_id,
-        "by": operator(),
-        "on_other_input": on_other_input,
-    }
+    how: dict[str, Any] = {**of_job.chosen(order), "id": job_id, "by": operator()}
     waiting = enqueue.EndWait(is_wanted=wait or wait_timeout is not None, timeout_s=wait_timeout)
     await enqueue.add_and_wait(cli, lambda ledger: ledger.graphs.run(name, values, **how), waiting)

@@ -128,34 +128,35 @@ Archives = Annotated[
         help="Folder of the archive that holds the ledger's beginning; or its exports, the oldest first.",
     ),
 ]
-Tenant = Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only jobs of this tenant.")]
-Correlation = Annotated[
-    str | None,
-    typer.Option("--correlation", metavar="WORD", help="Only jobs of this first cause: a batch, a run."),
-]
-Metadata = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--metadata", metavar="KEY=VALUE", help="Only jobs with this pair of metadata; repeat it for more."
-    ),
-]
-LimitedBy = Annotated[
-    str | None,
-    typer.Option(
-        "--limited-by", metavar="LIMIT", help="Only jobs with this limit: name:key, or a name for any key."
-    ),
-]
-CreatedBy = Annotated[
-    str | None,
-    typer.Option("--created-by", metavar="NAME", help="Only jobs that this person or process asked for."),
-]
 #: The options that choose jobs, by the fields of `SaidFilter`.
 SAID: Final[Mapping[str, Any]] = {
-    "tenant": Tenant,
-    "correlation": Correlation,
-    "metadata": Metadata,
-    "limited_by": LimitedBy,
-    "created_by": CreatedBy,
+    "tenant": Annotated[
+        str | None, typer.Option("--tenant", metavar="NAME", help="Only jobs of this tenant.")
+    ],
+    "correlation": Annotated[
+        str | None,
+        typer.Option("--correlation", metavar="WORD", help="Only jobs of this first cause: a batch, a run."),
+    ],
+    "metadata": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metadata",
+            metavar="KEY=VALUE",
+            help="Only jobs with this pair of metadata; repeat it for more.",
+        ),
+    ],
+    "limited_by": Annotated[
+        str | None,
+        typer.Option(
+            "--limited-by",
+            metavar="LIMIT",
+            help="Only jobs with this limit: name:key, or a name for any key.",
+        ),
+    ],
+    "created_by": Annotated[
+        str | None,
+        typer.Option("--created-by", metavar="NAME", help="Only jobs that this person or process asked for."),
+    ],
 }
 State = Annotated[
     JobState | None,
