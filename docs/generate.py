@@ -1,10 +1,10 @@
 """Write the pages that follow from the code (`make docs`); with `--check` only compare them.
 
 docs/code.md lists the folders; docs/events.md, docs/lifecycle.md and docs/locks.md follow from the
-declarations of events, docs/projections.md from those of tables, docs/metrics.md from those of metrics, the
-settings in docs/cli.md from the options and those in docs/operations.md from `LedgerConfig`,
-docs/search.md from the keys of searches, docs/subjects.md from the table of rights, docs/errors.md from the classes of errors, each docs/diagrams/*.svg from the text
-beside it. What people wrote stays: only what lies between the markers is replaced.
+declarations of events, docs/projections.md from those of tables, docs/metrics.md from those of metrics, docs/cli.md
+from those of commands, the settings in docs/operations.md from `LedgerConfig`, docs/search.md from the keys of
+searches, docs/subjects.md from the table of rights, docs/errors.md from the classes of errors, each
+docs/diagrams/*.svg from the text beside it. What people wrote stays: only what lies between the markers is replaced.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
+from commands import Reference
 from diagrams import diagram
 
 import jobledger.ledger
 from jobledger.admin.amounts import size
 from jobledger.admin.permissions import PARTS, ROLES, Part, let_through
-from jobledger.cli.options import Setting
-from jobledger.cli.processes.settings import GATEWAY, LEDGER, WORKER
+from jobledger.cli.processes.settings import LEDGER
 from jobledger.gateway.process.counters import GATEWAY_METRICS
 from jobledger.ledger.config import Access, LedgerConfig
 from jobledger.ledger.metrics.exposition import Measure
@@ -347,23 +347,15 @@ def _projection_page(text: str) -> str:
     return _between_markers(text, "columns", "".join(tables).rstrip("\n") + "\n")
 
 
-# The settings of processes.
-
-
-def _setting_rows(settings: Iterable[Setting], commands: str) -> Lines:
-    for each in settings:
-        told = each.told.replace("|", chr(92) + "|")
-        yield f"| `{each.flag}` | `{each.variable}` | {commands} | {each.default} | {told} |\n"
+# The command line.
 
 
 def _command_line(text: str) -> str:
-    rows = [
-        *_setting_rows(WORKER.values(), "`worker`, `up`"),
-        *_setting_rows(GATEWAY.values(), "all three"),
-        *_setting_rows((each for name, each in LEDGER.items() if name not in GATEWAY), "`worker`, `up`"),
-    ]
-    head = "| option | variable | of | default | what it says |\n|---|---|---|---|---|\n"
-    return _between_markers(text, "settings", ["".join([head, *rows]).rstrip("\n")])
+    reference = Reference()
+    text = _between_markers(text, "server", reference.server_items())
+    text = _between_markers(text, "shared", reference.shared_items())
+    text = _between_markers(text, "settings", reference.settings_table())
+    return reference.page(text)
 
 
 def _client_settings() -> Lines:

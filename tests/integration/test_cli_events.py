@@ -73,7 +73,7 @@ def test_the_documented_outputs_are_the_real_ones(cli: Cli) -> None:
     shown = re.findall(
         r"^```text\n\$ jobledger events ([^\n]+)\n(.*?)^```$", DOCS, flags=re.MULTILINE | re.DOTALL
     )
-    assert [words.split()[0] for words, _ in shown] == ["tail", "subscriptions", "subscriptions", "schema"]
+    assert [words.split()[0] for words, _ in shown] == ["tail", "schema", "subscriptions", "subscriptions"]
     for words, text in shown:
         answer = cli(*words.split(), server=words.split()[0] != "schema")
         assert answer.code == 0, answer.err

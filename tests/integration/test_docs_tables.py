@@ -50,6 +50,7 @@ def test_every_state_is_described() -> None:
 
 # A word on each page that only the generator writes.
 _WRITTEN_BY_THE_GENERATOR = {
+    "cli.md": "- `--since-seal`: Begin at the newest seal of --seal",
     "code.md": "| [ledger.model](",
     "events.md": "| `lease_s` | number |",
     "lifecycle.md": "| `dead_lettered` | `held` `queued` `discarded`",
@@ -75,11 +76,34 @@ def test_every_error_that_applications_import_is_on_its_page() -> None:
     assert [name for name in exported if f"`{name}`" not in page and f"### {name}\n" not in page] == []
 
 
+def _copy(folder: Path) -> Path:
+    """Return a copy of the docs beside links to the code."""
+    docs = Path(shutil.copytree(ROOT / "docs", folder / "docs"))
+    for root in ("ledger", "audit", "projections", "workers", "admin", "gateway", "cli", "testing"):
+        (folder / root).symlink_to(ROOT / root)
+    return docs
+
+
+def test_what_people_write_about_a_command_stays_and_needs_its_command(tmp_path: Path) -> None:
+    docs = _copy(tmp_path)
+    page = docs / "cli.md"
+    text = page.read_text(encoding="utf-8")
+    following = "## jobledger graphs remove\n"
+    page.write_text(text.replace(following, f"<!-- end -->\n\nMine.\n{following}"), encoding="utf-8")
+    assert _generate(docs)[0] == 0
+    written = page.read_text(encoding="utf-8")
+    assert f"Mine.\n\n<!-- commands: written by docs/generate.py -->\n{following}" in written
+    assert _generate(docs, "--check") == (0, "")
+    page.write_text(
+        written.replace("## jobledger graphs show\n", "## jobledger graphs view\n"), encoding="utf-8"
+    )
+    code, said = _generate(docs)
+    assert (code, "commands that do not exist: ['jobledger graphs view']" in said) == (1, True), said
+
+
 def test_a_page_that_differs_from_the_code_is_named_and_written_again(tmp_path: Path) -> None:
     """That the pages of this checkout do not differ is a test of the layout's."""
-    docs = Path(shutil.copytree(ROOT / "docs", tmp_path / "docs"))
-    for root in ("ledger", "audit", "projections", "workers", "admin", "gateway", "cli", "testing"):
-        (tmp_path / root).symlink_to(ROOT / root)
+    docs = _copy(tmp_path)
     kept = {name: (docs / name).read_text(encoding="utf-8") for name in _WRITTEN_BY_THE_GENERATOR}
     for name, word in _WRITTEN_BY_THE_GENERATOR.items():
         assert word in kept[name]

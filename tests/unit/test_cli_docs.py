@@ -1,4 +1,4 @@
-"""docs/cli.md describes every command and option that exists, and none that does not."""
+"""docs/cli.md, most of which follows from the declarations, names every command and option, and none that does not exist."""
 
 from __future__ import annotations
 
@@ -25,16 +25,12 @@ COMMANDS = dict(_commands(PROGRAM, ("jobledger",)))
 
 
 def _options(command: Any) -> set[str]:
-    return {name for each in command.params for name in each.opts if name.startswith("--")} - {"--help"}
+    shown = (each for each in command.params if not getattr(each, "hidden", False))
+    return {name for each in shown for name in each.opts if name.startswith("--")} - {"--help"}
 
 
 def test_every_command_has_a_heading_and_no_heading_lacks_its_command() -> None:
     assert set(re.findall(r"^## (jobledger .*)$", TEXT, flags=re.MULTILINE)) == set(COMMANDS)
-
-
-@each_row("name", COMMANDS)
-def test_every_command_has_an_example(name: str) -> None:
-    assert re.search(rf"^    {name}\b", TEXT, flags=re.MULTILINE)
 
 
 def _named(text: str) -> set[str]:
@@ -43,18 +39,18 @@ def _named(text: str) -> set[str]:
 
 @each_row("name", COMMANDS)
 def test_every_option_is_documented_with_its_command_or_as_shared(name: str) -> None:
-    shared, *sections = re.split(r"^## ", TEXT, flags=re.MULTILINE)
+    shared, *sections = re.split(r"^## (?=jobledger )", TEXT, flags=re.MULTILINE)
     section = next(each for each in sections if each.startswith(f"{name}\n"))
     assert _options(COMMANDS[name]) - _named(shared + section) == set()
 
 
 def test_no_option_is_documented_that_does_not_exist() -> None:
     known = set[str]().union(*map(_options, COMMANDS.values())) | {
+        "--help",
         "--verbose",
         "--debug",
         "--log-format",
         "--install-completion",
-        "--show-completion",
     }
     assert _named(TEXT) - known == set()
 
