@@ -16,7 +16,6 @@ import nats.aio.subscription
 from tests.support.limits import LIMIT_S
 
 import jobledger.ledger
-from jobledger.gateway.pages.words import STATE_WORDS
 from jobledger.ledger import LedgerConfig
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.json_text import DEPTH_MAX
