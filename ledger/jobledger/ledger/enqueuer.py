@@ -271,8 +271,11 @@ class Enqueuer:
     async def _order(self, task: Kind, options: Options, job_id: str, text: bytes, *, notify: str) -> Enqueue:
         if options.tenant_template:
             options = with_tenant(task, options, text)
-        value, reference = await self._client.inputs.put(text, what=task.signature.what)
-        order = options.order(value, reference, notify)
+        inputs, what = self._client.inputs, task.signature.what
+        if inputs.fits_inline(text, what=what):  # as nearly all do, which then cost no coroutine
+            order = options.order(msgspec.Raw(text), None, notify)
+        else:
+            order = options.order(*await inputs.put(text, what=what), notify)
         if task.version or task.callbacks or task.deadline_s is not None:
             on_end = await self._callbacks(task, options) if task.callbacks else ()
             of_run = {"version": task.version, "on_end": on_end, "deadline_s": task.deadline_s}
