@@ -7,8 +7,8 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
-import anyio
 import pytest
+from tests.support.loops import run_in_loop
 
 from jobledger.cli.main import run
 from jobledger.ledger import Ledger, connect
@@ -56,4 +56,4 @@ class CommandLine:
             async with connect(self.url, environment=self.environment, ledger_bytes_max=16 << 20) as ledger:
                 return await function(ledger)
 
-        return anyio.run(call)
+        return run_in_loop(call)
