@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import secrets
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +17,10 @@ from jobledger.gateway.app import app
 from jobledger.gateway.parts import Gateway
 from jobledger.ledger import Ledger, connect
 from jobledger.ledger.server import EmbeddedServer
+
+if importlib.util.find_spec("sniffio") is None:
+    # httpx imports it several times for each request. Where it is not installed, each of these looks through all folders.
+    sys.modules["sniffio"] = None  # type: ignore[assignment] # so an import fails at once
 
 
 @pytest.fixture(autouse=True)
@@ -48,5 +54,8 @@ async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 async def served(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the gateway that listens: for streams."""
-    async with listening(gateway) as url, httpx.AsyncClient(base_url=url, timeout=LIMIT_S) as client:
+    async with (
+        listening(gateway) as url,
+        httpx.AsyncClient(base_url=url, timeout=LIMIT_S, verify=False) as client,
+    ):
         yield client

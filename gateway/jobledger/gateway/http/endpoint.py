@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from jobledger.gateway.http.fields import fields_of
 from jobledger.gateway.http.headers import Header
 from jobledger.ledger.model.rights.grants import Permission
 
@@ -50,7 +51,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         body = self.body
         if self.method == "PUT" or not (isinstance(body, type) and issubclass(body, msgspec.Struct)):
             return True
-        return any(each.required for each in msgspec.structs.fields(body))
+        return any(each.required for each in fields_of(body))
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

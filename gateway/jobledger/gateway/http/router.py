@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from jobledger.gateway.http.addresses import Addresses
 from jobledger.gateway.http.asked import ApiRequest
 from jobledger.gateway.http.endpoint import JSON, Answer, Endpoint, Raw, StreamedAnswer
+from jobledger.gateway.http.fields import fields_of
 from jobledger.gateway.http.head import REQUEST_ID, headers_of, request_id_of
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import MEDIA, Detail, ProblemError, broken_off, code_of, problem_of
@@ -161,7 +162,7 @@ def _read(decode: Callable[[bytes], Any], data: bytes, what: str) -> Any:
 
 def _query_reader(kind: type[msgspec.Struct] | None) -> Callable[[Request], msgspec.Struct | None]:
     """Return what reads the parameters behind the `?`: each once, but for lists; unknown ones are refused."""
-    fields = {} if kind is None else {each.encode_name: each for each in msgspec.structs.fields(kind)}
+    fields = {} if kind is None else {each.encode_name: each for each in fields_of(kind)}
     many = {name for name, each in fields.items() if _is_many(each.type)}
     has_default = kind is not None and not any(each.required for each in fields.values())
     default = kind() if kind is not None and has_default else None

@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from jobledger.gateway.events.sse import primed
+from jobledger.gateway.http.fields import fields_of
 from jobledger.gateway.http.head import request_id_of
 from jobledger.gateway.pages.html import STATIC, address, carrying, rendered
 from jobledger.gateway.pages.kept import Memo
@@ -121,7 +122,7 @@ class Dashboard:
         if when.at and (at := _absolute(when.at, self._gateway.ledger.clock.now())) is not None:
             rest = [(name, value) for name, value in request.query_params.multi_items() if name != "at"]
             return RedirectResponse(address(request.url.path, [*rest, ("at", instant(at))]), 303)
-        known = {field.encode_name for field in msgspec.structs.fields(page.query)} - _PLACES
+        known = {field.encode_name for field in fields_of(page.query)} - _PLACES
         asked = tuple(
             (name, value) for name, value in request.query_params.multi_items() if name in known and value
         )

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from jobledger.gateway.http.fields import fields_of
 from jobledger.gateway.problems import ProblemError, broken_off
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -19,7 +20,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 def read_query(kind: type[T], pairs: Iterable[tuple[str, str]]) -> T:
     """Return the pairs as a Struct. Raises: ProblemError."""
-    fields = {each.encode_name: each.type for each in msgspec.structs.fields(kind)}
+    fields = {each.encode_name: each.type for each in fields_of(kind)}
     given: dict[str, Any] = {}
     for name, value in pairs:
         if value and name in fields:

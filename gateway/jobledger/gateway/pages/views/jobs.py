@@ -11,6 +11,7 @@ import msgspec
 from markupsafe import Markup
 
 from jobledger.admin.rows import View
+from jobledger.gateway.http.fields import fields_of
 from jobledger.gateway.pages.charts.plot import share
 from jobledger.gateway.pages.html import address
 from jobledger.gateway.pages.page import Elsewhere, Viewer, When, moment_of
@@ -120,7 +121,7 @@ class Query(When, frozen=True, kw_only=True):
         """Return the same query with another search."""
         fields = {
             field.name: field.default
-            for field in msgspec.structs.fields(Query)
+            for field in fields_of(Query)
             if field.name in {"state", "fingerprint", *_NAMED}
         }
         return msgspec.structs.replace(self, **fields, q=text)
