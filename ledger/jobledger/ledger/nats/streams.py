@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final, cast
 
 import msgspec
@@ -224,21 +225,18 @@ async def ensure_streams(inbox: Inbox, specs: list[StreamSpec]) -> None:
 
     Raises: StreamMismatchError, JetStreamDisabledError, LedgerFullError (no room), ServerUnreachableError.
     """
-    for spec in specs:
-        await ensure_stream(inbox, spec)
+    for spec, found in zip(specs, await _find_streams(inbox, specs), strict=True):
+        check_settings(spec, (found or await _made(inbox, spec)).config)
 
 
 async def ensure_stream(inbox: Inbox, spec: StreamSpec) -> StreamInfo:
     """Make a stream where it is missing, and return it as it is. Raises: as `ensure_streams`."""
-    found = await _found_or_made(inbox, spec)
+    found = await find_stream(inbox, spec.name) or await _made(inbox, spec)
     check_settings(spec, found.config)
     return found
 
 
-async def _found_or_made(inbox: Inbox, spec: StreamSpec) -> StreamInfo:
-    found = await find_stream(inbox, spec.name)
-    if found is not None:
-        return found
+async def _made(inbox: Inbox, spec: StreamSpec) -> StreamInfo:
     try:
         return await api.create_stream(inbox, spec.name, spec.config)
     except api.TakenError:  # somebody else made it meanwhile
@@ -287,10 +285,24 @@ async def check_streams(inbox: Inbox, specs: list[StreamSpec]) -> None:
 
     Raises: StreamMismatchError, JetStreamDisabledError, ServerUnreachableError.
     """
-    for spec in specs:
-        found = await find_stream(inbox, spec.name)
+    for spec, found in zip(specs, await _find_streams(inbox, specs), strict=True):
         if found is not None:
             check_settings(spec, found.config)
+
+
+async def _find_streams(inbox: Inbox, specs: list[StreamSpec]) -> list[StreamInfo | None]:
+    """Return the streams as they are, None for one that is missing; all are asked for at once.
+
+    Raises: as `find_stream`, for the first of them that cannot be told.
+    """
+    looks = (find_stream(inbox, spec.name) for spec in specs)
+    answers = await asyncio.gather(*looks, return_exceptions=True)
+    found: list[StreamInfo | None] = []
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+        found.append(answer)
+    return found
 
 
 async def require_ledger(inbox: Inbox, names: Names, url: str) -> None:
