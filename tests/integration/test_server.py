@@ -19,6 +19,7 @@ import nats
 import pytest
 from nats.js.api import StreamConfig
 from tests.support.limits import LIMIT_S
+from tests.support.processes import exists
 
 from jobledger.ledger import connect
 from jobledger.ledger.model.errors import (
@@ -65,20 +66,15 @@ def _hosted(directory: Path, binary: str) -> Generator[tuple[subprocess.Popen[st
             yield host, server, sidecar, port
         finally:
             host.kill()
-            if _runs(server):  # the test has failed, or left the end to us
+            if exists(server):  # the test has failed, or left the end to us
                 os.kill(server, signal.SIGKILL)
 
 
 async def _gone(*pids: int) -> None:
     """Wait until no process has one of the pids; a zombie that nobody reaped yet is gone, too."""
     with anyio.fail_after(LIMIT_S):
-        while any(_runs(pid) for pid in pids):
+        while any(exists(pid) for pid in pids):
             await anyio.sleep(0.01)
-
-
-def _runs(pid: int) -> bool:
-    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return found.stdout.strip() != "" and not found.stdout.startswith("Z")
 
 
 async def _store(server: EmbeddedServer, payload: bytes) -> None:
@@ -200,7 +196,7 @@ async def test_stop_leaves_neither_server_nor_sidecar(server_factory: ServerFact
     await server.start()
     assert server._sidecar is not None
     pids = [server.pid or 0, server._sidecar.pid]
-    assert all(_runs(pid) for pid in pids)
+    assert all(exists(pid) for pid in pids)
     await server.stop()
     await _gone(*pids)
     await server.stop()
@@ -355,8 +351,8 @@ async def test_second_server_on_a_directory_is_refused(server_factory: ServerFac
 
 async def test_killed_parent_leaves_no_process(nats_server_binary: str, tmp_path: Path) -> None:
     with _hosted(tmp_path / "store", nats_server_binary) as (host, server, sidecar, _):
-        assert _runs(server)
-        assert _runs(sidecar)
+        assert exists(server)
+        assert exists(sidecar)
         host.kill()
         host.wait(LIMIT_S)
         await _gone(server, sidecar)

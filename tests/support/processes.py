@@ -32,4 +32,5 @@ def exists(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         if Path("/proc/self/stat").exists():
             return False
-    return subprocess.run(["ps", "-p", str(pid)], capture_output=True, check=False).returncode == 0
+    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return found.stdout.strip() != "" and not found.stdout.startswith("Z")
