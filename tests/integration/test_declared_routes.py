@@ -12,7 +12,7 @@ from tests.support.working import LIMIT_S, until, working
 
 from jobledger.admin.hooks.routes import show_route
 from jobledger.audit.verify import verify
-from jobledger.gateway.process.loaded_code import LoadedCode
+from jobledger.gateway.process.gateway_process import LoadedCode
 from jobledger.ledger import (
     ConfigurationError,
     InvalidInputError,

@@ -17,9 +17,8 @@ from tests.support.projections import finish
 from tests.support.stories import rich, stored_in
 
 from jobledger.audit.export import read_manifest, verify_export, write_export
-from jobledger.audit.export.columns import Columns, columns_of
 from jobledger.audit.export.manifest import MANIFEST, ExportedFile, manifest_bytes, sealed
-from jobledger.audit.export.parquet import hash_file
+from jobledger.audit.export.parquet import Columns, columns_of, hash_file
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.memory import MemoryLog
 from jobledger.projections import Store, write_tables

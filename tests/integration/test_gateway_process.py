@@ -21,7 +21,7 @@ from tests.support.processes import exists, until
 from tests.support.soundness import RowEnd
 
 from jobledger.cli.output import Output
-from jobledger.cli.processes.beside import gateway_beside
+from jobledger.cli.processes.up import gateway_beside
 from jobledger.cli.session import Target
 from jobledger.gateway.problems import ProblemError
 from jobledger.gateway.process.children import setup_of
@@ -334,7 +334,7 @@ async def test_gateways_that_are_started_at_once_take_different_ports(
     """The first has the usual port, and keeps it when it begins again; the others have free ones."""
     with listen("127.0.0.1", 0) as found:
         usual = found.getsockname()[1]
-    monkeypatch.setattr("jobledger.cli.processes.beside.DEFAULT_PORT", usual)
+    monkeypatch.setattr("jobledger.cli.processes.up.DEFAULT_PORT", usual)
     target = Target(url=ledger.config.url, environment=ledger.names.environment)
     with Projector(ledger.log, tmp_path / "p.db") as projector:
         await projector.prepare()

@@ -13,8 +13,7 @@ from tests.support.jetstream import api
 from tests.support.limited import archive_beyond, begun, define, enqueue, grants, take_snapshot
 from tests.support.working import LIMIT_S, Connect, ended, working
 
-from jobledger.admin.grant_authors import authors, decided_again
-from jobledger.admin.grants_again import compare_grants
+from jobledger.admin.grants_again import authors, compare_grants, decided_again
 from jobledger.audit.export import import_export, write_export
 from jobledger.audit.verify import verify
 from jobledger.ledger import JobState, Ledger, task

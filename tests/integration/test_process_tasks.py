@@ -247,7 +247,7 @@ async def test_a_stopping_worker_lets_go_of_jobs_that_wait_for_a_process(
 async def test_a_job_is_not_charged_with_an_attempt_while_no_process_starts(
     ledger: Ledger, tasks: TaskRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobledger.workers.attempt.processes._NO_PROCESS_S", 0.1)
+    monkeypatch.setattr("jobledger.workers.attempt.execution._NO_PROCESS_S", 0.1)
     _rewrite(tasks, "raise ValueError('not now')")
     async with working(ledger, registry=tasks, pool_size=1) as worker:
         job = await ledger.enqueue(tasks.get("work"), "done")

@@ -29,7 +29,7 @@ from jobledger.ledger import (
 from jobledger.ledger.model.chain import JobView
 from jobledger.ledger.model.commands import DeadLetter
 from jobledger.ledger.model.subjects import JobRef
-from jobledger.ledger.runs import length
+from jobledger.ledger.runs import passage as length
 from jobledger.workers import Worker
 from jobledger.workers.attempt.kept import KeptChains
 

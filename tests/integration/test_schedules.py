@@ -41,7 +41,7 @@ from jobledger.ledger.nats.durables import find_consumer
 from jobledger.ledger.nats.timer_stream import DUE_CONSUMER
 from jobledger.ledger.timer_upkeep import rebuild_timers, timers_status
 from jobledger.ledger.timers import Timers, schedule_timer
-from jobledger.workers.reactors.schedules.looks import Looks
+from jobledger.workers.reactors.schedules.ticker import Looks
 
 pytestmark = pytest.mark.anyio
 

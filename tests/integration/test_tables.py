@@ -30,8 +30,7 @@ from jobledger.ledger.tables.record import TableRecord, read_record
 from jobledger.ledger.tables.stores import MissingFileError, open_store
 from jobledger.workers import WorkerConfig
 from jobledger.workers.runs.engine import EngineLimits, open_locked, select
-from jobledger.workers.runs.table_cache import TableCache
-from jobledger.workers.runs.tables import engine_limits
+from jobledger.workers.runs.tables import TableCache, engine_limits
 
 pa: Any = arrow_package  # without type information
 pytestmark = pytest.mark.anyio

@@ -28,7 +28,8 @@ from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.webhooks import deliveries
 from jobledger.ledger.webhooks.changes import change_watch, change_webhook, find_webhook
 from jobledger.ledger.webhooks.terms import CONSUMER_PREFIX, TermName, make_place, named_by, term_of
-from jobledger.workers.reactors.hooks import reactor, term_reactor
+from jobledger.workers.reactors.hooks import reactor
+from jobledger.workers.reactors.hooks import reactor as term_reactor
 from jobledger.workers.reactors.hooks.reactor import WebhookReactor
 
 pytestmark = pytest.mark.anyio

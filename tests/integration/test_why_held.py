@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from tests.support.working import LIMIT_S, Connect, working
 
-from jobledger.admin import acts, limit_checks
+from jobledger.admin import acts
+from jobledger.admin import health as limit_checks
+from jobledger.admin.health import check_limits
 from jobledger.admin.held import limit_now
-from jobledger.admin.limit_checks import check_limits
 from jobledger.admin.limits import set_limit
 from jobledger.admin.rows import Rows
 from jobledger.audit.why import Why

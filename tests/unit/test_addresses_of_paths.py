@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.support.tables import each_row
 
-from jobledger.gateway.http.addresses import Addresses
+from jobledger.gateway.http.router import Addresses
 
 DECLARED = (
     "/v1/jobs",

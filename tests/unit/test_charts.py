@@ -8,11 +8,10 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from jobledger.gateway.pages.charts.folded_time import folded_time
 from jobledger.gateway.pages.charts.graph import Box, graph
 from jobledger.gateway.pages.charts.marks import Series, TimeAxis, scale_of
 from jobledger.gateway.pages.charts.plot import Note, histogram, plot, share, spark
-from jobledger.gateway.pages.charts.timeline import Line, Span, Tick, timeline
+from jobledger.gateway.pages.charts.timeline import Line, Span, Tick, folded_time, timeline
 from jobledger.gateway.pages.words import count, took
 
 BEGIN = datetime(2026, 1, 1, 8, 0, tzinfo=UTC)

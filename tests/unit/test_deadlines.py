@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from jobledger.ledger.deadlines import Deadline, Deadlines
+from jobledger.ledger.patience import Deadline, Deadlines
 
 pytestmark = pytest.mark.anyio
 LIMIT_S = 0.05

@@ -25,10 +25,9 @@ from jobledger.ledger.model.limits.holders import JobKey, JobSlots
 from jobledger.ledger.model.limits.lines import SpilledJob
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.workers.reactors.flow.admission import Admitter
-from jobledger.workers.reactors.flow.fold import GrantFold
+from jobledger.workers.reactors.flow.fold import DiskSpill, GrantFold
 from jobledger.workers.reactors.flow.seats import Fleet, fleet_of
 from jobledger.workers.reactors.flow.snapshots import FlowState, prepare, restore, state_of, waiting_of
-from jobledger.workers.reactors.flow.spill import DiskSpill
 from jobledger.workers.reactors.timers import TwoClocks
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

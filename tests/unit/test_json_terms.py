@@ -6,7 +6,7 @@ import sqlite3
 
 from tests.support.tables import each_row
 
-from jobledger.projections.json_terms import field_condition
+from jobledger.projections.filters import field_condition
 
 ROWS = {
     "many": '{"a":42,"b":"42","c":{"d":["x",{"e":true}]},"1":"one","q/r":{"~":5}}',

@@ -10,7 +10,7 @@ from tests.support.archiving import BOOM, CLAIM, DUE, World
 
 from jobledger.ledger.model.commands import CancelJob, Command, Complete, Discard, Fail, Requeue, Snooze
 from jobledger.ledger.nats.durables import consumer_config
-from jobledger.ledger.nats.lanes import begin_at_living
+from jobledger.ledger.nats.pauses import begin_at_living
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.tables import each_row
 
-from jobledger.audit.seals.merkle import MerkleTree
+from jobledger.audit.seals.seals import MerkleTree
 
 LEAVES = [
     bytes.fromhex(text)

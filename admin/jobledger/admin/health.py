@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +16,7 @@ from jobledger.admin import checks
 from jobledger.admin.amounts import duration
 from jobledger.admin.checks import Check
 from jobledger.admin.diagnoses import Diagnosis, diagnose
-from jobledger.admin.limit_checks import check_limits
+from jobledger.admin.held import present
 from jobledger.admin.projection import projection_status
 from jobledger.admin.rows import Rows
 from jobledger.admin.server_pages import Monitor, check_pages
@@ -30,6 +31,8 @@ from jobledger.ledger.model.errors import (
     LedgerError,
     LedgerNotFoundError,
 )
+from jobledger.ledger.model.limits.flow import FLOW, MAIN
+from jobledger.ledger.model.log import end_of_chain
 from jobledger.ledger.model.named_chain import newest
 from jobledger.ledger.model.queue_pause import QUEUE, QueueState
 from jobledger.ledger.model.subjects import Names
@@ -43,7 +46,64 @@ from jobledger.ledger.nats.pauses import agrees, queue_of_work
 from jobledger.ledger.nats.streams import require_ledger, specifications, tables_specification
 from jobledger.projections import EventGapError, ProjectionError, Store
 from jobledger.projections.agreement import refuse_lost_beginning
+from jobledger.projections.statistics.tally import microseconds
 from jobledger.projections.tables.unreadable import count_set_aside
+
+# What `doctor` says of limits beside its diagnoses: jobs that nobody grants, jobs that nobody starts
+
+#: How long the reactor may leave jobs ungranted that could start, before a check warns.
+GRANT_WITHIN_S: Final = 3.0
+#: How long a job may wait for its worker after it was admitted; later it is put back.
+START_WITHIN_S: Final = 60.0
+_LOOK_S: Final = 0.1
+_UNSTARTED: Final = "SELECT count(*) FROM jobs WHERE status = 'queued' AND limits <> '' AND since_us < ?"
+
+
+async def check_limits(ledger: Ledger, path: Path) -> list[Check]:
+    """Check jobs that are held, and jobs that were admitted; return nothing where no job was ever held.
+
+    `path`: the projection's file, which tells how long jobs wait to be started.
+
+    Raises: CorruptLedgerError, PayloadMissingError, UnreachableError, ProjectionError.
+    """
+    if await ledger.log.last(ledger.names.all_of_type("held")) is None:
+        return []
+    found: list[Check] = []
+    async with present(ledger) as granter:
+        waiting = len(granter.lines)
+        could = len(granter.decide(ledger.clock.now()).grants)
+    if could and not await _is_granted(ledger):
+        said = (
+            f"{could:,} of {waiting:,} held jobs could start, and nobody grants them for {GRANT_WITHIN_S:g} s"
+        )
+        advice = "is a worker running that hosts reactors? its log says why the limits stand still"
+        found.append(Check(check="limits", status="warn", found=said, advice=advice))
+    unstarted = await asyncio.to_thread(_unstarted, ledger.clock.now(), path)
+    if unstarted:
+        said = f"{unstarted:,} jobs hold their limits for more than {START_WITHIN_S:g} s, and no worker started them"
+        advice = "`jobledger workers list` shows who serves their queues, and how busy they are"
+        found.append(Check(check="limits", status="warn", found=said, advice=advice))
+    return found or [Check(check="limits", status="ok", found=f"{waiting:,} jobs held")]
+
+
+async def _is_granted(ledger: Ledger) -> bool:
+    """Return whether somebody grants jobs within the time that the reactor may take."""
+    chain = FLOW.chain(ledger.names, MAIN)
+    before = (await end_of_chain(ledger.log, chain)).last_sequence
+    deadline = asyncio.get_running_loop().time() + GRANT_WITHIN_S
+    while asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(_LOOK_S)
+        if (await end_of_chain(ledger.log, chain)).last_sequence > before:
+            return True
+    return False
+
+
+def _unstarted(now: datetime, path: Path) -> int:
+    since = now - timedelta(seconds=START_WITHIN_S)
+    with Store.open(path) as store:
+        ((count,),) = store.select(_UNSTARTED, (microseconds(since),))
+    return int(count)
+
 
 #: Gives the rows of a ledger that was connected to.
 RowsOf = Callable[[Ledger], Rows]

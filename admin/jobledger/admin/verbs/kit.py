@@ -4,7 +4,7 @@ Its fields are the options of the command, the body or query of the request, and
 and its return type is the answer of every door. `say` has the sentences for a terminal. What is declared beside it,
 the permission among that, holds for every door, so that no door can forget it. The doors are made elsewhere: the
 commands in `jobledger.cli.verbs`, the endpoints in `jobledger.gateway.api.verbs`, the forms in
-`jobledger.gateway.pages.verbs`; `Ledger.do` and the clients of the gateway take a verb as it is. Source: ADR 052.
+`jobledger.gateway.pages.table`; `Ledger.do` and the clients of the gateway take a verb as it is. Source: ADR 052.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -27,7 +27,6 @@ from jobledger.audit.archive.chain import (
     place_of,
 )
 from jobledger.audit.archive.deps import ArchiveDeps, Step
-from jobledger.audit.archive.keys import carry_keys
 from jobledger.audit.archive.plan import ArchivePlan, Prefix, bound, newest_of, read_prefix, restate
 from jobledger.audit.counts import append_counts, counted_parts
 from jobledger.audit.errors import ArchiveIncompleteError, ArchiveRefusedError
@@ -38,6 +37,7 @@ from jobledger.audit.verify import CheckOptions, verify
 from jobledger.audit.verify.definitions import Definitions, fitting
 from jobledger.ledger.files import make_folder, sync_path
 from jobledger.ledger.model.chain import JobView, commit, fold, load, transact
+from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Carry
 from jobledger.ledger.model.decisions import decide
@@ -58,7 +58,27 @@ from jobledger.ledger.model.reactor import ARCHIVE, REACTOR, Archived, LimitInFo
 from jobledger.ledger.model.schedules.events import Removed
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.unique import UNIQUE, KeyRef, Taken, said_again
 from jobledger.ledger.timers import wait_timer
+from jobledger.ledger.unique.holders import find_holder
+
+# Unique keys across an archive run: those that a job still holds are said again, the others go away
+
+
+async def carry_keys(log: Log, keys: Mapping[KeyRef, Taken], through: int, clock: Clock) -> None:
+    """Append `taken` again for each key that is held, where its newest event goes away with those up to `through`.
+
+    Does nothing where that was done before. The jobs that live on were carried already.
+
+    Raises: CorruptLedgerError, LedgerFullError, UnreachableError.
+    """
+    for ref, taken in keys.items():
+        holder = await find_holder(log, ref)
+        again = said_again(taken, holder.chain.job, clock.now())
+        if again is not None and 0 < holder.key.last_sequence <= through:
+            with contextlib.suppress(WrongSequenceError):  # another job took it meanwhile
+                await log.append(UNIQUE.link(log.names, [again], holder.key))
+
 
 #: Chains that are carried at a time.
 _AT_ONCE: Final = 64

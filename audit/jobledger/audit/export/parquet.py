@@ -7,17 +7,78 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import operator
 from collections.abc import Generator, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
-from jobledger.audit.export.columns import Columns, columns_of
+import msgspec
+
 from jobledger.audit.export.files import Damage, Row, altered, unreadable
 from jobledger.audit.export.manifest import ExportedFile, FileFormat, file_name
 from jobledger.ledger.files import open_file, open_to_write, sync_file
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import ConfigurationError
+
+# What the rows of an export in Parquet say beside the stored bytes, for tools that read tables.
+# The columns follow from the bytes alone: whoever checks an export computes them again. An event of a newer version has
+# them too, as far as it has the fields.
+
+_Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Time = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
+class Columns(NamedTuple):
+    """An event's own fields; None where it has none, and everywhere for bytes that are no event."""
+
+    type: str | None = None
+    job: str | None = None
+    queue: str | None = None
+    task: str | None = None
+    attempt: int | None = None
+    worker: str | None = None
+    at: datetime | None = None
+    error_type: str | None = None
+    tenant: str | None = None
+    correlation: str | None = None
+
+
+class _Error(msgspec.Struct, gc=False):
+    type: str
+
+
+class _Event(msgspec.Struct, gc=False):
+    type: str | None = None
+    job: str | None = None
+    queue: str | None = None
+    task: str | None = None
+    attempt: _Number | None = None
+    worker: str | None = None
+    at: _Time | None = None
+    error: _Error | None = None
+    tenant: str | None = None
+    correlation: str | None = None
+
+    @property
+    def error_type(self) -> str | None:
+        """The type of its error."""
+        return None if self.error is None else self.error.type
+
+
+_NOTHING: Final = Columns()
+_read: Final = operator.attrgetter(*Columns._fields)
+_decode: Final = msgspec.json.Decoder(_Event).decode
+
+
+def columns_of(data: bytes) -> Columns:
+    """Return the columns of a stored event."""
+    try:
+        event = _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _NOTHING
+    return Columns(*_read(event))
+
 
 _ROW_GROUP_ROWS: Final = 4_096
 _ROW_GROUP_BYTES: Final = 8 << 20

@@ -10,6 +10,7 @@ import msgspec
 from jobledger.admin.archived import payload_places
 from jobledger.audit.archive.chain import is_archive, read_past
 from jobledger.audit.archive.witness import ArchiveWitness
+from jobledger.audit.export import ExportLog, verify_export
 from jobledger.audit.seals.keys import read_signer
 from jobledger.audit.verify import CheckOptions, Expectation, Report, Witness
 from jobledger.audit.verify import verify as check
@@ -18,19 +19,44 @@ from jobledger.audit.verify.options import MEMORY_BYTES_MAX, OVERDUE_GRACE_S
 from jobledger.audit.watch import record_verify
 from jobledger.cli import options
 from jobledger.cli.audit import options as audit
-from jobledger.cli.audit.offline import verify_offline
 from jobledger.cli.audit.report_output import ReportPlaces, made_from_export, made_from_ledger, tell
 from jobledger.cli.audit.seal_options import KeptSeals, SealsAsked, SinceSeal, TrustedKeyFiles, seals_asked
 from jobledger.cli.command import ROWS, Cli, command
-from jobledger.cli.errors import UsageError
+from jobledger.cli.errors import LedgerNotSoundError, UsageError
 from jobledger.cli.groups import AUDIT
+from jobledger.cli.output import Output
 from jobledger.cli.session import operator
 from jobledger.ledger import Ledger
-from jobledger.ledger.model.errors import NoDataFolderError
+from jobledger.ledger.model.errors import CorruptLedgerError, NoDataFolderError
 from jobledger.ledger.model.log import Log
 from jobledger.projections import ProjectionError
 from jobledger.projections.errors import ProjectionMissingError
 from jobledger.projections.witness import FormerWitness, PositionWitness, RowsWitness
+
+# `jobledger audit verify EXPORT`: check an export, without a server
+
+
+async def verify_offline(
+    output: Output, path: Path, options: CheckOptions, before: Report | None, seals: SealsAsked
+) -> tuple[Report, str]:
+    """Check the export in a folder, or of a manifest; return what was found, and of which environment it is.
+
+    Raises: LedgerNotSoundError when not even its manifest can be read; else as `verify_export`.
+    """
+    try:
+        export = ExportLog(path)
+        manifest = export.manifest
+        # A seal covers every event of its range, so a selection of events has no seal to check.
+        found = seals.witnesses(export, manifest.first_sequence, None, before=before, is_part=True)
+        witnesses = [each async for each in found] if manifest.complete or seals.kept else []
+        with output.progress("checking the export") as progress:
+            report = await verify_export(
+                path, options=options, before=before, witnesses=witnesses, on_progress=progress
+            )
+            return report, manifest.environment
+    except CorruptLedgerError as error:
+        raise LedgerNotSoundError(f"the export is not sound: {error}") from error
+
 
 _NOT_FOR_EXPORTS: Final = "about a ledger on a server: an export is checked as a whole, without one"
 

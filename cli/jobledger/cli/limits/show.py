@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from jobledger.admin.events.changes import Change
 from jobledger.admin.held import LimitNow, limit_now
 from jobledger.admin.limits import ShownLimit, show_limit
 from jobledger.admin.objects.fleet import (
@@ -16,8 +17,8 @@ from jobledger.admin.objects.fleet import (
     limits_listed,
     taken_words,
 )
+from jobledger.admin.verbs.kit import Heading, told_changes
 from jobledger.cli import options
-from jobledger.cli.changes import tell_changes
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import LIMITS
 from jobledger.cli.output import Cell, Output
@@ -26,6 +27,15 @@ from jobledger.cli.text import age, moment, shortened
 from jobledger.ledger.limits.in_code import CodeLimit
 from jobledger.ledger.model.limits.definition import Author, terms_words, who_words
 from jobledger.ledger.model.limits.names import joined, split
+
+# The history of something that people set, such as a key or a route: a line for each change
+
+
+def tell_changes(output: Output, history: Sequence[Change]) -> None:
+    """Print the changes, which come with the newest first."""
+    for line in told_changes(history):
+        output.say(line, style="bold" if isinstance(line, Heading) else "")
+
 
 T = TypeVar("T")
 Name = Annotated[

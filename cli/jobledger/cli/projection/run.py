@@ -3,19 +3,186 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final, cast
 
 import anyio
+import msgspec
 import typer
 
+from jobledger.admin.projection_files import READ_MODELS, projection_path
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import PROJECTION
-from jobledger.cli.projection.read_models import Plan, run_read_model
+from jobledger.cli.output import Output
 from jobledger.cli.server_options import is_typed
-from jobledger.cli.session import until_closed, watch_signals
-from jobledger.projections import Projector, Snapshots
+from jobledger.cli.session import (
+    data_folder,
+    import_path_begins_here,
+    until_closed,
+    watch_signals,
+)
+from jobledger.ledger import Ledger
+from jobledger.projections import (
+    NotAProjectionError,
+    OlderSchemaError,
+    Position,
+    ProjectionError,
+    ProjectionFileError,
+    Projector,
+    ReadModel,
+    ReadModelLayout,
+    Snapshots,
+    files,
+    rebuild,
+)
+
+# `jobledger projection run MODULE:Class`: a user's own read model, followed beside ours in a file of its own
+
+_REBUILD: Final = "`jobledger projection rebuild`"
+_BUSY_TIMEOUT_S: Final = 5.0
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `projection run MODULE:Class`."""
+
+    model: str
+    file: Path | None
+    rebuild: bool
+    once: bool
+
+
+def load_model(spec: str) -> ReadModelLayout:
+    """Import `MODULE:Class` and make its read model.
+
+    Raises: UsageError, ReadModelDefinitionError; each says what is wrong with the class.
+    """
+    module_name, colon, name = spec.rpartition(":")
+    if not colon or not module_name or not name.isidentifier():
+        raise UsageError(
+            f"{spec[:80]!r} names no class: give one as MODULE:Class, as in myapp.reports:Revenue"
+        )
+    found = getattr(_imported(module_name), name, None)
+    if found is None:
+        raise UsageError(f"module {module_name!r} has no class {name!r}")
+    if not inspect.isclass(found):
+        raise UsageError(f"{spec} is a {type(found).__name__}, not a class")
+    model = _called(f"{spec} cannot be made without arguments", found)
+    return ReadModelLayout(cast("ReadModel", model), spec)
+
+
+def _imported(name: str) -> Any:
+    """Import a module; the folder of a file goes on the import path first, as with `python file.py`."""
+    import_path_begins_here()
+    if name.endswith(".py"):
+        if not Path(name).is_file():
+            raise UsageError(f"there is no file {name[:200]!r}")
+        sys.path.insert(0, str(Path(name).parent.resolve()))
+        name = Path(name).stem
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise UsageError(f"{name[:80]!r} is not the name of a module: give package.module or a .py file")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UsageError(
+                f"there is no module {name!r} on the import path: is this the right folder?"
+            ) from error
+        raise UsageError(_failure(f"module {name} cannot be imported", error)) from error
+    except Exception as error:  # whatever the user's module does while it is imported
+        raise UsageError(_failure(f"module {name} cannot be imported", error)) from error
+
+
+def _called(what: str, function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except Exception as error:  # whatever the user's class does
+        raise UsageError(_failure(what, error)) from error
+
+
+def _failure(what: str, error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{what}: {type(error).__name__}: {error}{place}"
+
+
+@contextlib.contextmanager
+def _in_its_words(spec: str) -> Generator[None, None, None]:
+    """Replace our rebuild command in errors of the file by the one that rebuilds this model."""
+    try:
+        yield
+    except ProjectionError as error:
+        error.args = (str(error).replace(_REBUILD, f"`jobledger projection run {spec} --rebuild`"),)
+        raise
+
+
+async def run_read_model(cli: Cli, plan: Plan) -> None:
+    """Bring the read model's file up to the ledger's head, and follow until a signal unless `once`."""
+    layout, output = load_model(plan.model), cli.output
+    async with cli.ledger() as ledger, anyio.create_task_group() as group:
+        await group.start(watch_signals, group.cancel_scope.cancel)
+        group.start_soon(until_closed, ledger)
+        path = plan.file or await _default_path(ledger, layout)
+        with _in_its_words(plan.model):
+            outdated = _is_outdated(path, layout)  # first: it refuses another model's file
+            if plan.rebuild or outdated:
+                with output.progress("rebuilding") as progress:
+                    await rebuild(ledger.log, path, progress=progress, layout=layout)
+            with Projector(ledger.log, path, layout=layout) as projector:
+                with output.progress("reading the ledger") as progress:
+                    position = await projector.catch_up(progress=progress)
+                _tell(output, layout, path, position, plan)
+                if not plan.once:
+                    await projector.run()
+        group.cancel_scope.cancel()
+
+
+async def _default_path(ledger: Ledger, layout: ReadModelLayout) -> Path:
+    ours = await projection_path(ledger, data_folder)
+    born = ours.stem.rpartition(".v")[0]  # without the version of our schema
+    return ours.parent.with_name(READ_MODELS) / f"{born}-{layout.model.name}.db"
+
+
+def _is_outdated(path: Path, layout: ReadModelLayout) -> bool:
+    """Return whether a file is there that only a rebuild can bring forward.
+
+    Raises: NotAProjectionError for a file that is not this model's, which no rebuild may replace, and other
+        errors that are not about the file.
+    """
+    if not path.exists():
+        return False
+    try:
+        files.open_reader(path, busy_timeout_s=_BUSY_TIMEOUT_S, layout=layout).close()
+    except NotAProjectionError:
+        raise
+    except OlderSchemaError:
+        return True
+    except ProjectionFileError:
+        return False  # damaged or newer: the projector refuses it, unless it is rebuilt
+    return False
+
+
+def _tell(output: Output, layout: ReadModelLayout, path: Path, position: Position, plan: Plan) -> None:
+    at = position.stream_sequence
+    if output.as_json:
+        body = {
+            "read_model": layout.model.name,
+            "version": layout.model.version,
+            "file": str(path),
+            "position": at,
+        }
+        output.object(body)
+    elif plan.once:
+        output.say(f"{path} holds {layout.model.name} up to stream sequence {at:,}")
+    else:
+        output.say(
+            f"{path} holds {layout.model.name} and follows the ledger from stream sequence {at:,}; stop with Ctrl-C"
+        )
 
 
 @command(PROJECTION, "run", takes=ROWS)

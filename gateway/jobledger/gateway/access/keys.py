@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import logging
 from collections.abc import AsyncGenerator
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +33,6 @@ from jobledger.gateway.access.people import People
 from jobledger.gateway.access.rates import Quota, Rates
 from jobledger.gateway.access.ring import KeyRing
 from jobledger.gateway.access.sessions import SESSION_S, SESSION_S_MAX, Session, Sessions, signing_keys
-from jobledger.gateway.access.uses import Uses
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger import Ledger
 from jobledger.ledger.access.account import ACCOUNT, make_account_key
@@ -40,6 +40,7 @@ from jobledger.ledger.access.keys import change_key, find_key
 from jobledger.ledger.access.secret import read_key
 from jobledger.ledger.model.errors import (
     ConfigurationError,
+    LedgerError,
     NotFoundError,
     RefusedError,
     ServerUnreachableError,
@@ -47,6 +48,55 @@ from jobledger.ledger.model.errors import (
 from jobledger.ledger.model.key import RedeemKey
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.nats.books.ended_sessions import EndedSession, write_ended
+from jobledger.ledger.nats.books.key_uses import KeyUse, ensure_uses, write_use
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.inbox import ReplyTimeoutError
+
+# When keys were used last: noted in memory at each request, and stored once a minute a key at the most
+
+_STORE_EVERY_S: Final = 5.0
+_APART_S: Final = 60.0
+
+
+class Uses:
+    """What one gateway knows of the use of keys."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        """Nothing is stored before `run`."""
+        self._ledger = ledger
+        self._used: dict[str, tuple[datetime, str]] = {}  #: not stored yet, by key
+        self._stored: dict[str, float] = {}  #: when it was stored last, by the monotonic clock
+        self._is_made = False
+
+    def note(self, key: str, client: str) -> None:
+        """Note that a key was used now; for each request, so it costs next to nothing."""
+        stored = self._stored.get(key)
+        if stored is None or self._ledger.clock.monotonic() - stored >= _APART_S:
+            self._used[key] = self._ledger.clock.now(), client
+
+    async def run(self) -> None:
+        """Store what was noted, for ever. Nothing depends on it: a use that cannot be stored is tried again."""
+        while True:
+            await asyncio.sleep(_STORE_EVERY_S)
+            try:
+                await self.store()
+            except (LedgerError, ConnectionLostError, ReplyTimeoutError) as error:
+                _log.debug("the last use of keys could not be stored: %s", error)
+
+    async def store(self) -> None:
+        """Store what was noted since. Raises: LedgerError, ReplyTimeoutError, ConnectionLostError."""
+        if not self._used:
+            return
+        ledger = self._ledger
+        if not self._is_made:
+            await ensure_uses(ledger.inbox, ledger.names, ledger.config.replicas)
+            self._is_made = True
+        for key in list(self._used):
+            at, client = self._used[key]
+            await write_use(ledger.inbox, ledger.names, KeyUse(key=key, at=at, client=client))
+            self._stored[key] = ledger.clock.monotonic()
+            self._used.pop(key, None)
+
 
 _SWEEP_EVERY_S: Final = 1.0
 _FIRST_S: Final = 10.0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import hmac
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -24,19 +27,137 @@ from jobledger.gateway.http.fields import fields_of
 from jobledger.gateway.http.head import request_id_of
 from jobledger.gateway.pages.html import STATIC, address, carrying, rendered
 from jobledger.gateway.pages.kept import Memo
-from jobledger.gateway.pages.live import Pulse
 from jobledger.gateway.pages.page import Elsewhere, Fields, Form, OwnPage, Page, SentForm, Viewer, When
 from jobledger.gateway.pages.parameters import read_form, read_query
-from jobledger.gateway.pages.shared import SharedPages
 from jobledger.gateway.pages.table import FORMS, PAGES
 from jobledger.gateway.pages.views.levels import levels
 from jobledger.gateway.pages.words import instant
 from jobledger.gateway.parts import Gateway
 from jobledger.gateway.problems import Problem, ProblemError, problem_of
+from jobledger.gateway.shares import opened
 from jobledger.ledger.access.current_authority import acting_for
+from jobledger.ledger.model.clock import Clock
+from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.marks import hidden_from, hide
 from jobledger.ledger.model.written_times import read_relative_time
+from jobledger.projections import ProjectionError
+
+# Live pages: the position of the rows is read once for all listeners, and sent to each of them
+
+LOOK_S: Final = 0.75  #: between two looks
+BEAT_S: Final = 15.0  #: a line that says nothing, so that proxies keep the stream
+RETRY_MS: Final = 2000  #: after which a browser connects again
+
+
+class Pulse:
+    """Follows the position of the rows for as long as somebody listens."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._listeners: set[asyncio.Queue[int]] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._position = 0
+
+    @property
+    def position(self) -> int:
+        """The position that was sent last; 0 before anybody listened."""
+        return self._position
+
+    async def beats(self) -> AsyncGenerator[bytes, None]:
+        """Give server-sent events, one for each new position. Raises: ProblemError (SHARE_USED, BUSY), at the first."""
+        with opened("streams"):
+            async with contextlib.aclosing(self._beats()) as beats:
+                async for each in beats:
+                    yield each
+
+    async def _beats(self) -> AsyncGenerator[bytes, None]:
+        life, heard = self._gateway.life, asyncio.Queue[int](maxsize=1)
+        self._listeners.add(heard)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        try:
+            yield f"retry: {RETRY_MS}\n\n".encode()
+            if self._position:
+                yield _event(self._position)
+            while not life.stopping.is_set():
+                said = b": here\n\n"
+                with life.waiting(BEAT_S):
+                    said = _event(await heard.get())
+                yield said
+        finally:
+            self._listeners.discard(heard)
+
+    async def _look(self) -> None:
+        """Give each new position to every listener; it replaces one that the listener has not taken."""
+        while self._listeners and not self._gateway.life.stopping.is_set():
+            with contextlib.suppress(LedgerError, ProjectionError):
+                async with self._gateway.projection.opened() as view:
+                    position = view.store.position().stream_sequence
+                if position != self._position:
+                    self._position = position
+                    for each in self._listeners:
+                        _put_newest(each, position)
+            await asyncio.sleep(LOOK_S)
+
+
+def _put_newest(queue: asyncio.Queue[int], position: int) -> None:
+    with contextlib.suppress(asyncio.QueueEmpty):
+        queue.get_nowait()
+    queue.put_nowait(position)
+
+
+def _event(position: int) -> bytes:
+    return f"id: {position}\nevent: advanced\ndata: {position}\n\n".encode()
+
+
+# Shared renderings: a page is rendered again when it is old, and never twice at once
+
+FRESH_S: Final = 1.5  #: a page that is older than this is rendered again
+KEPT_MAX: Final = 64
+
+
+class _RenderTask(msgspec.Struct, kw_only=True):
+    task: asyncio.Task[bytes]
+    at: float  #: by the monotonic clock, when it was begun
+
+
+class SharedPages:
+    """The newest renderings, by whatever they depend on."""
+
+    def __init__(self, clock: Clock, *, fresh_s: float = FRESH_S) -> None:
+        self._clock = clock
+        self._fresh_s = fresh_s
+        self._made: OrderedDict[Hashable, _RenderTask] = OrderedDict()
+
+    async def get(self, key: Hashable, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Return the rendering for a key: one that is fresh or under way, else a new one.
+
+        A viewer that leaves does not cancel it for the others. Raises: what `make` raises.
+        """
+        known = self._made.get(key)
+        if known is None or self._is_over(known):
+            known = _RenderTask(task=asyncio.create_task(_begun(make)), at=self._clock.monotonic())
+            self._made[key] = known
+            while len(self._made) > KEPT_MAX:
+                self._made.popitem(last=False)
+        self._made.move_to_end(key)
+        return await asyncio.shield(known.task)
+
+    def forget(self) -> None:
+        """Drop every rendering, because somebody has changed something."""
+        self._made.clear()
+
+    def _is_over(self, made: _RenderTask) -> bool:
+        if not made.task.done():
+            return False
+        failed = made.task.cancelled() or made.task.exception() is not None
+        return failed or self._clock.monotonic() - made.at >= self._fresh_s
+
+
+async def _begun(make: Callable[[], Awaitable[bytes]]) -> bytes:
+    return await make()
+
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "

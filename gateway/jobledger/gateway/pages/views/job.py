@@ -13,7 +13,7 @@ import msgspec
 
 from jobledger.admin.acts import why as why_of
 from jobledger.admin.diagnoses import Noun
-from jobledger.admin.errors import JobNotHeldError
+from jobledger.admin.errors import JobNotHeldError, MissingEvents
 from jobledger.admin.find import find_history, newest_life
 from jobledger.admin.past import AsOf, events_until
 from jobledger.admin.rows import View
@@ -30,7 +30,6 @@ from jobledger.gateway.pages.page import OwnPage, Viewer, When
 from jobledger.gateway.pages.runlines import TimelineChoice, attempt_lines, run_lines
 from jobledger.gateway.pages.shell import PageFacts, PastMoment, Shell, opened
 from jobledger.gateway.pages.spans import drawn
-from jobledger.gateway.pages.views.archived import archived, where_is
 from jobledger.gateway.pages.views.run import RunPart, run_part
 from jobledger.gateway.pages.words import json_text
 from jobledger.gateway.scoped import facts_for, names_cleared
@@ -47,6 +46,32 @@ from jobledger.ledger.model.subjects import JobRef, check_token, is_own_queue
 from jobledger.ledger.nats.attempt_logs import LogLine
 from jobledger.ledger.nats.task_book import find_task
 from jobledger.ledger.sent_signals import announced_workflow
+from jobledger.projections import JobRow
+
+# A job whose events were moved into an archive: how it ended, and which command shows all of it
+
+
+class ArchivedPage(PageFacts, frozen=True, kw_only=True):
+    """The page."""
+
+    row: JobRow
+    where: str  #: one sentence
+
+
+async def archived(looked: Viewer, queue: str, error: JobNotHeldError) -> ArchivedPage:
+    """Return what the lists know of a job that the ledger no longer holds. Raises: the error, for who may not see one."""
+    looked.principal.require("view", queue)
+    async with opened(looked) as (view, shell):
+        row = view.store.job(queue, error.job_id)
+        if row is None or error.missing is None or not looked.principal.may("view", row.queue, row.task):
+            raise error
+        return ArchivedPage(shell=shell, row=row, where=where_is(error.missing, row.id))
+
+
+def where_is(missing: MissingEvents, job_id: str) -> str:
+    """Say where the events are that are missing, and which command reads them."""
+    return missing.sentence(f"`jobledger jobs show {job_id} --archive DIR`")
+
 
 Act = Literal["cancel", "retry", "reschedule", "requeue", "discard", "pause", "resume"]
 Text = Annotated[str, msgspec.Meta(max_length=400)]
