@@ -63,7 +63,7 @@ from jobledger.gateway.process.line import Line
 from jobledger.gateway.process.listener import listen
 from jobledger.gateway.process.gateway_process import Process
 from jobledger.gateway.process.server import Settings
-from jobledger.gateway.process.child import work
+from jobledger.gateway.process.worker import work
 from jobledger.ledger import connect
 from jobledger.ledger.webhooks.secrets import Secrets
 import msgspec

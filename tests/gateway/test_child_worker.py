@@ -7,7 +7,7 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from jobledger.gateway.process import child as worker
+from jobledger.gateway.process import worker
 from jobledger.gateway.process.children import setup_of
 from jobledger.ledger import Ledger
 from jobledger.ledger.nats.inbox import ReplyTimeoutError

@@ -7,118 +7,24 @@ on a command line. A child leaves signals to the gateway, and ends when the line
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib.util
 import logging
-import os
-import platform
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import anyio
 from anyio.abc import ObjectReceiveStream
 
-from jobledger.gateway.acts.asked import QUEUE
-from jobledger.gateway.acts.bulk_act import bulk_act
-from jobledger.gateway.acts.verification import verify_task
-from jobledger.gateway.hooks.addresses import Targets, networks
-from jobledger.gateway.hooks.deliver import DeliverySender, deliver_task
-from jobledger.gateway.hooks.poster import Poster
-from jobledger.gateway.process.line import TO_CHILD, Failed, Line, Ready, Relay, Setup, ToChild
-from jobledger.ledger import Ledger, Task, TaskRegistry, connect
+from jobledger.gateway.process.line import TO_CHILD, Failed, Line, Relay, Setup, ToChild
+from jobledger.gateway.process.stepping_back import step_back
+from jobledger.ledger import Ledger, connect
 from jobledger.ledger.model.errors import LedgerError
-from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
 from jobledger.ledger.nats.connection import ConnectionLostError
-from jobledger.ledger.webhooks.secrets import Secrets
-from jobledger.projections import Projector, Snapshots
 from jobledger.projections.errors import ProjectionError
-from jobledger.workers import Worker, WorkerConfig
-from jobledger.workers.reactors.hooks.reactor import WebhookReactor
-from jobledger.workers.reactors.reactor import host
-
-# The child *worker*: runs the gateway's own tasks, and makes a job of each event that matches a webhook.
-# It holds a lease as every worker does, and hosts the reactors and timers of its environment.
-
-_CONCURRENCY: Final = 64
-
-
-def own_tasks(setup: Setup) -> list[Task[..., Any]]:
-    """Return the tasks that a gateway runs itself. Raises: ConfigurationError for a network that is none."""
-    secrets = Secrets(os.environ, Path(setup.key_file) if setup.key_file else None)
-    poster = Poster(Targets(networks(setup.allow_targets)))
-    return [deliver_task(DeliverySender(poster, secrets)), bulk_act, verify_task(Path(setup.projection))]
-
-
-async def work(ledger: Ledger, setup: Setup, line: Line, _requests: ObjectReceiveStream[ToChild]) -> None:
-    """Work until cancelled; say so once jobs are taken. Raises: LedgerError, ConnectionLostError."""
-    config = WorkerConfig(queues=(DELIVERIES_QUEUE, QUEUE), concurrency=_CONCURRENCY, schedules=False)
-    worker = Worker(ledger, TaskRegistry(own_tasks(setup)), config)
-
-    async def tell() -> None:
-        await worker.taking.wait()
-        line.send(Ready())
-
-    try:
-        async with anyio.create_task_group() as group:
-            group.start_soon(tell)
-            group.start_soon(host, ledger, WebhookReactor(ledger))
-            await worker.run()
-            group.cancel_scope.cancel()
-    except ExceptionGroup as errors:
-        # Several may fail at once for one reason, such as a silent server: say it once.
-        raise errors.exceptions[0] from errors
-
-
-# How a child process steps back where processors are scarce: a process that answers requests runs at once, in its place.
-# Three settings decide that on Linux, each only where the kernel has it. Other systems have `nice` alone.
-#
-# - `nice`: the share of a processor beside others of its group.
-# - The nice value of its group. A process with a session of its own is weighed as a group, beside which its own nice value
-# counts for nothing (sched(7), "The autogroup feature").
-# - The length of its turns. From Linux 6.12 on a process with shorter turns, when it wakes, ends a longer one at once. On
-# others it may wait for the next tick of the clock, 4 ms with the usual kernels (sched_setattr(2), sched_runtime).
-
-_AUTOGROUP: Final = Path("/proc/self/autogroup")
-#: Numbers of the system call sched_setattr: C libraries have a function for it only since 2025.
-_SET_ATTRIBUTES: Final = {"x86_64": 314, "aarch64": 274, "riscv64": 274}
-#: `struct sched_attr` in its first version: size, policy, flags, nice, priority, runtime, deadline, period.
-_ATTRIBUTES: Final = struct.Struct("=IIQiIQQQ")
-_TURN_NS: Final = 100_000_000  #: the longest that the kernel accepts
-
-
-def step_back(nice: int) -> None:
-    """Let others run first. `nice`: how much is added to the nice value. For a process that has no other threads yet."""
-    now = os.nice(nice)
-    if os.getsid(0) == os.getpid():  # in another session it would slow down the whole terminal
-        with contextlib.suppress(OSError):
-            _AUTOGROUP.write_text(str(now), encoding="ascii")
-    number = _SET_ATTRIBUTES.get(platform.machine())
-    if platform.system() == "Linux" and number is not None:
-        attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, now, 0, _TURN_NS, 0, 0)
-        # A kernel that refuses it leaves the turns as they are.
-        ctypes.CDLL(None).syscall(number, 0, attributes, 0)
-
-
-# The child *projector*: follows the ledger into the projection's file, so that no request waits for a fold
-
-
-async def project(ledger: Ledger, setup: Setup, line: Line, _requests: ObjectReceiveStream[ToChild]) -> None:
-    """Follow until cancelled; say so once the file is there.
-
-    Raises: ProjectionError, and what `Log.read` raises.
-    """
-    path = Path(setup.projection)
-    with Projector(ledger.log, path, snapshots=Snapshots(path)) as projector:
-        await projector.prepare(mend=True)
-        line.send(Ready())
-        await projector.run()
-
 
 #: Does its work until cancelled; given what the gateway asks, in order.
 Program = Callable[[Ledger, Setup, Line, ObjectReceiveStream[ToChild]], Awaitable[None]]
@@ -134,7 +40,7 @@ def _program(name: str) -> Program:
     """Import a program, and none of what the others need."""
     match name:
         case "projector":
-            from jobledger.gateway.process.child import project  # noqa: PLC0415
+            from jobledger.gateway.process.projector import project  # noqa: PLC0415
 
             return project
         case "past":
@@ -143,7 +49,7 @@ def _program(name: str) -> Program:
             return lend
         case _:
             assert name == "worker", name
-            from jobledger.gateway.process.child import work  # noqa: PLC0415
+            from jobledger.gateway.process.worker import work  # noqa: PLC0415
 
             return work
 

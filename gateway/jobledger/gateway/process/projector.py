@@ -1,0 +1,23 @@
+"""The child *projector*: follows the ledger into the projection's file, so that no request waits for a fold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anyio.abc import ObjectReceiveStream
+
+from jobledger.gateway.process.line import Line, Ready, Setup, ToChild
+from jobledger.ledger import Ledger
+from jobledger.projections import Projector, Snapshots
+
+
+async def project(ledger: Ledger, setup: Setup, line: Line, _requests: ObjectReceiveStream[ToChild]) -> None:
+    """Follow until cancelled; say so once the file is there.
+
+    Raises: ProjectionError, and what `Log.read` raises.
+    """
+    path = Path(setup.projection)
+    with Projector(ledger.log, path, snapshots=Snapshots(path)) as projector:
+        await projector.prepare(mend=True)
+        line.send(Ready())
+        await projector.run()
