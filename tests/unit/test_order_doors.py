@@ -233,3 +233,13 @@ def test_each_condition_on_what_was_said_is_an_option_a_parameter_and_a_key_of_s
     assert {each.said for each in KEYS.values() if each.said} | {"metadata"} == fields
     listed = {each.name for each in PROGRAM.commands["jobs"].commands["list"].params}
     assert fields <= listed
+
+
+def test_what_a_remote_caller_leaves_out_as_none_is_not_sent() -> None:
+    queue: Any = {"queue": None}
+    opened = together.open_call("b", send.options(queue="x"), queue, None).body
+    assert opened is not None
+    assert msgspec.json.decode(opened) == {"task": "send", "queue": "x"}
+    begun = together.run_call("g", None, {"tenant": None}).body
+    assert begun is not None
+    assert b"tenant" not in begun

@@ -24,6 +24,7 @@ READ: dict[str, dict[str, Any]] = {
     "tenant:acme state:dead": {"said": SaidFilter(tenant="acme"), "states": ("dead_lettered",)},
     "state:queued state:retry_wait": {"states": ("queued", "retry_wait")},
     "state:w state:retry": {"states": ("waiting", "retry_wait")},
+    "state:fail": {"states": ("dead_lettered", "retry_wait")},
     "state:failing": {"states": ("dead_lettered", "retry_wait")},
     "State:Dead": {"states": ("dead_lettered",)},
     "since:2h until:11:00": {
@@ -75,7 +76,7 @@ REFUSED = [
     ("tennant:acme", "there is no key tennant: (did you mean tenant:?); put it in quotes"),
     ("status:dead", "there is no key status: (did you mean state:?); put"),
     ("https://x", "there is no key https:; put it in quotes to look for it as text"),
-    ("state:deed", "no state is called deed (did you mean queued?): scheduled, held, queued"),
+    ("state:deed", "no state is called deed (did you mean dead?): scheduled, held, queued"),
     ("state:xyz", "no state is called xyz: scheduled, held, queued"),
     ("state:paussed", "no state is called paussed (did you mean paused?)"),
     ("state:c", "state:c may be completed or cancelled: write one of them"),

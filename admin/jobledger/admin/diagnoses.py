@@ -861,7 +861,7 @@ _PARTS: Final[tuple[Part, ...]] = (
     (_closed, "limits list"),
     (_differing_limits, "limits list"),
     (_stuck, "jobs list --state held"),
-    (_for_person, "jobs list --state paused"),
+    (_for_person, "jobs list awaits:children"),
     (_late_schedules, "schedules list"),
     (_differing_schedules, "schedules list"),
     (_store, "doctor"),

@@ -379,7 +379,7 @@ def _locked(path: Path, kind: int, busy_timeout_s: float) -> Generator[None, Non
     except (PermissionError, FileNotFoundError):
         if kind != fcntl.LOCK_SH:
             raise
-        yield  # a reader where it may not write: it cannot stop a replacement, and none can be left to finish
+        yield  # this reader may not make or open the lock: it reads without one
         return
     try:
         with contextlib.suppress(OSError):  # another user's, perhaps

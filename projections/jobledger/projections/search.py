@@ -228,18 +228,15 @@ def _nearest(name: str, known: Iterable[str], mark: str = "") -> str:
 
 def _states(value: str, _: datetime) -> tuple[str, ...]:
     token = value.lower()
-    if token in STATE_GROUPS:
-        return tuple(map(str, STATE_GROUPS[token]))
-    begun = [state.value for state in JobState if state == token or state.startswith(token)]
+    words = (*map(str, JobState), *STATE_GROUPS)
+    begun = [word for word in words if word.startswith(token)]
     found = [token] if token in begun else begun
-    if len(found) != 1:
-        words = (*JobState, *STATE_GROUPS)
-        raise ProjectionConfigError(
-            f"no state is called {_shown(value)}{_nearest(token, words)}: {', '.join(words)}"
-            if not found
-            else f"state:{_shown(value)} may be {' or '.join(found)}: write one of them"
-        )
-    return tuple(found)
+    if not found:
+        near = _nearest(token, (*words, "dead"))
+        raise ProjectionConfigError(f"no state is called {_shown(value)}{near}: {', '.join(words)}")
+    if len(found) > 1:
+        raise ProjectionConfigError(f"state:{_shown(value)} may be {' or '.join(found)}: write one of them")
+    return tuple(map(str, STATE_GROUPS.get(found[0], found)))
 
 
 def _time(name: str) -> Callable[[str, datetime], str]:

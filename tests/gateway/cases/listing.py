@@ -100,7 +100,7 @@ async def searches(asker: Asker) -> None:
 async def searches_refused(asker: Asker) -> None:
     for query, sentence in {
         "q=stat:dead": "did you mean state:?",
-        "q=state:deed": "did you mean queued?",
+        "q=state:deed": "did you mean dead?",
         "q=since:soon": "since:soon is no time",
         "q=tenant:acme&tenant=beta": "tenant is given twice, as 'beta' and as 'acme'",
         "q=state:dead&state=queued": "states is given twice",

@@ -15,7 +15,6 @@ from jobledger.cli.output import Cell
 from jobledger.cli.session import load_tasks
 from jobledger.cli.text import age, shortened
 from jobledger.ledger import TaskRegistry
-from jobledger.ledger.model.state_words import state_words
 
 
 @command(WORKFLOWS, "list", takes=ROWS)
@@ -38,7 +37,7 @@ async def _list(cli: Cli, tasks: TaskRegistry | None) -> None:
 
 
 def _cells(each: WorkflowVersion) -> tuple[Cell, ...]:
-    states = [f"{count:,} {state_words(state)}" for state, count in each.open.items()]
+    states = [f"{count:,} {state.replace('_', ' ')}" for state, count in each.open.items()]
     if each.dead_letters:
         states.append(_dead_letters(each))
     return (

@@ -198,6 +198,11 @@ def not_reached(url: str, error: Exception) -> ServerUnreachableError:
     )
 
 
+def given_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that were given: None is for one that was not."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def order_of(
     task: AnyTask, given: Mapping[str, Any] | None, arguments: Mapping[str, Any], named: JobOptions
 ) -> dict[str, Any]:
@@ -205,7 +210,7 @@ def order_of(
     if given is not None and arguments:
         raise InvalidInputError("give the input as one mapping or as keyword arguments, not as both")
     values = dict(given) if given is not None else dict(arguments)
-    chosen = {name: value for name, value in named.items() if value is not None}
+    chosen = given_of(named)
     if isinstance(task, str):
         return {"task": task, "input": values, **chosen}
     plain, _ = task.unpacked

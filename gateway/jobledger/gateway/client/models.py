@@ -98,6 +98,10 @@ class JobAttempt(msgspec.Struct, frozen=True, kw_only=True):
 class JobSnapshot(JobHead, frozen=True, kw_only=True):
     """A job as its events say it is; times are UTC."""
 
+    tenant: str = ""
+    limits: tuple[str, ...] = ()
+    correlation: str = ""
+    metadata: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     input: Any = None
     result: Any = None
     error: JobError | None = None

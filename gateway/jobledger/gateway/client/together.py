@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 import uuid_utils
 
-from jobledger.gateway.client.calls import AnyTask, Call, JobOptions, encode, json_call, order_of, said_of
+from jobledger.gateway.client.calls import (
+    AnyTask,
+    Call,
+    JobOptions,
+    encode,
+    given_of,
+    json_call,
+    order_of,
+    said_of,
+)
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.options import LabelOptions
@@ -86,7 +95,7 @@ class RunOptions(LabelOptions, total=False):
 def run_call(name: str, values: Mapping[str, Any] | None, said: RunOptions) -> Call:
     """Return the request that begins a run of a stored graph. It always has an id, so the request may be sent twice."""
     given = said.get("id") or str(uuid_utils.uuid7())
-    body = {**said, "input": dict(values or {}), "id": given}
+    body = {**given_of(said), "input": dict(values or {}), "id": given}
     return json_call("POST", f"/v1/graphs/{check_token('graph', name)}/run", body)
 
 
@@ -112,10 +121,11 @@ def emit_call(route: str, data: Any, delivery_id: str | None) -> Call:
 
 def open_call(name: str, task: AnyTask, named: JobOptions, on_end: AnyTask | None) -> Call:
     """Return the request that opens a batch. Raises: InvalidInputError."""
-    if "id" in named:
+    given = given_of(named)
+    if "id" in given:
         raise InvalidInputError("a batch names its jobs by their places in it: leave id out")
     body: dict[str, Any] = {"task": task} if isinstance(task, str) else said_of(task)
-    wanted = {key: value for key, value in {**body, **named}.items() if key in {"task", "queue"}}
+    wanted = {key: value for key, value in {**body, **given}.items() if key in {"task", "queue"}}
     if on_end is not None:
         wanted["on_end"] = {"task": on_end} if isinstance(on_end, str) else said_of(on_end)
     return json_call("PUT", f"/v1/batches/{check_token('batch', name)}", wanted)

@@ -210,7 +210,7 @@ class CarriedJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     a new one has a default.
     """
 
-    state: StateName  #: where the job is
+    state: StateName  #: where the job is; `paused` without `paused_by_operator` is the state `waiting`
     created_at: Moment  #: time of its first event
     updated_at: Moment  #: time of its newest event
     last_sequence: (

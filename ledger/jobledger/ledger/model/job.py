@@ -68,22 +68,22 @@ class JobState(enum.StrEnum):
     """Where a job is; the comments say who moves it in, who moves it out and how long it may stay."""
 
     SCHEDULED = "scheduled"  #: in: enqueue with a delay; out: its timer, cancel; stays until due
-    HELD = "held"  #: in: enqueue to a limited task; out: the limits reactor, cancel; stays until admitted
+    HELD = "held"  #: in: what would queue a job that has limits; out: the limits reactor, cancel; stays until admitted
     QUEUED = "queued"  #: in: enqueue, timers, requeue; out: a claim, cancel; stays until a worker is free
     RUNNING = "running"  #: in: a claim; out: its outcome, or a takeover once the lease is over
     RETRY_WAIT = "retry_wait"  #: in: a failed or snoozed attempt; out: its timer, cancel; stays until due
     WAITING = "waiting"  #: in: a run that waits; out: its time, a signal, the end of a step, a person, cancel
-    PAUSED = "paused"  #: in: a person; out: a person resumes or cancels it
+    PAUSED = "paused"  #: in: a person, or its run paused; out: a person, or its run goes on or ends
     COMPLETED = "completed"  #: in: the attempt returned; final
     CANCELLED = "cancelled"  #: in: a request; final
-    DEAD_LETTERED = "dead_lettered"  #: in: attempts or deliveries used up; out: a person requeues or discards
+    DEAD_LETTERED = "dead_lettered"  #: in: nothing tries it again; out: a person requeues or discards
     DISCARDED = "discarded"  #: in: a person gave a dead letter up; final
 
 
 FINAL_STATES = frozenset(
     {JobState.COMPLETED, JobState.CANCELLED, JobState.DEAD_LETTERED, JobState.DISCARDED},
 )
-#: Only a late worker's receipt, a note or `carried` may follow: an archive run can take such a job away whole.
+#: Only `fenced`, a note or `carried` may follow, so an archive run can take the whole job away.
 CLOSED_STATES = FINAL_STATES - {JobState.DEAD_LETTERED}
 #: The job is not over, but no worker can take it yet; in the order in which people are shown them.
 LATER_STATES: Final = (
@@ -340,8 +340,7 @@ _WAITING_STATE_OF: dict[type[Event], JobState] = {
 
 def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
     """Let a job wait that exists: the event changes only what it names."""
-    # A person who requeues a dead letter gives it new dispatches, as well as attempts. One that is held is offered to
-    # nobody, however often it was granted and put back.
+    # Dispatches are counted anew after a requeue, after a pause, and when the job is held: nobody is offered a held job.
     dispatches = 0 if job.is_final or job.state is _PAUSED or isinstance(event, Held) else job.dispatches
     dispatch_sequence, grant = job.dispatch_sequence, 0 if job.is_final else job.grant
     if isinstance(event, Queued):

@@ -199,7 +199,7 @@ def _is_of_the_running_attempt(job: Job | None, event: JobEvent) -> str | None:
 
 
 def _is_paused_by_a_person(job: Job, event: Paused) -> str | None:
-    """Let only a person pause a job that waits, or return it to what it waited for before that."""
+    """Of a job that waits, allow only a `paused` by a person; of a paused one also that which returns it to its wait."""
     if event.event != OPERATOR and job.state is not JobState.PAUSED:
         return f"`paused` while it is {job.state.value}, though nobody asked for it"
     if event.attempt != job.attempts_count:

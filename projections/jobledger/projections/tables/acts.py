@@ -100,7 +100,7 @@ ACT_CLASSES: Final = frozenset[type[JobEvent]](
 
 
 class ActRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that somebody did to one job."""
+    """One thing that somebody did to a job or a queue, or the acknowledgement of an unreadable message."""
 
     stream_sequence: int  #: of the event that records it
     at: str  #: the server's clock, ISO-8601 text in UTC

@@ -64,7 +64,7 @@ class ChildStartError(LedgerError):
 
 
 class Listener(Protocol):
-    """Hears what a task says through its context while it runs. An exception of its verbs kills the process."""
+    """Hears what a task says through its context while it runs. Whoever calls it kills the process if it raises."""
 
     def heartbeat(self) -> None:
         """Note a sign of life."""

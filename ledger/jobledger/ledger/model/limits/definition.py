@@ -36,11 +36,9 @@ PERIOD_S_MAX: Final = 366 * 24 * 3600.0
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The terms of one key of a limit, and the jobs that may name the limit, which are the same for all its keys.
+    """The terms of one key of a limit, and the jobs that may name the limit, which are the same for all its keys."""
 
-    What has terms and more is a subclass: a limit as code declares it, and a row of the table of limits.
-    """
-
+    # What has terms and more is a subclass: a limit as code declares it, and a row of the table of limits.
     slots: Whole | None = None  #: how many jobs may hold it at once; None: any number; 0: none, so all wait
     rate: float | None = None  #: how many jobs may start in `per_s` seconds; None: any number
     per_s: float = 1.0  #: the period of `rate`, in seconds
