@@ -266,7 +266,7 @@ def test_a_long_text_of_a_task_is_cut_in_words_and_whole_in_the_error() -> None:
 def test_the_trail_in_the_docs_is_told_like_this(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_a_terminal(monkeypatch, 80)
+    on_a_terminal(monkeypatch, 110)
     first, second, shop = "host-7-4be0c2aa", "host-8-91f7d03c", "web-812-9d0ab3f1"
     error = ErrorInfo(kind="exception", type="ConnectionError", message="the bank does not answer")
     course = Course()
