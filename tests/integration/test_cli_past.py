@@ -134,7 +134,7 @@ def test_the_documented_outputs_are_printed(commands: Commands) -> None:
     section = page[page.index("## As of a past moment") :]
     block = section[section.index("```console\n") + len("```console\n") :].partition("```")[0]
     steps = [part.partition("\n") for part in re.split(r"^\$ jobledger ", block, flags=re.MULTILINE)[1:]]
-    assert len(steps) == 2
+    assert len(steps) == 4
     for words, _, shown in steps:
         code, out, err = commands(*words.split())
         assert (code != 0) == shown.startswith("jobledger: ")
