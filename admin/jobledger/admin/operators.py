@@ -54,7 +54,7 @@ class ActList(NamedTuple):
     chains: Chains
     own_times: frozenset[
         int
-    ]  #: stream sequences of events that are shown with their own time, not the server's
+    ]  #: stream sequences of events for which the event's own time is shown, as it is far from the server's
 
 
 async def operator_acts(

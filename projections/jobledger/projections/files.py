@@ -108,7 +108,9 @@ def open_reader(path: Path, *, busy_timeout_s: float, layout: Layout = LEDGER) -
     """
     with translated(path, busy_timeout_s):
         _refuse_unfit(path, links=True)
-        if not (path.exists() or _ready(path).exists()):  # before a lock is left beside what is not there
+        if not (
+            path.exists() or _ready(path).exists()
+        ):  # checked first, so that no lock file is made beside a missing projection
             raise ProjectionMissingError(path)
         return _open_reader(path, busy_timeout_s, layout)
 

@@ -54,7 +54,7 @@ _HOLDERS: Final = frozenset({dict, list})
 
 
 def without_values(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of an event but for the values of users, at any depth."""
+    """Return the fields of an event without those in `VALUE_FIELDS`, which hold users' values, at any depth."""
     return {
         name: _without_values(value) if type(value) in _HOLDERS else value
         for name, value in fields.items()

@@ -43,9 +43,7 @@ class PayloadLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sha256: str
     bytes: int  #: as the first event that refers to it says
     store: StoreName
-    state: (
-        PayloadState  #: what became of it by the time the export was written; only what was stored is in it
-    )
+    state: PayloadState  #: what was found when the export was written; only of `stored` values the export has a file
 
 
 class PayloadSource(Protocol):

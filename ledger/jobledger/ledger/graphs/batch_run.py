@@ -33,7 +33,7 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     task: str  #: what its jobs run
     queue: str  #: where they wait
     end: ChildNode | None = None  #: what is enqueued when all have ended
-    told: tuple[str, ...] = ()  #: which of `batch` and `counts` are its arguments
+    told: tuple[str, ...] = ()  #: which of `batch` and `counts` the task of `end` takes as arguments
 
 
 @workflow(name=RUN_BATCH, queue=BUILT_IN_QUEUE, max_attempts=BUILT_IN_ATTEMPTS)

@@ -50,7 +50,7 @@ class GraphVerbs:
     """The stored graphs of one client's ledger. All raise UnreachableError."""
 
     def __init__(self, client: Client, announced: AnnouncedTasks, enqueuer: Enqueuer) -> None:
-        """`announced`: the tasks that workers announced, by which graphs without code are checked."""
+        """`announced`: the tasks that workers announced; graphs whose code is not here are checked against them."""
         self._client = client
         self._announced = announced
         self._enqueuer = enqueuer

@@ -31,7 +31,7 @@ class JobFilter(logging.Filter):
     """Puts `FACTS` onto every record that is made within an attempt, whichever logger made it. It lets all pass.
 
     For a handler, which then may show `%(job)s` of each record: `handler.addFilter(JobFilter())`. What is not known is
-    "". `worker` says who a line outside of attempts comes from.
+    "". Outside of attempts `worker()` gives the worker's name for the line.
     """
 
     def __init__(self, worker: Callable[[], str] = str) -> None:

@@ -55,7 +55,7 @@ class JobView(msgspec.Struct, frozen=True, gc=False, eq=False):
         return self.folded
 
     def __eq__(self, other: object) -> bool:
-        """Compare what the chains are, folded yet or not."""
+        """Compare the chains; whether they were folded yet makes no difference."""
         if not isinstance(other, JobView):
             return NotImplemented
         return (self.last_sequence, self.last_data, self.job) == (

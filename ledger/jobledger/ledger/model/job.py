@@ -97,7 +97,9 @@ OPEN_STATES: Final = (JobState.RUNNING, JobState.QUEUED, *LATER_STATES)
 #: The job is not over, and no attempt of it runs.
 PENDING_STATES = frozenset(OPEN_STATES) - {JobState.RUNNING}
 
-OPERATOR: Final = "operator"  #: what `paused` says the job waits for where a person paused it
+OPERATOR: Final = (
+    "operator"  #: the field `event` of a `paused` by which a person, not the attempt, pauses a job
+)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -139,12 +141,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     steps: Steps = NO_STEPS  #: of a run, by their keys, in the order of their first events
     signals: tuple[KeptSignal, ...] = ()  #: messages to a run, in their order
     awaited: tuple[str, ...] = ()  #: keys of steps: the first of them that is over resumes the run
-    undos: int = 0  #: how many undos the newest `paused` of an attempt said are registered
+    undos: int = 0  #: how many undos were registered, as the newest `paused` of an attempt says
     advanced: bool = False  #: whether the running attempt recorded the end of a step
     pause_requested: bool = False  #: whether somebody asked the running attempt to pause
     pause_reason: Annotated[str, REASON] = ""
     created_by: str = ""  #: who appended its first event; "": that one is not known
-    is_incomplete: bool = False  #: whether further steps and signals are told by the `carried` that follow
+    is_incomplete: bool = (
+        False  #: whether some steps and signals are still missing: the next `carried` events have them
+    )
 
     @property
     def attempts_count(self) -> int:

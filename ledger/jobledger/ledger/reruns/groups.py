@@ -1,4 +1,4 @@
-"""Groups of a run that had not completed, as a rerun of what failed begins them: with the children that completed.
+"""Groups that had not completed, as a rerun of what failed begins them again: their completed children are copied.
 
 Used by the plan of a rerun and by the worker that copies; the newest end in the plan bounds what both find.
 """
@@ -160,7 +160,7 @@ def _copied_before(
 
 
 def _check_held(source: Job, step: Step, found: int) -> None:
-    """Refuse to make children again that completed. Raises: RefusedError."""
+    """Refuse if a child completed and its end is not in the ledger: the rerun would run it again. Raises: RefusedError."""
     gone = step.ended & ~step.failed & ~found
     if gone:
         what = f"item {items_of(gone)[0]:,}" if gone.bit_count() == 1 else f"{gone.bit_count():,} items"

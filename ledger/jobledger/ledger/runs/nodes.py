@@ -15,7 +15,7 @@ from jobledger.ledger.options import Options
 
 
 def node_of(task: Kind, options: Options, **more: Any) -> ChildNode:
-    """Return what asks for a job of a task; `more` are fields of `ChildNode` that its options do not say."""
+    """Return the `ChildNode` that asks for a job of a task; `more`: its fields that `options` does not have."""
     return copied(
         ChildNode,
         options.order(),

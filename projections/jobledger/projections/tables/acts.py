@@ -165,7 +165,7 @@ class NotedActs:
         self._rows: list[Row] = []
         self._told: list[
             tuple[str, tuple[str, str]]
-        ] = []  # what became of acts that were unsure, as statements
+        ] = []  # statements that settle rows stored as unsure: they were acts, or were none
 
     def add(self, stored: StoredEvent, before: Job | None, after: Job) -> None:
         """Note what an event of one of `ACT_CLASSES` tells; `before` is the job before it, None where that is unknown."""
@@ -208,7 +208,7 @@ class NotedActs:
         elif event.cause == "resumed" and _is_resumed(before):
             if before is None or not before.pause_reason.startswith(WITH_ITS_RUN):
                 self._note(stored, "resume", event.reason)
-        elif event.reason:  # a timer or a reactor that dispatches names none
+        elif event.reason:  # only a person's has a reason: timers and reactors give none
             self._note(stored, "retry", event.reason)
 
     def _wait(self, stored: StoredEvent, event: Scheduled | Paused, before: Job | None) -> None:

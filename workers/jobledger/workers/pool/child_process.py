@@ -345,7 +345,7 @@ async def _spawn(setup: Setup) -> ChildProcess:
 
 
 def _relay(message: Logged, call: Call | None) -> None:
-    """Log what was logged there, as if it were here: within the attempt where the code of its call did it."""
+    """Log here what the process logged; what the code of the current call logged counts as logged within its attempt."""
     is_of_call = call is not None and message.of_call == call.number
     if message.printed:
         if is_of_call:

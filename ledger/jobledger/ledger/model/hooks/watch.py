@@ -141,7 +141,7 @@ class Judge(msgspec.Struct, frozen=True, kw_only=True):
 
     value: float | None
     position: int  #: the stream sequence up to which it was counted
-    sequence: int  #: of the watch's event that it was judged by
+    sequence: int  #: stream sequence of the watch's newest event when it was judged
     fires: bool
 
 

@@ -68,7 +68,7 @@ class ChildrenReactor(ConsumerReactor):
         return None
 
     async def _reach(self, run: JobRef, *, again: bool) -> None:
-        """Cancel, pause or resume the open children of a run as the run itself was."""
+        """Do to the open children what was done to their run: cancel, pause or resume them."""
         view = await load(self.ledger.log, run)
         if view.job is not None:  # else all of it is in an archive
             await self._reaching.follow(run, view, again=again)
