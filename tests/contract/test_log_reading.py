@@ -173,28 +173,6 @@ async def test_reading_may_be_filtered_by_subject(log: Log) -> None:
     assert await collect(log.read(subject=f"{root}.job.q9.>")) == []
 
 
-async def test_a_filtered_read_is_whole_however_much_fits(log: Log) -> None:
-    # What fits into one answer of a server, what fills it, and what is more: in events, and in bytes.
-    for queue, count, text_bytes in [
-        ("none", 0, 0),
-        ("few", 255, 1),
-        ("full", 256, 1),
-        ("more", 257, 1),
-        ("half", 3, 90_000),
-        ("large", 6, 90_000),
-        ("larger", 2, 900_000),
-    ]:
-        texts = ["x" * text_bytes for _ in range(count)]
-        made = [
-            entry(log, 0, event(f"{queue}-{number}", queue=queue, text=text))
-            for number, text in enumerate(texts)
-        ]
-        for each in made:
-            await log.submit([each])
-        found = await collect(log.read(subject=f"{log.names.ledger_root}.job.{queue}.>"))
-        assert [each.data for each in found] == [each.data for each in made], queue
-
-
 async def test_a_finite_read_ends_where_the_log_ended_when_it_began(log: Log) -> None:
     await fill(log, 400)
     found: list[StoredEvent] = []

@@ -17,7 +17,6 @@ import msgspec
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import (
     AppendOutcomeUnknownError,
-    CorruptLedgerError,
     LedgerError,
     LedgerFullError,
     PayloadTooLargeError,
@@ -49,11 +48,6 @@ _TRY_AGAIN: Final = frozenset({10008, 10176, 10210, 10211})
 _HEADROOM_BYTES: Final = 4096  # for subject and headers, out of the server's max_payload
 _PRESENT_BYTES_MAX: Final = 4 << 20
 _RETRY_S: Final = 0.05
-#: Of one subject that much is asked for before a consumer is made. The server has no more where its answer has fewer
-#: messages, and less than half of the bytes: it counts more than arrives.
-_PAGE: Final = 256
-_PAGE_BYTES_MAX: Final = 512 << 10
-_WHOLE_BYTES_MAX: Final = _PAGE_BYTES_MAX // 2
 #: After this time without a stream that listens, an append asks whether the ledger was deleted.
 _GONE_S: Final = 0.5
 
@@ -398,43 +392,9 @@ class JetStreamLog(JobReads):
         if not follow and head.last_sequence < begin:
             return
         until = None if follow else head.last_sequence
-        if subject is not None and from_time is None and until is not None:
-            page = await self._only_page(subject, begin)
-            if page is not None:
-                messages, problem = _read_page(page, until)
-                if messages:
-                    yield messages
-                if problem is not None:
-                    raise problem
-                return
         async with contextlib.aclosing(feed.batches(until=until)) as batches:
             async for batch in batches:
                 yield batch
-
-    async def _only_page(self, subject: str, begin: int) -> api.Batch | None:
-        """Return all that fits a subject where that is little, most often nothing: this takes no consumer.
-
-        None: it is more, or the server is one of several, and what one replica has proves nothing.
-        """
-        if self._index is not None:
-            return None
-        request = {"seq": begin, "next_by_subj": subject, "batch": _PAGE, "max_bytes": _PAGE_BYTES_MAX}
-        page = await self._read_raw(request, batch=True)
-        size = sum(len(data) + len(headers) for data, headers in page)
-        return page if len(page) < _PAGE and size < _WHOLE_BYTES_MAX else None
-
-
-def _read_page(page: api.Batch, until: int) -> tuple[list[Message], CorruptLedgerError | None]:
-    """Read an answer up to a stream sequence, or to the first message that cannot be read."""
-    messages: list[Message] = []
-    for data, headers in page:
-        if int(header(headers, b"Nats-Sequence")) > until:
-            break
-        try:
-            messages.append(message_of(data, headers))
-        except CorruptLedgerError as error:
-            return messages, error
-    return messages, None
 
 
 def _sequence_of(message: Message | None) -> int:
