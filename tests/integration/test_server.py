@@ -29,7 +29,9 @@ from jobledger.ledger.model.errors import (
     ServerStartError,
     StoreInUseError,
 )
+from jobledger.ledger.nats.jetstream import JetStreamLog
 from jobledger.ledger.server import EmbeddedServer, project_configuration
+from jobledger.ledger.timers import Timers
 
 pytestmark = pytest.mark.anyio
 
@@ -119,6 +121,26 @@ async def test_durability_reaches_the_server(
             assert ledger.connection.durability == durability
     assert configuration.get("sync_always") == always
     assert configuration["max_storage"] == 7_000_000
+
+
+async def test_after_a_reconnect_clients_append_as_the_new_server_says(
+    server_factory: ServerFactory, tmp_path: Path
+) -> None:
+    first = server_factory(tmp_path / "store", durability="process")
+    async with first:
+        port = first.port
+        async with connect(first.url, ledger_bytes_max=1 << 20) as ledger:
+            assert isinstance(ledger.log, JetStreamLog)
+            timers = Timers(ledger.connection, ledger.inbox, ledger.names, ledger.config)
+            writers = (ledger.log.writer, timers._writer)
+            assert [each.grouping for each in writers] == [False, False]
+            found = anyio.Event()
+            ledger.connection.found_listeners.append(found.set)
+            await first.stop()
+            async with server_factory(tmp_path / "store", port=port, durability="power"):
+                with anyio.fail_after(LIMIT_S):
+                    await found.wait()
+                assert [each.grouping for each in writers] == [True, True]
 
 
 def test_the_default_is_what_production_starts_from(tmp_path: Path) -> None:

@@ -116,6 +116,16 @@ async def test_a_server_that_tells_its_durability_is_believed_from_the_first_app
         few.append(str(number))
     await turn()
     assert len(few.publisher.sent) == 8
+    few.append("one more")  # nine are in flight now: what follows waits for them
+    await turn()
+    assert len(few.publisher.sent) == 9
+    few.append("later")
+    few.append("later still")
+    await turn()
+    assert len(few.publisher.sent) == 11
+    few.append("waits")
+    await turn()
+    assert len(few.publisher.sent) == 11
     few.writer.begin("process")  # another server, after a reconnect
     few.append("a")
     assert few.publisher.sent[-1][0] == ["a"]
@@ -463,14 +473,18 @@ async def test_too_few_for_a_batch_go_one_by_one_while_others_are_grouped() -> N
         bench.append(name)
     await turn()
     assert [data for data, _ in bench.publisher.sent] == [["a"], ["b"], ["c"]]
-    bench.append("e")
-    await turn()
-    bench.append("f")
-    bench.append("g")
-    await turn()
-    assert len(bench.publisher.sent) == 4, "the third group waits for one of the two before it"
-    for answer in (1, 2, REFUSED):
+    for name in "defgh":
+        bench.append(name)
+        await turn()
+    assert len(bench.publisher.sent) == 8, "a few in flight are waited for by nobody"
+    for name in "ijk":
+        bench.append(name)
+        await turn()
+    assert len(bench.publisher.sent) == 10, "the third one beyond them waits for one of the two before it"
+    for answer in (1, 2, REFUSED, 4, 5, 6, 7, 8, 9):
         bench.publisher.answer(answer)
-    assert [data for data, _ in bench.publisher.sent] == [["e"], ["f"], ["g"]]
-    assert bench.answers == {"a": [1], "b": [2], "c": [REFUSED]}
-    assert bench.writer._groups_in_flight == 2
+    assert [data for data, _ in bench.publisher.sent] == [["j"], ["k"]]
+    assert (bench.answers["a"], bench.answers["c"], bench.answers["i"]) == ([1], [REFUSED], [9])
+    bench.publisher.answer(10)
+    bench.publisher.answer(11)
+    assert bench.writer._groups_in_flight == 0

@@ -43,6 +43,7 @@ class TimerStream:
         self._specification = timers_specification(names, replicas)
         # Where each write is fsynced, many timers are stored in groups, as are the events that ask for them.
         self._writer = Writer(Publisher(connection, inbox), commit=commit, durability=connection.durability)
+        connection.found_listeners.append(lambda: self._writer.begin(connection.durability))
 
     async def ensure(self) -> str:
         """Make the stream if it is gone; return its id, which another stream of that name does not have.

@@ -238,15 +238,17 @@ class Writer:
         self._publisher.send(entries, answered)
 
     def _send_few(self, group: list[_Unit]) -> None:
-        """Send units one by one that are too few for a batch; the next group waits for them as for any other."""
+        """Send units one by one that are too few for a batch; where more are in flight, the next group waits for them."""
         left = len(group)
-        self._groups_in_flight += 1
+        # While few are in flight in all, nobody waits: over a network that would be a round trip for each.
+        takes_place = self._few == 1 or self._publisher.in_flight + left > self._few
+        self._groups_in_flight += takes_place
 
         def answered(unit: _Unit, result: int | Exception) -> None:
             nonlocal left
             left -= 1
             if not left:
-                self._groups_in_flight -= 1
+                self._groups_in_flight -= takes_place
             count = len(unit.entries)
             self._observe(count, result, grouped=True)
             unit.answered(result if isinstance(result, Exception) else result - count + 1)
