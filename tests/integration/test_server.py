@@ -141,6 +141,12 @@ async def test_after_a_reconnect_clients_append_as_the_new_server_says(
                 with anyio.fail_after(LIMIT_S):
                     await found.wait()
                 assert [each.grouping for each in writers] == [True, True]
+                assert ledger.log._index is None
+                ledger.connection._server_info["cluster"] = (
+                    "grown"  # as a server says that became one of several
+                )
+                await ledger.connection.on_found()
+                assert ledger.log._index is not None, "reads are proven from here on"
 
 
 def test_the_default_is_what_production_starts_from(tmp_path: Path) -> None:

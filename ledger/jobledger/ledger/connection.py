@@ -195,7 +195,6 @@ async def assemble(  # noqa: PLR0917 - the parts of one client
         names=names,
         commit=config.commit,
         append_timeout_s=config.append_timeout_s,
-        has_replicas=connection.is_clustered,
     )
     payloads = functools.partial(
         Payloads,

@@ -108,9 +108,7 @@ class JetStreamLog(JobReads):
         names: Names,
         commit: Commit = "auto",
         append_timeout_s: float = 30.0,
-        has_replicas: bool = False,
     ) -> None:
-        """`has_replicas`: the stream lies on several servers, so that a read has to be proven the newest."""
         self.names = names
         self._connection = connection
         self._inbox = inbox
@@ -121,9 +119,17 @@ class JetStreamLog(JobReads):
         self._meter: AppendMeter | None = None
         self._reply_timeout_s = publisher.reply_timeout_s
         self.writer = Writer(publisher, commit=commit, durability=connection.durability)
-        connection.found_listeners.append(lambda: self.writer.begin(connection.durability))
-        self._index = ReadIndex(inbox, self._stream, limit_s=append_timeout_s) if has_replicas else None
+        self._index: ReadIndex | None = None
+        self._look_at_server()
+        connection.found_listeners.append(self._look_at_server)
         self._chains = ChainReader(self._loop, functools.partial(self._read_raw, batch=True), message_of)
+
+    def _look_at_server(self) -> None:
+        """Work as the server needs it, on the first connection and after each reconnect."""
+        self.writer.begin(self._connection.durability)
+        # Of several servers one may lag, so a read has to be proven the newest. One server may become several meanwhile.
+        if self._index is None and self._connection.is_clustered:
+            self._index = ReadIndex(self._inbox, self._stream, limit_s=self._append_timeout_s)
 
     async def append(self, entries: Sequence[Entry]) -> int:
         """Store the entries as one; see `Log.append`.
