@@ -41,7 +41,7 @@ from jobledger.ledger.webhooks.changes import change_webhook, find_webhook
 from jobledger.ledger.webhooks.redelivery import plan_redelivery, redeliver
 from jobledger.ledger.webhooks.secrets import Secrets, new_secret
 from jobledger.testing.clock import MovableClock
-from jobledger.workers.reactors.hooks.reactor import WebhookReactor
+from jobledger.workers.reactors.webhooks import WebhookReactor
 
 pytestmark = pytest.mark.anyio
 

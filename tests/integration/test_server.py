@@ -29,6 +29,8 @@ from jobledger.ledger.model.errors import (
     ServerStartError,
     StoreInUseError,
 )
+from jobledger.ledger.model.log import Entry
+from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.jetstream import JetStreamLog
 from jobledger.ledger.server import EmbeddedServer, project_configuration
 from jobledger.ledger.timers import Timers
@@ -132,6 +134,8 @@ async def test_after_a_reconnect_clients_append_as_the_new_server_says(
         async with connect(first.url, ledger_bytes_max=1 << 20) as ledger:
             assert isinstance(ledger.log, JetStreamLog)
             timers = Timers(ledger.connection, ledger.inbox, ledger.names, ledger.config)
+            await timers.ensure()
+            subject = ledger.names.timer_at(ledger.names.chain(JobRef(queue="q", job_id="j")), 1)
             writers = (ledger.log.writer, timers._writer)
             assert [each.grouping for each in writers] == [False, False]
             found = anyio.Event()
@@ -140,6 +144,7 @@ async def test_after_a_reconnect_clients_append_as_the_new_server_says(
             async with server_factory(tmp_path / "store", port=port, durability="power"):
                 with anyio.fail_after(LIMIT_S):
                     await found.wait()
+                await timers.store(Entry(subject, b"", subject, None))
                 assert [each.grouping for each in writers] == [True, True]
                 assert ledger.log._index is None
                 ledger.connection._server_info["cluster"] = (

@@ -28,9 +28,8 @@ from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.webhooks import deliveries
 from jobledger.ledger.webhooks.changes import change_watch, change_webhook, find_webhook
 from jobledger.ledger.webhooks.terms import CONSUMER_PREFIX, TermName, make_place, named_by, term_of
-from jobledger.workers.reactors.hooks import reactor
-from jobledger.workers.reactors.hooks import reactor as term_reactor
-from jobledger.workers.reactors.hooks.reactor import WebhookReactor
+from jobledger.workers.reactors import webhooks as reactor
+from jobledger.workers.reactors.webhooks import WebhookReactor
 
 pytestmark = pytest.mark.anyio
 
@@ -96,7 +95,7 @@ async def test_each_event_becomes_one_job_though_processes_die_between_append_an
             raise ConnectionLostError  # as of a process that was killed: the append is in, the acknowledgement is not
         return done
 
-    monkeypatch.setattr(term_reactor, "make", make)
+    monkeypatch.setattr(reactor, "make", make)
     async with connected() as one, connected() as other:
         await enqueued(one, 2)  # before the webhook was set
         await hook(one)

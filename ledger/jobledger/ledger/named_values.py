@@ -47,7 +47,7 @@ async def change(
 ) -> ChangedValue[S]:
     """Do as `named_chain.change`, for as long as the client waits.
 
-    Raises: as that; ServerUnreachableError, after which doing the same again is safe.
+    Raises: what `named_chain.change` raises; ServerUnreachableError: call it again, which is safe.
     """
     return await client.patience.read(
         lambda: named_chain.change(

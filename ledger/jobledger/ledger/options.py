@@ -259,7 +259,7 @@ class NodeFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class JobHead(msgspec.Struct, frozen=True, kw_only=True):
     """What every object that shows a job begins with: its name, its state, and fields of its order as they are.
 
-    A new field has a default: an older gateway does not say it.
+    `JobSnapshot` of the remote client gives a new field a default, because an older gateway does not send it.
     """
 
     id: str

@@ -23,8 +23,8 @@ from jobledger.ledger import Ledger, Task, TaskRegistry
 from jobledger.ledger.model.subjects import DELIVERIES_QUEUE
 from jobledger.ledger.webhooks.secrets import Secrets
 from jobledger.workers import Worker, WorkerConfig
-from jobledger.workers.reactors.hooks.reactor import WebhookReactor
 from jobledger.workers.reactors.reactor import host
+from jobledger.workers.reactors.webhooks import WebhookReactor
 
 _CONCURRENCY: Final = 64
 

@@ -344,7 +344,7 @@ _WAITING_STATE_OF: dict[type[Event], JobState] = {
 
 def _waiting(job: Job, event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
     """Let a job wait that exists: the event changes only what it names."""
-    # Dispatches are counted anew after a requeue, after a pause, and when the job is held: nobody is offered a held job.
+    # The count begins again after a requeue or a pause, and while the job is held: no worker gets a held job.
     dispatches = 0 if job.is_final or job.state is _PAUSED or isinstance(event, Held) else job.dispatches
     dispatch_sequence, grant = job.dispatch_sequence, 0 if job.is_final else job.grant
     if isinstance(event, Queued):

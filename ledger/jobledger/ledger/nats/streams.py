@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any, Final, cast
 
 import msgspec
@@ -225,7 +226,7 @@ async def ensure_streams(inbox: Inbox, specs: list[StreamSpec]) -> None:
 
     Raises: StreamMismatchError, JetStreamDisabledError, LedgerFullError (no room), ServerUnreachableError.
     """
-    for spec, found in zip(specs, await _find_streams(inbox, specs), strict=True):
+    async for spec, found in _find_streams(inbox, specs):
         check_settings(spec, (found or await _made(inbox, spec)).config)
 
 
@@ -285,24 +286,24 @@ async def check_streams(inbox: Inbox, specs: list[StreamSpec]) -> None:
 
     Raises: StreamMismatchError, JetStreamDisabledError, ServerUnreachableError.
     """
-    for spec, found in zip(specs, await _find_streams(inbox, specs), strict=True):
+    async for spec, found in _find_streams(inbox, specs):
         if found is not None:
             check_settings(spec, found.config)
 
 
-async def _find_streams(inbox: Inbox, specs: list[StreamSpec]) -> list[StreamInfo | None]:
-    """Return the streams as they are, None for one that is missing; all are asked for at once.
+async def _find_streams(
+    inbox: Inbox, specs: list[StreamSpec]
+) -> AsyncIterator[tuple[StreamSpec, StreamInfo | None]]:
+    """Yield each stream as it is, None for one that is missing; the server is asked for all at once.
 
-    Raises: as `find_stream`, for the first of them that cannot be told.
+    Raises: as `find_stream`, when the stream's turn comes.
     """
     looks = (find_stream(inbox, spec.name) for spec in specs)
     answers = await asyncio.gather(*looks, return_exceptions=True)
-    found: list[StreamInfo | None] = []
-    for answer in answers:
+    for spec, answer in zip(specs, answers, strict=True):
         if isinstance(answer, BaseException):
             raise answer
-        found.append(answer)
-    return found
+        yield spec, answer
 
 
 async def require_ledger(inbox: Inbox, names: Names, url: str) -> None:

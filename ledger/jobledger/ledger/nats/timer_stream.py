@@ -42,8 +42,8 @@ class TimerStream:
         self.names = names
         self._specification = timers_specification(names, replicas)
         # Where each write is fsynced, many timers are stored in groups, as are the events that ask for them.
-        self._writer = Writer(Publisher(connection, inbox), commit=commit, durability=connection.durability)
-        connection.found_listeners.append(lambda: self._writer.begin(connection.durability))
+        self._durability = connection.durability
+        self._writer = Writer(Publisher(connection, inbox), commit=commit, durability=self._durability)
 
     async def ensure(self) -> str:
         """Make the stream if it is gone; return its id, which another stream of that name does not have.
@@ -80,6 +80,9 @@ class TimerStream:
         Raises: ServerUnreachableError when there is no answer or no stream, AppendRefusedError.
         """
         answer: asyncio.Future[int] = self._connection.loop.create_future()
+        if self._durability != self._connection.durability:  # the connection is to another server now
+            self._durability = self._connection.durability
+            self._writer.begin(self._durability)
         self._writer.append((entry,), functools.partial(resolve, answer))
         try:
             await answer

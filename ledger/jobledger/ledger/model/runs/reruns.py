@@ -39,5 +39,5 @@ def _is_whole(step: Step) -> bool:
 
 
 def has_end(step: Step) -> bool:
-    """Return whether a step ended or failed. A step that is `retrying` without a time failed; its run may try it anew."""
+    """Return whether a step ended or failed. One that is `retrying` without a time has failed, until its run tries it anew."""
     return step.has_ended or (step.state == "retrying" and step.retry_at is None)

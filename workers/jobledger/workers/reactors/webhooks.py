@@ -1,4 +1,4 @@
-"""The reactor of webhooks: one reader for each webhook that is active, begun and ended as its chain says."""
+"""The reactor of webhooks: one reader for each webhook that is active, begun and ended as its chain says. The gateway hosts it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""The reactor of webhooks: what matches becomes a job. The gateway hosts it; workers do not."""
