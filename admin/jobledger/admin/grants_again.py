@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from jobledger.workers.reactors.flow.snapshots import FlowState
 
 
-# The turns of workers that granted, and their grants decided again from the events that each turn had read
+# The turns of workers that granted, and their grants decided again from the events that each turn had read.
 
 
 class Turn(msgspec.Struct):

@@ -49,7 +49,7 @@ from jobledger.projections.agreement import refuse_lost_beginning
 from jobledger.projections.statistics.tally import microseconds
 from jobledger.projections.tables.unreadable import count_set_aside
 
-# What `doctor` says of limits beside its diagnoses: jobs that nobody grants, jobs that nobody starts
+# What `doctor` says of limits beside its diagnoses: jobs that nobody grants, jobs that nobody starts.
 
 #: How long the reactor may leave jobs ungranted that could start, before a check warns.
 GRANT_WITHIN_S: Final = 3.0

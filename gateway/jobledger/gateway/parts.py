@@ -22,7 +22,7 @@ from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.webhooks.secrets import Secrets
 
-# One gateway process's copy of all route names: a request to a name that nobody set costs no read of the ledger
+# One gateway process's copy of all route names: a request to a name that nobody set costs no read of the ledger.
 
 #: For how long after a read of the ledger an unknown name causes no other read.
 FRESH_S: Final = 0.5

@@ -12,7 +12,7 @@ from jobledger.ledger.model.inputs import checked_limits
 from jobledger.ledger.model.subjects import INNER_QUEUES
 from jobledger.projections.errors import ProjectionConfigError
 
-# One field of a JSON text as a condition in SQL: `field=value` with a name or a JSON pointer (RFC 6901)
+# One field of a JSON text as a condition in SQL: `field=value` with a name or a JSON pointer (RFC 6901).
 
 _TOKENS_MAX: Final = 16
 _LENGTH_MAX: Final = 1_000

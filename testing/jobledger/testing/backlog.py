@@ -37,7 +37,7 @@ from jobledger.workers.reactors.children.reactor import ChildrenReactor
 from jobledger.workers.reactors.flow.cancels import cancel_command
 from jobledger.workers.reactors.timers import DEADLINE
 
-# Limits of a ledger in memory: who is given slots next, by the rules of the reactor, at the time that the test says
+# Limits of a ledger in memory: who is given slots next, by the rules of the reactor, at the time that the test says.
 
 #: The limit of a queue whose jobs take turns. One of them is let in at a time, since one job runs at a time here.
 _FAIR: Final = "queue"
@@ -146,7 +146,7 @@ class Slots:
         await self._ledger.log.append((entry,))
 
 
-# The reactor of runs' children on a ledger in memory: the same code, handed what was stored instead of deliveries
+# The reactor of runs' children on a ledger in memory: the same code, handed what was stored instead of deliveries.
 
 
 class ChildEnds:

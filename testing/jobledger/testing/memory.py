@@ -49,7 +49,7 @@ from jobledger.testing.mortal_log import MortalLog
 from jobledger.workers.reactors.schedules.declarations import ScheduleDeclarer
 from jobledger.workers.reactors.schedules.hooks import with_hooks
 
-# What a ledger stands on, without a server: hints that stay in the process, leases and large values in memory
+# What a ledger stands on, without a server: hints that stay in the process, leases and large values in memory.
 
 _OnMessage = Callable[[bytes, bytes, bytes, bytes], None]
 

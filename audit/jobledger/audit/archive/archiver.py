@@ -62,7 +62,7 @@ from jobledger.ledger.model.unique import UNIQUE, KeyRef, Taken, said_again
 from jobledger.ledger.timers import wait_timer
 from jobledger.ledger.unique.holders import find_holder
 
-# Unique keys across an archive run: those that a job still holds are said again, the others go away
+# Unique keys across an archive run: those that a job still holds are said again, the others go away.
 
 
 async def carry_keys(log: Log, keys: Mapping[KeyRef, Taken], through: int, clock: Clock) -> None:

@@ -37,7 +37,7 @@ from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError
 from jobledger.ledger.model.subjects import Names
 
-# Checking the large values of an export: each file against its name, the list against what the events refer to
+# Checking the large values of an export: each file against its name, the list against what the events refer to.
 
 _PROBLEMS_MAX: Final = 1_000
 

@@ -33,7 +33,7 @@ from jobledger.projections import ProjectionError
 from jobledger.projections.errors import ProjectionMissingError
 from jobledger.projections.witness import FormerWitness, PositionWitness, RowsWitness
 
-# `jobledger audit verify EXPORT`: check an export, without a server
+# `jobledger audit verify EXPORT`: check an export, without a server.
 
 
 async def verify_offline(

@@ -30,7 +30,7 @@ from jobledger.cli.text import colored, plain, shortened
 from jobledger.ledger.model.chain import fold
 from jobledger.ledger.model.job import CLOSED_STATES
 
-# `jobledger jobs show --tree`: a run, its steps, and all the jobs below it, from the projection brought up to date
+# `jobledger jobs show --tree`: a run, its steps, and all the jobs below it, from the projection brought up to date.
 
 _NAME_MAX: Final = 48
 _ERROR_MAX: Final = 120

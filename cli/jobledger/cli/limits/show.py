@@ -28,7 +28,7 @@ from jobledger.ledger.limits.in_code import CodeLimit
 from jobledger.ledger.model.limits.definition import Author, terms_words, who_words
 from jobledger.ledger.model.limits.names import joined, split
 
-# The history of something that people set, such as a key or a route: a line for each change
+# The history of something that people set, such as a key or a route: a line for each change.
 
 
 def tell_changes(output: Output, history: Sequence[Change]) -> None:

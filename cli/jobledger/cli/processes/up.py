@@ -39,7 +39,7 @@ from jobledger.workers.process import log_what_nobody_catches, tune_collector
 from jobledger.workers.services import outlive
 from jobledger.workers.supervision.supervisor import how_ended
 
-# A gateway beside another command: `jobledger gateway` as its child, which ends with it
+# A gateway beside another command: `jobledger gateway` as its child, which ends with it.
 
 _START_S: Final = 30.0
 _FAREWELL_S: Final = 5.0

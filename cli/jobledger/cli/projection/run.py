@@ -42,7 +42,7 @@ from jobledger.projections import (
     rebuild,
 )
 
-# `jobledger projection run MODULE:Class`: a user's own read model, followed beside ours in a file of its own
+# `jobledger projection run MODULE:Class`: a user's own read model, followed beside ours in a file of its own.
 
 _REBUILD: Final = "`jobledger projection rebuild`"
 _BUSY_TIMEOUT_S: Final = 5.0

@@ -52,7 +52,7 @@ from jobledger.ledger.nats.books.key_uses import KeyUse, ensure_uses, write_use
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.inbox import ReplyTimeoutError
 
-# When keys were used last: noted in memory at each request, and stored once a minute a key at the most
+# When keys were used last: noted in memory at each request, and stored once a minute a key at the most.
 
 _STORE_EVERY_S: Final = 5.0
 _APART_S: Final = 60.0

@@ -19,7 +19,7 @@ from jobledger.ledger.model.log import Entry, Log
 from jobledger.ledger.model.rights.grants import Permission
 from jobledger.ledger.model.subjects import JobRef, check_token
 
-# `If-Match`: an act that is stored only if the job has not changed since the caller saw it
+# `If-Match`: an act that is stored only if the job has not changed since the caller saw it.
 
 
 def acting_on(ledger: Ledger, ref: JobRef, sequence: int | None) -> Ledger:

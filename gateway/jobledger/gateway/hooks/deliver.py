@@ -31,7 +31,7 @@ from jobledger.ledger.webhooks.deliveries import ATTEMPTS_MAX, DELIVER, job_id
 from jobledger.ledger.webhooks.message import EventMessage, told_of
 from jobledger.ledger.webhooks.secrets import Secrets, key_of
 
-# How a delivery is signed and written: the standard-webhooks scheme, with a plain body or a CloudEvent. Pure
+# How a delivery is signed and written: the standard-webhooks scheme, with a plain body or a CloudEvent. Pure.
 
 _JSON: Final = "application/json"
 _CLOUDEVENTS: Final = "application/cloudevents+json"

@@ -27,7 +27,7 @@ from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.model.rights.authority import Principal
 from jobledger.ledger.model.rights.marks import hidden_from, hide
 
-# Addresses with words in braces, found by the parts of a path. Pure
+# Addresses with words in braces, found by the parts of a path. Pure.
 
 T = TypeVar("T")
 

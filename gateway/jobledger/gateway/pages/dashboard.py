@@ -43,7 +43,7 @@ from jobledger.ledger.model.rights.marks import hidden_from, hide
 from jobledger.ledger.model.written_times import read_relative_time
 from jobledger.projections import ProjectionError
 
-# Live pages: the position of the rows is read once for all listeners, and sent to each of them
+# Live pages: the position of the rows is read once for all listeners, and sent to each of them.
 
 LOOK_S: Final = 0.75  #: between two looks
 BEAT_S: Final = 15.0  #: a line that says nothing, so that proxies keep the stream
@@ -111,7 +111,7 @@ def _event(position: int) -> bytes:
     return f"id: {position}\nevent: advanced\ndata: {position}\n\n".encode()
 
 
-# Shared renderings: a page is rendered again when it is old, and never twice at once
+# Shared renderings: a page is rendered again when it is old, and never twice at once.
 
 FRESH_S: Final = 1.5  #: a page that is older than this is rendered again
 KEPT_MAX: Final = 64

@@ -51,7 +51,7 @@ from jobledger.gateway.pages.views.workers import workers
 from jobledger.gateway.problems import ProblemError
 from jobledger.ledger.model.errors import InvalidInputError
 
-# Verbs as forms of pages: what a form sends is read by the declarations of `jobledger.admin.verbs`
+# Verbs as forms of pages: what a form sends is read by the declarations of `jobledger.admin.verbs`.
 
 #: Makes a page of what a verb answered: async (looked, answer).
 Teller = Callable[[Viewer, Any], Awaitable[OwnPage]]

@@ -40,7 +40,7 @@ from jobledger.workers.reactors.schedules.declarations import ScheduleDeclarer
 from jobledger.workers.reactors.schedules.hooks import with_hooks
 from jobledger.workers.services import outlive
 
-# The user's code that a gateway has loaded (`--app`): its tasks are announced and its schedules declared, as by a worker
+# The user's code that a gateway has loaded (`--app`): its tasks are announced and its schedules declared, as by a worker.
 
 
 class LoadedCode:

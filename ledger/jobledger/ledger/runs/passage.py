@@ -22,7 +22,7 @@ from jobledger.ledger.runs.steps import StepFunction
 from jobledger.ledger.runs.waits import HaltSignal, ParkSignal, Waits
 from jobledger.ledger.signature import TaskSignature
 
-# How long one run may become: every attempt reads all of it, so that a run without an end would stop the workers
+# How long one run may become: every attempt reads all of it, so that a run without an end would stop the workers.
 
 EVENTS_WARN: Final = 10_000
 EVENTS_MAX: Final = 50_000

@@ -35,7 +35,7 @@ from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.tables.extra import load
 from jobledger.ledger.tables.record import ProducedFile
 
-# The columns of a table by the fields of a Struct: Arrow types of Python's
+# The columns of a table by the fields of a Struct: Arrow types of Python's.
 
 _UNION: Final = (Union, types.UnionType)
 _DECIMAL_DIGITS: Final = (38, 10)  # in all, and behind the point

@@ -25,7 +25,7 @@ from jobledger.projections.statistics.tables import ADD_FAILURES, ORIGINS, add_t
 from jobledger.projections.statistics.tally import FAILURE_COUNTERS, STATISTICS, Sums, is_spread
 from jobledger.projections.table import Row
 
-# Histograms as archive runs stored them before there were spreads: cumulative counts by sixteen bounds. Pure
+# Histograms as archive runs stored them before there were spreads: cumulative counts by sixteen bounds. Pure.
 
 #: The ends of column names, by bound; durations above the last bound are only in the count.
 _LABELS: Final = (

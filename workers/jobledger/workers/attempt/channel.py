@@ -49,7 +49,7 @@ from jobledger.workers.attempt.retry_store import LIMIT_S, retry_store
 from jobledger.workers.pool.messages import Report
 from jobledger.workers.surroundings import Surroundings
 
-# The verbs of the ledger for a task in a thread: they run on the worker's loop, and end when the attempt must
+# The verbs of the ledger for a task in a thread: they run on the worker's loop, and end when the attempt must.
 
 R = TypeVar("R")
 

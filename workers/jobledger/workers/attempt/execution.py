@@ -41,7 +41,7 @@ from jobledger.workers.pool.pool import PoolClosedError, ProcessPool
 from jobledger.workers.retry_policy import RetryPolicy, after, error_info, recordable, unknown_task
 from jobledger.workers.surroundings import Surroundings
 
-# Attempts whose tasks run in a process of the pool: a process is held for one before its job is claimed
+# Attempts whose tasks run in a process of the pool: a process is held for one before its job is claimed.
 
 #: How long a job that needs a process is held while none can be started; then it is offered to other workers.
 _NO_PROCESS_S: Final = 5.0

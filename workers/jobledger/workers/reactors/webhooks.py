@@ -42,7 +42,7 @@ from jobledger.ledger.webhooks.terms import (
 from jobledger.workers.reactors.reactor import ConsumerReactor, Later, host
 from jobledger.workers.services import end
 
-# What reads the events of one term of a webhook, and makes a job of each one that matches
+# What reads the events of one term of a webhook, and makes a job of each one that matches.
 
 _IN_FLIGHT_MAX = 64
 

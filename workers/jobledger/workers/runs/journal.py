@@ -54,7 +54,7 @@ from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.tables import AttemptTables, WorkerTables
 from jobledger.workers.surroundings import Surroundings
 
-# Appends of a run's branches: those that come while one is under way go together, as one batch if they are many
+# Appends of a run's branches: those that come while one is under way go together, as one batch if they are many.
 
 StepAppend = StepCommand | RefuseSignal | CopyEnds | Join
 

@@ -32,7 +32,7 @@ from jobledger.workers.attempt.control import Attempt
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.runs.engine import EngineLimits, select
 
-# Files of tables on this machine, by their sha256: what an attempt has made or read stays for the next ones
+# Files of tables on this machine, by their sha256: what an attempt has made or read stays for the next ones.
 
 _PREFIX: Final = "jobledger-tables-"
 #: A folder without an owner that is younger may be about to get one (seconds).

@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 from jobledger.gateway.pages.charts.marks import number, title
 from jobledger.gateway.pages.words import took
 
-# A line of time in which long waits are folded, so that one night does not squeeze a job's attempts to nothing. Pure
+# A line of time in which long waits are folded, so that one night does not squeeze a job's attempts to nothing. Pure.
 
 #: A wait is folded if it is longer than this many times the sum of all other spans that are not folded.
 _TIMES: Final = 4

@@ -48,7 +48,7 @@ from jobledger.ledger.nats.task_book import find_task
 from jobledger.ledger.sent_signals import announced_workflow
 from jobledger.projections import JobRow
 
-# A job whose events were moved into an archive: how it ended, and which command shows all of it
+# A job whose events were moved into an archive: how it ended, and which command shows all of it.
 
 
 class ArchivedPage(PageFacts, frozen=True, kw_only=True):

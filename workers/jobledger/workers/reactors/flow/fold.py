@@ -22,7 +22,7 @@ from jobledger.ledger.model.subjects import aggregate_of
 from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.seats import Fleet
 
-# Jobs that wait and do not fit in memory: a temporary SQLite table, in the order in which they were held
+# Jobs that wait and do not fit in memory: a temporary SQLite table, in the order in which they were held.
 
 _CACHE_BYTES: Final = 4 << 20
 #: Jobs put in one transaction; they wait in memory for it.

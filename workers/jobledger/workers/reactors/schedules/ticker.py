@@ -19,7 +19,7 @@ from jobledger.ledger.timers import ScheduleTimer, Timers
 from jobledger.workers.reactors.lag import lagging
 from jobledger.workers.reactors.reactor import Later
 
-# Looking together whether first events of jobs are there: one request for many schedules that tick at one moment
+# Looking together whether first events of jobs are there: one request for many schedules that tick at one moment.
 
 #: Who asks within this time is answered by one request; little of the time that is left before a tick.
 _TOGETHER_S: Final = 0.02
