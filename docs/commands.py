@@ -20,10 +20,10 @@ END: Final = "<!-- end -->\n"
 _WIDTH: Final = 110
 _PROCESSES: Final = tuple(f"jobledger {name}" for name in ("up", "worker", "reactors", "gateway"))
 _ALL: Final = " ".join(f"`{name.removeprefix('jobledger ')}`" for name in _PROCESSES)
-_OF_PROCESSES_MIN: Final = (
-    2  #: the page lists an option among the settings of processes if this many process commands have it
-)
-_SHARED_MIN: Final = 3  #: the page describes an option only once if this many commands have it
+#: The page lists an option among the settings of processes if this many of their commands have it.
+_OF_PROCESSES_MIN: Final = 2
+#: The page describes an option only once if this many commands have it.
+_SHARED_MIN: Final = 3
 _OF_EACH: Final = ("--json", "--help")
 #: A sentence, a default in words, and what typer adds.
 _HELP: Final = re.compile(r"(.*?)(?: \(default: ([^()]*)\))?(?: \[([^\[\]]*)\])?")
