@@ -8,6 +8,7 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import nats
 import pytest
 from tests.support.audit_command import WIDTH, AuditCommand, double
@@ -186,7 +187,9 @@ def test_a_projection_of_a_ledger_that_went_further_differs(audit: AuditCommand,
 
 def test_how_late_a_timer_may_be_can_be_chosen(audit: AuditCommand) -> None:
     async def delay(ledger: Ledger) -> None:
-        _ = await ledger.enqueue(double.options(id="forgotten", delay_s=0.001), 1)
+        handle = await ledger.enqueue(double.options(id="forgotten", delay_s=0.5), 1)
+        assert (await handle.snapshot()).state == "scheduled"  # what is due when it is appended is queued
+        await anyio.sleep(0.6)
 
     audit.with_ledger(delay)
     assert audit("verify").code == 0
