@@ -373,6 +373,8 @@ def _usual(field: msgspec.structs.FieldInfo) -> str:
             return "yes" if value else "no"
         case int(value) if "bytes" in field.name:
             return size(value).replace(".0 ", " ")
+        case float(value):
+            return f"{value:g} s"
         case str(value) if value:
             return f"`{value}`"
         case _:

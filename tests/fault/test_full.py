@@ -13,6 +13,7 @@ import pytest
 from tests.conftest import ServerFactory
 from tests.support.figures import Recorder
 from tests.support.fleet import Fleet, load_tasks
+from tests.support.full_ledgers import unthrottled
 from tests.support.jetstream import api
 from tests.support.proof import prove
 from tests.support.small_disk import Disk, SizeLimit, Tmpfs
@@ -118,7 +119,7 @@ async def small(server: EmbeddedServer, environment: str) -> AsyncIterator[Ledge
     """A ledger that holds a few hundred jobs."""
     async with connect(server.url, environment=environment, ledger_bytes_max=256 << 10, lease_s=3.0) as made:
         await make_consumers(made, "work", ack_wait_s=2.0)
-        yield made
+        yield unthrottled(made)
 
 
 async def test_a_reached_quota_is_refused_cleanly_and_what_was_accepted_is_stored_exactly(

@@ -43,6 +43,7 @@ from jobledger.ledger import TaskRegistry, connect
 from jobledger.ledger.model.errors import (
     CorruptLedgerError,
     LedgerFullError,
+    LedgerThrottledError,
     RefusedError,
     ServerUnreachableError,
     WrongSequenceError,
@@ -118,6 +119,7 @@ ERRORS: Final[dict[str, Callable[[], Exception]]] = {
     "PROJECTION_BEHIND": lambda: ProjectionTimeoutError("as the test says"),
     "REFUSED": lambda: RefusedError("as the test says"),
     "LEDGER_FULL": lambda: LedgerFullError("as the test says"),
+    "LEDGER_THROTTLED": lambda: LedgerThrottledError("as the test says"),
     "LEDGER_BUSY": lambda: WrongSequenceError("chain", 1),
     "LEDGER_DAMAGED": lambda: CorruptLedgerError("as the test says"),
     "INTERNAL": lambda: RuntimeError("a secret"),

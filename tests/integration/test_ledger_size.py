@@ -7,6 +7,7 @@ import functools
 import anyio
 import pytest
 from tests.support.command_line import CommandLine
+from tests.support.full_ledgers import unthrottled
 
 from jobledger.ledger import Ledger, connect, task
 from jobledger.ledger.model.errors import LedgerFullError
@@ -27,6 +28,7 @@ def cli(nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]) -> Comm
 
 async def _fill(cli: CommandLine) -> int:
     async with connect(cli.url, environment=cli.environment, ledger_bytes_max=SMALL) as ledger:
+        unthrottled(ledger)
         with pytest.raises(LedgerFullError, match="jobledger ledger resize SIZE"):
             await ledger.enqueue_many(work, ({"text": "x" * 400} for _ in range(SMALL)))
         return (await ledger.log.head()).stored_bytes

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from nats.js.api import ConsumerConfig, StreamConfig
+from tests.support.full_ledgers import unthrottled
 from tests.support.jetstream import api
 from tests.support.limits import LIMIT_S
 from tests.support.tables import each_row
@@ -151,6 +152,7 @@ async def test_a_full_ledger_refuses_and_holds_exactly_what_it_accepted(
     nats_server: EmbeddedServer, environment: str
 ) -> None:
     async with connect(nats_server.url, environment=environment, ledger_bytes_max=1 << 16) as ledger:
+        unthrottled(ledger)
         accepted = refused = 0
         for results in [
             await asyncio.gather(

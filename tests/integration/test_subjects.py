@@ -56,6 +56,7 @@ from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE, ChildNode, ChildO
 from jobledger.ledger.model.schedules.decisions import Remove
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.api import right_to_read
+from jobledger.ledger.throttle import waiting_jobs
 from jobledger.projections import Projector
 from jobledger.projections.metrics.facts import server_facts
 from jobledger.workers.announcement import announce_tasks
@@ -217,6 +218,7 @@ class Stage:
             assert await raced.result(timeout_s=LIMIT_S) == 1
             with pytest.raises(JobCancelledError):
                 await late.result(timeout_s=LIMIT_S)
+            assert await waiting_jobs(ledger.inbox, ledger.names) is not None  # asked where a ledger fills
             async with ledger.lock("account", "42"):
                 assert (await (await ledger.job("delayed")).snapshot()).attempts
 

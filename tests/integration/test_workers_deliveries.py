@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from tests.support.full_ledgers import unthrottled
 from tests.support.jetstream import api
 from tests.support.worker_tasks import BEGAN, RUNS, double, sleep, sleep_in_thread
 from tests.support.working import LIMIT_S, Connect, ended, types, until, working
@@ -252,6 +253,7 @@ async def test_work_goes_on_as_soon_as_a_full_ledger_has_room(
     connected: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connected(ledger_bytes_max=1 << 16) as ledger:
+        unthrottled(ledger)
         jobs: list[JobHandle[int]] = []
         refused, append = Counter[str](), ledger.log.append
 
@@ -286,6 +288,7 @@ async def test_work_goes_on_as_soon_as_a_full_ledger_has_room(
 
 async def test_a_worker_with_claims_that_wait_for_room_stops_at_once(connected: Connect) -> None:
     async with connected(ledger_bytes_max=1 << 16) as ledger:
+        unthrottled(ledger)
         with pytest.raises(LedgerFullError):
             await _fill(ledger)
         async with working(ledger, double, queues=("elsewhere",), grace_s=LIMIT_S) as worker:
@@ -318,6 +321,7 @@ async def test_an_outcome_is_kept_until_a_full_ledger_has_room(
 ) -> None:
     FULL.clear()
     async with connected(ledger_bytes_max=1 << 16) as ledger:
+        unthrottled(ledger)
         job = await ledger.enqueue(waits_for_the_ledger_to_be_full)
         async with working(ledger, waits_for_the_ledger_to_be_full) as worker:
             await until(lambda: RUNS[job.id] == 1)

@@ -49,6 +49,7 @@ from jobledger.ledger.nats.durables import first_undelivered, list_consumers
 from jobledger.ledger.nats.fleet_clock import APART_S_MAX
 from jobledger.ledger.nats.leases import WorkerInfo
 from jobledger.ledger.nats.streams import find_stream
+from jobledger.ledger.throttle import ENQUEUE_UP_TO
 from jobledger.projections import DeadLetterFilter, DeadLetterGroup, QueueRow, Store
 from jobledger.projections.filters import of_fleet, visible
 from jobledger.projections.statistics.held import HeldRow, read_held
@@ -93,7 +94,6 @@ Verb = Literal["resume_queue", "set_limit", "look", "type"]
 SHOWN_MAX: Final = 12
 #: A reactor is late when an event has waited for it this long.
 REACTOR_LATE: Final = timedelta(seconds=10)
-_FULL_FAIL: Final = 0.95
 #: A copy counts as behind when it lacks at least this many changes. Under load each copy lacks some for a moment.
 _BEHIND: Final = 1_000
 #: How long the server may take to list consumers. While one of its cluster is away it takes 4 s, which is all the time
@@ -624,13 +624,15 @@ def _store(facts: Facts) -> Iterator[Diagnosis]:
     lasts = ""
     if room.lasts is not None:
         lasts = f"; as it grew lately, it is full in {duration(room.lasts.total_seconds())}"
+    is_throttled = room.committed > ENQUEUE_UP_TO * room.size
+    what = "it takes no new jobs" if is_throttled else f"above {ENQUEUE_UP_TO:.0%} it takes no new jobs"
     yield Diagnosis(
         kind="store_fills",
-        level="fail" if room.used > _FULL_FAIL * room.size else "warn",
+        level="fail" if is_throttled else "warn",
         object="the ledger",
-        found=f"{size(room.used)} of {size(room.size)} are used{lasts}: a full ledger refuses events",
+        found=f"{size(room.used)} of {size(room.size)} are used, {size(room.committed)} with what waiting jobs still need{lasts}: {what}",
         since=room.short_since,
-        advice="`jobledger audit archive` moves old events away; or raise max_bytes of the stream",
+        advice="`jobledger audit archive` moves old events away; `jobledger ledger resize SIZE` gives it room",
         nouns=(Noun("ledger", "", "the ledger"),),
         act=Act("type", "Archive", Noun("ledger", "")),
     )

@@ -7,8 +7,10 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.log import Head
 from jobledger.ledger.model.times import as_utc
 from jobledger.ledger.nats.infos import StreamInfo
+from jobledger.ledger.throttle import ENQUEUE_UP_TO, load_of, needed_by_job, waiting_jobs
 from jobledger.projections import moment_of
 
 #: Above this part of its room a person should see to a ledger.
@@ -24,6 +26,7 @@ class Room(NamedTuple):
     """How full the ledger is."""
 
     used: int  #: bytes
+    committed: int  #: bytes, with those that waiting jobs still need
     size: int  #: bytes that it may take
     lasts: (
         timedelta | None
@@ -50,6 +53,13 @@ async def room_of(ledger: Ledger, stream: StreamInfo, now: datetime) -> Room | N
         return None
     growth = await _growth(ledger, stream, now) if used >= _FORECAST_FROM * size else None
     lasts = None if growth is None else timedelta(seconds=(size - used) / growth.bytes_s)
+    head = Head(
+        first_sequence=stream.state.first_sequence,
+        last_sequence=stream.state.last_sequence,
+        stored_bytes=used,
+    )
+    waiting = await waiting_jobs(ledger.inbox, ledger.names)
+    committed = load_of(head, waiting, await needed_by_job(ledger.log)).committed_bytes
     since: list[datetime | None] = []
     if used > FULL_WARN * size:
         since.append(await _passed(ledger, stream, FULL_WARN * size))
@@ -58,7 +68,8 @@ async def room_of(ledger: Ledger, stream: StreamInfo, now: datetime) -> Room | N
         passed = await _passed(ledger, stream, max(soon, _FORECAST_FROM * size))
         since.append(None if passed is None else max(passed, growth.begin))
     known = [each for each in since if each is not None]
-    return Room(used, size, lasts, bool(since), min(known, default=None))
+    is_short = bool(since) or committed > ENQUEUE_UP_TO * size
+    return Room(used, committed, size, lasts, is_short, min(known, default=None))
 
 
 async def _growth(ledger: Ledger, stream: StreamInfo, now: datetime) -> _Growth | None:

@@ -74,6 +74,7 @@ publish hint.cancel.<queue>.<job> | tell its worker to look
 publish ledger.job.<queue>.<job>.signalled | send a run a signal
 publish hint.resume.<queue>.<job> | tell its worker to look
 subscribe hint.progress.<queue>.<job> | what a running job says of its progress
+publish $JS.API.CONSUMER.LIST.LEDGER | how many jobs wait: whether the ledger has room for another
 publish $JS.API.DIRECT.GET.LEDGER | read a job's events
 publish $O.PAYLOADS.C.<object> | an input above the inline limit: its chunks
 publish $O.PAYLOADS.M.<object> | and what they are

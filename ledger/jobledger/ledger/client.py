@@ -50,6 +50,7 @@ from jobledger.ledger.subscriptions.consumers import SubscriptionInfo, delete_su
 from jobledger.ledger.subscriptions.options import SubscriptionOptions
 from jobledger.ledger.subscriptions.subscription import Subscription
 from jobledger.ledger.tasks import Result, Task, TaskWithInput, TaskWithOptions
+from jobledger.ledger.throttle import Throttle, waiting_jobs
 from jobledger.ledger.tracing import Tracing
 
 if TYPE_CHECKING:
@@ -115,6 +116,12 @@ class Ledger:
         self.tracing = Tracing() if config.tracing else None
         self._ticks = _Ticks()
         self._children: Children | None = None
+        self.throttle = Throttle(
+            connection,
+            log,
+            functools.partial(waiting_jobs, inbox, log.names),
+            room_timeout_s=config.room_timeout_s,
+        )
         self.code_limits = CodeLimits(self.log, self.stamp)
         self._enqueuer = Enqueuer(self, config=config, clock=clock, tracing=self.tracing)
         lock_hints = NatsLockHints(connection, self.names)

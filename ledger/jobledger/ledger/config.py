@@ -24,6 +24,7 @@ VARIABLES: Final = {
 #: Names a context of the `nats` command in the place of a `url`.
 CONTEXT: Final = "JOBLEDGER_CONTEXT"
 _SECONDS_MAX: Final = 3600
+_ROOM_TIMEOUT_S_MAX: Final = 7 * 86_400
 _TABLES_LIFE_S_MIN: Final = 1
 _TABLES_LIFE_S_MAX: Final = 10 * 366 * 86_400
 LEDGER_BYTES_MIN: Final = 1 << 16  #: how small the limit of a ledger may be
@@ -44,6 +45,7 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
     inline_bytes_max: int = 64 << 10  #: larger inputs and results go to the object store
     payload_bytes_max: int = 8 << 20  #: larger inputs and results are refused
     ledger_bytes_max: int = 4 << 30  #: limit of a ledger that is made here; a full one refuses events
+    room_timeout_s: float = 600.0  #: how long `enqueue_many`, and a job that enqueues, wait for room in a ledger that is nearly full
     tables_at: str = ""  #: URI of a folder or bucket (for `pyarrow.fs`) where tables of runs lie
     tables_life_s: float = 48 * 3600.0  #: how long tables are kept, there or in a store that is made here
     tables_bytes_max: int | None = None  #: limit of a store made here; None: an eighth of the ledger's
@@ -72,6 +74,10 @@ class LedgerConfig(Access, frozen=True, kw_only=True):
                 isinstance(value, int | float) and 0 < value <= _SECONDS_MAX,
                 f"{name} must be a number of seconds above 0 and at most 3600, got {value!r}",
             )
+        _require(
+            0 <= self.room_timeout_s <= _ROOM_TIMEOUT_S_MAX,
+            f"room_timeout_s must be 0 to {_ROOM_TIMEOUT_S_MAX} seconds, got {self.room_timeout_s!r}",
+        )
         _require(self.lease_s >= 1, f"lease_s must be at least 1, got {self.lease_s!r}")
         _require(
             1 <= self.inline_bytes_max <= 512 << 10,

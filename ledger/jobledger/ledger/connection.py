@@ -99,6 +99,7 @@ async def connect(
             try:
                 yield ledger
             finally:
+                ledger.throttle.close()
                 await ledger.locks.close()
     finally:
         connection.is_retired = True

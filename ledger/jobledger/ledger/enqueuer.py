@@ -28,6 +28,7 @@ from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import (
     InvalidError,
     InvalidInputError,
+    LedgerThrottledError,
     NotFoundError,
     UnreachableError,
     WrongSequenceError,
@@ -87,6 +88,9 @@ class Enqueuer:
         options = self._identified(plain, options, text)
         notify = client.hints.inbox
         job_id = self._job_id(plain, options)  # before anything is awaited: ids follow the order of the calls
+        throttle = client.throttle
+        if throttle is not None and not throttle.passes(len(text)):
+            await throttle.require(waits=self._children is not None)
         order = functools.partial(self._order, plain, options, job_id, text, notify=notify)
         is_small = client.inputs.fits_inline(text, what=plain.signature.what)
         # A large input is stored first, and so is the definition of a limit that the code declares; for others the
@@ -212,20 +216,27 @@ class Enqueuer:
         other input was added: it is of the first such input, and has the others.
         """
         config = self._config
+        throttle = self._client.throttle
         bulk = Bulk(config.enqueue_in_flight_max, config.append_timeout_s, begin_again, on_progress)
         try:
             async with contextlib.aclosing(numbered(inputs)) as counted:
                 async for number, values in counted:
                     try:
                         ordered = await order(values, number)
-                    except (InvalidError, NotFoundError) as error:
+                        if throttle is not None and not throttle.passes(len(ordered.command.order.input)):
+                            await throttle.require(waits=True)
+                    except (InvalidError, NotFoundError, LedgerThrottledError) as error:
                         error.args = (f"input {number}: {error} (enqueued before it: {number:,})",)
                         raise
                     if bulk.is_full:
                         await bulk.make_room()
                     first = self._seal_first(ordered.command, by=by)
                     bulk.add(ordered, self._log.submit(first.entries))
-        except (InvalidError, NotFoundError):  # those before it are said to be enqueued, if all of them were
+        except (
+            InvalidError,
+            NotFoundError,
+            LedgerThrottledError,
+        ):  # those before it are said to be enqueued, if all of them were
             await bulk.drain()
             raise
         except (

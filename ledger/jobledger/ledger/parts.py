@@ -14,6 +14,7 @@ from jobledger.ledger.model.events import PayloadRef
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.named_values import Writer
 from jobledger.ledger.nats.attempt_logs import JobLogs
+from jobledger.ledger.throttle import Throttle
 
 
 class Values(Protocol):
@@ -73,6 +74,11 @@ class Client(Writer, Protocol):
     @property
     def code_limits(self) -> CodeLimits:
         """What the application's code defines of limits."""
+        ...
+
+    @property
+    def throttle(self) -> Throttle | None:
+        """Lets new jobs through while the ledger has room; None where nobody limits it."""
         ...
 
     async def read_logs(self, ref: JobRef, *, attempt: int | None = None, step: str | None = None) -> JobLogs:

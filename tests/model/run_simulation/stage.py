@@ -287,6 +287,7 @@ class SimClient:
         self.log = SimLog(stage, process)
         self.hints = Unheard()
         self.inputs = self.results = Inline()
+        self.throttle = None
         self._stage = stage
         self._name = process.name
 

@@ -33,6 +33,7 @@ _ERRORS: Final[dict[str, type[errors.LedgerError]]] = {
     "JOB_INVALID_INPUT": errors.InvalidInputError,
     "JOB_NOT_FOUND": errors.JobNotFoundError,
     "LEDGER_FULL": errors.LedgerFullError,
+    "LEDGER_THROTTLED": errors.LedgerThrottledError,
     "PAYLOAD_GONE": errors.PayloadMissingError,
     "PAYLOAD_TOO_LARGE": errors.PayloadTooLargeError,
     "RESULT_TIMEOUT": errors.ResultTimeoutError,

@@ -175,6 +175,7 @@ ENDPOINTS: Final = (
             "SECRET_UNAVAILABLE",
             "LEDGER_BUSY",
             "LEDGER_FULL",
+            "LEDGER_THROTTLED",
             "LEDGER_UNREACHABLE",
             "INTERNAL",
         ),

@@ -30,6 +30,7 @@ LedgerError
 │   ├── LockTimeoutError
 │   ├── UniqueKeyTakenError
 │   ├── LedgerFullError
+│   │   └── LedgerThrottledError
 │   ├── LedgerClosedError
 │   ├── ForeignLoopError
 │   ├── StreamMismatchError
@@ -374,6 +375,10 @@ class UniqueKeyTakenError(RefusedError):
 
 class LedgerFullError(RefusedError):
     """The stream reached its byte limit; the event was not stored."""
+
+
+class LedgerThrottledError(LedgerFullError):
+    """The ledger keeps the rest of its room for the jobs that it has; the new one was not stored. Try again later."""
 
 
 class LedgerClosedError(RefusedError):

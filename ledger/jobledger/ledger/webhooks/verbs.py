@@ -200,8 +200,12 @@ class RouteVerbs:
 
         A task that nobody announced yet gets its job all the same, and an input that does not fit is found by the worker:
         the delivery is recorded either way, and no provider sends it again because of that.
+
+        Raises: LedgerThrottledError.
         """
-        rule = match.rule
+        rule, throttle = match.rule, self._client.throttle
+        if throttle is not None and not throttle.passes(len(text)):
+            await throttle.require(waits=False)  # whoever delivers tries again
         order = {
             name: value for name, value in match.said.items() if name not in {"id", "limits", "signal_id"}
         }

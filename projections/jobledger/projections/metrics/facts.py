@@ -14,12 +14,14 @@ from jobledger.audit.watch import AuditState, audited
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.errors import CorruptLedgerError, ServerUnreachableError
 from jobledger.ledger.model.events import PRIORITIES
+from jobledger.ledger.model.log import Head
 from jobledger.ledger.model.times import server_time
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.durables import list_consumers
 from jobledger.ledger.nats.inbox import ReplyTimeoutError
 from jobledger.ledger.nats.infos import ConsumerInfo, StreamInfo
 from jobledger.ledger.nats.streams import deleted_ledger, find_stream
+from jobledger.ledger.throttle import load_of, needed_by_job
 
 #: For all questions together; a scrape waits no longer.
 FACTS_S: Final = 4.0
@@ -44,6 +46,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     ledger_bytes: int
     limit_bytes: int | None  #: None without a limit
+    committed_bytes: int  #: with those that waiting jobs still need
     timers_messages: int
     lanes: tuple[LaneFacts, ...]
     workers: int
@@ -81,14 +84,24 @@ async def _ask(ledger: Ledger, position: int) -> ServerFacts:
         for queue in info.queues:
             queue_workers[queue] += 1
             queue_slots[queue] += info.concurrency
+    timers_messages = 0 if timers is None else timers.state.messages
+    lanes = tuple(_lanes(await list_consumers(ledger.inbox, ledger.names.ledger_stream)))
+    waiting = sum(lane.undelivered + lane.unsettled for lane in lanes) + timers_messages
+    head = Head(
+        first_sequence=max(1, state.first_sequence),
+        last_sequence=state.last_sequence,
+        stored_bytes=state.bytes,
+    )
+    load = load_of(head, waiting if lanes else None, await needed_by_job(ledger.log))
     return ServerFacts(
         first_sequence=max(1, state.first_sequence),
         head_sequence=state.last_sequence,
         events=state.messages,
         ledger_bytes=state.bytes,
         limit_bytes=limit if limit > 0 else None,
-        timers_messages=0 if timers is None else timers.state.messages,
-        lanes=tuple(_lanes(await list_consumers(ledger.inbox, ledger.names.ledger_stream))),
+        committed_bytes=load.committed_bytes,
+        timers_messages=timers_messages,
+        lanes=lanes,
         workers=len(workers),
         queue_workers=dict(queue_workers),
         queue_slots=dict(queue_slots),

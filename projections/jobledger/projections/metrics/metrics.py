@@ -129,6 +129,7 @@ def ledger_metrics(facts: ServerFacts, position: int | None) -> Iterator[Metric]
         (names.LAG_EVENTS, behind),
         (names.LAG_SECONDS, facts.lag_s if behind else behind),
         (names.LEDGER_BYTES, facts.ledger_bytes),
+        (names.LEDGER_COMMITTED, facts.committed_bytes),
         (names.LEDGER_LIMIT, facts.limit_bytes),
         (names.LEDGER_EVENTS, facts.events),
         (names.LEDGER_FIRST, facts.first_sequence),

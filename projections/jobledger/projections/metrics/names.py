@@ -62,6 +62,11 @@ LAG_SECONDS: Final = Measure(
 )
 
 LEDGER_BYTES: Final = Measure("jobledger_ledger_bytes", "gauge", "Size of the ledger.")
+LEDGER_COMMITTED: Final = Measure(
+    "jobledger_ledger_committed_bytes",
+    "gauge",
+    "Size of the ledger with the events that waiting jobs still need; above 90 % of the limit new jobs are refused.",
+)
 LEDGER_LIMIT: Final = Measure(
     "jobledger_ledger_limit_bytes", "gauge", "Size at which it refuses events; absent without a limit."
 )
@@ -369,6 +374,7 @@ EXPORTER_METRICS: Final = (
     LAG_EVENTS,
     LAG_SECONDS,
     LEDGER_BYTES,
+    LEDGER_COMMITTED,
     LEDGER_LIMIT,
     LEDGER_EVENTS,
     LEDGER_FIRST,

@@ -18,7 +18,12 @@ from jobledger.ledger.model.aggregates import read_job_event
 from jobledger.ledger.model.chain import JobView, commit, load
 from jobledger.ledger.model.commands import Claim, DeadLetter, Stamp, TakeOver
 from jobledger.ledger.model.decisions import decide
-from jobledger.ledger.model.errors import LedgerFullError, MalformedEventError, WrongSequenceError
+from jobledger.ledger.model.errors import (
+    LedgerFullError,
+    LedgerThrottledError,
+    MalformedEventError,
+    WrongSequenceError,
+)
 from jobledger.ledger.model.events import Queued
 from jobledger.ledger.model.job import Job, JobState, evolve
 from jobledger.ledger.model.subjects import JobRef
@@ -97,6 +102,8 @@ class Claimer:
         raise full
 
     async def _claim(self, delivery: Delivery, queued: Queued) -> JobView | Settlement:
+        if self._ledger.throttle.holds_claims():
+            raise LedgerThrottledError("what room the ledger has is kept for the jobs that run")
         ref = JobRef(queue=queued.queue, job_id=queued.job)
         # Both have the whole order; other dispatches need the earlier events of the chain.
         if queued.cause == "new" or (queued.cause == "admitted" and queued.limits):

@@ -22,6 +22,7 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
     """How full the ledger is."""
 
     used: int  #: bytes
+    committed: int  #: bytes, with those that waiting jobs still need
     room: int
     #: As it grew in the last day; None: that cannot be told yet, or it does not grow.
     fills_in: timedelta | None
@@ -51,7 +52,7 @@ async def ledger(looked: Viewer, *, query: When) -> LedgerPage:
     storage = None
     room = None if stored is None else await room_of(gateway.ledger, stored, gateway.ledger.clock.now())
     if room is not None:
-        storage = Storage(used=room.used, room=room.size, fills_in=room.lasts)
+        storage = Storage(used=room.used, committed=room.committed, room=room.size, fills_in=room.lasts)
     return LedgerPage(
         shell=shell,
         environment=gateway.ledger.names.environment,
@@ -69,6 +70,7 @@ async def ledger(looked: Viewer, *, query: When) -> LedgerPage:
 def _gauge(storage: Storage) -> Markup:
     parts = [
         ("t-running", "used, bytes", float(storage.used)),
-        ("free", "free, bytes", float(max(0, storage.room - storage.used))),
+        ("t-waiting", "promised to waiting jobs, bytes", float(storage.committed - storage.used)),
+        ("free", "free, bytes", float(max(0, storage.room - storage.committed))),
     ]
     return share(parts, label="How full the ledger is")

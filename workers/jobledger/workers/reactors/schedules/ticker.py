@@ -9,7 +9,7 @@ from typing import Final
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.codec import Message
-from jobledger.ledger.model.errors import InvalidInputError, WrongSequenceError
+from jobledger.ledger.model.errors import InvalidInputError, LedgerThrottledError, WrongSequenceError
 from jobledger.ledger.model.log import Log
 from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.nats.consumer import growing_s
@@ -63,6 +63,7 @@ def _hear_of(asked: asyncio.Task[set[str]]) -> None:
 logger = logging.getLogger("jobledger.workers.reactors.schedules")
 
 _AT_ONCE: Final = 256
+_ROOM_PAUSE_S: Final = 5.0  # until a tick is tried again in a ledger that takes no new jobs
 #: Schedules whose newest event is kept, and how large it may be.
 _KNOWN_MAX: Final = 1_000
 _KNOWN_BYTES_MAX: Final = 8 << 10
@@ -110,6 +111,12 @@ class Ticker:
 
         Raises: LedgerFullError, UnreachableError, CorruptLedgerError.
         """
+        throttle = self._ledger.throttle
+        if not throttle.passes(0):
+            try:
+                await throttle.require(waits=False)
+            except LedgerThrottledError:
+                return Later(_ROOM_PAUSE_S)
         async with self._turns:
             known = self._known.get(timer.schedule)
             if known is None or known.sequence < timer.asked_by:

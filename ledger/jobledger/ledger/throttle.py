@@ -1,0 +1,216 @@
+"""Whether a ledger has room for new jobs: its last tenth is kept for the ends of the jobs that it has already.
+
+A full ledger refuses every event, outcomes and archive runs included, so nothing would get out again. Nobody counts for
+all: each client looks at the server after each thousandth of the ledger that it appended, and at least each second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+from jobledger.ledger.model.errors import LedgerError, LedgerThrottledError, PermissionRefusedError
+from jobledger.ledger.model.log import Head, Log
+from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.nats.connection import Connection, ConnectionLostError
+from jobledger.ledger.nats.durables import list_consumers
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.pauses import queue_of_work
+from jobledger.ledger.nats.streams import find_stream
+
+logger = logging.getLogger("jobledger.throttle")
+
+#: Shares of a ledger's room. New jobs wait above the first one, claims above the second one; outcomes, what people do
+#: and archive runs go on to the end.
+ENQUEUE_UP_TO: Final = 0.90
+CLAIM_UP_TO: Final = 0.96
+
+_STEP: Final = 0.001  # of the room, that a client appends before it looks again
+_AHEAD: Final = (
+    0.002  # of the room, that it appends at most before that look is answered: many clients do so at once
+)
+_LOOK_EVERY_S: Final = 1.0
+_LOOK_EVERY_S_MAX: Final = 5.0
+_LOOK_SHARE: Final = 0.02  # of its time that a client looks: a list of a thousand consumers takes a while
+_UNLIMITED_EVERY_S: Final = 60.0
+_PAUSE_S: Final = 0.5
+_ANSWER_S: Final = 1.0  # for which a new job waits for a look
+_EVENT_BYTES: Final = 350  # of an event beside what its job gives it
+_NEEDED_BYTES: Final = 900  # of the events of a job behind its first, where no job ever ran
+
+
+class Load(NamedTuple):
+    """How much of a ledger is taken: by its events, and by those that its waiting jobs will have."""
+
+    stored_bytes: int
+    needed_bytes: (
+        int  #: of the jobs that wait for a worker or for a time; those held by limits are not counted
+    )
+    bytes_max: int | None  #: None: the ledger has no limit
+
+    @property
+    def committed_bytes(self) -> int:
+        """Bytes that are taken or promised."""
+        return self.stored_bytes + self.needed_bytes
+
+    @property
+    def share(self) -> float:
+        """The part of the room that is taken or promised; 0 where there is no limit."""
+        return self.committed_bytes / self.bytes_max if self.bytes_max else 0.0
+
+
+async def needed_by_job(log: Log) -> int:
+    """Return how many bytes a waiting job still needs, judged by the last one that started and the last that completed.
+
+    Raises: UnreachableError, PermissionRefusedError.
+    """
+    lengths: list[int] = []
+    for kind in ("started", "completed"):
+        message = await log.last(log.names.all_of_type(kind))
+        if message is None:
+            return _NEEDED_BYTES
+        lengths.append(_EVENT_BYTES // 2 + len(message.subject) + len(message.data))
+    return sum(lengths)
+
+
+async def waiting_jobs(inbox: Inbox, names: Names) -> int | None:
+    """Return how many jobs wait for a worker, run, or wait for a time, as consumers and timers tell.
+
+    None before the first worker: nobody counts jobs of a queue that no worker ever took from.
+
+    Raises: UnreachableError, LedgerError, PermissionRefusedError.
+    """
+    consumers = await list_consumers(inbox, names.ledger_stream)
+    timers = await find_stream(inbox, names.timers_stream)
+    work = [info.unsettled for info in consumers if queue_of_work(info.name)]
+    return sum(work) + (0 if timers is None else timers.state.messages) if work else None
+
+
+def load_of(head: Head, waiting: int | None, per_job: int) -> Load:
+    """Return how much of a ledger is taken, when `waiting` jobs need `per_job` bytes each; None: any event may be one's."""
+    events = head.last_sequence - head.first_sequence + 1
+    return Load(head.stored_bytes, (events if waiting is None else waiting) * per_job, head.bytes_max)
+
+
+class Throttle:
+    """Lets one client's new jobs and claims through while the ledger has room for them.
+
+    Its answers cost no request: a look at the server is made beside them, one at a time.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        log: Log,
+        waiting: Callable[[], Awaitable[int | None]],
+        *,
+        room_timeout_s: float,
+    ) -> None:
+        """`waiting` tells how many jobs wait, None where nobody knows; `room_timeout_s`: how long `require` waits for room where it may wait."""
+        self._log = log
+        self._waiting = waiting
+        self._room_timeout_s = room_timeout_s
+        self._connection = connection
+        self._left = 0.0  # bytes that may be appended before the next look
+        self._left_min = 0.0  # and before its answer
+        self._per_job = _EVENT_BYTES + _NEEDED_BYTES  # beside its input
+        self._look_at = -math.inf  # loop time
+        self._looking: asyncio.Task[None] | None = None
+        self._load = Load(0, 0, None)
+        self._is_open = False  # nobody has looked yet, and a process may add one job and end
+        self._holds_claims = False
+        self._counts = False  # how many jobs wait: for new jobs alone, and where this user may ask
+        self._may_count = True
+
+    def passes(self, size: int) -> bool:
+        """Return whether a new job may be appended, with an input of `size` bytes; else ask `require`."""
+        self._left -= size + self._per_job
+        if self._left < 0 or self._connection.loop.time() >= self._look_at:
+            _ = self._look_soon()
+        return self._is_open and self._left >= self._left_min
+
+    def holds_claims(self) -> bool:
+        """Return whether a worker is to start no further job: what room is left is for the ends of those that run."""
+        self._left -= _EVENT_BYTES
+        if self._left < 0 or self._connection.loop.time() >= self._look_at:
+            _ = self._look_soon()
+        return self._holds_claims
+
+    async def require(self, *, waits: bool) -> None:
+        """Return when a new job may be appended; `waits`: also later, as soon as there is room.
+
+        Returns also when the server says nothing.
+
+        Raises: LedgerThrottledError.
+        """
+        deadline = self._connection.loop.time() + (self._room_timeout_s if waits else 0.0)
+        self._counts = self._may_count
+        while True:
+            if self._looking is not None or self._connection.loop.time() >= self._look_at:
+                answered, _ = await asyncio.wait({self._look_soon()}, timeout=_ANSWER_S)
+                if not answered:
+                    return  # the append says better what is wrong with the server
+            if self._is_open:
+                return
+            if self._connection.loop.time() >= deadline:
+                raise self._refusal()
+            await asyncio.sleep(_PAUSE_S)
+
+    def close(self) -> None:
+        """End the look that is being made: the connection is closed."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    def _refusal(self) -> LedgerThrottledError:
+        load = self._load
+        return LedgerThrottledError(
+            f"the ledger takes no new jobs now: {load.share:.0%} of its room is taken, by what it holds "
+            f"({load.stored_bytes:,} bytes) and by what waiting jobs still need ({load.needed_bytes:,}); try again later, "
+            "give it room with `jobledger ledger resize SIZE`, or move older events with `jobledger audit archive`"
+        )
+
+    def _look_soon(self) -> asyncio.Task[None]:
+        """Return the look that is being made, or begin one."""
+        if self._looking is None:
+            self._looking = self._connection.loop.create_task(self._look(), name="room")
+        return self._looking
+
+    async def _look(self) -> None:
+        """Ask the server how full the ledger is; where it gives no answer, what was known counts."""
+        begin, every_s = self._connection.loop.time(), _LOOK_EVERY_S
+        try:
+            load = await self._find()
+        except (LedgerError, ConnectionLostError) as error:
+            # An append says better than this look what is wrong.
+            logger.debug("how full the ledger is cannot be asked: %s", error)
+            self._is_open = self._is_open or self._load.bytes_max is None
+        else:
+            self._load, room = load, load.bytes_max
+            every_s = _UNLIMITED_EVERY_S if room is None else _LOOK_EVERY_S
+            self._left = math.inf if room is None else _STEP * room
+            self._left_min = -math.inf if room is None else -_AHEAD * room
+            self._is_open = load.share < ENQUEUE_UP_TO
+            self._holds_claims = room is not None and load.stored_bytes > CLAIM_UP_TO * room
+        now = self._connection.loop.time()
+        if self._is_open:
+            every_s = max(every_s, min((now - begin) / _LOOK_SHARE, _LOOK_EVERY_S_MAX))
+        self._look_at, self._looking = now + (every_s if self._is_open else _PAUSE_S), None
+
+    async def _find(self) -> Load:
+        head = await self._log.head()
+        stored, room = head.stored_bytes, head.bytes_max
+        if room is None:
+            return Load(stored, 0, None)
+        if stored < ENQUEUE_UP_TO * room and self._counts:
+            with contextlib.suppress(PermissionRefusedError):
+                per_job = await needed_by_job(self._log)
+                self._per_job = _EVENT_BYTES + per_job
+                # Each job that waits has an event: where even all of them leave room, nobody has to count.
+                most = load_of(head, None, per_job)
+                return most if most.share < ENQUEUE_UP_TO else load_of(head, await self._waiting(), per_job)
+            self._counts = self._may_count = False
+        return Load(stored, 0, room)
