@@ -23,12 +23,11 @@ from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.pool.pool import ProcessPool
-from jobledger.workers.reactors.children.creation import ChildOpener
 from jobledger.workers.reactors.hosts import flow_reactor, start_reactors
 from jobledger.workers.retry_policy import RetryPolicy
-from jobledger.workers.runs.calls import InPlaceOf
 from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.execution import RunExecution
+from jobledger.workers.runs.journal import InPlaceOf, RunSurroundings
 from jobledger.workers.runs.tables import WorkerTables
 from jobledger.workers.services import outlive
 from jobledger.workers.surroundings import Surroundings
@@ -71,17 +70,15 @@ class Bench:
         self._hooks = HookRunner(tasks)
         policy, abandoned = RetryPolicy(random.Random()), AbandonedSlots()  # noqa: S311 - jitter
         threads = Threads(ledger.connection.loop, 1, abandoned)
-        surroundings, children = Surroundings.of(ledger), ChildJobs(ledger, ChildOpener(ledger))
-        self._execution = Execution(surroundings, threads, policy)
+        self._execution = Execution(Surroundings.of(ledger), threads, policy)
         self._tables = WorkerTables(ledger, WorkerConfig(pool_size=1), threads)
         self._execution.runs = RunExecution(
-            surroundings,
-            self._execution,
-            threads,
-            policy,
-            children=children,
-            tables=self._tables,
-            in_place_of=in_place_of,
+            RunSurroundings(
+                execution=self._execution,
+                children=ChildJobs(ledger),
+                tables=self._tables,
+                in_place_of=in_place_of,
+            )
         )
         self._ended = asyncio.Event()
         self._attempts = Attempts(

@@ -64,10 +64,10 @@ from jobledger.workers.attempt.control import Attempt, Control
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.pool.pool import PoolConfig, ProcessPool
-from jobledger.workers.reactors.children.creation import ChildOpener
 from jobledger.workers.retry_policy import RetryPolicy
 from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.execution import RunExecution
+from jobledger.workers.runs.journal import RunSurroundings
 from jobledger.workers.surroundings import Surroundings
 
 # A log in memory that begins with stored events, each at its own stream sequence, and goes on behind them.
@@ -213,7 +213,7 @@ async def _source(ledger: Ledger, job: Job) -> tuple[StoredEvent, ...]:
 
 async def _ends(ledger: Ledger, job: Job) -> dict[str, dict[int, MemberEnd]]:
     """Return how the children ended that the run has counted, of the steps whose end is not recorded yet."""
-    children, ref = ChildJobs(ledger, ChildOpener(ledger)), JobRef(queue=job.queue, job_id=job.id)
+    children, ref = ChildJobs(ledger), JobRef(queue=job.queue, job_id=job.id)
     found: dict[str, dict[int, MemberEnd]] = {}
     for key, step in job.steps.items():
         if step.has_ended or not step.is_joined:
@@ -265,7 +265,7 @@ async def run(
     threads = Threads(memory.loop, 1, AbandonedSlots())
     execution = Execution(memory, threads, policy)
     execution.runs = RunExecution(
-        memory, execution, threads, policy, ends=material.ends, may_linger=lambda: True
+        RunSurroundings(execution=execution, ends=material.ends, may_linger=lambda: True)
     )
     own_task = asyncio.current_task(memory.loop)
     assert own_task is not None, "a coroutine runs in a task"

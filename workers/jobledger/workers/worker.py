@@ -44,7 +44,6 @@ from jobledger.workers.attempt.threads import Threads
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.declared_routes import declare_routes
 from jobledger.workers.pool.pool import ProcessPool
-from jobledger.workers.reactors.children.creation import ChildOpener
 from jobledger.workers.reactors.flow.reactor import FlowCounts, FlowReactor
 from jobledger.workers.reactors.hosts import flow_reactor, start_reactors
 from jobledger.workers.reactors.schedules.declarations import ScheduleDeclarer
@@ -52,6 +51,7 @@ from jobledger.workers.reactors.schedules.hooks import with_hooks
 from jobledger.workers.retry_policy import RetryPolicy
 from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.execution import RunExecution
+from jobledger.workers.runs.journal import RunSurroundings
 from jobledger.workers.runs.tables import WorkerTables
 from jobledger.workers.services import end, outlive
 from jobledger.workers.surroundings import Surroundings
@@ -130,7 +130,7 @@ class Worker:
         self._tables = WorkerTables(ledger, self._config, self._threads)
         policy = RetryPolicy(random.Random())  # noqa: S311 - jitter
         self._execution = Execution(Surroundings.of(ledger), self._threads, policy)
-        self._runs = self._execution.runs = self._make_runs(policy)
+        self._runs = self._execution.runs = self._make_runs()
         self._hooks = HookRunner(tasks)
         self._pauses = PauseWatch(ledger, self.served, on_change=self._on_queue)
         self._logs = LogKeeper(ledger, self._config, lambda: self._attempts.running)
@@ -178,16 +178,15 @@ class Worker:
             outage=self._ledger.connection.outage,
         )
 
-    def _make_runs(self, policy: RetryPolicy) -> RunExecution:
+    def _make_runs(self) -> RunExecution:
         return RunExecution(
-            Surroundings.of(self._ledger),
-            self._execution,
-            self._threads,
-            policy,
-            children=ChildJobs(self._ledger, ChildOpener(self._ledger)),
-            kept=self._kept,
-            tables=self._tables,
-            may_linger=lambda: self._free() > 0 and not self._stopping.is_set(),
+            RunSurroundings(
+                execution=self._execution,
+                children=ChildJobs(self._ledger),
+                tables=self._tables,
+                kept=self._kept,
+                may_linger=lambda: self._free() > 0 and not self._stopping.is_set(),
+            )
         )
 
     def _make_attempts(self) -> Attempts:

@@ -127,9 +127,9 @@ class Execution:
     """Turns claimed attempts into outcomes; never raises for what a task does."""
 
     def __init__(self, ledger: Surroundings, threads: Threads, policy: RetryPolicy) -> None:
-        self._ledger = ledger
-        self._threads = threads
-        self._policy = policy
+        self.ledger = ledger
+        self.threads = threads
+        self.policy = policy
         self._processes: Processes | None = None
         self.runs: Runs | None = None  #: makes the attempts of workflows
 
@@ -180,7 +180,7 @@ class Execution:
             if job.order.input_ref is None:
                 text = bytes(job.order.input)
             else:
-                text = await self._ledger.inputs.get(job.order.input, job.order.input_ref)
+                text = await self.ledger.inputs.get(job.order.input, job.order.input_ref)
             arguments = task.signature.decode(text)
             if task.rules.run_in == "process":
                 return await self._run_in_process(attempt, task, text)
@@ -200,7 +200,7 @@ class Execution:
         except BaseException as error:  # whatever user code raises fails this attempt, and ends no worker
             if is_stop(attempt, error):
                 raise
-            return self._policy.raised(job, task.rules, error, self._ledger.clock.now())
+            return self.policy.raised(job, task.rules, error, self.ledger.clock.now())
         return await self.outcome(attempt, task, value)
 
     async def within(self, attempt: Attempt, task: Task[Any, Any], call: Callable[[], Awaitable[T]]) -> T:
@@ -213,7 +213,7 @@ class Execution:
             return await call()
         sentence = f"the attempt was stopped after its timeout of {limit_s or 0:g} s"
         timer = (
-            None if limit_s is None else self._ledger.loop.call_later(limit_s, attempt.reach_limit, sentence)
+            None if limit_s is None else self.ledger.loop.call_later(limit_s, attempt.reach_limit, sentence)
         )
         try:
             with self._signs_of_life(attempt, task):
@@ -235,7 +235,7 @@ class Execution:
         if limit_s is None or channel is None:
             yield
             return
-        clock, loop = self._ledger.clock, self._ledger.loop
+        clock, loop = self.ledger.clock, self.ledger.loop
         timer: asyncio.TimerHandle
 
         def look() -> None:
@@ -256,7 +256,7 @@ class Execution:
             timer.cancel()
 
     def _open_channel(self, attempt: Attempt) -> AttemptChannel:
-        channel = AttemptChannel(self._ledger, attempt.chain, attempt.identity, on_pause=attempt.pause)
+        channel = AttemptChannel(self.ledger, attempt.chain, attempt.identity, on_pause=attempt.pause)
         attempt.control.channel = channel
         return channel
 
@@ -271,10 +271,10 @@ class Execution:
 
     async def _call_of(self, attempt: Attempt, text: bytes) -> Call:
         """Return what the task is told of its attempt; `text` is the job's input."""
-        job, tracing = attempt.job, self._ledger.tracing
+        job, tracing = attempt.job, self.ledger.tracing
         checkpoint, started_at = job.checkpoint, job.attempts[-1].started_at
         if job.checkpoint_ref is not None:
-            checkpoint = msgspec.Raw(await self._ledger.inputs.get(checkpoint, job.checkpoint_ref))
+            checkpoint = msgspec.Raw(await self.ledger.inputs.get(checkpoint, job.checkpoint_ref))
         return Call(
             task=job.task,
             input=msgspec.Raw(text),
@@ -294,7 +294,7 @@ class Execution:
     async def _call(self, attempt: Attempt, task: Task[Any, Any], arguments: dict[str, Any]) -> Any:
         if task.is_async:
             return await task.function(**arguments)
-        return await self._threads.call(lambda: task.function(**arguments), name=attempt.name)
+        return await self.threads.call(lambda: task.function(**arguments), name=attempt.name)
 
     async def _run_in_process(self, attempt: Attempt, task: Task[Any, Any], text: bytes) -> Outcome:
         """Run the task in a process of the pool; if this wait is cancelled, the process ends."""
@@ -310,18 +310,18 @@ class Execution:
             return self.timed_out(attempt)
         except (ChildStartError, PoolClosedError) as error:  # the process that was taken died before its call
             info = error_info("exception", error)
-            return self._policy.failed(job, task.rules, info, self._ledger.clock.now())
+            return self.policy.failed(job, task.rules, info, self.ledger.clock.now())
         if isinstance(result, TaskValue):
             return await self.outcome(attempt, task, result.value)
         if isinstance(result, TaskFailure) and not result.may_retry:
             return Fail(epoch=job.claim_epoch, error=result.error, give_up="rejected")
-        return self._policy.failed(job, task.rules, result.error, self._ledger.clock.now())
+        return self.policy.failed(job, task.rules, result.error, self.ledger.clock.now())
 
     def timed_out(self, attempt: Attempt, stack: str = "") -> Outcome:
         """Return the outcome of an attempt that reached a limit; `stack`: of its task, if that does not end."""
         assert attempt.task is not None, "only a task reaches a limit"
         info = ErrorInfo(kind="timeout", type="TimeoutError", message=attempt.control.limit, traceback=stack)
-        return self._policy.failed(attempt.job, attempt.task.rules, info, self._ledger.clock.now())
+        return self.policy.failed(attempt.job, attempt.task.rules, info, self.ledger.clock.now())
 
     async def outcome(self, attempt: Attempt, task: Task[Any, Any], value: Any) -> Outcome:
         """Return what follows from what a task returned."""
@@ -337,23 +337,23 @@ class Execution:
                 # event, and with it the whole chain, unreadable.
                 check_text(text, what=what)
             # A child's result goes to the store of inputs: its run may read it after other results are gone.
-            results = self._ledger.results if job.order.member is None else self._ledger.inputs
+            results = self.ledger.results if job.order.member is None else self.ledger.inputs
             if results.fits_inline(text, what=what):
                 return Complete(epoch=epoch, result=msgspec.Raw(text))
             attempt.control.returned = True
             result, reference = await retry_store(
                 f"the {what}",
                 lambda: results.put(text, what=what),
-                outage=self._ledger.outage,
+                outage=self.ledger.outage,
             )
         except InvalidError as error:  # the work is done: another attempt would only do it again
             return Fail(epoch=epoch, error=error_info("invalid_result", error), give_up="rejected")
         return Complete(epoch=epoch, result=result, result_ref=reference)
 
     def _wish(self, task: Task[Any, Any], job: Job, value: Wish) -> Outcome:
-        now = self._ledger.clock.now()
+        now = self.ledger.clock.now()
         if isinstance(value, Retry):
-            return self._policy.asked_again(job, task.rules, value, now)
+            return self.policy.asked_again(job, task.rules, value, now)
         if isinstance(value, FailForGood):
             error = ErrorInfo(kind="exception", type="Fail", message=recordable(value.reason))
             return Fail(epoch=job.claim_epoch, error=error, give_up="rejected")

@@ -55,9 +55,9 @@ class _ChildEnds(dict[int, MemberEnd]):
 class ChildJobs:
     """What the runs of one worker do with their children."""
 
-    def __init__(self, ledger: Ledger, opening: ChildOpener) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._opening = opening
+        self._opening = ChildOpener(ledger)
         self._reaching = ChildFollower(ledger)
 
     async def ensure_limits(self, task: Task[Any, Any], options: Options) -> None:

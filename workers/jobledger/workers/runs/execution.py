@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -33,7 +32,6 @@ from jobledger.ledger.runs.errors import (
     StepFailedError,
     StepInDoubtError,
 )
-from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.passage import Passage, Undo
 from jobledger.ledger.runs.run import Run
 from jobledger.ledger.runs.scopes import UNDO, Branch
@@ -42,17 +40,11 @@ from jobledger.ledger.runs.workflow import WorkflowFunction
 from jobledger.ledger.tables.errors import TableExpiredError
 from jobledger.ledger.tasks import Task
 from jobledger.workers.attempt.control import Attempt
-from jobledger.workers.attempt.execution import Execution, LimitReachedError, is_stop
-from jobledger.workers.attempt.kept import KeptChains
-from jobledger.workers.attempt.threads import Threads
+from jobledger.workers.attempt.execution import LimitReachedError, is_stop
 from jobledger.workers.reactors.children.creation import ChildIdTakenError
-from jobledger.workers.retry_policy import RetryPolicy, error_info
-from jobledger.workers.runs.calls import InPlaceOf, StepCalls
-from jobledger.workers.runs.children import ChildJobs
+from jobledger.workers.retry_policy import error_info
 from jobledger.workers.runs.copies import copy_steps
-from jobledger.workers.runs.journal import AttemptJournal
-from jobledger.workers.runs.tables import WorkerTables
-from jobledger.workers.surroundings import Surroundings
+from jobledger.workers.runs.journal import AttemptJournal, RunSurroundings
 
 T = TypeVar("T")
 
@@ -60,39 +52,9 @@ T = TypeVar("T")
 class RunExecution:
     """Makes the attempts of runs for one worker."""
 
-    def __init__(
-        self,
-        ledger: Surroundings,
-        execution: Execution,
-        threads: Threads,
-        policy: RetryPolicy,
-        *,
-        children: ChildJobs | None = None,
-        kept: KeptChains | None = None,
-        tables: WorkerTables | None = None,
-        ends: Mapping[str, Mapping[int, MemberEnd]] | None = None,
-        may_linger: Callable[[], bool] = lambda: False,
-        in_place_of: InPlaceOf = lambda step: step,
-    ) -> None:
-        """Make it once for a worker.
-
-        `children` makes the jobs that runs ask for; None where nothing may be made. `kept` keeps the chains of runs that
-        are parked here. `may_linger`: whether a run that waits for a short time may keep its slot now.
-        `tables` makes and reads tables; None where there are none. `ends`: without `children`, how those had ended that a
-        run may read, by step and item.
-        `in_place_of`: what is called for a step.
-        """
-        self._ledger = ledger
-        self.children = children
-        self._chance = random.Random()  # noqa: S311 - jitter, and random numbers of runs
-        self._call = StepCalls(execution, threads, in_place_of)
-        self._may_linger = may_linger
-        self._kept = kept
-        self._tables = tables
-        self._ends = ends or {}
+    def __init__(self, shared: RunSurroundings) -> None:
+        self.shared = shared
         self._journals: dict[JobRef, AttemptJournal] = {}
-        self.execution = execution
-        self.policy = policy
 
     def on_hint(self, ref: JobRef) -> None:
         """Hear that somebody appended to the chain of a run."""
@@ -108,24 +70,14 @@ class RunExecution:
         workflow = cast("WorkflowFunction[..., Any, ..., Any]", task)  # others are no runs
         channel = attempt.control.channel
         assert channel is not None, "it was opened for the attempt"
-        journal = AttemptJournal(
-            self._ledger,
-            attempt,
-            channel,
-            chance=self._chance,
-            call=self._call,
-            children=self.children,
-            ends=self._ends,
-            tables=self._tables,
-            may_linger=self._may_linger,
-        )
+        journal = AttemptJournal(self.shared, attempt, channel)
         self._journals[attempt.ref] = journal
         try:
-            return await _Play(self, attempt, workflow, journal).run(arguments)
+            return await _Play(self.shared, attempt, workflow, journal).run(arguments)
         finally:
             journal.release()
-            if self._kept is not None and attempt.control.recorded is not None:
-                self._kept.keep(attempt.ref, attempt.newest_chain)
+            if self.shared.kept is not None and attempt.control.recorded is not None:
+                self.shared.kept.keep(attempt.ref, attempt.newest_chain)
             if self._journals.get(attempt.ref) is journal:
                 del self._journals[attempt.ref]
 
@@ -135,7 +87,7 @@ class _Play:
 
     def __init__(
         self,
-        host: RunExecution,
+        shared: RunSurroundings,
         attempt: Attempt,
         task: WorkflowFunction[..., Any, ..., Any],
         journal: AttemptJournal,
@@ -143,7 +95,7 @@ class _Play:
         job = attempt.job
         #: Whether an earlier attempt began to undo what was done: nothing else is left to do.
         self._is_undone = UNDO in job.steps
-        self._host = host
+        self._shared = shared
         self._attempt = attempt
         self._task = task
         self._journal = journal
@@ -212,7 +164,7 @@ class _Play:
 
     async def _outcome_of(self, function: Callable[[], Awaitable[Any]]) -> Outcome:
         """Return what the end of the function, whichever it is, means for the run."""
-        attempt, execution = self._attempt, self._host.execution
+        attempt, execution = self._attempt, self._shared.execution
         try:
             value = await execution.within(attempt, self._task, lambda: self._closed(function))
             if self._passage.diverged is not None:
@@ -243,7 +195,7 @@ class _Play:
             return self._halted()
         if isinstance(value, Again):
             return await self._begin_next(value)
-        outcome = await self._host.execution.outcome(self._attempt, self._task, value)
+        outcome = await self._shared.execution.outcome(self._attempt, self._task, value)
         if isinstance(outcome, Complete) and self._passage.unvisited:
             return msgspec.structs.replace(outcome, unvisited=self._passage.unvisited)
         return outcome
@@ -273,7 +225,7 @@ class _Play:
             if isinstance(error, kinds):
                 return Fail(epoch=self._journal.epoch, error=error_info(kind, error), give_up=reason)
         job, rules = self._journal.job, self._task.rules
-        fail = self._host.policy.raised(job, rules, error, self._journal.now())
+        fail = self._shared.execution.policy.raised(job, rules, error, self._journal.now())
         if isinstance(error, StepFailedError):
             info = msgspec.structs.replace(error.error, message=f"step {error.key!r}: {error.message}"[:2000])
             fail = msgspec.structs.replace(fail, error=info)
@@ -326,7 +278,7 @@ class _Play:
 
     async def _call_back(self, outcome: Outcome) -> Outcome:
         """Record the end and enqueue its callback as one; an end before a requeue may have enqueued it already."""
-        children, job = self._host.children, self._journal.job
+        children, job = self._shared.children, self._journal.job
         if self._attempt.control.recorded is not None or children is None or not job.order.on_end:
             return outcome
         if isinstance(outcome, Complete) or self._is_failure(outcome):

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from jobledger.ledger.graphs.stored import graph_named
+from jobledger.ledger.logs import job_filter
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import (
     CompleteStep,
@@ -29,6 +30,7 @@ from jobledger.ledger.model.errors import (
     LedgerFullError,
     RefusedError,
     StaleClaimError,
+    TaskDefinitionError,
     UnreachableError,
     WrongSequenceError,
 )
@@ -42,19 +44,21 @@ from jobledger.ledger.model.runs.steps import admissible
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.options import Options
 from jobledger.ledger.reruns.groups import CopiedGroup, find_groups
+from jobledger.ledger.runs.calls import FailedElsewhereError
 from jobledger.ledger.runs.members import MemberEnd
 from jobledger.ledger.runs.steps import StepFunction
 from jobledger.ledger.tables.table import TableWork
 from jobledger.ledger.tasks import Task
 from jobledger.workers.attempt.channel import AttemptChannel
 from jobledger.workers.attempt.control import Attempt
+from jobledger.workers.attempt.execution import Execution
+from jobledger.workers.attempt.kept import KeptChains
 from jobledger.workers.attempt.retry_store import retry_store
+from jobledger.workers.pool.child_process import TaskFailure, TaskValue
+from jobledger.workers.pool.messages import ENGINE, Call
 from jobledger.workers.retry_policy import describe
 from jobledger.workers.runs.children import ChildJobs
 from jobledger.workers.runs.tables import AttemptTables, WorkerTables
-from jobledger.workers.surroundings import Surroundings
-
-# Appends of a run's branches: those that come while one is under way go together, as one batch if they are many.
 
 StepAppend = StepCommand | RefuseSignal | CopyEnds | Join
 
@@ -63,6 +67,325 @@ _BATCH_MIN: Final = 16
 _BATCH_MAX: Final = 200
 #: Of results and items in one batch.
 _BYTES_MAX: Final = 1 << 20
+
+T = TypeVar("T")
+
+#: Pause before a chain is read again because a known event was not in it.
+_LAG_S: Final = 0.02
+#: What is called where a run asks for a step: the step itself in a worker, perhaps a stand-in in a test.
+InPlaceOf = Callable[[StepFunction[..., Any]], StepFunction[..., Any]]
+
+
+class RunSurroundings(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What the runs of one worker share."""
+
+    execution: Execution
+    children: ChildJobs | None = None  #: makes the jobs that runs ask for; None where nothing may be made
+    tables: WorkerTables | None = None  #: makes and reads tables; None where there are none
+    #: Without `children`, how those had ended that a run may read, by step and item.
+    ends: Mapping[str, Mapping[int, MemberEnd]] = {}
+    kept: KeptChains | None = None  #: keeps the chains of runs that are parked here
+    #: Whether a run that waits for a short time may keep its slot now.
+    may_linger: Callable[[], bool] = lambda: False
+    in_place_of: InPlaceOf = lambda step: step
+    #: Jitter, and random numbers of runs.
+    chance: random.Random = msgspec.field(default_factory=random.Random)
+
+
+class AttemptJournal:
+    """What one attempt of a run records and learns; see `RunJournal`."""
+
+    def __init__(self, shared: RunSurroundings, attempt: Attempt, channel: AttemptChannel) -> None:
+        self.chance = shared.chance
+        self.epoch = attempt.job.claim_epoch
+        #: The error that kept something from being recorded: the attempt then has no outcome of its own.
+        self.trouble: LedgerFullError | UnreachableError | WrongSequenceError | None = None
+        self._shared = shared
+        self._ledger = shared.execution.ledger
+        self._children = shared.children
+        self._attempt = attempt
+        self._channel = channel
+        self._together = Together(channel)
+        self._tables: AttemptTables | None = None
+        self._news = asyncio.Event()
+        self._is_hinted = False
+
+    @property
+    def job(self) -> Job:
+        """See `RunJournal.job`."""
+        job = self._channel.chain.job
+        assert job is not None, "a claimed chain has a job"
+        return job
+
+    def now(self) -> datetime:
+        """See `RunJournal.now`."""
+        return self._ledger.clock.now()
+
+    async def call(self, step: StepFunction[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """See `RunJournal.call`: a coroutine runs on the worker's loop, others in its threads or processes."""
+        step = self._shared.in_place_of(step)
+        before = job_filter.step.set(step.name)
+        try:
+            if step.rules.rules.run_in == "process":
+                return await self._call_in_process(step, tuple(args), kwargs)
+            if step.is_async:
+                return await step.function(*args, **kwargs)
+            name = f"step {step.name} of {self._attempt.name}"
+            return await self._shared.execution.threads.call(
+                lambda: step.function(*args, **kwargs), name=name
+            )
+        finally:
+            job_filter.step.reset(before)
+
+    async def _call_in_process(
+        self, step: StepFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the function in a process of the pool, which finds it by its name.
+
+        Raises: FailedElsewhereError for what it raised there, InvalidInputError, ChildStartError, PoolClosedError.
+        """
+        function, job = step.function, self._attempt.job
+        call = Call(
+            task=job.task,
+            step=f"{function.__module__}:{function.__qualname__}",
+            input=msgspec.Raw(step.signature.encode(args, kwargs)),
+            job_id=job.id,
+            queue=job.queue,
+            attempt=job.attempts[-1].number,
+            worker=self._attempt.identity,
+            claim_epoch=job.claim_epoch,
+        )
+        is_ours = function.__module__ == ENGINE
+        result = await self._shared.execution.call_in_process(call, is_ours=is_ours)
+        if isinstance(result, TaskValue):
+            if isinstance(result.value, msgspec.Raw):
+                return result.value
+            raise TaskDefinitionError(f"step {step.name} returned {result.value!r}, which only a task may")
+        raise FailedElsewhereError(
+            result.error, may_retry=not isinstance(result, TaskFailure) or result.may_retry
+        )
+
+    async def append(self, command: StepAppend) -> None:
+        """See `RunJournal.append`."""
+        await self._store(f"step {command.step} of run {self.job.id}", lambda: self._together.append(command))
+        self._news.set()
+
+    async def park(self, steps: tuple[str, ...], until: datetime | None, undos: int) -> bool:
+        """See `RunJournal.park`. While the pause is recorded, nothing else ends the attempt."""
+        event = OPERATOR if self.job.pause_requested else ""
+        command = Pause(epoch=self.epoch, steps=steps, until=until, event=event, undos=undos)
+        control = self._attempt.control
+        control.recording = True
+        try:
+            await self._store(f"the pause of run {self.job.id}", lambda: self._channel.append(command))
+        except StepOverError:
+            control.recording = False
+            await self._catch_up()
+            for key in steps:
+                if admissible(self.job.steps[key]):
+                    await self._reopen(key)
+            return False
+        except BaseException:  # the pause was not recorded: the attempt may be told to stop again
+            control.recording = False
+            raise
+        control.recorded = command
+        return True
+
+    async def _reopen(self, key: str) -> None:
+        """Open the children that were held back while a person had the run paused."""
+        with contextlib.suppress(IllegalTransitionError):  # the reactor was faster
+            await self._channel.append(Join(step=key))
+        await self.open(key, again=True)
+
+    async def end(self, outcome: Outcome, begin: Enqueue) -> None:
+        """End the run and begin another job in one append; nothing is recorded where the claim is lost.
+
+        Raises: JobExistsError where another job has that id, LedgerFullError, UnreachableError.
+        """
+        control = self._attempt.control
+        control.recording = True
+        try:
+            await self._store(
+                f"the end of run {self.job.id}", lambda: self._channel.append_with(outcome, begin)
+            )
+        except (StaleClaimError, IllegalTransitionError):
+            return  # the recorder finds its outcome refused, too, and leaves the receipt
+        finally:
+            control.recording = False
+        control.recorded = outcome
+
+    async def _catch_up(self) -> None:
+        """Read the events that a refusal is based on; wait a moment where a replica lags."""
+        known = self._channel.chain.last_sequence
+        await self._channel.refresh()
+        if self._channel.chain.last_sequence == known:
+            await asyncio.sleep(_LAG_S)
+
+    async def _store(self, what: str, store: Callable[[], Awaitable[T]]) -> T:
+        """Store or read something, again while the server is away or full. Raises: as `retry_store`."""
+        with self._troubled():
+            return await retry_store(what, store, outage=self._ledger.outage)
+
+    @contextlib.contextmanager
+    def _troubled(self) -> Generator[None, None, None]:
+        """Remember an error that stops the attempt and is no failure of the run's code."""
+        try:
+            yield
+        except (LedgerFullError, UnreachableError, WrongSequenceError) as error:
+            self.trouble = error
+            raise
+
+    async def news(self, limit_s: float, *, look: bool) -> None:
+        """See `RunJournal.news`."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._news.wait()
+        except TimeoutError:
+            self._is_hinted = self._is_hinted or look
+        self._news.clear()
+        if self._is_hinted:
+            self._is_hinted = False
+            with contextlib.suppress(UnreachableError):  # the caller looks again within seconds, or parks
+                await self._channel.refresh()
+
+    async def refresh(self) -> None:
+        """See `RunJournal.refresh`. It also reads what this attempt appended without getting an answer."""
+        with self._troubled():
+            await self._channel.refresh()
+
+    async def read(self, ref: JobRef) -> tuple[ChainEvents, int]:
+        """Return the events of another job, and the first stream sequence that the ledger holds. Raises: UnreachableError."""
+        log = self._ledger.log
+        with self._troubled():
+            return await log.read_chain(log.names.chain(ref)), await self.first_sequence()
+
+    async def groups_of(
+        self, ref: JobRef, source: Job, events: Sequence[StoredEvent], *, ends_to: int
+    ) -> list[CopiedGroup]:
+        """Return the groups that a rerun begins again; see `find_groups`."""
+        with self._troubled():
+            return await find_groups(self._ledger.log, ref, source, events, ends_to=ends_to)
+
+    async def first_sequence(self) -> int:
+        """Return the first stream sequence that the ledger holds. Raises: UnreachableError."""
+        with self._troubled():
+            return (await self._ledger.log.head()).first_sequence
+
+    def poke(self) -> None:
+        """See `RunJournal.poke`."""
+        self._news.set()
+
+    def on_hint(self) -> None:
+        """Hear that somebody appended to the run's chain."""
+        self._is_hinted = True
+        self._news.set()
+
+    @property
+    def may_linger(self) -> bool:
+        """See `RunJournal.may_linger`."""
+        return self._shared.may_linger()
+
+    # Children. A run in a debugger makes none, and waits for those that it asks for.
+
+    async def ensure_limits(self, task: Task[Any, Any], options: Options) -> None:
+        """See `RunJournal.ensure_limits`."""
+        if self._children is not None:
+            with self._troubled():
+                await self._children.ensure_limits(task, options)
+
+    async def stored_graph(self, name: str) -> StoredGraph:
+        """See `RunJournal.stored_graph`."""
+        what = f"graph {name} for run {self.job.id}"
+        found, _ = await self._store(what, lambda: graph_named(self._ledger.log, name))
+        return found
+
+    async def open(self, key: str, *, again: bool) -> None:
+        """See `RunJournal.open`."""
+        children = self._children
+        if children is None:
+            return
+        await self._store(
+            f"the children of step {key} of run {self.job.id}",
+            lambda: children.open(self._attempt.ref, self._channel.chain, key, again=again),
+        )
+
+    async def ends(self, key: str, items: int | None = None) -> list[MemberEnd]:
+        """See `RunJournal.ends`."""
+        if self._children is None:
+            return self._ends_given(key, items)
+        children = self._children
+        return await self._store(
+            f"how the children of step {key} of run {self.job.id} ended",
+            lambda: children.ends(self._attempt.ref, self.job, key, items),
+        )
+
+    def _ends_given(self, key: str, items: int | None) -> list[MemberEnd]:
+        """Return how children had ended. Raises: RefusedError where the ledger no longer has them."""
+        known = self._shared.ends.get(key, {})
+        wanted = items_of(self.job.steps[key].opened if items is None else items)
+        if not known.keys() >= set(wanted):
+            raise RefusedError(
+                f"the children of step {key!r} of run {self.job.id} are not in the ledger any more: "
+                "how they ended cannot be given to the run"
+            )
+        return [known[item] for item in wanted]
+
+    async def abandon(self, prefix: str) -> None:
+        """See `RunJournal.abandon`."""
+        steps = self.job.steps.items()
+        items = {key: step.open for key, step in steps if key.startswith(prefix) and step.open}
+        if items and self._children is not None:
+            with self._troubled():
+                await self._children.cancel(self._attempt.ref, self._channel.chain, items)
+
+    async def put(
+        self, text: bytes, *, what: str, of_group: bool = False
+    ) -> tuple[msgspec.Raw, PayloadRef | None]:
+        """See `RunJournal.put`. In PAYLOADS: results of jobs live shorter than a run may."""
+        inputs = self._ledger.inputs
+        if inputs.fits_inline(text, what=what, of_group=of_group):
+            return msgspec.Raw(text), None
+        return await self._store(f"the {what}", lambda: inputs.put(text, what=what, of_group=of_group))
+
+    async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
+        """See `RunJournal.get`."""
+        if reference is None:
+            return bytes(value)
+        with self._troubled():
+            return await self._ledger.inputs.get(value, reference)
+
+    @property
+    def tables(self) -> TableWork:
+        """See `RunJournal.tables`."""
+        if self._shared.tables is None:
+            raise RefusedError(
+                f"run {self.job.id} is run here without a worker: its tables cannot be made or read"
+            )
+        if self._tables is None:
+            self._tables = AttemptTables(self._shared.tables, self._attempt, self.call, self._store)
+        return self._tables
+
+    def release(self) -> None:
+        """Let go of what the attempt kept on this machine."""
+        if self._tables is not None:
+            self._tables.release()
+
+    def describe(self, error: BaseException) -> ErrorInfo:
+        """See `RunJournal.describe`."""
+        return describe(error, _OWN_MODULES)
+
+
+#: Their frames are above those of every step.
+_OWN_MODULES = frozenset(
+    {
+        __name__,
+        "asyncio.timeouts",
+        "jobledger.ledger.runs.calls",
+    }
+)
+
+
+# Appends of a run's branches: those that come while one is under way go together, as one batch if they are many.
 
 
 class _WaitingStep(msgspec.Struct, eq=False):
@@ -164,306 +487,3 @@ def _size(command: StepAppend) -> int:
     if isinstance(command, CompleteStep):
         return len(bytes(command.result))
     return len(bytes(command.items)) if isinstance(command, StartStep) else 0
-
-
-T = TypeVar("T")
-
-#: Pause before a chain is read again because a known event was not in it.
-_LAG_S: Final = 0.02
-#: Calls the function of a step where its rules say.
-CallStep = Callable[[Attempt, StepFunction[..., Any], tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
-
-
-class AttemptJournal:
-    """What one attempt of a run records and learns; see `RunJournal`."""
-
-    def __init__(
-        self,
-        ledger: Surroundings,
-        attempt: Attempt,
-        channel: AttemptChannel,
-        *,
-        chance: random.Random,
-        call: CallStep,
-        children: ChildJobs | None,
-        ends: Mapping[str, Mapping[int, MemberEnd]],
-        tables: WorkerTables | None = None,
-        may_linger: Callable[[], bool],
-    ) -> None:
-        self.chance = chance
-        self.epoch = attempt.job.claim_epoch
-        #: The error that kept something from being recorded: the attempt then has no outcome of its own.
-        self.trouble: LedgerFullError | UnreachableError | WrongSequenceError | None = None
-        self._ledger = ledger
-        self._attempt = attempt
-        self._channel = channel
-        self._together = Together(channel)
-        self._call = call
-        self._children = children
-        self._given_ends = ends
-        self._given_tables = tables
-        self._tables: AttemptTables | None = None
-        self._may_linger = may_linger
-        self._news = asyncio.Event()
-        self._is_hinted = False
-
-    @property
-    def job(self) -> Job:
-        """See `RunJournal.job`."""
-        job = self._channel.chain.job
-        assert job is not None, "a claimed chain has a job"
-        return job
-
-    def now(self) -> datetime:
-        """See `RunJournal.now`."""
-        return self._ledger.clock.now()
-
-    async def append(self, command: StepAppend) -> None:
-        """See `RunJournal.append`."""
-        with self._troubled():
-            await retry_store(
-                f"step {command.step} of run {self.job.id}",
-                lambda: self._together.append(command),
-                outage=self._ledger.outage,
-            )
-        self._news.set()
-
-    async def park(self, steps: tuple[str, ...], until: datetime | None, undos: int) -> bool:
-        """See `RunJournal.park`. While the pause is recorded, nothing else ends the attempt."""
-        event = OPERATOR if self.job.pause_requested else ""
-        command = Pause(epoch=self.epoch, steps=steps, until=until, event=event, undos=undos)
-        control = self._attempt.control
-        control.recording = True
-        try:
-            with self._troubled():
-                await retry_store(
-                    f"the pause of run {self.job.id}",
-                    lambda: self._channel.append(command),
-                    outage=self._ledger.outage,
-                )
-        except StepOverError:
-            control.recording = False
-            await self._catch_up()
-            for key in steps:
-                if admissible(self.job.steps[key]):
-                    await self._reopen(key)
-            return False
-        except BaseException:  # the pause was not recorded: the attempt may be told to stop again
-            control.recording = False
-            raise
-        control.recorded = command
-        return True
-
-    async def _reopen(self, key: str) -> None:
-        """Open the children that were held back while a person had the run paused."""
-        with contextlib.suppress(IllegalTransitionError):  # the reactor was faster
-            await self._channel.append(Join(step=key))
-        await self.open(key, again=True)
-
-    async def end(self, outcome: Outcome, begin: Enqueue) -> None:
-        """End the run and begin another job in one append; nothing is recorded where the claim is lost.
-
-        Raises: JobExistsError where another job has that id, LedgerFullError, UnreachableError.
-        """
-        control = self._attempt.control
-        control.recording = True
-        try:
-            with self._troubled():
-                await retry_store(
-                    f"the end of run {self.job.id}",
-                    lambda: self._channel.append_with(outcome, begin),
-                    outage=self._ledger.outage,
-                )
-        except (StaleClaimError, IllegalTransitionError):
-            return  # the recorder finds its outcome refused, too, and leaves the receipt
-        finally:
-            control.recording = False
-        control.recorded = outcome
-
-    async def _catch_up(self) -> None:
-        """Read the events that a refusal is based on; wait a moment where a replica lags."""
-        known = self._channel.chain.last_sequence
-        await self._channel.refresh()
-        if self._channel.chain.last_sequence == known:
-            await asyncio.sleep(_LAG_S)
-
-    @contextlib.contextmanager
-    def _troubled(self) -> Generator[None, None, None]:
-        """Remember an error that stops the attempt and is no failure of the run's code."""
-        try:
-            yield
-        except (LedgerFullError, UnreachableError, WrongSequenceError) as error:
-            self.trouble = error
-            raise
-
-    async def news(self, limit_s: float, *, look: bool) -> None:
-        """See `RunJournal.news`."""
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._news.wait()
-        except TimeoutError:
-            self._is_hinted = self._is_hinted or look
-        self._news.clear()
-        if self._is_hinted:
-            self._is_hinted = False
-            with contextlib.suppress(UnreachableError):  # the caller looks again within seconds, or parks
-                await self._channel.refresh()
-
-    async def refresh(self) -> None:
-        """See `RunJournal.refresh`. It also reads what this attempt appended without getting an answer."""
-        with self._troubled():
-            await self._channel.refresh()
-
-    async def read(self, ref: JobRef) -> tuple[ChainEvents, int]:
-        """Return the events of another job, and the first stream sequence that the ledger holds. Raises: UnreachableError."""
-        log = self._ledger.log
-        with self._troubled():
-            return await log.read_chain(log.names.chain(ref)), await self.first_sequence()
-
-    async def groups_of(
-        self, ref: JobRef, source: Job, events: Sequence[StoredEvent], *, ends_to: int
-    ) -> list[CopiedGroup]:
-        """Return the groups that a rerun begins again; see `find_groups`."""
-        with self._troubled():
-            return await find_groups(self._ledger.log, ref, source, events, ends_to=ends_to)
-
-    async def first_sequence(self) -> int:
-        """Return the first stream sequence that the ledger holds. Raises: UnreachableError."""
-        with self._troubled():
-            return (await self._ledger.log.head()).first_sequence
-
-    def poke(self) -> None:
-        """See `RunJournal.poke`."""
-        self._news.set()
-
-    def on_hint(self) -> None:
-        """Hear that somebody appended to the run's chain."""
-        self._is_hinted = True
-        self._news.set()
-
-    @property
-    def may_linger(self) -> bool:
-        """See `RunJournal.may_linger`."""
-        return self._may_linger()
-
-    # Children. A run in a debugger makes none, and waits for those that it asks for.
-
-    async def ensure_limits(self, task: Task[Any, Any], options: Options) -> None:
-        """See `RunJournal.ensure_limits`."""
-        if self._children is not None:
-            with self._troubled():
-                await self._children.ensure_limits(task, options)
-
-    async def stored_graph(self, name: str) -> StoredGraph:
-        """See `RunJournal.stored_graph`."""
-        with self._troubled():
-            found, _ = await retry_store(
-                f"graph {name} for run {self.job.id}",
-                lambda: graph_named(self._ledger.log, name),
-                outage=self._ledger.outage,
-            )
-        return found
-
-    async def open(self, key: str, *, again: bool) -> None:
-        """See `RunJournal.open`."""
-        children = self._children
-        if children is None:
-            return
-        with self._troubled():
-            await retry_store(
-                f"the children of step {key} of run {self.job.id}",
-                lambda: children.open(self._attempt.ref, self._channel.chain, key, again=again),
-                outage=self._ledger.outage,
-            )
-
-    async def ends(self, key: str, items: int | None = None) -> list[MemberEnd]:
-        """See `RunJournal.ends`."""
-        if self._children is None:
-            return self._ends_given(key, items)
-        children = self._children
-        with self._troubled():
-            return await retry_store(
-                f"how the children of step {key} of run {self.job.id} ended",
-                lambda: children.ends(self._attempt.ref, self.job, key, items),
-                outage=self._ledger.outage,
-            )
-
-    def _ends_given(self, key: str, items: int | None) -> list[MemberEnd]:
-        """Return how children had ended. Raises: RefusedError where the ledger no longer has them."""
-        known = self._given_ends.get(key, {})
-        wanted = items_of(self.job.steps[key].opened if items is None else items)
-        if not known.keys() >= set(wanted):
-            raise RefusedError(
-                f"the children of step {key!r} of run {self.job.id} are not in the ledger any more: "
-                "how they ended cannot be given to the run"
-            )
-        return [known[item] for item in wanted]
-
-    async def abandon(self, prefix: str) -> None:
-        """See `RunJournal.abandon`."""
-        steps = self.job.steps.items()
-        items = {key: step.open for key, step in steps if key.startswith(prefix) and step.open}
-        if items and self._children is not None:
-            with self._troubled():
-                await self._children.cancel(self._attempt.ref, self._channel.chain, items)
-
-    async def put(
-        self, text: bytes, *, what: str, of_group: bool = False
-    ) -> tuple[msgspec.Raw, PayloadRef | None]:
-        """See `RunJournal.put`. In PAYLOADS: results of jobs live shorter than a run may."""
-        inputs = self._ledger.inputs
-        if inputs.fits_inline(text, what=what, of_group=of_group):
-            return msgspec.Raw(text), None
-        with self._troubled():
-            return await retry_store(
-                f"the {what}",
-                lambda: inputs.put(text, what=what, of_group=of_group),
-                outage=self._ledger.outage,
-            )
-
-    async def get(self, value: msgspec.Raw, reference: PayloadRef | None) -> bytes:
-        """See `RunJournal.get`."""
-        if reference is None:
-            return bytes(value)
-        with self._troubled():
-            return await self._ledger.inputs.get(value, reference)
-
-    @property
-    def tables(self) -> TableWork:
-        """See `RunJournal.tables`."""
-        if self._given_tables is None:
-            raise RefusedError(
-                f"run {self.job.id} is run here without a worker: its tables cannot be made or read"
-            )
-        if self._tables is None:
-            self._tables = self._given_tables.of(self._attempt, self._call, self._transfer)
-        return self._tables
-
-    async def _transfer(self, what: str, move: Callable[[], Awaitable[T]]) -> T:
-        """Move something of a table; what keeps it from being moved is no failure of the run's code."""
-        with self._troubled():
-            return await retry_store(what, move, outage=self._ledger.outage)
-
-    def release(self) -> None:
-        """Let go of what the attempt kept on this machine."""
-        if self._tables is not None:
-            self._tables.release()
-
-    async def call(self, step: StepFunction[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """See `RunJournal.call`."""
-        return await self._call(self._attempt, step, tuple(args), kwargs)
-
-    def describe(self, error: BaseException) -> ErrorInfo:
-        """See `RunJournal.describe`."""
-        return describe(error, _OWN_MODULES)
-
-
-#: Their frames are above those of every step.
-_OWN_MODULES = frozenset(
-    {
-        __name__,
-        "asyncio.timeouts",
-        "jobledger.ledger.runs.calls",
-        "jobledger.workers.runs.calls",
-    }
-)

@@ -12,9 +12,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio.to_thread
 import msgspec
@@ -133,23 +133,15 @@ def _remove_abandoned(root: Path) -> None:
                 os.close(lock)
 
 
-T = TypeVar("T")
-
 if TYPE_CHECKING:
     from jobledger.workers.attempt.threads import Threads
 
-#: Calls the function of a step where its rules say.
-CallStep = Callable[[Attempt, StepFunction[..., Any], tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
+#: Moves something of a table, which the sentence names, and again while the server is away.
+Transfer = Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+#: As `RunJournal.call`.
+CallStep = Callable[[StepFunction[..., Any], Sequence[Any], dict[str, Any]], Awaitable[Any]]
 _CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 _MEMORY_BYTES_MIN: Final = 32 << 20
-
-
-class Transfer(Protocol):
-    """Moves something of a table, again where the server is away."""
-
-    async def __call__(self, what: str, move: Callable[[], Awaitable[T]], /) -> T:
-        """Return what `move` does, called until it can be done. Raises: what it raises."""
-        ...
 
 
 class WorkerTables:
@@ -161,10 +153,6 @@ class WorkerTables:
         self.cache = TableCache(config.tables_cache_bytes_max)
         self.limits = engine_limits(config)
         self.threads = threads
-
-    def of(self, attempt: Attempt, call: CallStep, transfer: Transfer) -> AttemptTables:
-        """Return the tables of one attempt of a run."""
-        return AttemptTables(self, attempt, call, transfer)
 
     def close(self) -> None:
         """Remove what is kept on this machine."""
@@ -218,7 +206,7 @@ class AttemptTables:
                 "folder": str(folder),
                 "limits": self._shared.limits,
             }
-            found = await self._call(self._attempt, select, (), given)
+            found = await self._call(select, (), given)
             produced = msgspec.json.decode(found, type=ProducedFile)
             return await self._store(name, folder / "result.parquet", produced)
 
