@@ -41,11 +41,13 @@ async def run_batch(run: Run, batch: BatchSpec) -> dict[str, int]:
     """Wait until all jobs of the batch were added and have ended; return how many ended in which state."""
     passage = run._passage  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - it does what a method of a run does
     jobs = _Jobs(passage, batch)
-    await passage.perform(BATCH_STEP, jobs.begin)
+    with passage.enter(BATCH_STEP) as branch:
+        await jobs.begin(branch)
     count = await run.wait(_closed)
     counts = await jobs.ended(count)
     if batch.end is not None:
-        await passage.perform(END_STEP, lambda branch: jobs.tell(branch, counts))
+        with passage.enter(END_STEP) as branch:
+            await jobs.tell(branch, counts)
     return counts
 
 
@@ -68,8 +70,7 @@ class _Jobs:
     async def ended(self, count: int) -> dict[str, int]:
         """Close the group with its count, wait for the last end, and record how many ended in which state."""
         passage, journal = self._passage, self._passage.journal
-
-        async def body(_: Branch) -> dict[str, int]:
+        with passage.enter(BATCH_STEP):
             asked = await passage.ask_for(BATCH_STEP, "map", self._batch.task)
             step = journal.job.steps[BATCH_STEP]
             if not step.has_ended:
@@ -82,8 +83,6 @@ class _Jobs:
                 await passage.complete(asked, msgspec.json.encode(counts))
             text = await passage.result_of(journal.job.steps[BATCH_STEP])
             return msgspec.json.decode(text, type=dict[str, int])
-
-        return await passage.perform(BATCH_STEP, body)
 
     async def tell(self, branch: Branch, counts: dict[str, int]) -> None:
         """Enqueue what is to follow, once: its id follows from the batch's name."""

@@ -39,7 +39,8 @@ async def run_graph(run: Run, graph: GraphSpec) -> dict[str, Any]:
     graph.check()
     passage = run._passage  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - it does what a method of a run does
     nodes = _Nodes(passage, graph, graph.name)
-    return await passage.perform(graph.name, nodes.run)
+    with passage.enter(graph.name) as branch:
+        return await nodes.run(branch)
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,10 +64,12 @@ async def run_stored_graph(run: Run, graph: str, input: dict[str, Any] = {}) -> 
     Raises: as `run_graph`; GraphNotFoundError; InvalidInputError for an input that lacks what the graph takes of it.
     """
     passage = run._passage  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - as `run_graph`
-    stored = await passage.perform("version", lambda branch: _version(passage, branch, graph))
+    with passage.enter("version") as branch:
+        stored = await _version(passage, branch, graph)
     spec = for_run(stored.spec, input)
     nodes = _Nodes(passage, spec, f"{graph} version {stored.version}")
-    return await passage.perform(graph, nodes.run)
+    with passage.enter(graph) as branch:
+        return await nodes.run(branch)
 
 
 async def _version(passage: Passage, branch: Branch, name: str) -> Version:

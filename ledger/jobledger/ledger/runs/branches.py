@@ -58,7 +58,7 @@ async def _run(
     """Run one branch in the present task, and keep its result or its error for whoever waits for the branches."""
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
-    passage.scopes.bind(task, branch)
+    passage.bind(task, branch)
     try:
         results[number] = await function()
     except Exception as error:  # noqa: BLE001 - raised by whoever waits for the branches
@@ -76,7 +76,7 @@ async def _run_as_branches(
 
     def on_end(task: asyncio.Task[None]) -> None:
         nonlocal ended
-        passage.scopes.release(task)
+        passage.release(task)
         ended += 1
         if (
             ended != waited_for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,42 +10,35 @@ import msgspec
 
 from jobledger.ledger.model.errors import ConfigurationError
 from jobledger.ledger.runs.branches import side_by_side
-from jobledger.ledger.runs.calls import StepCall
 from jobledger.ledger.runs.passage import Passage
 from jobledger.ledger.runs.scopes import Branch
+from jobledger.ledger.runs.step_call import StepCall
 from jobledger.ledger.runs.steps import StepFunction
 
 
-class Chunks:
-    """The calls of one step for all items."""
-
-    def __init__(
-        self, passage: Passage, step: StepFunction[[Any], Any], items: Sequence[Any], chunk: int, limit: int
-    ) -> None:
-        """Raises: ConfigurationError for a chunk or limit below 1."""
-        for what, value in (("chunk", chunk), ("limit", limit)):
-            if type(value) is not int or value < 1:
-                raise ConfigurationError(
-                    f"{what} of run.each must be a whole number, 1 or more, got {value!r}"
-                )
-        self._passage = passage
-        self._step = step
-        self._chunks = [items[start : start + chunk] for start in range(0, len(items), chunk)]
-        self._limit = limit
-
-    async def run(self, branch: Branch, name: str) -> list[Any]:
-        """Return the results of all items, in their order."""
-        keyed = [
-            (branch.key(name or self._step.name), some) for some in self._chunks
-        ]  # before any is awaited
-        calls = [_chunk(self._passage, self._step, key, some) for key, some in keyed]
-        found = await side_by_side(self._passage, calls, self._limit)
-        return [value for values in found for value in values]
+def split(items: Sequence[Any], chunk: int, limit: int) -> list[Sequence[Any]]:
+    """Return the chunks of items. Raises: ConfigurationError for a chunk or limit below 1."""
+    for what, value in (("chunk", chunk), ("limit", limit)):
+        if type(value) is not int or value < 1:
+            raise ConfigurationError(f"{what} of run.each must be a whole number, 1 or more, got {value!r}")
+    return [items[start : start + chunk] for start in range(0, len(items), chunk)]
 
 
-def _chunk(passage: Passage, step: StepFunction[[Any], Any], key: str, items: Sequence[Any]) -> Any:
-    call = _ChunkCall(passage, step, tuple(items), {})
-    return lambda: call.run(key)
+async def call_each(
+    passage: Passage,
+    branch: Branch,
+    step: StepFunction[..., Any],
+    chunks: Sequence[Sequence[Any]],
+    *,
+    limit: int,
+    name: str,
+) -> list[Any]:
+    """Call a step for all items of these chunks, and return the results in their order."""
+    keys = [branch.key(name or step.name) for _ in chunks]  # before any is awaited
+    calls = [_ChunkCall(passage, step, tuple(some), {}) for some in chunks]
+    runs = [functools.partial(call.run, key) for call, key in zip(calls, keys, strict=True)]
+    found = await side_by_side(passage, runs, limit)
+    return [value for values in found for value in values]
 
 
 class _ChunkCall(StepCall):

@@ -247,9 +247,6 @@ class Child(Generic[R_co]):
 
         Raises: ChildFailedError for one that ended otherwise.
         """
-
-        async def body(_: Branch) -> R_co:
+        with self._passage.enter(self._asked.key):
             (end,) = await self._group.ends(self._asked)
             return cast("R_co", self._group.value(self._asked, end))
-
-        return await self._passage.perform(self._asked.key, body)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Callable, Generator
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -15,9 +16,9 @@ from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.json_text import check_text, encode_value
 from jobledger.ledger.model.runs.orders import StepKind
 from jobledger.ledger.model.runs.steps import Step
-from jobledger.ledger.runs.errors import DivergedError, RunTooLongError
+from jobledger.ledger.runs.errors import DivergedError, ForeignTaskError, RunTooLongError
 from jobledger.ledger.runs.journal import RunJournal
-from jobledger.ledger.runs.scopes import Branch, Scopes
+from jobledger.ledger.runs.scopes import Branch
 from jobledger.ledger.runs.steps import StepFunction
 from jobledger.ledger.runs.waits import HaltSignal, ParkSignal, Waits
 from jobledger.ledger.signature import TaskSignature
@@ -65,8 +66,6 @@ class Length:
         self.bytes += _EVENT_BYTES + len(bytes(value))
 
 
-T = TypeVar("T")
-
 _REASON_MAX: Final = 500  #: characters of why a signal is refused
 _PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str})
 
@@ -107,9 +106,9 @@ class Passage:
         """
         attempts = journal.job.attempts
         self.journal = journal
+        self._branches: dict[asyncio.Task[Any], Branch] = {}  # of the tasks that run them
         self.encode_input = signature.encode
         self.attempt = attempts[-1].number if attempts else 1
-        self.scopes = Scopes()
         self.waits = Waits(journal, lambda: len(self.undos))
         self.undos: list[Undo] = []  #: in the order in which they were registered
         self.diverged: DivergedError | None = None
@@ -128,15 +127,38 @@ class Passage:
         """Keys of the steps that were recorded before this attempt and that the code did not ask for, in their order."""
         return tuple(self._unvisited)
 
-    async def perform(self, name: str, body: Callable[[Branch], Awaitable[T]]) -> T:
-        """Do something that is recorded, in the branch that runs here.
+    def bind(self, task: asyncio.Task[Any], branch: Branch) -> None:
+        """Let a task run a branch."""
+        self._branches[task] = branch
 
-        Raises: ForeignTaskError, DivergedError, Parked, and what `body` raises.
+    def release(self, task: asyncio.Task[Any]) -> None:
+        """Forget a task, whose branch has ended."""
+        self._branches.pop(task, None)
+
+    def branch_here(self, name: str) -> Branch:
+        """Return the branch of the current task, for a step of that name.
+
+        Raises: ForeignTaskError in a task that is no branch, and inside of a step.
         """
-        branch = self.scopes.enter(name)
+        task = asyncio.current_task()
+        branch = None if task is None else self._branches.get(task)
+        if branch is None:
+            raise ForeignTaskError(name)
+        if branch.busy:
+            raise ForeignTaskError(name, f"inside of step {branch.busy!r}: a step makes no steps")
+        return branch
+
+    @contextlib.contextmanager
+    def enter(self, name: str) -> Generator[Branch, None, None]:
+        """Give the branch that runs here, busy with the step of that name for the length of the block.
+
+        Raises: ForeignTaskError, DivergedError, ParkSignal.
+        """
+        branch = self.branch_here(name)
+        branch.busy = name
         try:
             self._require_going_on()
-            return await body(branch)
+            yield branch
         except DivergedError as error:
             self.diverged = error  # kept, should the function catch it
             raise
@@ -249,14 +271,13 @@ class Passage:
         """Return the recorded result of a completed step as JSON text."""
         return await self.journal.get(step.result, step.result_ref)
 
-    async def value(self, branch: Branch, name: str, make: Callable[[], Any]) -> Any:
+    async def value(self, name: str, make: Callable[[], Any]) -> Any:
         """Return what `make` made when the run came here first."""
-        asked = await self.ask(branch, name, "value", name)
-        if asked.known is None:
-            await self.complete(asked, encode_value(make(), what=f"value of {name}"))
-            asked = msgspec.structs.replace(asked, known=self.journal.job.steps[asked.key])
-        assert asked.known is not None, "it was recorded now, if not before"
-        return msgspec.json.decode(await self.result_of(asked.known))
+        with self.enter(name) as branch:
+            asked = await self.ask(branch, name, "value", name)
+            if asked.known is None:
+                await self.complete(asked, encode_value(make(), what=f"value of {name}"))
+            return msgspec.json.decode(await self.result_of(self.journal.job.steps[asked.key]))
 
 
 def text_of(value: Any, *, what: str) -> bytes:

@@ -68,7 +68,7 @@ async def rehearse(
     passage = _Rehearsal(journal, workflow)
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
-    passage.scopes.bind(task, Branch())
+    passage.bind(task, Branch())
     journal.stop = passage.waits.for_operator
     error: Exception | None = None
     try:

@@ -21,13 +21,13 @@ from jobledger.ledger.options import Options
 from jobledger.ledger.outcome import Wish, check_delay
 from jobledger.ledger.runs import branches
 from jobledger.ledger.runs.again import Again, successor_id
-from jobledger.ledger.runs.calls import StepCall
-from jobledger.ledger.runs.chunks import Chunks
+from jobledger.ledger.runs.chunks import call_each, split
 from jobledger.ledger.runs.errors import DivergedError
 from jobledger.ledger.runs.groups import Child, Group, Outcome
 from jobledger.ledger.runs.passage import Passage, StepRequest, Undo
 from jobledger.ledger.runs.scopes import Branch
 from jobledger.ledger.runs.signals import Signal
+from jobledger.ledger.runs.step_call import StepCall
 from jobledger.ledger.runs.steps import StepFunction, as_step
 from jobledger.ledger.runs.tables import RunTables
 from jobledger.ledger.signature import GivenByWorker
@@ -112,9 +112,9 @@ class Run(RunTables, GivenByWorker):
         Raises: StepFailedError when its last try failed, now or earlier; StepInDoubtError; DivergedError;
             ForeignTaskError outside the run's own branches.
         """
-        function = as_step(step)
-        call = StepCall(self._passage, function, args, kwargs)
-        return await self._passage.perform(function.name, lambda branch: call.run(branch.key(function.name)))
+        function, passage = as_step(step), self._passage
+        with passage.enter(function.name) as branch:
+            return await StepCall(passage, function, args, kwargs).run(branch.key(function.name))
 
     @overload
     async def each(
@@ -150,8 +150,9 @@ class Run(RunTables, GivenByWorker):
         Raises: as `step`; ConfigurationError.
         """
         function = as_step(step)
-        calls = Chunks(self._passage, function, list(items), chunk, limit)
-        return await self._passage.perform(function.name, lambda branch: calls.run(branch, name))
+        chunks = split(list(items), chunk, limit)
+        with self._passage.enter(function.name) as branch:
+            return await call_each(self._passage, branch, function, chunks, limit=limit, name=name)
 
     # Jobs of their own.
 
@@ -182,12 +183,10 @@ class Run(RunTables, GivenByWorker):
         """
         plain, group = self._group(task, [_unpacked(task)[0].signature.named(args, kwargs)], kind="call")
 
-        async def body(branch: Branch) -> Any:
+        with self._passage.enter(plain.name) as branch:
             asked = await group.begin(branch)
             (end,) = await group.ends(asked)
-            return group.value(asked, end)
-
-        return cast("Result", await self._passage.perform(plain.name, body))
+            return cast("Result", group.value(asked, end))
 
     async def start(
         self,
@@ -202,10 +201,8 @@ class Run(RunTables, GivenByWorker):
         """
         plain, group = self._group(task, [_unpacked(task)[0].signature.named(args, kwargs)], kind="call")
 
-        async def body(branch: Branch) -> Child[Any]:
+        with self._passage.enter(plain.name) as branch:
             return Child(self._passage, group, await group.begin(branch))
-
-        return await self._passage.perform(plain.name, body)
 
     async def map(
         self,
@@ -225,11 +222,9 @@ class Run(RunTables, GivenByWorker):
         """
         plain, group = self._group_of(task, items, limit=limit)
 
-        async def body(branch: Branch) -> list[Any]:
+        with self._passage.enter(name or plain.name) as branch:
             asked = await group.begin(branch, name)
             return [group.value(asked, end) for end in await group.ends(asked)]
-
-        return cast("list[Result]", await self._passage.perform(name or plain.name, body))
 
     async def map_settled(
         self,
@@ -247,11 +242,9 @@ class Run(RunTables, GivenByWorker):
         ends = self._on_dead_letter or "fail"
         plain, group = self._group_of(task, items, limit=limit, on_failure="collect", on_dead_letter=ends)
 
-        async def body(branch: Branch) -> list[Outcome[Any]]:
+        with self._passage.enter(name or plain.name) as branch:
             asked = await group.begin(branch, name)
             return [group.outcome(asked, item, end) for item, end in enumerate(await group.ends(asked))]
-
-        return await self._passage.perform(name or plain.name, body)
 
     def _group_of(self, task: Any, items: Iterable[Any], **more: Any) -> tuple[Task[Any, Any], Group]:
         signature = _unpacked(task)[0].signature
@@ -301,10 +294,8 @@ class Run(RunTables, GivenByWorker):
             raise InvalidInputError(f"limit must be a whole number, 0 (no limit) or more, got {limit!r}")
         _check_functions("gather", functions)
 
-        async def body(branch: Branch) -> tuple[Any, ...]:
+        with self._passage.enter("gather") as branch:
             return tuple(await branches.gather(self._passage, branch, functions, limit))
-
-        return await self._passage.perform("gather", body)
 
     async def race(self, *functions: Callable[[], Awaitable[T]]) -> T:
         """Run functions without arguments side by side until the first one ends; return or raise what it does.
@@ -313,10 +304,8 @@ class Run(RunTables, GivenByWorker):
         """
         _check_functions("race", functions)
 
-        async def body(branch: Branch) -> T:
+        with self._passage.enter("race") as branch:
             return cast("T", await branches.race(self._passage, branch, functions))
-
-        return await self._passage.perform("race", body)
 
     # Waits. A run whose every branch waits holds no slot.
 
@@ -338,7 +327,7 @@ class Run(RunTables, GivenByWorker):
     async def _sleep(self, until: Callable[[datetime], datetime]) -> None:
         passage = self._passage
 
-        async def body(branch: Branch) -> None:
+        with passage.enter("sleep") as branch:
             asked = await passage.ask(branch, "sleep", "sleep", "sleep")
             if asked.known is not None and asked.known.has_ended:
                 return
@@ -346,8 +335,6 @@ class Run(RunTables, GivenByWorker):
                 await passage.start(asked, until=until(passage.journal.now()))
             await passage.waits.until_over(asked.key)
             await passage.complete(asked, b"null")
-
-        await passage.perform("sleep", body)
 
     async def wait(self, signal: Signal[T], /, *, timeout_s: float | None = None) -> T:
         """Wait for a signal and return what it says. One that came before is taken at once, the oldest first.
@@ -358,7 +345,8 @@ class Run(RunTables, GivenByWorker):
         """
         if timeout_s is not None:
             check_delay("timeout_s", timeout_s)
-        return await self._passage.perform(signal.name, lambda branch: self._wait(branch, signal, timeout_s))
+        with self._passage.enter(signal.name) as branch:
+            return await self._wait(branch, signal, timeout_s)
 
     async def _wait(self, branch: Branch, signal: Signal[T], timeout_s: float | None) -> T:
         passage, journal = self._passage, self._passage.journal
@@ -410,22 +398,15 @@ class Run(RunTables, GivenByWorker):
 
     async def now(self) -> datetime:
         """Return the time at which the run first came here, UTC."""
-        passage = self._passage
-        text = await passage.perform("now", lambda branch: passage.value(branch, "now", passage.journal.now))
-        return msgspec.convert(text, datetime)
+        return msgspec.convert(await self._passage.value("now", self._passage.journal.now), datetime)
 
     async def uuid(self) -> UUID:
         """Return a random UUID, the same one in every attempt."""
-        passage = self._passage
-        return UUID(await passage.perform("uuid", lambda branch: passage.value(branch, "uuid", uuid.uuid4)))
+        return UUID(await self._passage.value("uuid", uuid.uuid4))
 
     async def random(self) -> float:
         """Return a random number from 0 to 1, the same one in every attempt."""
-        passage = self._passage
-        chance = passage.journal.chance
-        return float(
-            await passage.perform("random", lambda branch: passage.value(branch, "random", chance.random))
-        )
+        return float(await self._passage.value("random", self._passage.journal.chance.random))
 
     async def patched(self, name: str) -> bool:
         """Return whether this run takes the new code of the change of that name.
@@ -435,16 +416,13 @@ class Run(RunTables, GivenByWorker):
         """
         check_token("name of a change", name)
         passage = self._passage
-
-        async def body(branch: Branch) -> bool:
+        with passage.enter(name) as branch:
             is_new = not passage.has_unvisited(branch)
             asked = await passage.ask(branch, name, "patch", name)
             if asked.known is None:
                 await passage.complete(asked, b"true" if is_new else b"false")
                 return is_new
             return await passage.result_of(asked.known) == b"true"
-
-        return await passage.perform(name, body)
 
     # Going on.
 
@@ -476,9 +454,8 @@ class Run(RunTables, GivenByWorker):
         """
         passage = self._passage
         undo = as_step(step)
-        branch = passage.scopes.enter(undo.name)
-        branch.busy = ""
-        passage.undos.append(Undo(branch.undo_key(undo.name), undo, args, dict(kwargs)))
+        key = passage.branch_here(undo.name).undo_key(undo.name)
+        passage.undos.append(Undo(key, undo, args, dict(kwargs)))
 
 
 def _check_functions(verb: str, functions: Sequence[Any]) -> None:

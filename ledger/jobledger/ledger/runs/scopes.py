@@ -1,14 +1,12 @@
-"""Where in a run its code is: branches, and the keys that steps have in them. Pure but for asking which task runs."""
+"""Where in a run its code is: branches, and the keys that steps have in them. Pure."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
 from jobledger.ledger.model.errors import InvalidInputError
-from jobledger.ledger.runs.errors import ForeignTaskError
 
 #: A key is part of every event of its step; deeper nesting than this would make each of them large.
 _KEY_MAX: Final = 256
@@ -59,32 +57,3 @@ class Branch:
         self._branches[name] += 1
         count = self._branches[name]
         return Branch(f"{self.prefix}{name}/" if count == 1 else f"{self.prefix}{name}#{count}/")
-
-
-class Scopes:
-    """Which asyncio task is which branch of one run."""
-
-    def __init__(self) -> None:
-        self._branches: dict[asyncio.Task[Any], Branch] = {}
-
-    def enter(self, name: str) -> Branch:
-        """Return the branch of the current task, now busy with the step of that name.
-
-        Raises: ForeignTaskError in a task that is no branch, and inside of a step.
-        """
-        task = asyncio.current_task()
-        branch = None if task is None else self._branches.get(task)
-        if branch is None:
-            raise ForeignTaskError(name)
-        if branch.busy:
-            raise ForeignTaskError(name, f"inside of step {branch.busy!r}: a step makes no steps")
-        branch.busy = name
-        return branch
-
-    def bind(self, task: asyncio.Task[Any], branch: Branch) -> None:
-        """Let a task run a branch."""
-        self._branches[task] = branch
-
-    def release(self, task: asyncio.Task[Any]) -> None:
-        """Forget a task, whose branch has ended."""
-        self._branches.pop(task, None)

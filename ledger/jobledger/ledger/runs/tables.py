@@ -10,8 +10,8 @@ import anyio.to_thread
 
 from jobledger.ledger.model.errors import InvalidInputError
 from jobledger.ledger.model.subjects import check_token
-from jobledger.ledger.runs.calls import StepCall
-from jobledger.ledger.runs.passage import Passage, StepRequest
+from jobledger.ledger.runs.passage import Passage
+from jobledger.ledger.runs.step_call import StepCall
 from jobledger.ledger.runs.steps import StepFunction, StepRules, digest_of
 from jobledger.ledger.tables.parquet import RowLike, read_rows
 from jobledger.ledger.tables.record import TableRecord, read_record
@@ -51,7 +51,8 @@ class RunTables:
             return await work.write(name, batches, row)
 
         call = _TableCall(self._passage, name, make, target="write")
-        return await self._passage.perform(name, lambda branch: call.run(branch.key(name)))
+        with self._passage.enter(name) as branch:
+            return await call.run(branch.key(name))
 
     async def sql(
         self, query: str, /, *, into: str, timeout_s: float | None = None, **tables: Table
@@ -80,7 +81,8 @@ class RunTables:
         call = _TableCall(
             passage, into, make, target="sql", digest=digest, prepare=prepare, timeout_s=timeout_s
         )
-        return await passage.perform(into, lambda branch: call.run(branch.key(into)))
+        with passage.enter(into) as branch:
+            return await call.run(branch.key(into))
 
     async def fetch(self, table: Table, row: type[T], /, *, limit: int = ROWS_MAX) -> list[T]:
         """Return the rows of a table as values of a type. No step: each attempt that comes here needs the file.
@@ -151,10 +153,9 @@ class _TableCall(StepCall):
     def _read(self, text: bytes) -> Table:
         return Table(read_record(text), self._key, self._passage.journal.tables)
 
-    async def _try(self, asked: StepRequest, tries: int) -> Any:
+    async def _get_ready(self) -> None:
         if self._prepare is not None:
-            await self._prepare()  # an error here does not fail this step
-        return await super()._try(asked, tries)
+            await self._prepare()
 
     async def _do(self) -> TableRecord:
         return await self._make()

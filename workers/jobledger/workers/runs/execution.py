@@ -22,7 +22,6 @@ from jobledger.ledger.model.events import DeadReason, ErrorInfo, ErrorKind
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.runs.again import Again
-from jobledger.ledger.runs.calls import StepCall
 from jobledger.ledger.runs.ends import RunEnd, sentence_of
 from jobledger.ledger.runs.errors import (
     ChildFailedError,
@@ -35,6 +34,7 @@ from jobledger.ledger.runs.errors import (
 from jobledger.ledger.runs.passage import Passage, Undo
 from jobledger.ledger.runs.run import Run
 from jobledger.ledger.runs.scopes import UNDO, Branch
+from jobledger.ledger.runs.step_call import StepCall
 from jobledger.ledger.runs.waits import HaltSignal, ParkSignal
 from jobledger.ledger.runs.workflow import WorkflowFunction
 from jobledger.ledger.tables.errors import TableExpiredError
@@ -133,7 +133,7 @@ class _Play:
         return await self._call_back(outcome)
 
     async def _play(self, passage: Passage, arguments: dict[str, Any]) -> Outcome:
-        passage.scopes.bind(self._attempt.own_task, Branch())
+        passage.bind(self._attempt.own_task, Branch())
         parameter = self._task.signature.context_parameter
         assert parameter is not None, "a workflow takes a Run"
         play = functools.partial(self._task.function, **arguments, **{parameter: Run(passage)})
@@ -261,15 +261,16 @@ class _Play:
             await self._record_why(outcome.error)
         failed: list[StepFailedError] = []
 
-        async def body(_: Branch) -> None:
-            for undo in reversed(self._passage.undos):
-                try:
-                    await self._take_back(undo)
-                except StepFailedError as error:
-                    failed.append(error)
+        async def undo_all() -> None:
+            with self._passage.enter("undo"):
+                for undo in reversed(self._passage.undos):
+                    try:
+                        await self._take_back(undo)
+                    except StepFailedError as error:
+                        failed.append(error)
 
         with contextlib.suppress(ParkSignal):  # it parked until an undo's next try: see `recorded` below
-            await self._closed(lambda: self._passage.perform("undo", body))
+            await self._closed(undo_all)
         if control.recorded is not None:
             return control.recorded
         if failed:

@@ -44,8 +44,8 @@ from jobledger.ledger.model.runs.steps import admissible
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.options import Options
 from jobledger.ledger.reruns.groups import CopiedGroup, find_groups
-from jobledger.ledger.runs.calls import FailedElsewhereError
 from jobledger.ledger.runs.members import MemberEnd
+from jobledger.ledger.runs.step_call import FailedElsewhereError
 from jobledger.ledger.runs.steps import StepFunction
 from jobledger.ledger.tables.table import TableWork
 from jobledger.ledger.tasks import Task
@@ -70,6 +70,8 @@ _BYTES_MAX: Final = 1 << 20
 
 T = TypeVar("T")
 
+#: What keeps something from being stored or read, and is no failure of the run's code.
+_TROUBLES: Final = (LedgerFullError, UnreachableError, WrongSequenceError)
 #: Pause before a chain is read again because a known event was not in it.
 _LAG_S: Final = 0.02
 #: What is called where a run asks for a step: the step itself in a worker, perhaps a stand-in in a test.
@@ -223,15 +225,18 @@ class AttemptJournal:
 
     async def _store(self, what: str, store: Callable[[], Awaitable[T]]) -> T:
         """Store or read something, again while the server is away or full. Raises: as `retry_store`."""
-        with self._troubled():
+        try:
             return await retry_store(what, store, outage=self._ledger.outage)
+        except _TROUBLES as error:
+            self.trouble = error
+            raise
 
     @contextlib.contextmanager
     def _troubled(self) -> Generator[None, None, None]:
         """Remember an error that stops the attempt and is no failure of the run's code."""
         try:
             yield
-        except (LedgerFullError, UnreachableError, WrongSequenceError) as error:
+        except _TROUBLES as error:
             self.trouble = error
             raise
 
@@ -380,7 +385,7 @@ _OWN_MODULES = frozenset(
     {
         __name__,
         "asyncio.timeouts",
-        "jobledger.ledger.runs.calls",
+        "jobledger.ledger.runs.step_call",
     }
 )
 

@@ -1,4 +1,9 @@
-"""Calling the functions of steps: tries, timeouts, steps that may run only once. Each end is recorded before it counts."""
+"""What happens to one step, from the call in a workflow's code to the recorded end: read `StepCall.run` from the top.
+
+`Run.step` begins it. What is recorded comes from the passage, which keeps what the code asks for in order; the function
+is called and events are stored behind `RunJournal`, in a worker by `workers/runs/journal.py`. Nothing here survives
+the worker: if it dies, the next attempt calls the workflow's function again, and each step continues from what is recorded.
+"""
 
 from __future__ import annotations
 
@@ -38,24 +43,41 @@ class StepCall:
     async def run(self, key: str) -> Any:
         """Return what the function returned, read back as its annotation says: the same in every attempt.
 
-        Raises: StepFailedError, StepInDoubtError, DivergedError, Parked.
+        Raises: StepFailedError, StepInDoubtError, DivergedError, ParkSignal, HaltSignal.
         """
         step, passage = self._step, self._passage
+        # Is it recorded? Code that asks for something else than is recorded, or is to stop here, gets no further.
         asked = await passage.ask_for(key, self._kind, step.target, self._digest())
         known, tries = asked.known, 0
         if known is not None and known.has_ended:
             return await self._recorded(known)
-        if known is not None and known.state == "retrying":
+        if known is None:
+            if step.rules.once:  # the beginning is recorded first: without an end it is known as in doubt
+                await passage.start(asked)
+        elif known.state == "retrying":
             tries = known.tries
             if known.retry_at is not None:
                 await passage.waits.until_over(key)
-        elif known is not None:
+        else:  # an attempt before this one began it, and did not record its end
             found = await self._in_doubt(asked, known)
             if found is not NOT_DONE:
                 return await self._end(asked, found, 1, 0.0)
-        elif step.rules.once:
-            await passage.start(asked)
-        return await self._try(asked, tries)
+        await self._get_ready()
+        while True:
+            tries += 1
+            began = time.perf_counter()
+            try:
+                value = await self._call()
+            except BaseException as error:  # whatever the function raises is its try's failure
+                if _ends_attempt(error):
+                    raise  # nothing is recorded: the next attempt calls it again
+                await self._fail(asked, error, tries)
+            else:
+                return await self._end(asked, value, tries, (time.perf_counter() - began) * 1_000)
+            # In memory where the wait is short or another branch works; else the run parks, which ends the attempt.
+            await passage.waits.until_over(key)
+
+    # What differs where a step is called for several items, or makes a table.
 
     def _digest(self) -> str:
         return self._step.digest(self._args, self._kwargs)
@@ -66,7 +88,13 @@ class StepCall:
     async def _do(self) -> Any:
         return await self._passage.journal.call(self._step, self._args, self._kwargs)
 
+    async def _get_ready(self) -> None:
+        """Do what the call needs; an error here does not fail the step."""
+
+    # The parts of the course.
+
     async def _recorded(self, known: Step) -> Any:
+        """Return the recorded result, or raise the recorded failure."""
         if known.state == "failed":
             assert known.error is not None, "a step that failed says why"
             raise StepFailedError(known.key, known.error, known.tries)
@@ -89,26 +117,6 @@ class StepCall:
         looks = StepFunction[..., Any](on_doubt, self._step.name)
         return await self._passage.journal.call(looks, self._args, self._kwargs)
 
-    async def _try(self, asked: StepRequest, tries: int) -> Any:
-        """Call the function until it returns or has failed for good."""
-        passage = self._passage
-        while True:
-            tries += 1
-            began = time.perf_counter()
-            try:
-                value = await self._call()
-            except BaseException as error:  # whatever the function raises is its try's failure
-                if _ends_attempt(error):
-                    raise
-                retry_at = self._retry_at(error, tries)
-                info = _told(error) or passage.journal.describe(error)
-                await passage.fail(asked, info, tries=tries, retry_at=retry_at)
-                if retry_at is None:
-                    raise StepFailedError(asked.key, info, tries) from error
-            else:
-                return await self._end(asked, value, tries, (time.perf_counter() - began) * 1_000)
-            await passage.waits.until_over(asked.key)
-
     async def _call(self) -> Any:
         """Call the function within its limit, once a place of the run is free. Raises: what it does, _TimedOutError."""
         limit_s = self._step.rules.timeout_s
@@ -123,6 +131,14 @@ class StepCall:
                 if not limit.expired():
                     raise
                 raise _TimedOutError(f"it was stopped after its timeout of {limit_s:g} s") from error
+
+    async def _fail(self, asked: StepRequest, error: BaseException, tries: int) -> None:
+        """Record a try that failed, and when the next one is. Raises: StepFailedError after the last one."""
+        retry_at = self._retry_at(error, tries)
+        info = _told(error) or self._passage.journal.describe(error)
+        await self._passage.fail(asked, info, tries=tries, retry_at=retry_at)
+        if retry_at is None:
+            raise StepFailedError(asked.key, info, tries) from error
 
     def _retry_at(self, error: BaseException, tries: int) -> datetime | None:
         """Return when to try again, None for an error that is the last one."""
