@@ -16,9 +16,8 @@ from jobledger.admin.grants_again import compare_grants
 from jobledger.audit.verify import verify
 from jobledger.ledger import JobHandle, JobState, Ledger, Limit, task
 from jobledger.workers.reactors import hosts
-from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.reactor import FlowReactor
-from jobledger.workers.reactors.flow.session import Session
+from jobledger.workers.reactors.flow.turn import FlowOptions, Turn
 
 
 @task(
@@ -121,7 +120,7 @@ async def _run_some(ledger: Ledger, other: Ledger) -> None:
             await ended(await enqueue(ledger, mixed, "global", given={"n": n}))
 
 
-def _leads_always(_session: Session) -> bool:
+def _leads_always(_turn: Turn) -> bool:
     return True
 
 
@@ -132,7 +131,7 @@ async def test_grants_of_workers_that_raced_come_out_the_same_also_behind_an_arc
     options = FlowOptions(snapshot_events=60, polite_s=0.0)
     monkeypatch.setattr(hosts, "FlowReactor", functools.partial(FlowReactor, options=options))
     # Whoever knows of something to grant grants it, however lately it heard of the other's grants.
-    monkeypatch.setattr(Session, "_leads", _leads_always)
+    monkeypatch.setattr(Turn, "_leads", _leads_always)
     async with (
         connected() as ledger,
         connected(inline_bytes_max=1) as one,

@@ -26,8 +26,8 @@ from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.limits.flow import GrantedJob
 from jobledger.workers.reactors import hosts
 from jobledger.workers.reactors.flow.admission import Admitter
-from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.reactor import FlowReactor
+from jobledger.workers.reactors.flow.turn import FlowOptions
 from jobledger.workers.reactors.flow.unclaimed import UnclaimedSlots
 
 pytestmark = pytest.mark.anyio

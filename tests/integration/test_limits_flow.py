@@ -20,11 +20,10 @@ from jobledger.ledger.model.limits.flow import GrantedJob
 from jobledger.workers import Worker
 from jobledger.workers.reactors import hosts
 from jobledger.workers.reactors.flow.admission import Admitter
-from jobledger.workers.reactors.flow.options import FlowOptions
-from jobledger.workers.reactors.flow.place import Chain
+from jobledger.workers.reactors.flow.chain import Chain
 from jobledger.workers.reactors.flow.reactor import FlowReactor
 from jobledger.workers.reactors.flow.seats import Seats
-from jobledger.workers.reactors.flow.session import Session
+from jobledger.workers.reactors.flow.turn import FlowOptions, Turn
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -297,13 +296,13 @@ async def test_a_reactor_whose_clock_is_wrong_looks_at_rates_four_times_a_second
     ledger: Ledger, connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rates stand still for it, so the moment to which it would sleep goes by, and it must not look all the time."""
-    grant, slept = Session._grant, list[float]()
+    grant, slept = Turn._grant, list[float]()
 
-    async def grant_and_note(self: Session) -> float:
+    async def grant_and_note(self: Turn) -> float:
         slept.append(await grant(self))
         return slept[-1]
 
-    monkeypatch.setattr(Session, "_grant", grant_and_note)
+    monkeypatch.setattr(Turn, "_grant", grant_and_note)
     monkeypatch.setattr(Seats, "is_clock_wrong", True)
     await define(ledger, "api", slots=5, rate=50.0)
     jobs = [await enqueue(ledger, work, "api") for _ in range(2)]

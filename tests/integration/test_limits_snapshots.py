@@ -23,11 +23,11 @@ from jobledger.ledger.model.limits.flow import FLOW, Snapshotted
 from jobledger.ledger.nats.payloads import Stores
 from jobledger.workers.reactors import hosts
 from jobledger.workers.reactors.flow import source
-from jobledger.workers.reactors.flow.options import FlowOptions
-from jobledger.workers.reactors.flow.place import Chain
+from jobledger.workers.reactors.flow.chain import Chain
 from jobledger.workers.reactors.flow.reactor import FlowReactor
 from jobledger.workers.reactors.flow.source import read
 from jobledger.workers.reactors.flow.start import begin, snapshot, tidy
+from jobledger.workers.reactors.flow.turn import FlowOptions
 from jobledger.workers.reactors.flow.view import present
 
 pytestmark = pytest.mark.anyio

@@ -25,8 +25,8 @@ from jobledger.ledger.model.limits.flow import FLOW, Granted
 from jobledger.ledger.model.limits.holders import Holders, JobKey
 from jobledger.ledger.model.log import Log, end_of_chain
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.workers.reactors.flow.chain import Chain
 from jobledger.workers.reactors.flow.fold import GrantFold
-from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.start import begin, snapshot
 
 
@@ -111,9 +111,7 @@ async def times_granted(ledger: Ledger) -> Counter[str]:
 async def begun(ledger: Ledger) -> tuple[Chain, GrantFold]:
     """Return what a reactor knows that begins now."""
     chain = Chain(ledger)
-    folding = GrantFold(
-        chain, on_held=lambda _held: None, on_left=lambda _q, _j: None, on_granted=lambda _e, _s: None
-    )
+    folding = GrantFold(chain)
     await begin(ledger, chain, folding)
     return chain, folding
 

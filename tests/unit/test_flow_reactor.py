@@ -250,12 +250,7 @@ def test_a_granter_that_begins_with_a_snapshot_grants_as_the_one_that_made_it() 
 
 def test_a_job_that_left_while_it_waited_for_a_retry_is_forgotten() -> None:
     """One of the same id is then new, and no chain is read to know whether it has started."""
-
-    def nobody(*_: object) -> None: ...
-
-    folding = GrantFold(
-        cast("Any", None), on_held=nobody, on_left=nobody, on_granted=nobody
-    )  # no grant is read
+    folding = GrantFold(cast("Any", None))  # no grant is read
     left = Cancelled(job="j1", queue="q", task="t", at=NOW, by="x")
     again = [held(number, "api", cause="retried") for number in (1, 2)]
     events: list[JobEvent] = [*again, left, held(1, "api")]

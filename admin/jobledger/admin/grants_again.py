@@ -150,17 +150,12 @@ async def decided_again(ledger: Ledger, head: Head, turn: Turn) -> GrantComparis
 
 async def _decided_again(ledger: Ledger, head: Head, turn: Turn) -> GrantComparison:
     """As `decided_again`. Raises: PayloadMissingError for a state that is gone."""
+    from jobledger.workers.reactors.flow.chain import Chain  # noqa: PLC0415
     from jobledger.workers.reactors.flow.fold import GrantFold  # noqa: PLC0415
-    from jobledger.workers.reactors.flow.place import Chain  # noqa: PLC0415
     from jobledger.workers.reactors.flow.source import read  # noqa: PLC0415
     from jobledger.workers.reactors.flow.start import fold_up_to  # noqa: PLC0415 - loaded for this alone
 
-    folding = GrantFold(
-        Chain(ledger),
-        on_held=lambda _held: None,
-        on_left=lambda _queue, _job: None,
-        on_granted=lambda _event, _at: None,
-    )
+    folding = GrantFold(Chain(ledger))
     with contextlib.closing(folding):
         snapshot = await _snapshot(ledger, turn.snapshot) if turn.snapshot else None
         begun = turn.author.began

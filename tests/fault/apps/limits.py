@@ -15,7 +15,7 @@ from jobledger.ledger import Context, task
 from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.limits.flow import FlowEvent, Granted, GrantedJob
 from jobledger.workers.reactors.flow.admission import Admitter
-from jobledger.workers.reactors.flow.place import Chain
+from jobledger.workers.reactors.flow.chain import Chain
 
 _CRASH = float(os.environ.get("LIMITS_CRASH", "0"))
 _STALL = float(os.environ.get("LIMITS_STALL", "0"))

@@ -10,7 +10,7 @@ from typing import Any, Final
 from jobledger.audit.errors import ScratchSpaceError
 from jobledger.audit.verify.store import scratch, translated
 from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
-from jobledger.ledger.model.events import PRIORITIES, Carried, Held, JobEvent
+from jobledger.ledger.model.events import PRIORITIES, Carried, Held
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.limits.definition import LIMIT, Terms
 from jobledger.ledger.model.limits.flow import FLOW, Granted
@@ -19,7 +19,7 @@ from jobledger.ledger.model.limits.holders import JobKey
 from jobledger.ledger.model.limits.lines import SpilledJob
 from jobledger.ledger.model.queue_pause import QUEUE, QueueState
 from jobledger.ledger.model.subjects import aggregate_of
-from jobledger.workers.reactors.flow.place import Chain
+from jobledger.workers.reactors.flow.chain import Chain
 from jobledger.workers.reactors.flow.seats import Fleet
 
 # Jobs that wait and do not fit in memory: a temporary SQLite table, in the order in which they were held.
@@ -152,21 +152,14 @@ _READY: Final = 2
 
 
 class GrantFold:
-    """Folds what is read into a `Granter`, and tells who else has to know."""
+    """Folds what is read into a `Granter`."""
 
     def __init__(
-        self,
-        chain: Chain,
-        *,
-        on_held: Callable[[StoredEvent], None],
-        on_left: Callable[[str, str], None],
-        on_granted: Callable[[Granted, int], None],
+        self, chain: Chain, *, on_folded: Callable[[Message, Granted | None], None] | None = None
     ) -> None:
-        """`on_held`: a job waits. `on_left`: one gave back slots, or waits no more. `on_granted`: another granted."""
+        """`on_folded` hears of each event of a job, and of each `granted` of another reactor, which it is given."""
         self._chain = chain
-        self._on_held = on_held
-        self._on_left = on_left
-        self._on_granted = on_granted
+        self._on_folded = on_folded
         self._spill = DiskSpill()
         self.granter = Granter(self._spill)
         self.position = 0  #: stream sequence of the last event that was read
@@ -197,6 +190,8 @@ class GrantFold:
         self.folded += 1
         if isinstance(message, StoredEvent):
             self._fold_job(message)
+            if self._on_folded is not None:
+                self._on_folded(message, None)
             return
         kind = aggregate_of(message.subject)
         if isinstance(message, Unreadable):
@@ -206,7 +201,8 @@ class GrantFold:
             event = self._chain.heard(message)
             if isinstance(event, Granted):
                 self.granter.granted(event, sequence)
-                self._on_granted(event, sequence)
+                if self._on_folded is not None:
+                    self._on_folded(message, event)
         elif kind == LIMIT.name:
             self.granter.limit(LIMIT.decode(message), sequence)
         elif kind == QUEUE.name:
@@ -230,26 +226,16 @@ class GrantFold:
 
     def _fold_job(self, stored: StoredEvent) -> None:
         event = stored.event
-        if isinstance(event, Held):
-            is_new = event.cause == "new"
-            if not is_new:
-                self._left(event)
-            self.granter.job(event, stored.stream_sequence)
-            if event.limits:
-                self._note(event.queue, event.job, event.limits, is_new=is_new)
-                self._on_held(stored)
-        elif isinstance(event, Carried):
-            self.granter.job(event, stored.stream_sequence)
+        self.granter.job(event, stored.stream_sequence)
+        if isinstance(event, Carried):
             if event.job_state.state == "held":
                 self._note(event.queue, event.job, event.job_state.order.limits, is_new=False)
-        else:
-            self._left(event)
-            self.granter.job(event, stored.stream_sequence)
-
-    def _left(self, event: JobEvent) -> None:
-        """Forget what was known of a job that waited or held slots."""
-        self._ran.discard((event.queue, event.job))
-        self._on_left(event.queue, event.job)
+            return
+        is_new = isinstance(event, Held) and event.cause == "new"
+        if not is_new:
+            self._ran.discard((event.queue, event.job))  # it does not wait any more, or waits again
+        if isinstance(event, Held) and event.limits:
+            self._note(event.queue, event.job, event.limits, is_new=is_new)
 
     def _note(self, queue: str, job: str, limits: tuple[str, ...], *, is_new: bool) -> None:
         """Take note of the queue of a job that waits, and of whether it may have run before."""

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import msgspec
 
 from jobledger.ledger.client import Ledger
-from jobledger.workers.reactors.flow.options import FlowOptions
 from jobledger.workers.reactors.flow.seats import Seats
-from jobledger.workers.reactors.flow.session import Session
+from jobledger.workers.reactors.flow.turn import FlowOptions, Turn
 from jobledger.workers.services import end, outlive
 
 
@@ -36,27 +35,27 @@ class FlowReactor:
         self._options = options or FlowOptions()
         self._seats = Seats(ledger, identity)
         #: The counts of earlier turns, and the present turn; set as one, since another thread reads them.
-        self._turns: tuple[FlowCounts, Session | None] = (FlowCounts(), None)
+        self._turns: tuple[FlowCounts, Turn | None] = (FlowCounts(), None)
 
     @property
-    def session(self) -> Session | None:
+    def turn(self) -> Turn | None:
         """The present turn, while this worker hosts it."""
         return self._turns[1]
 
     def counts(self) -> FlowCounts:
         """Return the figures of this moment; from any thread."""
-        before, session = self._turns
-        if session is None:
+        before, turn = self._turns
+        if turn is None:
             return before
-        granted, refused = before.granted + session.granted, before.refused + session.refused
-        return FlowCounts(hosts=True, granted=granted, refused=refused, behind=session.behind)
+        granted, refused = before.granted + turn.granted, before.refused + turn.refused
+        return FlowCounts(hosts=True, granted=granted, refused=refused, behind=turn.behind)
 
     @property
     def is_quiet(self) -> bool:
         """Whether no job waits for a free slot, as far as is known; True where other workers host the reactor."""
         if self._seats.identity not in self._seats.fleet.candidates:
             return False  # it did not look yet
-        return not self._seats.is_host or (self.session is not None and self.session.is_quiet)
+        return not self._seats.is_host or (self.turn is not None and self.turn.is_quiet)
 
     async def run(self) -> None:
         """Host it whenever it is this worker's turn, until cancelled.
@@ -70,10 +69,10 @@ class FlowReactor:
                 while not self._seats.is_host:
                     self._seats.changed.clear()
                     await self._seats.changed.wait()
-                session = Session(self._ledger, self._seats, self._options)
-                self._turns = (self._turns[0], session)
+                turn = Turn(self._ledger, self._seats, self._options)
+                self._turns = (self._turns[0], turn)
                 try:
-                    await session.run()
+                    await turn.run()
                 finally:
                     done = self.counts()
                     self._turns = (FlowCounts(granted=done.granted, refused=done.refused), None)

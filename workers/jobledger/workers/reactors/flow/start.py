@@ -18,8 +18,8 @@ from jobledger.ledger.model.limits.definition import LIMIT
 from jobledger.ledger.model.limits.flow import MAIN, Snapshotted
 from jobledger.ledger.model.queue_pause import QUEUE
 from jobledger.ledger.model.subjects import JobRef
+from jobledger.workers.reactors.flow.chain import Chain
 from jobledger.workers.reactors.flow.fold import GrantFold
-from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.snapshots import (
     FlowState,
     WaitingState,

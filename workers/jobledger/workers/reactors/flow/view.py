@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.limits.grants import Granter
+from jobledger.workers.reactors.flow.chain import Chain
 from jobledger.workers.reactors.flow.fold import GrantFold
-from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.seats import fleet_of
 from jobledger.workers.reactors.flow.start import begin
 
@@ -22,12 +22,7 @@ async def present(ledger: Ledger) -> AsyncGenerator[Granter, None]:
     Raises: CorruptLedgerError, PayloadMissingError, ScratchSpaceError, UnreachableError.
     """
     chain = Chain(ledger)
-    folding = GrantFold(
-        chain,
-        on_held=lambda _held: None,
-        on_left=lambda _queue, _job: None,
-        on_granted=lambda _event, _at: None,
-    )
+    folding = GrantFold(chain)
     try:
         await begin(ledger, chain, folding)
         folding.see(fleet_of(await ledger.leases.all()), ledger.clock.now())

@@ -1,4 +1,13 @@
-"""One turn of a worker at the reactor of the limits: from the newest snapshot on, until another worker's turn comes."""
+"""What happens to jobs with limits while a worker hosts their reactor: read `Turn.run` and `Turn._round` from the top.
+
+A turn begins at the newest snapshot (`start`). Then it folds the events that came (`fold`), decides who gets slots
+(`Granter.decide`, in the model), appends `granted` on condition that no other reactor did (`chain`), and has each granted
+job queued (`admission`). A granted job that nobody queued, or no worker claims, is found by `unclaimed`; what a limit's
+mode cancels is cancelled by `cancels`. A snapshot spares the next turn the events before it (`snapshots`).
+
+There is no election: the reactor whose `granted` was accepted last leads. The other follows, and grants where it was
+possible for a second and nobody did; so it takes over from one that died, froze or is cut off.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +18,10 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
+import msgspec
+
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.model.codec import Message
+from jobledger.ledger.model.codec import Message, StoredEvent
 from jobledger.ledger.model.errors import (
     LedgerError,
     LedgerFullError,
@@ -19,22 +30,26 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
     WrongSequenceError,
 )
+from jobledger.ledger.model.events import Carried, Held
 from jobledger.ledger.model.limits.flow import MAIN, Granted, GrantedJob
 from jobledger.ledger.model.limits.grants import POLICY, Decision
 from jobledger.ledger.model.limits.holders import JobKey
 from jobledger.workers.reactors.flow.admission import Admitter
 from jobledger.workers.reactors.flow.cancels import Canceller
+from jobledger.workers.reactors.flow.chain import Chain
 from jobledger.workers.reactors.flow.fold import GrantFold
-from jobledger.workers.reactors.flow.options import FlowOptions
-from jobledger.workers.reactors.flow.place import Chain
 from jobledger.workers.reactors.flow.seats import Seats
 from jobledger.workers.reactors.flow.source import read
 from jobledger.workers.reactors.flow.start import begin, snapshot, tidy
 from jobledger.workers.reactors.flow.unclaimed import Slot, UnclaimedSlots
 from jobledger.workers.services import end
 
-logger = logging.getLogger("jobledger.workers.reactors.flow.session")
+logger = logging.getLogger("jobledger.workers.reactors.flow.turn")
 
+_CLAIM_WITHIN_S: Final = 60.0
+_SNAPSHOT_EVENTS: Final = 20_000
+_SNAPSHOT_S: Final = 3600.0
+_POLITE_S: Final = 1.0
 #: How often holders are looked at, and a follower looks whether something is left undone.
 _TICK_S: Final = 0.25
 #: What was read and not folded yet, at the most; then reading waits.
@@ -48,12 +63,19 @@ _FULL_PAUSE_S: Final = 1.0
 _ASK_AGAIN_S: Final = 0.02
 
 
-class Session:
-    """Reads who waits and who holds slots, and grants: at once where it granted last, else only where nobody does.
+class FlowOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Times and sizes; the defaults are what production has."""
 
-    There is no election: the reactor whose `granted` was accepted last leads. The other follows, and grants where it
-    was possible for a second and nobody did; so it takes over from one that died, froze or is cut off.
-    """
+    claim_within_s: float = (
+        _CLAIM_WITHIN_S  #: how long a job keeps its slots without being claimed by a worker
+    )
+    polite_s: float = _POLITE_S  #: how long a follower waits for grants that are due before it grants itself
+    snapshot_events: int = _SNAPSHOT_EVENTS  #: events read between two snapshots
+    snapshot_s: float = _SNAPSHOT_S  #: seconds between two snapshots, where anything was stored meanwhile
+
+
+class Turn:
+    """The time in which one worker hosts the reactor of the limits, until another worker is to."""
 
     def __init__(self, ledger: Ledger, seats: Seats, options: FlowOptions) -> None:
         self._ledger = ledger
@@ -63,19 +85,13 @@ class Session:
         self._admitting = Admitter(ledger)
         self._cancelling = Canceller(ledger)
         self._unclaimed = UnclaimedSlots(ledger, self._admitting, claim_within_s=options.claim_within_s)
-        self._folding = GrantFold(
-            self._chain,
-            on_held=self._admitting.keep,
-            on_left=self._on_left,
-            on_granted=self._on_granted,
-        )
+        self._folding = GrantFold(self._chain, on_folded=self._on_folded)
         self._granter = self._folding.granter
-        self._arrived: list[Message] = []
+        self._arrived: list[Message] = []  # read, and not folded yet
         self._news = asyncio.Event()
         self._taken = asyncio.Event()
-        self._undone_since: float | None = (
-            None  # since when a follower knows of something that could be granted
-        )
+        #: Since when a follower knows of something that could be granted.
+        self._undone_since: float | None = None
         self._done_at = ledger.clock.monotonic()  # when nothing was left to grant, as a follower saw it last
         self._heard_at = 0.0  # when another's `granted` was heard last
         self._tick_at = 0.0
@@ -101,20 +117,18 @@ class Session:
         """
         try:
             await self._begin()
-            reading = asyncio.create_task(self._follow(), name="reactor flow reads")
+            reading = asyncio.create_task(self._read(), name="reactor flow reads")
             try:
                 while self._seats.is_host:
                     if reading.done():
                         reading.result()
-                    await self._turn()
+                    await self._round()
             finally:
                 await end(reading, *(task for task in (self._tending, self._asking) if task is not None))
         finally:
             await self._admitting.close()
             await self._cancelling.close()
             self._folding.close()
-
-    # Reading.
 
     async def _begin(self) -> None:
         """Read up to the end, and note the holders of slots: perhaps nobody has queued them yet."""
@@ -125,7 +139,8 @@ class Session:
             self._unclaimed.add(Slot(granted, holding.grant, 0.0, is_first=False), is_ours=False)
         self._note_snapshot()
 
-    async def _follow(self) -> None:
+    async def _read(self) -> None:
+        """Read what comes from now on, for as long as it is folded about as fast."""
         async with contextlib.aclosing(read(self._ledger, self._folding.position + 1, None)) as batches:
             async for batch in batches:
                 self._arrived += batch
@@ -134,28 +149,8 @@ class Session:
                     self._taken.clear()
                     await self._taken.wait()
 
-    def _on_granted(self, event: Granted, sequence: int) -> None:
-        """Take note of what another reactor granted."""
-        self._undone_since = None
-        self._heard_at = self._ledger.clock.monotonic()
-        self._note(event.jobs, sequence, is_ours=False)
-
-    def _on_left(self, queue: str, job: str) -> None:
-        self._admitting.let_go(queue, job)
-        self._unclaimed.left(queue, job)
-
-    def _note(self, jobs: Iterable[GrantedJob], grant: int, *, is_ours: bool) -> None:
-        now = self._ledger.clock.monotonic()
-        for job in jobs:
-            if not is_ours:
-                self._admitting.let_go(job.queue, job.job)
-            is_first = self._folding.is_first(job.queue, job.job)
-            self._unclaimed.add(Slot(job, grant, now, is_first), is_ours=is_ours)
-
-    # Granting.
-
-    async def _turn(self) -> None:
-        """Fold what came, grant what can be granted, and wait for more."""
+    async def _round(self) -> None:
+        """Fold what came, grant what can be granted, look after the rest now and then, and wait for more."""
         self._fold_some()
         self._folding.see(self._seats.fleet, self._ledger.clock.now())
         wake_s = _TICK_S
@@ -187,15 +182,11 @@ class Session:
             self._news.clear()
         self._taken.set()
 
-    def _leads(self) -> bool:
-        """Whether this reactor leads: it granted last, or the one that did is gone and this one is the first host."""
-        hosts, author = self._seats.fleet.hosts, self._chain.author
-        if author in hosts:
-            return author == self._seats.identity
-        return hosts[:1] == (self._seats.identity,)
-
     async def _grant(self) -> float:
-        """Grant what can be granted now; return after how many seconds to look again by itself."""
+        """Grant what can be granted now; return after how many seconds to look again by itself.
+
+        Raises: UnreachableError, and what else `Log.append` raises: it is not known then what is stored.
+        """
         await self._admitting.room()
         if self._chain.view.state is None and not await self._open_chain():
             return _TICK_S
@@ -203,11 +194,107 @@ class Session:
         self._cancelling.carry_out(decision.cancels)
         self._ask(decision.unstarted)
         if decision.grants:
-            await self._append(decision)
+            jobs = tuple(
+                GrantedJob(queue=each.queue, job=each.job, held=each.held) for each in decision.grants
+            )
+            sequence = await self._append(decision, jobs)
+            if sequence is not None:
+                self._granter.confirm(sequence)
+                self.granted += len(jobs)
+                self._note(jobs, sequence, is_ours=True)
+                for job in jobs:
+                    self._admitting.admit(job, sequence)
             return 0.0
         if decision.wake_at is None or self._seats.is_clock_wrong:  # then rates stand still, as `_now` does
             return _TICK_S
         return min(_TICK_S, max(0.001, (decision.wake_at - self._ledger.clock.now()).total_seconds()))
+
+    async def _append(self, decision: Decision, jobs: tuple[GrantedJob, ...]) -> int | None:
+        """Append what was decided, and return its stream sequence; None where it was taken back.
+
+        Where another reactor was faster, wait for what that one did. Raises: as `_grant`.
+        """
+        event = Granted(
+            shard=MAIN,
+            by=self._seats.identity,
+            at=decision.at,
+            through=decision.through,
+            limits_sequence=decision.limits_sequence,
+            began=self._folding.began,
+            jobs=jobs,
+            slots=decision.slots,
+            policy=POLICY,
+        )
+        try:
+            return await self._chain.append(event)
+        except WrongSequenceError:
+            self.refused += 1
+            self._granter.take_back()
+            await self._hear()
+        except LedgerFullError as error:
+            self._granter.take_back()
+            logger.log(self._ledger.connection.outage.level(error), "nothing is granted: %s", error)
+            await asyncio.sleep(_FULL_PAUSE_S)
+        return None
+
+    async def _tick(self) -> None:
+        """Follow whoever leads, or take a snapshot where one is due, and begin to look after holders of slots."""
+        if not self._leads():
+            await self._follow_politely()
+        elif self._chain.view.state is not None and await self._is_snapshot_due():
+            await self._snapshot()
+        if self._tending is None or self._tending.done():
+            if self._tending is not None:
+                self._tending.result()
+            self._tending = asyncio.create_task(self._tend(), name="reactor flow tends")
+
+    async def _tend(self) -> None:
+        """Look after holders that nobody runs, and after what could not be stored."""
+        try:
+            self._admitting.try_again()
+            self._cancelling.try_again()
+            await self._unclaimed.look()
+            if not self._is_tidy:
+                self._is_tidy = True
+                await tidy(self._ledger, self._chain)
+        except UnreachableError as error:
+            logger.debug("holders of slots could not be looked at: %s", error)
+        except PermissionRefusedError as error:
+            logger.warning("states of old snapshots of the limits stay stored: %s", error)
+
+    # What is noted of what was folded and granted.
+
+    def _on_folded(self, message: Message, granted: Granted | None) -> None:
+        """Keep the `held` of a job that waits, forget one that left, and note what another reactor granted."""
+        if granted is not None:
+            self._undone_since = None
+            self._heard_at = self._ledger.clock.monotonic()
+            self._note(granted.jobs, message.stream_sequence, is_ours=False)
+        elif isinstance(message, StoredEvent) and not isinstance(message.event, Carried):
+            event = message.event
+            if not (isinstance(event, Held) and event.cause == "new"):
+                self._admitting.let_go(event.queue, event.job)
+                self._unclaimed.left(event.queue, event.job)
+            if isinstance(event, Held) and event.limits:
+                self._admitting.keep(message)
+
+    def _note(self, jobs: Iterable[GrantedJob], grant: int, *, is_ours: bool) -> None:
+        now = self._ledger.clock.monotonic()
+        for job in jobs:
+            if not is_ours:
+                self._admitting.let_go(job.queue, job.job)
+            is_first = self._folding.is_first(job.queue, job.job)
+            self._unclaimed.add(Slot(job, grant, now, is_first), is_ours=is_ours)
+
+    def _now(self) -> datetime:
+        """Return the present time, but never one before that of the chain's newest event.
+
+        Rates are counted by it, so it stands still while this machine's clock and the server's are too far apart.
+        """
+        now, state = self._ledger.clock.now(), self._chain.view.state
+        if state is None:
+            return now
+        return state.at if self._seats.is_clock_wrong else max(now, state.at)
 
     def _ask(self, jobs: Sequence[JobKey]) -> None:
         """Begin to see which of these holders have started: a rate waits for them."""
@@ -225,57 +312,41 @@ class Session:
         self._started += found
         self._news.set()
 
-    async def _open_chain(self) -> bool:
-        """Begin the chain of grants where jobs wait; return whether it has begun."""
-        return bool(len(self._granter.lines)) and await self._snapshot()
+    # Two reactors.
 
-    async def _append(self, decision: Decision) -> None:
-        """Append what was decided; where another reactor was faster, take it back and wait for what that one did.
+    def _leads(self) -> bool:
+        """Whether this reactor leads: it granted last, or the one that did is gone and this one is the first host."""
+        hosts, author = self._seats.fleet.hosts, self._chain.author
+        if author in hosts:
+            return author == self._seats.identity
+        return hosts[:1] == (self._seats.identity,)
 
-        Raises: UnreachableError, and what else `Log.append` raises: it is not known then what is stored.
-        """
-        jobs = tuple(GrantedJob(queue=each.queue, job=each.job, held=each.held) for each in decision.grants)
-        try:
-            event = Granted(
-                shard=MAIN,
-                by=self._seats.identity,
-                at=decision.at,
-                through=decision.through,
-                limits_sequence=decision.limits_sequence,
-                began=self._folding.began,
-                jobs=jobs,
-                slots=decision.slots,
-                policy=POLICY,
-            )
-            sequence = await self._chain.append(event)
-        except WrongSequenceError:
-            self.refused += 1
-            self._granter.take_back()
-            await self._hear()
+    async def _follow_politely(self) -> None:
+        """Grant where something could be granted for a while and nobody did."""
+        if self._ledger.clock.monotonic() - self._heard_at < _TICK_S:
+            return  # another reactor grants, and will make due grants in a moment
+        now = self._ledger.clock.monotonic()
+        if not self._could_grant():
+            self._undone_since = None
+            self._done_at = now
             return
-        except LedgerFullError as error:
+        if self._undone_since is None:
+            self._undone_since = max(self._heard_at, self._done_at)
+        if now - self._undone_since >= self._options.polite_s:
+            self._undone_since = None
+            await self._grant()
+
+    def _could_grant(self) -> bool:
+        if self._arrived:
+            return False
+        decision = self._granter.decide(self._now(), 1)
+        self._cancelling.carry_out(decision.cancels)
+        if decision.grants:
             self._granter.take_back()
-            logger.log(self._ledger.connection.outage.level(error), "nothing is granted: %s", error)
-            await asyncio.sleep(_FULL_PAUSE_S)
-            return
-        self._granter.confirm(sequence)
-        self.granted += len(jobs)
-        self._note(jobs, sequence, is_ours=True)
-        for job in jobs:
-            self._admitting.admit(job, sequence)
-
-    def _now(self) -> datetime:
-        """Return the present time, but never one before that of the chain's newest event.
-
-        Rates are counted by it, so it stands still while this machine's clock and the server's are too far apart.
-        """
-        now, state = self._ledger.clock.now(), self._chain.view.state
-        if state is None:
-            return now
-        return state.at if self._seats.is_clock_wrong else max(now, state.at)
+        return bool(decision.grants)
 
     async def _hear(self) -> None:
-        """Wait until what came before a refused `granted` was read and folded."""
+        """Wait until what came before a refused event was read and folded."""
         known = self._chain.view.last_sequence
         try:
             async with asyncio.timeout(_HEARD_WITHIN_S):
@@ -286,41 +357,11 @@ class Session:
             message = f"what another reactor granted did not arrive within {_HEARD_WITHIN_S:g} s"
             raise ServerUnreachableError(message) from error
 
-    # Now and then.
+    # Snapshots.
 
-    async def _tick(self) -> None:
-        if not self._leads():
-            await self._follow_politely()
-        elif self._chain.view.state is not None and await self._is_snapshot_due():
-            await self._snapshot()
-        if self._tending is None or self._tending.done():
-            if self._tending is not None:
-                self._tending.result()
-            self._tending = asyncio.create_task(self._tend(), name="reactor flow tends")
-
-    async def _follow_politely(self) -> None:
-        """Grant where something could be granted for a while and nobody did."""
-        if self._ledger.clock.monotonic() - self._heard_at < _TICK_S:
-            return  # another reactor grants, and will make due grants in a moment
-        now = self._ledger.clock.monotonic()
-        if not self._granter_could():
-            self._undone_since = None
-            self._done_at = now
-            return
-        if self._undone_since is None:
-            self._undone_since = max(self._heard_at, self._done_at)
-        if now - self._undone_since >= self._options.polite_s:
-            self._undone_since = None
-            await self._grant()
-
-    def _granter_could(self) -> bool:
-        if self._arrived:
-            return False
-        decision = self._granter.decide(self._now(), 1)
-        self._cancelling.carry_out(decision.cancels)
-        if decision.grants:
-            self._granter.take_back()
-        return bool(decision.grants)
+    async def _open_chain(self) -> bool:
+        """Begin the chain of grants where jobs wait; return whether it has begun."""
+        return bool(len(self._granter.lines)) and await self._snapshot()
 
     async def _is_snapshot_due(self) -> bool:
         """Whether enough events were read, or enough time went by with anything stored, since the newest snapshot."""
@@ -364,17 +405,3 @@ class Session:
         self._is_tidy = False
         self._folded_at_snapshot = self._folding.folded
         self._snapshot_at = self._ledger.clock.monotonic()
-
-    async def _tend(self) -> None:
-        """Look after holders that nobody runs, and after what could not be stored."""
-        try:
-            self._admitting.try_again()
-            self._cancelling.try_again()
-            await self._unclaimed.look()
-            if not self._is_tidy:
-                self._is_tidy = True
-                await tidy(self._ledger, self._chain)
-        except UnreachableError as error:
-            logger.debug("holders of slots could not be looked at: %s", error)
-        except PermissionRefusedError as error:
-            logger.warning("states of old snapshots of the limits stay stored: %s", error)
