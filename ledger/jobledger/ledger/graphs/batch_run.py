@@ -60,7 +60,7 @@ class _Jobs:
 
     async def begin(self, branch: Branch) -> None:
         """Open the group: from now on ends of its jobs are counted, however many there will be."""
-        asked = await self._passage.ask(branch, BATCH_STEP, "map", self._batch.task)
+        asked = await self._passage.ask(branch.key(BATCH_STEP), "map", self._batch.task)
         if asked.known is None:
             order = ChildOrder(
                 task=self._batch.task, queue=self._batch.queue, count=0, is_open=True, on_failure="collect"
@@ -71,7 +71,7 @@ class _Jobs:
         """Close the group with its count, wait for the last end, and record how many ended in which state."""
         passage, journal = self._passage, self._passage.journal
         with passage.enter(BATCH_STEP):
-            asked = await passage.ask_for(BATCH_STEP, "map", self._batch.task)
+            asked = await passage.ask(BATCH_STEP, "map", self._batch.task)
             step = journal.job.steps[BATCH_STEP]
             if not step.has_ended:
                 if step.count is None:
@@ -88,7 +88,7 @@ class _Jobs:
         """Enqueue what is to follow, once: its id follows from the batch's name."""
         passage, node = self._passage, self._batch.end
         assert node is not None, "it was asked for"
-        asked = await passage.ask(branch, END_STEP, "call", node.task)
+        asked = await passage.ask(branch.key(END_STEP), "call", node.task)
         if asked.known is None:
             told = {"batch": passage.journal.job.id, "counts": counts}
             items = msgspec.json.encode([{name: told[name] for name in self._batch.told}])

@@ -74,7 +74,7 @@ async def run_stored_graph(run: Run, graph: str, input: dict[str, Any] = {}) -> 
 
 async def _version(passage: Passage, branch: Branch, name: str) -> Version:
     """Return the version that the run is of: the newest one when it came here first. Raises: GraphNotFoundError."""
-    asked = await passage.ask(branch, "version", "value", name)
+    asked = await passage.ask(branch.key("version"), "value", name)
     known = asked.known
     if known is None:
         found = await passage.journal.stored_graph(name)
@@ -98,7 +98,7 @@ class _Nodes:
         """Return the results by their nodes' labels. Raises: ChildFailedError."""
         passage, graph = self._passage, self._graph
         digest = digest_of(msgspec.to_builtins(graph))
-        asked = await passage.ask(branch, graph.name, "graph", self._target, digest)
+        asked = await passage.ask(branch.key(graph.name), "graph", self._target, digest)
         await self._begin(asked)
         step = passage.journal.job.steps[asked.key]
         if not step.has_ended:

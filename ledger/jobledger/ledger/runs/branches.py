@@ -126,7 +126,7 @@ async def race(passage: Passage, parent: Branch, functions: Sequence[BranchFunct
     if not functions:
         raise InvalidInputError("race needs at least one branch")
     children = [parent.branch(each) for each in functions]
-    asked = await passage.ask(parent, "race", "value", "race")
+    asked = await passage.ask(parent.key("race"), "value", "race")
     if asked.known is not None:  # only the winner counts any more
         won = int(await passage.result_of(asked.known))
         if won >= len(functions):

@@ -102,9 +102,9 @@ class Group:
         Raises: InvalidInputError; DivergedError for other inputs than are recorded.
         """
         passage, task = self._passage, self._task
-        asked = await passage.ask(
-            branch, name or self._options.name or task.name, self._kind, task.name, digest_of(self._inputs)
-        )
+        digest = digest_of(self._inputs)  # first: inputs that are refused use up no key
+        key = branch.key(name or self._options.name or task.name)
+        asked = await passage.ask(key, self._kind, task.name, digest)
         journal = passage.journal
         if asked.known is not None:
             if not asked.known.has_ended:

@@ -171,18 +171,12 @@ class Passage:
         if self.diverged is not None:
             raise self.diverged
 
-    async def ask(
-        self, branch: Branch, name: str, kind: StepKind, target: str, digest: str = ""
-    ) -> StepRequest:
-        """Ask for the next step of a name; return what is recorded of it.
+    async def ask(self, key: str, kind: StepKind, target: str, digest: str = "") -> StepRequest:
+        """Ask for the step of a key; return what is recorded of it.
 
-        Raises: DivergedError; RunTooLongError; Parked where an operator asked the run to pause, and Halted where it is to
-        end, before a step that is not over.
+        Raises: DivergedError; RunTooLongError; ParkSignal where an operator asked the run to pause, and HaltSignal where it
+        is to end, before a step that is not over.
         """
-        return await self.ask_for(branch.key(name), kind, target, digest)
-
-    async def ask_for(self, key: str, kind: StepKind, target: str, digest: str = "") -> StepRequest:
-        """Ask for the step of a key, as `ask`."""
         known = self.journal.job.steps.get(key)
         self._unvisited.pop(key, None)
         if known is not None:
@@ -274,7 +268,7 @@ class Passage:
     async def value(self, name: str, make: Callable[[], Any]) -> Any:
         """Return what `make` made when the run came here first."""
         with self.enter(name) as branch:
-            asked = await self.ask(branch, name, "value", name)
+            asked = await self.ask(branch.key(name), "value", name)
             if asked.known is None:
                 await self.complete(asked, encode_value(make(), what=f"value of {name}"))
             return msgspec.json.decode(await self.result_of(self.journal.job.steps[asked.key]))

@@ -99,8 +99,8 @@ class _Rehearsal(Passage):
         super().__init__(journal, workflow.signature, parallel=workflow.workflow.parallel)
         self.new: dict[str, None] = {}
 
-    async def ask_for(self, key: str, kind: StepKind, target: str, digest: str = "") -> StepRequest:
-        asked = await super().ask_for(key, kind, target, digest)
+    async def ask(self, key: str, kind: StepKind, target: str, digest: str = "") -> StepRequest:
+        asked = await super().ask(key, kind, target, digest)
         if asked.known is None and kind not in _FREE:
             self.new[key] = None
             await self.waits.for_operator()

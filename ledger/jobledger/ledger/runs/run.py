@@ -328,7 +328,7 @@ class Run(RunTables, GivenByWorker):
         passage = self._passage
 
         with passage.enter("sleep") as branch:
-            asked = await passage.ask(branch, "sleep", "sleep", "sleep")
+            asked = await passage.ask(branch.key("sleep"), "sleep", "sleep")
             if asked.known is not None and asked.known.has_ended:
                 return
             if asked.known is None:
@@ -350,7 +350,7 @@ class Run(RunTables, GivenByWorker):
 
     async def _wait(self, branch: Branch, signal: Signal[T], timeout_s: float | None) -> T:
         passage, journal = self._passage, self._passage.journal
-        asked = await passage.ask(branch, signal.name, "wait", signal.name)
+        asked = await passage.ask(branch.key(signal.name), "wait", signal.name)
         if asked.known is None or not asked.known.has_ended:
             await self._take(asked, signal, timeout_s)
         step = journal.job.steps[asked.key]
@@ -418,7 +418,7 @@ class Run(RunTables, GivenByWorker):
         passage = self._passage
         with passage.enter(name) as branch:
             is_new = not passage.has_unvisited(branch)
-            asked = await passage.ask(branch, name, "patch", name)
+            asked = await passage.ask(branch.key(name), "patch", name)
             if asked.known is None:
                 await passage.complete(asked, b"true" if is_new else b"false")
                 return is_new

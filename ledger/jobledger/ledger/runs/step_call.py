@@ -47,7 +47,7 @@ class StepCall:
         """
         step, passage = self._step, self._passage
         # Is it recorded? Code that asks for something else than is recorded, or is to stop here, gets no further.
-        asked = await passage.ask_for(key, self._kind, step.target, self._digest())
+        asked = await passage.ask(key, self._kind, step.target, self._digest())
         known, tries = asked.known, 0
         if known is not None and known.has_ended:
             return await self._recorded(known)

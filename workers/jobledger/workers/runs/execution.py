@@ -111,26 +111,23 @@ class _Play:
 
         If the server keeps something from being recorded or read, the run has not failed: it costs no attempt.
         """
+        control, journal = self._attempt.control, self._journal
         try:
-            return await self._run(arguments)
+            outcome = await self._play(self._passage, arguments)
+            if control.recorded is not None:
+                return control.recorded
+            if journal.trouble is not None:
+                return Interrupt(epoch=journal.epoch, reason=str(journal.trouble))
+            if self._is_failure(outcome):
+                if self._was_cut_off:
+                    await self._register_undos()
+                if self._passage.undos:
+                    outcome = await self._undo(outcome)
+            return await self._call_back(outcome)
         except (LedgerFullError, UnreachableError, WrongSequenceError) as error:
-            if self._journal.trouble is None:
+            if journal.trouble is None:
                 raise
-            return Interrupt(epoch=self._journal.epoch, reason=str(error))
-
-    async def _run(self, arguments: dict[str, Any]) -> Outcome:
-        attempt, passage = self._attempt, self._passage
-        outcome = await self._play(passage, arguments)
-        if attempt.control.recorded is not None:
-            return attempt.control.recorded
-        if self._journal.trouble is not None:
-            raise self._journal.trouble
-        if self._is_failure(outcome):
-            if self._was_cut_off:
-                await self._register_undos()
-            if self._passage.undos:
-                outcome = await self._undo(outcome)
-        return await self._call_back(outcome)
+            return Interrupt(epoch=journal.epoch, reason=str(error))
 
     async def _play(self, passage: Passage, arguments: dict[str, Any]) -> Outcome:
         passage.bind(self._attempt.own_task, Branch())
@@ -313,7 +310,7 @@ class _Play:
 
     async def _record_why(self, error: ErrorInfo) -> None:
         """Record that the run goes back and why, so that no later attempt goes forward again."""
-        asked = await self._passage.ask_for(UNDO, "undo", "run")
+        asked = await self._passage.ask(UNDO, "undo", "run")
         await self._passage.fail(asked, error)
 
 
