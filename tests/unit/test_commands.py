@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import get_args
+from typing import Any, Final, get_args
 
 import msgspec
 import pytest
@@ -67,9 +67,10 @@ from jobledger.ledger.model.events import (
     Scheduled,
     Started,
     event_type,
+    order_at_first,
 )
 from jobledger.ledger.model.job import Job, JobState, evolve
-from jobledger.ledger.model.runs.orders import CopiedEnds
+from jobledger.ledger.model.runs.orders import Callback, CopiedEnds, Member, RerunOf
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.model.transitions import violation
 
@@ -441,6 +442,44 @@ def test_a_first_event_carries_the_whole_order() -> None:
         assert getattr(event, field) == getattr(order.order, field), field
     assert event.run_at == order.run_at
     assert (event.by, event.trace, event.correlation, event.causation) == ("op", "00-aa-bb-01", "c", "d")
+
+
+#: A value of each field of an order that is not the one it has unless said.
+SAID: Final[dict[str, Any]] = {
+    "priority": "high",
+    "input": msgspec.Raw(b'{"n":1}'),
+    "input_ref": PayloadRef(sha256="0" * 64, size_bytes=70_000),
+    "max_attempts": 4,
+    "timeout_s": 2.5,
+    "notify": "inbox1",
+    "tenant": "acme",
+    "limits": ("api",),
+    "batch": "b1",
+    "tick": "nightly-1",
+    "trace": "t",
+    "correlation": "c",
+    "metadata": {"k": "v"},
+    "fair": "acme",
+    "unique": "0" * 64,
+    "version": "2",
+    "member": Member(queue="email", job="j1", step="s"),
+    "rerun_of": RerunOf(queue="email", job="j0", sequence=1, hash="0" * 64, from_step=""),
+    "on_end": (Callback(on="fail", task="told", queue="email", argument="end"),),
+    "deadline_s": 60.0,
+    "inherits": ("api",),
+}
+
+
+def test_each_field_of_an_order_is_in_the_first_event_also_where_it_is_the_only_one_said() -> None:
+    assert tuple(SAID) == Order.__struct_fields__
+    for field, value in SAID.items():
+        order = Order(**{field: value})
+        (event,) = decide(None, Enqueue(ref=REF, task="send", order=order), STAMP)
+        found = order_at_first(event)
+        assert found == msgspec.structs.replace(order, trace=found.trace, correlation=found.correlation), (
+            field
+        )
+        assert getattr(found, field) == value
 
 
 def test_an_order_may_bring_its_own_trace_and_correlation() -> None:
