@@ -17,6 +17,7 @@ from jobledger.ledger.model.chain import (
     advance,
     commit,
     extend,
+    first_entry,
     fold,
     link,
     load,
@@ -85,6 +86,11 @@ def test_sealed_events_are_linked_and_only_the_first_has_a_condition() -> None:
 def test_the_first_event_of_a_chain_expects_nothing_before_it() -> None:
     linked = link(EMPTY_CHAIN, decide(None, NEW, STAMP), Names())
     assert (linked.entries[0].expected, linked.events[0].prev) == (0, "")
+
+
+def test_an_entry_made_for_a_first_event_alone_is_the_one_that_linking_makes() -> None:
+    (event,) = decide(None, NEW, STAMP)
+    assert (first_entry(event, Names("e")),) == link(EMPTY_CHAIN, [event], Names("e")).entries
 
 
 def test_folding_extending_and_advancing_agree() -> None:

@@ -21,7 +21,7 @@ from jobledger.ledger.children import Children
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.handle import JobHandle
 from jobledger.ledger.limits.keys import KeySource, with_limits
-from jobledger.ledger.model.chain import EMPTY_CHAIN, JobView, LinkedEvents, link, retry_raced
+from jobledger.ledger.model.chain import JobView, first_entry, link, retry_raced
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.decisions import decide
@@ -34,7 +34,7 @@ from jobledger.ledger.model.errors import (
     WrongSequenceError,
 )
 from jobledger.ledger.model.events import JobEvent, Member, Order, order_at_first
-from jobledger.ledger.model.log import ChainEvents
+from jobledger.ledger.model.log import ChainEvents, Entry
 from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, ITEMS_MAX, Callback, child_id
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
@@ -230,8 +230,7 @@ class Enqueuer:
                         raise
                     if bulk.is_full:
                         await bulk.make_room()
-                    first = self._seal_first(ordered.command, by=by)
-                    bulk.add(ordered, self._log.submit(first.entries))
+                    bulk.add(ordered, self._log.submit(self._seal_first(ordered.command, by)))
         except (
             InvalidError,
             NotFoundError,
@@ -346,7 +345,7 @@ class Enqueuer:
         Raises: LedgerFullError, UnreachableError; what `compare` raises for the job that exists.
         """
         try:
-            sequence = await self._log.append(self._seal_first(command, by=by).entries)
+            sequence = await self._log.append(self._seal_first(command, by))
         except WrongSequenceError:
             return await self._begin_again(command, by, compare)
         return sequence, True
@@ -370,8 +369,9 @@ class Enqueuer:
             # A replica that lags may answer that it has nothing yet.
             if existing or not existing.last_sequence:
                 return (existing[0].stream_sequence if existing else 0), False
-            linked = self._seal_first(command, JobView(last_sequence=existing.last_sequence), by)
-            return await self._log.append(linked.entries), True
+            chain = JobView(last_sequence=existing.last_sequence)
+            events = decide(None, command, self._client.stamp(by))
+            return await self._log.append(link(chain, events, self._log.names).entries), True
 
         return await retry_raced(attempt)
 
@@ -397,8 +397,9 @@ class Enqueuer:
                 await compare(command, events[0].event)
         return events
 
-    def _seal_first(self, command: Enqueue, chain: JobView = EMPTY_CHAIN, by: str = "") -> LinkedEvents:
-        return link(chain, decide(None, command, self._client.stamp(by)), self._log.names)
+    def _seal_first(self, command: Enqueue, by: str) -> tuple[Entry]:
+        (event,) = decide(None, command, self._client.stamp(by))
+        return (first_entry(event, self._log.names),)
 
     def bulk_order(self, task: Kind, options: Options, job_id: str | None, text: bytes) -> Awaitable[Enqueue]:
         """Return what begins one of many jobs; without an id it has the one that its task declares, or a new one.

@@ -16,7 +16,7 @@ from msgspec.structs import force_setattr
 
 from jobledger.ledger.model.aggregate import Place
 from jobledger.ledger.model.aggregates import JOB, aggregate_for
-from jobledger.ledger.model.codec import StoredEvent, digest
+from jobledger.ledger.model.codec import StoredEvent, digest, encode
 from jobledger.ledger.model.commands import Command, Stamp
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.envelope import Envelope
@@ -100,6 +100,11 @@ class LinkedEvents(msgspec.Struct, frozen=True, gc=False):
 def link(chain: JobView, events: Sequence[JobEvent], names: Names) -> LinkedEvents:
     """Link fresh `events` to the chain and to each other; the first entry carries the condition."""
     return LinkedEvents(tuple(events), JOB.link(names, events, chain))
+
+
+def first_entry(event: JobEvent, names: Names) -> Entry:
+    """Return what `link` makes of the first event of a chain: there is nothing before it to link it to."""
+    return Entry(names.event(event), encode(event), names.chain_of(event), 0)
 
 
 def advance(chain: JobView, linked: LinkedEvents, first_sequence: int) -> JobView:
