@@ -103,3 +103,38 @@ async def test_a_limit_inside_another_ends_alone() -> None:
         assert await wait(inner) < FOREVER_S
         await asyncio.sleep(0)
     assert not long.has_expired
+
+
+async def test_a_future_that_somebody_awaits_ends_at_the_limit_and_an_answered_one_does_not() -> None:
+    loop = asyncio.get_running_loop()
+    among = Deadlines(loop, LIMIT_S)
+    answered, silent = loop.create_future(), loop.create_future()
+    began = loop.time()
+    for each in (answered, silent):
+        among.begin(each)
+    answered.set_result(1)
+    with pytest.raises(TimeoutError):
+        await silent
+    assert loop.time() - began >= LIMIT_S - ROUNDED_S
+    assert await answered == 1
+    assert [among.end(each) for each in (answered, silent)] == [None, None]
+    among.begin(timed := loop.create_future())
+    ends_at = among.end(timed)
+    assert ends_at is not None
+    assert ends_at > loop.time()
+
+
+async def test_a_task_that_is_cancelled_when_its_future_reaches_the_limit_hears_of_that() -> None:
+    loop = asyncio.get_running_loop()
+    among = Deadlines(loop, LIMIT_S)
+    future: asyncio.Future[None] = loop.create_future()
+
+    async def waiting() -> None:
+        among.begin(future)
+        await future
+
+    future.add_done_callback(lambda _: task.cancel())  # called before the task is woken, which waits later
+    task = asyncio.create_task(waiting())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()

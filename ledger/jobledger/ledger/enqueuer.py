@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import msgspec
@@ -26,6 +26,7 @@ from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import (
+    AppendOutcomeUnknownError,
     InvalidError,
     InvalidInputError,
     LedgerThrottledError,
@@ -50,6 +51,8 @@ from jobledger.ledger.unique.rule import Unique
 
 P = ParamSpec("P")
 T = TypeVar("T")
+#: What an append of an enqueue does to its job, as an error says it.
+_DOING: Final = "was enqueued"
 #: Pauses before a chain is read again that a lagging replica does not show yet.
 _LAGS_S: Final = (0.02, 0.05, 0.1, 0.3, 1.0)
 
@@ -75,43 +78,76 @@ class Enqueuer:
         self._tracing = tracing
         self._unique = UniqueJobs(self._log, client.stamp, self._begin_unique)
 
-    async def one(
+    def one(
         self, task: Task[P, Any] | TaskWithOptions[P, Any], /, *args: P.args, **kwargs: P.kwargs
-    ) -> JobHandle[Any]:
-        """Add one job; see `Ledger.enqueue`."""
+    ) -> Coroutine[Any, Any, JobHandle[Any]]:
+        """Add one job; see `Ledger.enqueue`. What is wrong with the input is raised here, the rest where it is awaited."""
         plain, options = unpack(task)
-        return await self.one_of(plain, options, plain.signature.encode(args, kwargs))
+        return self.one_of(plain, options, plain.signature.encode(args, kwargs))
 
     async def one_of(self, plain: Kind, options: Options, text: bytes) -> JobHandle[Any]:
         """Add one job with an input that was checked; see `Ledger.enqueue`."""
-        client, patience = self._client, self._client.patience
-        options = self._identified(plain, options, text)
+        client = self._client
+        if options.id_template:
+            options = self._identified(plain, options, text)
         notify = client.hints.inbox
         job_id = self._job_id(plain, options)  # before anything is awaited: ids follow the order of the calls
         throttle = client.throttle
         if throttle is not None and not throttle.passes(len(text)):
             await throttle.require(waits=self._children is not None)
-        order = functools.partial(self._order, plain, options, job_id, text, notify=notify)
         is_small = client.inputs.fits_inline(text, what=plain.signature.what)
-        # A large input is stored first, and so is the definition of a limit that the code declares; for others the
-        # permission to name it is checked.
-        needs_server = (
-            not is_small
-            or options.limits
-            or options.declared
-            or options.declared_queue is not None
-            or plain.callbacks
-        )
-        command = await (patience.read(order) if needs_server else order())
+        if is_small and self._is_plain(plain, options):
+            command = _plain_command(plain, options, job_id, text, notify)
+        else:
+            order = functools.partial(self._order, plain, options, job_id, text, notify=notify)
+            # A large input is stored first, and so is the definition of a limit that the code declares; for others the
+            # permission to name it is checked.
+            needs_server = (
+                not is_small
+                or options.limits
+                or options.declared
+                or options.declared_queue is not None
+                or plain.callbacks
+            )
+            command = await (client.patience.read(order) if needs_server else order())
         if options.unique is not None:
             wish = self._wish(plain, options, options.unique, command, text)
             return await self._one_of_its_kind(plain, options, wish)
-        compare = self.comparing(plain, options, is_named=options.id is not None)
-        with self._enqueuing(plain, options.queue, job_id):
-            sequence, created = await patience.append(
-                lambda: self.begin(command, options.by, compare), job_id=job_id, doing="was enqueued"
-            )
+        if self._tracing is None:
+            sequence, created = await self._begun(plain, options, command)
+        else:
+            with self._tracing.enqueuing(plain.name, options.queue, job_id):
+                sequence, created = await self._begun(plain, options, command)
         return JobHandle(client, command.ref, created=created, sequence=sequence, reader=plain.signature)
+
+    async def _begun(self, task: Kind, options: Options, command: Enqueue) -> tuple[int, bool]:
+        """Begin a job, as `begin` does, within the client's patience."""
+        patience, by, job_id = self._client.patience, options.by, command.ref.job_id
+        waits = patience.deadlines()
+        if waits is None:
+            compare = self.comparing(task, options, is_named=options.id is not None)
+            return await patience.append(
+                lambda: self.begin(command, by, compare), job_id=job_id, doing=_DOING
+            )
+        outcome = self._log.submit(self._seal_first(command, by))
+        waits.begin(outcome)
+        try:
+            return await outcome, True
+        except WrongSequenceError:
+            compare = self.comparing(task, options, is_named=options.id is not None)
+            return await patience.append(
+                lambda: self._begin_again(command, by, compare),
+                job_id=job_id,
+                doing=_DOING,
+                ends_at=waits.end(outcome),
+            )
+        except AppendOutcomeUnknownError as error:  # the log itself was to wait no longer
+            error.job_id = job_id
+            raise
+        except TimeoutError as error:
+            raise patience.unknown(job_id, _DOING) from error
+        finally:
+            waits.end(outcome)
 
     def beginning(
         self, start: TaskWithInput, job: AnyJob, queue: str | None, by: str = ""
@@ -146,6 +182,21 @@ class Enqueuer:
             text = plain.signature.encode((), values)
         return await self._client.patience.read(lambda: self._order(plain, options, "like", text, notify=""))
 
+    def _is_plain(self, task: Kind, options: Options) -> bool:
+        """Return whether a job with a small input is ordered as `_plain_command` says: whether it needs none of `_order`."""
+        return self._children is None and not (
+            options.tenant_template
+            or options.limits
+            or options.declared
+            or options.declared_queue is not None
+            or options.delay_s is not None
+            or options.run_at is not None
+            or options.debounce_s is not None
+            or task.version
+            or task.callbacks
+            or task.deadline_s is not None
+        )
+
     def _wish(self, task: Kind, options: Options, unique: Unique, command: Enqueue, text: bytes) -> Wish:
         debounce_s, max_wait_s = options.debounce_s, options.max_wait_s
         return wish_for(
@@ -163,7 +214,7 @@ class Enqueuer:
         job_id = wish.command.ref.job_id
         with self._enqueuing(task, wish.command.ref.queue, job_id):
             ref, sequence, created = await self._client.patience.append(
-                lambda: self._unique.enqueue(wish), job_id=job_id, doing="was enqueued"
+                lambda: self._unique.enqueue(wish), job_id=job_id, doing=_DOING
             )
         # An id has one input; a key may have jobs of several inputs, and a debounced job takes the input of each call.
         if not created and options.id is not None and ref == wish.command.ref and options.debounce_s is None:
@@ -272,7 +323,7 @@ class Enqueuer:
             )
         if options.id is not None:
             return options.id
-        return self.new_id(task.name)
+        return new_job_id() if self._children is None else self._children.next_id(task.name)
 
     def new_id(self, task: str) -> str:
         """Return an id for a job of a task; in the code of a job it is the same in every attempt."""
@@ -418,6 +469,11 @@ class Enqueuer:
     ) -> Enqueue:
         assert options.unique is not None
         return self._wish(task, options, options.unique, await ordered, text).command
+
+
+def _plain_command(task: Kind, options: Options, job_id: str, text: bytes, notify: str) -> Enqueue:
+    ref = JobRef(queue=options.queue, job_id=job_id)
+    return Enqueue(ref=ref, task=task.name, order=options.order(msgspec.Raw(text), None, notify))
 
 
 def with_tenant(task: Kind, options: Options, text: bytes) -> Options:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from jobledger.ledger.model.errors import (
     AppendOutcomeUnknownError,
@@ -29,28 +29,37 @@ _ROUNDED_S: Final = 0.001
 
 
 class Deadlines:
-    """Waits on one event loop that may each last `limit_s` seconds."""
+    """Waits on one event loop that may each last `limit_s` seconds: blocks of code, or futures that somebody awaits.
+
+    A future costs less than a block. One that is not done at the limit gets a TimeoutError, so a task that is cancelled
+    at the same time still learns of that.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit_s: float, *, is_single: bool = False) -> None:
         """Begin no timer before the first wait. `is_single`: there is only one wait, and its end cancels the timer."""
         self.loop = loop
         self.limit_s = limit_s
         self._is_single = is_single
-        self._waits: dict[Deadline, float] = {}  # by when each ends; the one that ends first is the first
+        self._waits: dict[
+            Deadline | asyncio.Future[Any], float
+        ] = {}  # by when each ends; the one that ends first is the first
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, wait: Deadline) -> None:
+    def begin(self, wait: Deadline | asyncio.Future[Any]) -> None:
         """Count a wait as begun now."""
         ends_at = self._waits[wait] = self.loop.time() + self.limit_s
         if self._timer is None:
             self._timer = self.loop.call_at(ends_at, self._expire)
 
-    def end(self, wait: Deadline) -> None:
-        """Count a wait as over. Unless `is_single` the timer stays: when it fires, it finds the wait that is first."""
-        self._waits.pop(wait, None)
+    def end(self, wait: Deadline | asyncio.Future[Any]) -> float | None:
+        """Count a wait as over; return when it would have ended, None where it is over already.
+
+        Unless `is_single` the timer stays: when it fires, it finds the wait that is first.
+        """
         if self._is_single and self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        return self._waits.pop(wait, None)
 
     def _expire(self) -> None:
         self._timer = None
@@ -60,7 +69,10 @@ class Deadlines:
                 self._timer = self.loop.call_at(ends_at, self._expire)
                 return
             del self._waits[wait]
-            wait.expire()
+            if isinstance(wait, Deadline):
+                wait.expire()
+            elif not wait.done():
+                wait.set_exception(TimeoutError())
 
 
 class Deadline:
@@ -119,7 +131,7 @@ class Patience:
         Raises: ServerUnreachableError at the limit, and what `work` raises.
         """
         connection = self._require_here()
-        limit = self._limit(connection)
+        limit = Deadline(self._waits(connection))
         passing: Exception | None = None
         try:
             with limit:
@@ -140,19 +152,42 @@ class Patience:
             message = f"the server gave no answer within {self._limit_s:g} s: {said}"
             raise ServerUnreachableError(message) from error
 
-    async def append(self, work: Callable[[], Awaitable[R]], *, job_id: str, doing: str) -> R:
+    def deadlines(self) -> Deadlines | None:
+        """Return the waits that an append which is sent now is one of; None where nothing can be sent at this moment.
+
+        Who has none calls `append`, which waits for a connection.
+
+        Raises: as `Connection.require_here`.
+        """
+        connection = self._require_here()
+        return self._waits(connection) if connection is not None and connection.is_connected else None
+
+    def unknown(self, job_id: str, doing: str) -> AppendOutcomeUnknownError:
+        """Return the error of an append that had no answer within the limit; `doing` as for `append`."""
+        return AppendOutcomeUnknownError(
+            f"the server gave no answer within {self._limit_s:g} s, so it is not known whether job {job_id} {doing}: "
+            "doing the same again, with the same id, is safe",
+            job_id=job_id,
+        )
+
+    async def append(
+        self, work: Callable[[], Awaitable[R]], *, job_id: str, doing: str, ends_at: float | None = None
+    ) -> R:
         """Await what may append an event to a job; `doing` says what, as in "was cancelled".
 
-        Without a connection nothing is begun, so that the caller learns for sure that nothing was changed.
+        Without a connection nothing is begun, so that the caller learns for sure that nothing was changed. `ends_at`: by the
+        loop's clock, where the wait began earlier; None: now.
 
         Raises: ServerUnreachableError when there was no connection, AppendOutcomeUnknownError when there was one and no
             answer, both at the limit; what `work` raises.
         """
         connection = self._require_here()
-        limit = self._limit(connection)
+        waits = self._waits(connection)
         if connection is not None and not connection.is_connected:
-            left_s = await self._await_connection(connection)
-            limit = Deadline(Deadlines(connection.loop, left_s, is_single=True))
+            waits = Deadlines(connection.loop, await self._await_connection(connection), is_single=True)
+        elif ends_at is not None:
+            waits = Deadlines(waits.loop, ends_at - waits.loop.time(), is_single=True)
+        limit = Deadline(waits)
         try:
             with limit:
                 return await work()
@@ -162,23 +197,19 @@ class Patience:
         except TimeoutError as error:
             if not limit.has_expired:
                 raise
-            raise AppendOutcomeUnknownError(
-                f"the server gave no answer within {self._limit_s:g} s, so it is not known whether job {job_id} {doing}: "
-                "doing the same again, with the same id, is safe",
-                job_id=job_id,
-            ) from error
+            raise self.unknown(job_id, doing) from error
 
     def _require_here(self) -> Connection | None:
         if self._connection is not None:
             self._connection.require_here()
         return self._connection
 
-    def _limit(self, connection: Connection | None) -> Deadline:
+    def _waits(self, connection: Connection | None) -> Deadlines:
         # Each look for the running loop is a system call, and this is the way of every lone enqueue and read.
         loop = asyncio.get_running_loop() if connection is None else connection.loop
         if self._deadlines is None or self._deadlines.loop is not loop:
             self._deadlines = Deadlines(loop, self._limit_s)
-        return Deadline(self._deadlines)
+        return self._deadlines
 
     async def _await_connection(self, connection: Connection) -> float:
         """Return how many seconds of the limit are left then. Raises: ServerUnreachableError where none are."""

@@ -174,7 +174,8 @@ class Throttle:
         )
 
     def _look_soon(self) -> asyncio.Task[None]:
-        """Return the look that is being made, or begin one."""
+        """Return the look that is being made, or begin one. Raises: as `Connection.require_here`."""
+        self._connection.require_here()
         if self._looking is None:
             self._looking = self._connection.loop.create_task(self._look(), name="room")
         return self._looking

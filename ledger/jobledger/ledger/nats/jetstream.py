@@ -62,7 +62,7 @@ class _SubmittedAppend(msgspec.Struct, eq=False):
     def __call__(self, result: int | Exception) -> None:
         if isinstance(result, Exception):
             self.log.look_again(self.entries, result, self.outcome)
-        elif not self.outcome.done():  # else its waiter was cancelled
+        elif not self.outcome.done():  # else its waiter was cancelled, or waited long enough
             self.outcome.set_result(result)
 
     def __repr__(self) -> str:
@@ -84,10 +84,10 @@ class _MeteredAppend(_SubmittedAppend, eq=False):
         super().__call__(result)
 
     def ended(self, outcome: asyncio.Future[int]) -> None:
-        """Count what was found out by another look."""
-        if outcome.cancelled():
+        """Count what was found out by another look; nothing was where its caller waited no longer."""
+        error = None if outcome.cancelled() else outcome.exception()
+        if outcome.cancelled() or isinstance(error, TimeoutError):
             return
-        error = outcome.exception()
         if error is None:
             self.meter.latency_s.observe(time.monotonic() - self.began)
         elif isinstance(error, WrongSequenceError):
@@ -195,14 +195,14 @@ class JetStreamLog(JobReads):
                 if isinstance(error, AppendRefusedError):
                     _raise_if_ahead(error, entries)
                     await asyncio.sleep(_RETRY_S)  # another append of this chain is still being stored
-                if loop.time() >= deadline or outcome.cancelled():
+                if loop.time() >= deadline or outcome.done():
                     break  # the caller gave up with an unknown outcome: it is not sent again
                 return await self._send(entries)
             except (AppendRefusedError, ConnectionLostError, ReplyTimeoutError) as again:
                 error = again
                 if loop.time() - began >= _GONE_S:
                     await self._refuse_deleted(again)
-                if loop.time() >= deadline or self._connection.is_closed or outcome.cancelled():
+                if loop.time() >= deadline or self._connection.is_closed or outcome.done():
                     break
                 if not isinstance(again, AppendRefusedError):
                     await asyncio.sleep(_RETRY_S)
