@@ -6,6 +6,7 @@ and does no I/O. Whether the view it was given was the newest is checked later, 
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -209,9 +210,26 @@ _OUTCOME_TYPES: dict[type[Outcome], str] = {
 }
 
 
+#: What `_first` names one by one of an order; a job that says any other field goes the way of all fields.
+_OFTEN_SAID: Final = (
+    "priority",
+    "input",
+    "max_attempts",
+    "timeout_s",
+    "notify",
+    "tenant",
+    "trace",
+    "correlation",
+)
+_rarely_said: Final = operator.attrgetter(
+    *[field for field in Order.__struct_fields__ if field not in _OFTEN_SAID]
+)
+_RARELY_SAID: Final = _rarely_said(Order())
+
+
 def _first(command: Enqueue, stamp: Stamp) -> JobEvent:
     given, ref = command.order, command.ref
-    if command.run_at is None and not _has_rare_fields(given):
+    if command.run_at is None and _rarely_said(given) == _RARELY_SAID:
         # As nearly all jobs begin. Of more than 15 named arguments Python makes a dict first, which costs as much again.
         return Queued(
             v=1,
@@ -246,25 +264,6 @@ def _first(command: Enqueue, stamp: Stamp) -> JobEvent:
     if command.order.deadline_s is not None:  # the timers hear of such events, and of no `queued`
         return Scheduled(**order, run_at=stamp.at)
     return Held(**order) if command.order.limits else Queued(**order)
-
-
-def _has_rare_fields(order: Order) -> bool:
-    """Return whether an order says what most jobs leave as it is: any field that `_first` does not name one by one."""
-    return bool(
-        order.input_ref is not None
-        or order.limits
-        or order.batch
-        or order.tick
-        or order.metadata
-        or order.fair
-        or order.unique
-        or order.version
-        or order.member is not None
-        or order.rerun_of is not None
-        or order.on_end
-        or order.deadline_s is not None
-        or order.inherits
-    )
 
 
 def _order_fields(order: Order, stamp: Stamp) -> dict[str, Any]:
