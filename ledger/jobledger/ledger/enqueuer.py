@@ -243,9 +243,18 @@ class Enqueuer:
         is_named = ids is not None or bool(batch or options.id_template)
         compare = self.comparing(plain, options, is_named=is_named)
 
-        async def order(values: Mapping[str, Any], number: int) -> OrderedJob:
-            text = plain.signature.encode((), values)
+        is_plain = self._is_plain(plain, options) and not (batch or options.id_template or options.unique)
+        signature, fits_inline = plain.signature, self._client.inputs.fits_inline
+
+        def order(values: Mapping[str, Any], number: int) -> OrderedJob | Awaitable[OrderedJob]:
+            text = signature.encode((), values)
             job_id = None if ids is None else check_token("job id", ids(values))
+            if is_plain and fits_inline(text, what=signature.what):
+                named = self._job_id(plain, options) if job_id is None else job_id
+                return OrderedJob(_plain_command(plain, options, named, text, ""), compare)
+            return order_other(job_id, text, number)
+
+        async def order_other(job_id: str | None, text: bytes, number: int) -> OrderedJob:
             command = await self.bulk_order(plain, options, job_id, text)
             return OrderedJob(of_batch(command, batch, number, batch_max) if batch else command, compare)
 
@@ -255,7 +264,7 @@ class Enqueuer:
     async def stream(
         self,
         inputs: Iterable[T] | AsyncIterable[T],
-        order: Callable[[T, int], Awaitable[OrderedJob]],
+        order: Callable[[T, int], OrderedJob | Awaitable[OrderedJob]],
         begin_again: Callable[[OrderedJob], Awaitable[tuple[int, bool]]],
         by: str,
         on_progress: Callable[[int], None] | None,
@@ -273,7 +282,9 @@ class Enqueuer:
             async with contextlib.aclosing(numbered(inputs)) as counted:
                 async for number, values in counted:
                     try:
-                        ordered = await order(values, number)
+                        ordered = order(values, number)
+                        if not isinstance(ordered, OrderedJob):  # else nothing had to be waited for
+                            ordered = await ordered
                         if throttle is not None and not throttle.passes(len(ordered.command.order.input)):
                             await throttle.require(waits=True)
                     except (InvalidError, NotFoundError, LedgerThrottledError) as error:

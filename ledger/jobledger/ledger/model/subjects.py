@@ -314,15 +314,13 @@ class Names(msgspec.Struct, frozen=True):
 
     def event(self, event: JobEvent) -> str:
         """Return the subject under which `event` is stored."""
-        kind = event_type(event)
-        if kind == "queued":
-            assert isinstance(event, Queued)
-            kind = f"queued.{event.priority}"
-        elif kind == "completed":
-            assert isinstance(event, Completed)
-            if event.limited or event.member is not None:
-                kind = completed_leaf(event)
-        return f"{self.jobs_root}{event.queue}.{event.job}.{kind}"
+        if isinstance(event, Queued):
+            return f"{self.jobs_root}{event.queue}.{event.job}.queued.{event.priority}"
+        if isinstance(event, Completed) and (event.limited or event.member is not None):
+            leaf = completed_leaf(event)
+        else:
+            leaf = event_type(event)
+        return f"{self.jobs_root}{event.queue}.{event.job}.{leaf}"
 
     def dispatches(self, queue: str, priority: Priority) -> str:
         """Return the filter of a queue's work items of one priority."""
