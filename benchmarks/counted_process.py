@@ -83,6 +83,12 @@ async def add_each(ledger: Ledger, jobs: int) -> None:
         await ledger.enqueue(noop, **values)
 
 
+async def add_named(ledger: Ledger, jobs: int) -> None:
+    """Enqueue one by one, each with an id of its own."""
+    for values in inputs(jobs):
+        await ledger.enqueue(noop.options(id=f"job-{values['number']}"), **values)
+
+
 async def work(ledger: Ledger, jobs: int) -> None:
     """Run as many jobs as are there, with all that a worker hosts by itself."""
     worker = Worker(ledger, TaskRegistry([noop, flaky]), WorkerConfig(concurrency=CONCURRENCY))
@@ -102,6 +108,7 @@ async def project(ledger: Ledger, _: int) -> None:
 PARTS: Final[Mapping[str, Callable[[Ledger, int], Awaitable[None]]]] = {
     "bulk": add_many,
     "single": add_each,
+    "named": add_named,
     "drain": work,
     "retried": work,
     "project": project,

@@ -76,6 +76,7 @@ class Part(NamedTuple):
 PARTS: Final[Mapping[str, Part]] = {
     "bulk": Part("enqueue_many, a job", _nothing),
     "single": Part("enqueue, a job", _nothing),
+    "named": Part("enqueue with options(id=...), a job", _nothing),
     "drain": Part(f"worker at {counted_process.CONCURRENCY}, a job", _queue),
     "retried": Part("worker, a job that fails once", _queue_flaky, few=100, many=500),
     "project": Part("projector, an event", _end),
@@ -173,9 +174,9 @@ def above(found: float, known: float) -> float:
 
 def show(counts: Counts, known: Counts, name: str) -> None:
     """Print a table; `name`: of what the counts are compared with."""
-    print(f"{'':32}" + "".join(f"{kind:>16}{name:>12}{'':9}" for kind in counts))
+    print(f"{'':36}" + "".join(f"{kind:>16}{name:>12}{'':9}" for kind in counts))
     for part in next(iter(counts.values())):
-        line = f"{PARTS[part].what:32}"
+        line = f"{PARTS[part].what:36}"
         for kind, by_part in counts.items():
             digits = 0 if kind == "instructions" else 1
             before = known.get(kind, {}).get(part)

@@ -38,13 +38,13 @@ def program(name: str) -> ModuleType:
 
 
 @pytest.mark.skipif(not KEPT, reason=f"no counts are kept for Python {VERSION}: make instructions KEEP=1")
-@pytest.mark.parametrize("part", ["bulk", "single"])
+@pytest.mark.parametrize("part", ["bulk", "single", "named"])
 async def test_an_enqueue_costs_no_more_calls_than_is_known(connected: Connect, part: str) -> None:
     counted: Any = program("counted_process")
     calls = counted.Calls()
     # One by one, since how many go in a group depends on how fast the machine is.
     async with connected(commit="pipeline") as ledger:
-        await counted.PARTS[part](ledger, 10)  # what only the first calls need
+        await counted.add_each(ledger, 10)  # what only the first calls need
         sys.setprofile(calls)
         try:
             await counted.PARTS[part](ledger, JOBS)

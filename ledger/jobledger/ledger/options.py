@@ -86,9 +86,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         check_token("queue", self.queue)
         if self.id is not None:
             check_token("job id", self.id)
-        if (self.id_template, self.tenant_template, self.on_other_input) != ("", "", "error"):
+        if self.id_template != "" or self.tenant_template != "" or self.on_other_input != "error":
             self._check_identity()
-        if (self.unique, self.debounce_s, self.max_wait_s) != (None, None, None):
+        if self.unique is not None or self.debounce_s is not None or self.max_wait_s is not None:
             force_setattr(self, "unique", self._checked_unique())
         if self.priority not in PRIORITIES:
             message = f"priority must be high, normal or low, got {self.priority!r}"

@@ -96,6 +96,9 @@ class TaskOptions(OrderOptions, total=False):
     by: str | None
 
 
+_OPTIONS: Final = frozenset(TaskOptions.__annotations__)
+
+
 class Task(Generic[P, R_co]):
     """A function that jobs can run. `P`: the parameters that are a job's input; `R_co`: what the function returns."""
 
@@ -139,10 +142,10 @@ class Task(Generic[P, R_co]):
 
         Raises: InvalidTokenError, ConfigurationError, InvalidInputError.
         """
-        wrong = given.keys() - TaskOptions.__annotations__
-        if wrong:
-            raise TypeError(f"Task.options() got an unexpected keyword argument {min(wrong)!r}")
-        chosen: dict[str, Any] = dict(given)
+        if not given.keys() <= _OPTIONS:
+            wrong = min(given.keys() - _OPTIONS)
+            raise TypeError(f"Task.options() got an unexpected keyword argument {wrong!r}")
+        chosen: dict[str, Any] = {**given}
         queue, limits = chosen.pop("queue", None), chosen.pop("limits", ())
         return TaskWithOptions(self, self.defaults.changed(chosen, queue=queue, limits=limits))
 
