@@ -53,7 +53,7 @@ class RunExecution:
     """Makes the attempts of runs for one worker."""
 
     def __init__(self, shared: RunSurroundings) -> None:
-        self.shared = shared
+        self._shared = shared
         self._journals: dict[JobRef, AttemptJournal] = {}
 
     def on_hint(self, ref: JobRef) -> None:
@@ -70,14 +70,14 @@ class RunExecution:
         workflow = cast("WorkflowFunction[..., Any, ..., Any]", task)  # others are no runs
         channel = attempt.control.channel
         assert channel is not None, "it was opened for the attempt"
-        journal = AttemptJournal(self.shared, attempt, channel)
+        journal = AttemptJournal(self._shared, attempt, channel)
         self._journals[attempt.ref] = journal
         try:
-            return await _Play(self.shared, attempt, workflow, journal).run(arguments)
+            return await _Play(self._shared, attempt, workflow, journal).run(arguments)
         finally:
             journal.release()
-            if self.shared.kept is not None and attempt.control.recorded is not None:
-                self.shared.kept.keep(attempt.ref, attempt.newest_chain)
+            if self._shared.kept is not None and attempt.control.recorded is not None:
+                self._shared.kept.keep(attempt.ref, attempt.newest_chain)
             if self._journals.get(attempt.ref) is journal:
                 del self._journals[attempt.ref]
 

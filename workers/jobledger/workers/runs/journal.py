@@ -62,12 +62,6 @@ from jobledger.workers.runs.tables import AttemptTables, WorkerTables
 
 StepAppend = StepCommand | RefuseSignal | CopyEnds | Join
 
-#: A batch of this size costs the server less than as many appends one by one. Source: measured, as ADR 005.
-_BATCH_MIN: Final = 16
-_BATCH_MAX: Final = 200
-#: Of results and items in one batch.
-_BYTES_MAX: Final = 1 << 20
-
 T = TypeVar("T")
 
 #: What keeps something from being stored or read, and is no failure of the run's code.
@@ -168,7 +162,7 @@ class AttemptJournal:
         )
 
     async def append(self, command: StepAppend) -> None:
-        """See `RunJournal.append`."""
+        """See `RunJournal.append`. What branches append at the same time goes together."""
         await self._store(f"step {command.step} of run {self.job.id}", lambda: self._together.append(command))
         self._news.set()
 
@@ -391,6 +385,12 @@ _OWN_MODULES = frozenset(
 
 
 # Appends of a run's branches: those that come while one is under way go together, as one batch if they are many.
+
+#: A batch of this size costs the server less than as many appends one by one. Source: measured, as ADR 005.
+_BATCH_MIN: Final = 16
+_BATCH_MAX: Final = 200
+#: Of results and items in one batch.
+_BYTES_MAX: Final = 1 << 20
 
 
 class _WaitingStep(msgspec.Struct, eq=False):
