@@ -23,7 +23,10 @@ async def make_consumers(ledger: Ledger, queue: str, *, ack_wait_s: float) -> No
     names = ledger.names
     for priority in PRIORITIES:
         config = consumer_config(
-            names.dispatches(queue, priority), ack_wait_s=ack_wait_s, ack_pending_max=20_000
+            names.dispatches(queue, priority),
+            ack_wait_s=ack_wait_s,
+            ack_pending_max=20_000,
+            in_memory=not ledger.connection.is_clustered,  # as a worker makes them
         )
         await ensure_consumer(ledger.inbox, names.ledger_stream, names.consumer(queue, priority), config)
 

@@ -48,7 +48,7 @@ def _part(text: str) -> Part:
 #: What each part of the work needs, by its title in docs/subjects.md.
 PARTS: Final[Mapping[str, Part]] = {
     "Everybody": _part(
-        """Whoever connects looks at every stream, and makes those that are missing: let an operator run `jobledger init` first, since nobody else has the right to make the ledger. Workers may make the buckets `KV_TASKS`, `KV_LOGS` and `OBJ_TABLES`, gateways `KV_ACCESS` and `OBJ_BODIES`, and reactors make `TIMERS` and `ADVISORIES` again where they were lost. Who connects with `create=False`, as all commands that only read, makes none; where there is no ledger it publishes to `$JS.API.STREAM.NAMES`, to name those that there are.
+        """Whoever connects looks at every stream, and makes those that are missing: let an operator run `jobledger init` first, since nobody else has the right to make the ledger. Workers may make the buckets `KV_TASKS`, `KV_LANES`, `KV_LOGS` and `OBJ_TABLES`, gateways `KV_ACCESS` and `OBJ_BODIES`, and reactors make `TIMERS` and `ADVISORIES` again where they were lost. Who connects with `create=False`, as all commands that only read, makes none; where there is no ledger it publishes to `$JS.API.STREAM.NAMES`, to name those that there are.
 
 publish $JS.API.STREAM.INFO.LEDGER | checked at connect; the ledger's end
 publish $JS.API.STREAM.INFO.TIMERS | checked at connect
@@ -123,6 +123,10 @@ publish $JS.API.STREAM.MSG.GET.KV_WORKERS | whether a worker's lease has expired
 publish $JS.API.STREAM.INFO.KV_TASKS | look for the bucket of what tasks are
 publish $JS.API.STREAM.CREATE.KV_TASKS | make it where it is missing
 publish $KV.TASKS.<task> | say what its task is; without these three rights its work goes on
+publish $JS.API.STREAM.INFO.KV_LANES | look for the bucket of how far each lane was settled
+publish $JS.API.STREAM.CREATE.KV_LANES | make it where it is missing
+publish $KV.LANES.work_<queue_priority> | note how far a lane is settled; without these rights its consumers are kept in files
+publish $JS.API.STREAM.MSG.GET.KV_LANES | where the server forgot a consumer: where it is to begin again
 publish $O.RESULTS.C.<object> | a result above the inline limit: its chunks
 publish $O.RESULTS.M.<object> | and what they are
 publish $JS.API.STREAM.PURGE.OBJ_RESULTS | two processes stored the same at once: the chunks of one

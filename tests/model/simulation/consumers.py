@@ -51,6 +51,7 @@ class Consumer:
         self.stream = stream
         self.name = name
         self.config = config
+        self._created = timestamp(server.now_ns())
         filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
         self._fits = [matcher(each) for each in filters]
         self.explicit = config.get("ack_policy") == "explicit"
@@ -93,6 +94,7 @@ class Consumer:
             "name": self.name,
             "stream_name": self.stream.name,
             "config": self.config,
+            "created": self._created,
             "num_pending": len(self.fresh),
             "num_ack_pending": len(self.pending),
             "num_redelivered": len(self.delivered),

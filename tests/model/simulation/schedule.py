@@ -464,8 +464,11 @@ class Havoc:
             connection.lose()
             world.after(lasts + self._random.random(), connection.find)
         for stream in server.streams.values():
-            for consumer in stream.consumers.values():
-                consumer.forget_recent_acks()
+            for name, consumer in list(stream.consumers.items()):
+                if consumer.config.get("mem_storage"):
+                    server.lose_consumer(stream, name)
+                else:
+                    consumer.forget_recent_acks()
 
     def _lose_consumer(self) -> None:
         server = self._schedule.server

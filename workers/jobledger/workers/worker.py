@@ -277,6 +277,7 @@ class Worker:
         keepers = [
             self._serve("the lease", self._lease.run),
             self._serve("keep-alive", self._intake.keep_alive),
+            self._serve("the floors of lanes", self._intake.note_floors),
             self._serve("the watch for cancels", self._cancels.run),
             self._serve("the watch for pauses", self._pauses.run),
             self._serve("the watchdog", self._watchdog.run),

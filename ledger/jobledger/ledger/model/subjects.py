@@ -112,6 +112,12 @@ def leaves_of(event: str) -> tuple[str, ...]:
     return _LEAVES.get(event, (event,))
 
 
+#: Last words of the subjects of most events that end a job for good; those of a run's child name its parent, too.
+ENDINGS: Final = tuple(
+    f".{leaf}" for kind in ("completed", "cancelled") for leaf in leaves_of(kind) if "*" not in leaf
+)
+
+
 def fits(subject: str, pattern: str) -> bool:
     """Return whether a filter of the server's, with `*` and a last `>`, lets a subject through."""
     words, wanted = subject.split("."), pattern.split(".")
@@ -215,6 +221,11 @@ class Names(msgspec.Struct, frozen=True):
         return self._stream("TASKS")
 
     @property
+    def lanes_bucket(self) -> str:
+        """The key-value bucket of how far each lane was settled."""
+        return self._stream("LANES")
+
+    @property
     def access_bucket(self) -> str:
         """The key-value bucket of when each key of the gateway was last used."""
         return self._stream("ACCESS")
@@ -257,7 +268,13 @@ class Names(msgspec.Struct, frozen=True):
     @property
     def streams(self) -> tuple[str, ...]:
         """Every stream that an environment may have, the ledger first; some are made only where they are needed."""
-        buckets = (self.workers_bucket, self.tasks_bucket, self.access_bucket, self.logs_bucket)
+        buckets = (
+            self.workers_bucket,
+            self.tasks_bucket,
+            self.lanes_bucket,
+            self.access_bucket,
+            self.logs_bucket,
+        )
         stores = (self.payloads_bucket, self.results_bucket, self.tables_bucket, self.bodies_bucket)
         return (
             self.ledger_stream,

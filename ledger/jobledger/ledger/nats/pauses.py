@@ -22,6 +22,7 @@ from jobledger.ledger.model.subjects import JobRef, leaves_of
 from jobledger.ledger.model.times import server_time, time_text
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.durables import Maker, make_consumer
+from jobledger.ledger.nats.floors import read_floor
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.infos import ConsumerInfo
 
@@ -42,12 +43,13 @@ async def begin_at_living(log: Log, config: dict[str, Any]) -> dict[str, Any]:
         return config
     with contextlib.suppress(PermissionRefusedError):
         begin = await _begin(log, config["filter_subject"])
-        return (
-            config
-            if begin is None
-            else {**config, "deliver_policy": "by_start_sequence", "opt_start_seq": begin}
-        )
+        return config if begin is None else _beginning(config, begin)
     return config
+
+
+def _beginning(config: dict[str, Any], begin: int) -> dict[str, Any]:
+    """Return the settings of a consumer that begins at a stream sequence."""
+    return {**config, "deliver_policy": "by_start_sequence", "opt_start_seq": begin}
 
 
 async def _begin(log: Log, lane: str) -> int | None:
@@ -145,11 +147,12 @@ def queue_of_work(consumer: str) -> str:
 def work_maker(log: Log, queue: str) -> Maker:
     """Return what makes the consumers of a queue's work: as `make_consumer`, and paused if the queue is.
 
-    It begins where a job still needs a worker.
+    It begins behind what was settled when somebody noted that last, else where a job still needs a worker.
     """
 
     async def make(inbox: Inbox, stream: str, name: str, config: dict[str, Any]) -> ConsumerInfo:
-        begun = await begin_at_living(log, config)
+        settled = await read_floor(inbox, log, name)
+        begun = await begin_at_living(log, config) if settled is None else _beginning(config, settled + 1)
         state = await queue_state(log, queue)
         until = _until(state)
         made = await make_consumer(inbox, stream, name, {**begun, "pause_until": until} if until else begun)

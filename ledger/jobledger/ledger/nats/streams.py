@@ -23,6 +23,8 @@ from jobledger.ledger.nats.infos import AccountInfo, StreamInfo
 
 _NANOSECONDS: Final = 1_000_000_000
 _DUPLICATE_WINDOW_S: Final = 120.0
+#: Each queue has three. A stream that says no number may have as many as the server's `default_max_consumers`, 1,000.
+_CONSUMERS_MAX: Final = 10_000
 #: Where the server says that a consumer gave a message up.
 _ADVISORIES: Final = "$JS.EVENT.ADVISORY.CONSUMER"
 _GIVEN_UP: Final = ("MAX_DELIVERIES", "MSG_TERMINATED")
@@ -73,6 +75,7 @@ def _ledger(names: Names, bytes_max: int, replicas: int) -> StreamSpec:
             "max_msgs": -1,
             "max_msgs_per_subject": -1,
             "max_bytes": bytes_max,
+            "max_consumers": _CONSUMERS_MAX,
             "deny_delete": True,
             "allow_direct": True,
             "allow_atomic": True,

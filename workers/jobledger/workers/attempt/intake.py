@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from jobledger.ledger.client import Ledger
@@ -24,12 +24,16 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
 )
 from jobledger.ledger.model.events import PRIORITIES, Priority
+from jobledger.ledger.model.subjects import ENDINGS
+from jobledger.ledger.model.times import server_time
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.consumer import ACK, HeldDeliveries, keep_serving, nak, woken
-from jobledger.ledger.nats.durables import consumer_config, ensure_consumer
+from jobledger.ledger.nats.durables import consumer_config, ensure_consumer, find_consumer
+from jobledger.ledger.nats.floors import Mark, make_bucket, mark_of, write_floor
 from jobledger.ledger.nats.pauses import work_maker
-from jobledger.ledger.nats.pull import Delivery, Ended, PullConsumer
+from jobledger.ledger.nats.pull import HEARTBEAT_S, Delivery, Ended, PullConsumer
 from jobledger.ledger.nats.streams import find_stream
+from jobledger.workers.attempt.lanes import Lane, Tier
 from jobledger.workers.attempt.settlement import Settlement
 from jobledger.workers.config import WorkerConfig
 
@@ -40,41 +44,16 @@ _LOOK_AGAIN_S: Final = 10.0  # for a consumer that something is wrong with
 _ON_ITS_WAY_S: Final = 2.0  # that a stop waits for deliveries on their way
 _PROBE_MAX: Final = 512  # messages asked for in one probe
 _FAIR_EVERY: Final = 16
-_CREDIT_MAX: Final = 10_000.0
 _FAIR_SHARE: Final = 8
+_LANES_A_SECOND: Final = 40  # whose heartbeats the server sends
+_HEARTBEAT_S_MAX: Final = 14.0  # the server takes no more than half of what a request stands
+_LOOKS_AT_ONCE: Final = 32  # for consumers
+#: Floors are noted this often, and one after the other: what came to be settled since is handed out once more when the
+#: server has forgotten the consumer.
+_NOTE_EVERY_S: Final = 5.0
+_NOTE_PAUSE_S: Final = 0.02
+_ENDS_MAX: Final = 1_000 // len(ENDINGS)  # jobs whose end is looked for at once
 _NANOSECONDS: Final = 1_000_000_000
-
-
-class Lane:
-    """One queue at one priority: a durable consumer, and what it is asked for at present."""
-
-    def __init__(self, queue: str, priority: Priority, weight: int, consumer: PullConsumer) -> None:
-        self.queue = queue
-        self.priority: Priority = priority
-        self.weight = weight
-        self.credit = 0.0  #: slots it is owed by the other lanes of its priority
-        self.consumer = consumer
-        self.empty = False  # it had nothing when it was last asked
-        self.lost = True  # the consumer has to be looked for
-        self.look_at = 0.0  # not before this loop time
-        self.ack_wait_s = math.inf  # of the consumer, once it is known
-
-
-def next_lane(tier: list[Lane], wanted: int) -> tuple[Lane, int]:
-    """Return which of the lanes of one priority is asked next, and for how many of `wanted` free slots.
-
-    Deficit round robin: a lane that is asked owes that amount to the others by their weights, so the slots over time
-    are in the proportion of the weights, for one free slot at a time as for a hundred at once.
-    """
-    if len(tier) == 1:
-        return tier[0], wanted
-    total = sum(lane.weight for lane in tier)
-    chosen = max(tier, key=lambda lane: lane.credit)
-    amount = min(wanted, max(1, round(wanted * chosen.weight / total), int(chosen.credit)))
-    for lane in tier:
-        lane.credit = min(lane.credit + amount * lane.weight / total, _CREDIT_MAX)
-    chosen.credit = max(chosen.credit - amount, -_CREDIT_MAX)
-    return chosen, amount
 
 
 class Intake:
@@ -103,6 +82,9 @@ class Intake:
         self.wake = self._wake.set  #: says that a slot became free
         self._look_at = 0.0  # loop time of the next look at what is silent
         self._was_answered = False  # a request, by the server
+        self._in_memory = False  # the consumers that are made
+        self._made_again_ns = 0  # when the newest consumer was made that does not begin at the first dispatch
+        self._old: deque[Delivery] = deque()  # deliveries of dispatches that are older than that
         self._has_lost = False  # one of the lanes has to be looked for
         self._round = 0
         self._portion = max(1, config.concurrency // 4)
@@ -111,6 +93,12 @@ class Intake:
         self.deliveries = 0  #: messages that came
         self.redeliveries = 0  #: of them, those that JetStream had handed out before
         self._lanes: list[Lane] = []
+        self._tiers = {priority: Tier() for priority in PRIORITIES}  # the highest first
+        self._probed: set[Lane] = set()  # asked for what they have now
+        # The server looks for work at each heartbeat of a lane, and goes through all events since its last look: many lanes
+        # together would cost it more than the jobs. Source: ADR 059.
+        lanes = len(PRIORITIES) * len(queues) + len(built_in)
+        self._heartbeat_s = min(max(HEARTBEAT_S, lanes / _LANES_A_SECOND), _HEARTBEAT_S_MAX)
         for priority in PRIORITIES:
             self._lanes += [self._lane(queue, priority) for queue in queues]
             if priority == "normal":
@@ -121,11 +109,17 @@ class Intake:
 
         def on_delivery(delivery: Delivery) -> None:
             lane.empty = False
+            lane.moved = True
+            if lane.turn is None:
+                self._place(lane)
             self._held.hold(delivery.reply, delivery)
             self.deliveries += 1
             if delivery.delivered > 1:
                 self.redeliveries += 1
-            self._on_work(delivery)
+            if delivery.stored_ns < self._made_again_ns:
+                self._old.append(delivery)
+            else:
+                self._on_work(delivery)
             self._wake.set()
 
         def on_ended(ended: Ended) -> None:
@@ -133,6 +127,7 @@ class Intake:
             self._was_answered = self._was_answered or lane.empty
             if ended == "lost":
                 lane.lost = self._has_lost = True
+            self._place(lane)
             self._wake.set()
 
         consumer = PullConsumer(
@@ -141,6 +136,7 @@ class Intake:
             names.consumer(queue, priority),
             on_delivery=on_delivery,
             on_ended=on_ended,
+            heartbeat_s=self._heartbeat_s,
         )
         lane = Lane(queue, priority, self._config.weights.get(queue, 1), consumer)
         return lane
@@ -150,9 +146,40 @@ class Intake:
 
         Raises: StreamMismatchError, UnreachableError.
         """
-        for lane in self._lanes:
+        ledger = self._ledger
+        # The servers of a cluster make a forgotten consumer again by themselves, where it began at first.
+        self._in_memory = not self._connection.is_clustered and await make_bucket(
+            ledger.inbox, ledger.names, replicas=ledger.config.replicas
+        )
+
+        async def find_and_listen(lane: Lane) -> None:
             await self._find(lane)
             await lane.consumer.open()
+
+        await self._each(self._lanes, find_and_listen)
+
+    async def _each(self, lanes: Iterable[Lane], look: Callable[[Lane], Awaitable[None]]) -> None:
+        """Look at lanes, some at once; after the first that fails at no further one. Raises: what `look` raised."""
+        left = deque(lanes)
+
+        async def some() -> None:
+            while left:
+                try:
+                    await look(left.popleft())
+                except BaseException:
+                    left.clear()
+                    raise
+
+        looks = (some() for _ in range(min(_LOOKS_AT_ONCE, len(left))))
+        for outcome in await asyncio.gather(*looks, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+        # Another process may have made a consumer with another ack wait: the server's value counts.
+        self._held.ack_wait_s = min(lane.ack_wait_s for lane in self._lanes)
+
+    def _place(self, lane: Lane) -> None:
+        """Let a lane be asked or not, after something about it changed."""
+        self._tiers[lane.priority].place(lane, may_be_asked=lane.may_be_asked)
 
     async def _find(self, lane: Lane) -> None:
         names = self._ledger.names
@@ -164,14 +191,17 @@ class Intake:
                 names.dispatches(lane.queue, lane.priority),
                 ack_wait_s=self._config.ack_wait_s,
                 ack_pending_max=self._config.ack_pending_max,
+                in_memory=self._in_memory,
             ),
             make=work_maker(self._ledger.log, lane.queue),
         )
         lane.empty = found.paused  # there is nothing to be had before the end of the pause
-        # Another process may have made the consumer with another ack wait: the server's value counts.
         lane.ack_wait_s = int(found.config.get("ack_wait", 0)) / _NANOSECONDS or self._config.ack_wait_s
-        self._held.ack_wait_s = min(each.ack_wait_s for each in self._lanes)
+        if found.created and found.config.get("deliver_policy") == "by_start_sequence":
+            made_ns = int(server_time(found.created).timestamp() * _NANOSECONDS)
+            self._made_again_ns = max(self._made_again_ns, made_ns)
         lane.lost = False
+        self._place(lane)
 
     async def close(self) -> None:
         """Ask for nothing any more, and take what is on its way, so that it is given back.
@@ -185,6 +215,8 @@ class Intake:
             with contextlib.suppress(LedgerError, ConnectionLostError, TimeoutError):
                 async with asyncio.timeout(_ON_ITS_WAY_S):
                     await find_stream(self._ledger.inbox, self._ledger.names.ledger_stream)
+        while self._old:
+            self._on_work(self._old.popleft())
         for lane in self._lanes:
             await lane.consumer.close()
 
@@ -207,16 +239,35 @@ class Intake:
 
     async def _serve(self) -> bool:
         """Find the lanes that were lost, and ask for work until another one is."""
-        for lane in self._lanes:
-            if lane.lost:
-                await self._look_for(lane)
+        await self._each([lane for lane in self._lanes if lane.lost], self._look_for)
         self._has_lost = self._has_due()  # perhaps one was lost while another was looked for
         while not self._has_lost:
             self._wake.clear()
-            if not self._ask():
+            if self._old:
+                await self._sift()
+            elif not self._ask():
                 await woken(self._wake)
                 self._notice_silence()
         return False
+
+    async def _sift(self) -> None:
+        """Settle deliveries of jobs that have ended, and hand on the others.
+
+        A consumer that was made again hands out dispatches that its predecessor had settled. A claim on each would be
+        refused after a read of its whole chain; here one request tells the ends of hundreds.
+        """
+        asked = [self._old.popleft() for _ in range(min(len(self._old), _ENDS_MAX))]
+        chains = [each.subject.decode(errors="replace").rpartition(".queued.")[0] for each in asked]
+        ended: set[str] = set()
+        with contextlib.suppress(LedgerError):  # whoever claims them hears of it, and knows what to do
+            ended = await self._ledger.log.present(
+                [chain + ending for chain in dict.fromkeys(chains) for ending in ENDINGS]
+            )
+        for each, chain in zip(asked, chains, strict=True):
+            if any(chain + ending in ended for ending in ENDINGS):
+                self._held.settle(each.reply, ACK)
+            else:
+                self._on_work(each)
 
     async def _look_for(self, lane: Lane) -> None:
         """Find a lane that was lost; a fault of its consumer alone does not stop the other lanes.
@@ -250,6 +301,7 @@ class Intake:
                 if lane.consumer.probed:
                     lane.consumer.forget()
                 lane.empty = True
+                self._place(lane)
         self.wake()
 
     def resume(self, queue: str) -> None:
@@ -257,7 +309,7 @@ class Intake:
         for lane in self._lanes:
             if lane.queue == queue and lane.consumer.standing and lane.consumer.free and self._free() > 0:
                 with contextlib.suppress(ConnectionLostError):
-                    lane.consumer.request(1)
+                    self._request(lane, 1)
 
     def _has_due(self) -> bool:
         now = self._connection.loop.time()
@@ -270,30 +322,43 @@ class Intake:
         portions worth a message. A lane that had nothing is left waiting at the server, so it need not be asked
         again to know that it comes first.
         """
-        on_the_way = sum(lane.consumer.probed for lane in self._lanes)
+        on_the_way = self._on_the_way() + len(self._old)
         wanted = self._free() - on_the_way
         if wanted <= 0 or (on_the_way and wanted < self._portion):
             return False
-        candidates = [
-            lane
-            for lane in self._lanes
-            if not lane.consumer.standing and lane.consumer.free and not lane.lost
-        ]
-        if not candidates:
+        tiers = [tier for tier in self._tiers.values() if tier]
+        if not tiers:
             return False
-        tier = [lane for lane in candidates if lane.priority == candidates[0].priority]
-        empty = next((lane for lane in tier if lane.empty), None)
-        if empty is not None:
-            empty.empty = False
-            empty.consumer.wait_for(1)
+        if tiers[0].empty:
+            lane = next(iter(tiers[0].empty))
+            lane.empty = False
+            lane.consumer.wait_for(1)
+            self._place(lane)
             return True
         self._round += 1
         if self._round % _FAIR_EVERY == 0:
-            tier = [lane for lane in candidates if lane.priority == candidates[-1].priority]
-            wanted = max(1, wanted // _FAIR_SHARE)
-        lane, amount = next_lane(tier, wanted)
-        lane.consumer.request(min(amount, _PROBE_MAX))
+            lane, amount = tiers[-1].next_of_all(max(1, wanted // _FAIR_SHARE))
+        else:
+            lane, amount = tiers[0].next(wanted)
+        self._request(lane, min(amount, _PROBE_MAX))
         return True
+
+    def _on_the_way(self) -> int:
+        """Return how many messages lanes were asked for that they may have now."""
+        found = 0
+        for lane in tuple(self._probed):
+            if lane.consumer.probed:
+                found += lane.consumer.probed
+            else:
+                self._probed.remove(lane)
+        return found
+
+    def _request(self, lane: Lane, batch: int) -> None:
+        """Ask a lane for what it has now. Raises: ConnectionLostError."""
+        lane.consumer.request(batch)
+        self._probed.add(lane)
+        if not lane.consumer.free:
+            self._place(lane)
 
     def _notice_silence(self) -> None:
         """Give up on consumers that owe an answer for too long, so that they are looked for."""
@@ -305,9 +370,40 @@ class Intake:
         silent = [lane for lane in self._lanes if lane.consumer.is_silent]
         for lane in silent:
             lane.lost = self._has_lost = True
+            self._place(lane)
         if silent:
             names = ", ".join(f"{lane.queue} ({lane.priority})" for lane in silent)
             logger.info("consumers are silent and looked for: %s", names)
+
+    async def note_floors(self) -> None:
+        """Note, until cancelled, up to where each lane is settled of which something was delivered here.
+
+        Raises: UnreachableError, JetStreamDisabledError, after which it is worth another try.
+        """
+        while True:
+            await asyncio.sleep(_NOTE_EVERY_S)
+            moved = [lane for lane in self._lanes if lane.moved and not lane.lost]
+            if not (moved and self._in_memory):
+                continue
+            mark = await mark_of(self._ledger.log)
+            for lane in moved:
+                await self._note(lane, mark)
+                await asyncio.sleep(_NOTE_PAUSE_S)
+
+    async def _note(self, lane: Lane, mark: Mark) -> None:
+        ledger, lane.moved = self._ledger, False
+        try:
+            name = ledger.names.consumer(lane.queue, lane.priority)
+            found = await find_consumer(ledger.inbox, ledger.names.ledger_stream, name)
+            if found is not None and lane.settled != found.ack_floor.stream_sequence:
+                await write_floor(ledger.inbox, ledger.names, found, mark)
+                lane.settled = found.ack_floor.stream_sequence
+            lane.moved = lane.moved or found is None or found.ack_pending > 0
+        except (UnreachableError, JetStreamDisabledError):
+            lane.moved = True
+            raise
+        except LedgerError as error:
+            logger.warning("the floor of queue %s (%s) is not noted: %s", lane.queue, lane.priority, error)
 
     # The methods below settle deliveries. Nothing depends on a settlement: the ledger decides.
 

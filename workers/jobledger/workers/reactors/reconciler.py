@@ -30,7 +30,7 @@ from jobledger.ledger.model.errors import (
     MalformedEventError,
     UnreachableError,
 )
-from jobledger.ledger.model.subjects import RECONCILER_CONSUMER_PREFIX, JobRef, leaves_of
+from jobledger.ledger.model.subjects import ENDINGS, RECONCILER_CONSUMER_PREFIX, JobRef
 from jobledger.ledger.nats.consumer import ACK, Batches, Source, keep_serving, nak, tell
 from jobledger.ledger.nats.durables import ensure_consumer, list_consumers, reactor_consumer
 from jobledger.ledger.nats.infos import ConsumerInfo
@@ -41,9 +41,6 @@ from jobledger.workers.reactors.stranded import OnDeadLetter, StrandedJobs
 logger = logging.getLogger("jobledger.workers.reactors.reconciler")
 
 BATCH: Final = 1_000
-_ENDINGS: Final = tuple(
-    f".{leaf}" for kind in ("completed", "cancelled") for leaf in leaves_of(kind) if "*" not in leaf
-)
 _CHAINS_AT_ONCE: Final = 16
 _ACK_WAIT_S: Final = 60.0
 _FETCH_S: Final = 5.0
@@ -218,7 +215,7 @@ class Reconciler:
 
     async def _examine(self, lane: Lane, old: Sequence[Delivery], ages: dict[int, float]) -> None:
         rest = old
-        for ending in _ENDINGS:  # most are completed, and asking costs more than anything else here
+        for ending in ENDINGS:  # most are completed, and asking costs more than anything else here
             rest = await self._ack_ended(rest, ending)
         await asyncio.gather(
             *(self._examine_one(lane.work, each, ages[each.stream_sequence]) for each in rest)

@@ -1,0 +1,125 @@
+"""The bucket LANES: up to where each lane was settled, for when the server has forgotten its consumer.
+
+A consumer of work is kept in the server's memory and is gone after a restart. Whoever makes it again lets it begin behind
+the newest note. A note that is seconds old is as right as a new one: what was settled since is handed out once more, and
+the ledger refuses it. A note counts only while the ledger still holds the event that was its newest at that moment, as
+that event was: a ledger that lost its end has other dispatches at the same sequences.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger.model.errors import LedgerError, PermissionRefusedError, ServerUnreachableError
+from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.nats import api
+from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.inbox import Inbox
+from jobledger.ledger.nats.infos import ConsumerInfo
+from jobledger.ledger.nats.streams import StreamSpec, ensure_streams
+
+_TIMEOUT_S: Final = 5.0
+_LANES_MAX: Final = 30_000
+_NOTE_BYTES_MAX: Final = 1 << 10
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """An event that shows whether a ledger is still the one it was."""
+
+    sequence: int  #: of the newest event of the ledger; 0 for none
+    sha256: str  #: of that event as it is stored
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """Up to where a lane was settled, and the newest event of the ledger just before that was asked."""
+
+    settled: int  #: stream sequence: no dispatch of the lane at or before it is to be handed out
+    mark: Mark
+
+
+def lanes_specification(names: Names, replicas: int) -> StreamSpec:
+    """Return the bucket; workers make it."""
+    return StreamSpec(
+        name=_stream(names),
+        config={
+            "subjects": [_subject(names, ">")],
+            "retention": "limits",
+            "storage": "file",
+            "discard": "old",
+            "max_msgs": _LANES_MAX,
+            "max_msgs_per_subject": 1,
+            "max_msg_size": _NOTE_BYTES_MAX,
+            "allow_rollup_hdrs": True,
+            "allow_direct": True,
+            "num_replicas": replicas,
+        },
+        required=("subjects", "storage", "max_msgs_per_subject"),
+    )
+
+
+async def make_bucket(inbox: Inbox, names: Names, *, replicas: int) -> bool:
+    """Make the bucket where it is missing; return False where this user may not, or may not look for it.
+
+    Raises: as `ensure_streams`.
+    """
+    try:
+        await ensure_streams(inbox, [lanes_specification(names, replicas)])
+    except PermissionRefusedError:
+        return False
+    return True
+
+
+async def mark_of(log: Log) -> Mark:
+    """Return the mark of the ledger as it is now. Raises: UnreachableError, LedgerError."""
+    sequence = (await log.head()).last_sequence
+    newest = await log.get(sequence)
+    return Mark(sequence=0, sha256="") if newest is None else _mark(sequence, newest.data)
+
+
+async def write_floor(inbox: Inbox, names: Names, info: ConsumerInfo, mark: Mark) -> None:
+    """Note how far a consumer is; `mark`: of the ledger, read before the consumer was.
+
+    Raises: ServerUnreachableError, ReplyTimeoutError, PermissionRefusedError, LedgerError.
+    """
+    note = Note(settled=min(info.ack_floor.stream_sequence, mark.sequence), mark=mark)
+    try:
+        data, _ = await inbox.ask(_subject(names, info.name), note, timeout_s=_TIMEOUT_S)
+    except ConnectionLostError as error:
+        raise ServerUnreachableError("the connection was lost while a floor was noted") from error
+    if b'"error"' in data:
+        raise LedgerError(f"the server refused the floor of {info.name}: {data[:200].decode()}")
+
+
+async def read_floor(inbox: Inbox, log: Log, consumer: str) -> int | None:
+    """Return the stream sequence up to which a lane was settled; None where nobody noted it of this ledger.
+
+    Raises: UnreachableError, LedgerError.
+    """
+    try:
+        found = await api.get_message(
+            inbox, _stream(log.names), {"last_by_subj": _subject(log.names, consumer)}
+        )
+        note = None if found is None else msgspec.json.decode(found.content, type=Note)
+    except (PermissionRefusedError, msgspec.MsgspecError):  # a newer version wrote it, or this user may not read
+        return None
+    if note is None or not 0 < note.settled <= note.mark.sequence:
+        return None
+    marked = await log.get(note.mark.sequence)
+    holds = marked is not None and _mark(note.mark.sequence, marked.data) == note.mark
+    return note.settled if holds else None
+
+
+def _mark(sequence: int, data: bytes) -> Mark:
+    return Mark(sequence=sequence, sha256=sha256(data).hexdigest())
+
+
+def _stream(names: Names) -> str:
+    return f"KV_{names.lanes_bucket}"
+
+
+def _subject(names: Names, key: str) -> str:
+    return f"$KV.{names.lanes_bucket}.{key}"

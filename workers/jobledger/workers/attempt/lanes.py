@@ -1,0 +1,120 @@
+"""The lanes of a worker, and which of them is asked next: slots in the proportion of the weights of their queues.
+
+A lane is one queue at one priority. What is done here costs the same for three lanes as for three thousand.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from typing import Final
+
+from jobledger.ledger.model.events import Priority
+from jobledger.ledger.nats.pull import PullConsumer
+
+_CREDIT_MAX: Final = 10_000.0
+
+
+class Lane:
+    """One queue at one priority: a durable consumer, and what it is asked for at present."""
+
+    def __init__(self, queue: str, priority: Priority, weight: int, consumer: PullConsumer) -> None:
+        self.queue = queue
+        self.priority: Priority = priority
+        self.weight = weight
+        self.credit = 0.0  #: slots it is owed by the other lanes of its priority, as of when it last had a turn
+        self.consumer = consumer
+        self.empty = False  # it had nothing when it was last asked
+        self.lost = True  # the consumer has to be looked for
+        self.look_at = 0.0  # not before this loop time
+        self.ack_wait_s = math.inf  # of the consumer, once it is known
+        self.moved = False  # something of it was delivered since its floor was noted
+        self.settled = 0  # its floor, as this worker noted it last
+        self.turn: tuple[float, int, Lane] | None = None  # its entry where `Tier` keeps turns
+
+    @property
+    def may_be_asked(self) -> bool:
+        """Whether a request can be made: none stands at the server already."""
+        return not (self.lost or self.consumer.standing) and bool(self.consumer.free)
+
+
+class Tier:
+    """The lanes of one priority that may be asked at this moment: those known to be empty, and the others in turns."""
+
+    def __init__(self) -> None:
+        self.empty: dict[Lane, None] = {}  #: had nothing when they were last asked
+        self._turns: dict[int, list[tuple[float, int, Lane]]] = {}  # heaps by weight
+        self._lanes = 0  # in turns
+        self._weights = 0  # of these
+        # Slots that a weight of 1 was owed so far. A lane's credit is its weight times this, and a number of its own: so
+        # none has to be touched when another is asked, and among lanes of one weight the order never changes.
+        self._owed = 0.0
+        self._numbers = itertools.count()
+        self._is_odd = False
+
+    def __bool__(self) -> bool:
+        """Whether there is a lane that may be asked."""
+        return bool(self._lanes or self.empty)
+
+    def place(self, lane: Lane, *, may_be_asked: bool = True) -> None:
+        """Put a lane where it belongs now, or nowhere."""
+        if lane.turn is not None and not (may_be_asked and not lane.empty):
+            lane.credit = self._credit(lane)
+            lane.turn = None
+            self._lanes -= 1
+            self._weights -= lane.weight
+        if may_be_asked and lane.empty:
+            self.empty[lane] = None
+            return
+        self.empty.pop(lane, None)
+        if may_be_asked and lane.turn is None:
+            self._lanes += 1
+            self._weights += lane.weight
+            self._give_turn(lane)
+
+    def next(self, wanted: int) -> tuple[Lane, int]:
+        """Return which lane in turns is asked, and for how many of `wanted` free slots; there must be one.
+
+        Deficit round robin: a lane that is asked owes that amount to the others by their weights, so the slots over
+        time are in the proportion of the weights, for one free slot at a time as for a hundred at once.
+        """
+        lane = self._first()
+        if self._lanes == 1:
+            return lane, wanted
+        credit = self._credit(lane)
+        amount = min(wanted, max(1, round(wanted * lane.weight / self._weights), int(credit)))
+        self._owed += amount / self._weights
+        lane.credit = max(credit + amount * lane.weight / self._weights - amount, -_CREDIT_MAX)
+        self._give_turn(lane)
+        return lane, amount
+
+    def next_of_all(self, wanted: int) -> tuple[Lane, int]:
+        """Return the same where those that had nothing are asked as well, every other time."""
+        self._is_odd = not self._is_odd
+        if not self.empty or (self._lanes and self._is_odd):
+            return self.next(wanted)
+        lane = next(iter(self.empty))
+        self.empty[lane] = self.empty.pop(lane)  # the others come first now
+        return lane, wanted
+
+    def _first(self) -> Lane:
+        """Return the lane that is owed most; of several the one that waits longest."""
+        heads: list[Lane] = []
+        for turns in self._turns.values():
+            while turns and turns[0][2].turn is not turns[0]:
+                heapq.heappop(turns)
+            heads += [turns[0][2]] if turns else []
+        return heads[0] if len(heads) == 1 else max(heads, key=self._claim)
+
+    def _claim(self, lane: Lane) -> tuple[float, int]:
+        """Return what is compared: the credit without what the arithmetic leaves, then how long the lane waits."""
+        return round(self._credit(lane), 6), -lane.turn[1] if lane.turn else 0
+
+    def _give_turn(self, lane: Lane) -> None:
+        lane.turn = (self._owed * lane.weight - lane.credit, next(self._numbers), lane)
+        heapq.heappush(self._turns.setdefault(lane.weight, []), lane.turn)
+
+    def _credit(self, lane: Lane) -> float:
+        assert lane.turn is not None, "it waits for its turn"
+        return min(self._owed * lane.weight - lane.turn[0], _CREDIT_MAX)
