@@ -30,6 +30,7 @@ from tests.support.stores import (
     make_store,
     older_folder,
 )
+from tests.support.watch import make_consumers
 from tests.support.working import working
 
 from jobledger.audit.verify import Report, leftovers, verify
@@ -280,10 +281,12 @@ async def test_lost_states_of_consumers_make_no_job_run_again(
     server = server_factory(tmp_path / "store")
     await server.start()
     RUNS.clear()
-    async with connect(server.url, ledger_bytes_max=64 << 20) as ledger, working(ledger, count):
-        jobs = [await ledger.enqueue(count, number) for number in range(100)]
-        assert [await job.result(timeout_s=20) for job in jobs] == list(range(100))
-        assert await leftovers(ledger.inbox, ledger.names, within_s=10) == []
+    async with connect(server.url, ledger_bytes_max=64 << 20) as ledger:
+        await make_consumers(ledger, count.defaults.queue, ack_wait_s=30.0, in_memory=False)
+        async with working(ledger, count):
+            jobs = [await ledger.enqueue(count, number) for number in range(100)]
+            assert [await job.result(timeout_s=20) for job in jobs] == list(range(100))
+            assert await leftovers(ledger.inbox, ledger.names, within_s=10) == []
         before = await verify(ledger.log)
     await server.stop()
     states = list((ledger_folder(server.directory) / "obs").glob("work_*/o.dat"))

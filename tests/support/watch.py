@@ -18,15 +18,17 @@ _ENDS: Final = frozenset({"completed", "cancelled", "dead_lettered"})
 _POLL_S: Final = 0.02
 
 
-async def make_consumers(ledger: Ledger, queue: str, *, ack_wait_s: float) -> None:
-    """Make the consumers of a queue before a worker does, with another ack wait than the default."""
+async def make_consumers(
+    ledger: Ledger, queue: str, *, ack_wait_s: float, in_memory: bool = True
+) -> None:
+    """Make the consumers of a queue before a worker does, with another ack wait than the default, or in files."""
     names = ledger.names
     for priority in PRIORITIES:
         config = consumer_config(
             names.dispatches(queue, priority),
             ack_wait_s=ack_wait_s,
             ack_pending_max=20_000,
-            in_memory=not ledger.connection.is_clustered,  # as a worker makes them
+            in_memory=in_memory and not ledger.connection.is_clustered,  # as a worker makes them
         )
         await ensure_consumer(ledger.inbox, names.ledger_stream, names.consumer(queue, priority), config)
 

@@ -19,7 +19,6 @@ from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.inbox import Inbox
-from jobledger.ledger.nats.infos import ConsumerInfo
 from jobledger.ledger.nats.streams import StreamSpec, ensure_streams
 
 _TIMEOUT_S: Final = 5.0
@@ -38,7 +37,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     """Up to where a lane was settled, and the newest event of the ledger just before that was asked."""
 
     settled: int  #: stream sequence: no dispatch of the lane at or before it is to be handed out
-    mark: Mark
+    mark: Mark  #: read before the consumer was
 
 
 def lanes_specification(names: Names, replicas: int) -> StreamSpec:
@@ -80,18 +79,14 @@ async def mark_of(log: Log) -> Mark:
     return Mark(sequence=0, sha256="") if newest is None else _mark(sequence, newest.data)
 
 
-async def write_floor(inbox: Inbox, names: Names, info: ConsumerInfo, mark: Mark) -> None:
-    """Note how far a consumer is; `mark`: of the ledger, read before the consumer was.
-
-    Raises: ServerUnreachableError, ReplyTimeoutError, PermissionRefusedError, LedgerError.
-    """
-    note = Note(settled=min(info.ack_floor.stream_sequence, mark.sequence), mark=mark)
+async def write_floor(inbox: Inbox, names: Names, consumer: str, note: Note) -> None:
+    """Note how far a consumer is. Raises: ServerUnreachableError, ReplyTimeoutError, PermissionRefusedError, LedgerError."""
     try:
-        data, _ = await inbox.ask(_subject(names, info.name), note, timeout_s=_TIMEOUT_S)
+        data, _ = await inbox.ask(_subject(names, consumer), note, timeout_s=_TIMEOUT_S)
     except ConnectionLostError as error:
         raise ServerUnreachableError("the connection was lost while a floor was noted") from error
     if b'"error"' in data:
-        raise LedgerError(f"the server refused the floor of {info.name}: {data[:200].decode()}")
+        raise LedgerError(f"the server refused the floor of {consumer}: {data[:200].decode()}")
 
 
 async def read_floor(inbox: Inbox, log: Log, consumer: str) -> int | None:

@@ -29,7 +29,7 @@ from jobledger.ledger.model.times import server_time
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.consumer import ACK, HeldDeliveries, keep_serving, nak, woken
 from jobledger.ledger.nats.durables import consumer_config, ensure_consumer, find_consumer
-from jobledger.ledger.nats.floors import Mark, make_bucket, mark_of, write_floor
+from jobledger.ledger.nats.floors import Mark, Note, make_bucket, mark_of, write_floor
 from jobledger.ledger.nats.pauses import work_maker
 from jobledger.ledger.nats.pull import HEARTBEAT_S, Delivery, Ended, PullConsumer
 from jobledger.ledger.nats.streams import find_stream
@@ -395,10 +395,12 @@ class Intake:
         try:
             name = ledger.names.consumer(lane.queue, lane.priority)
             found = await find_consumer(ledger.inbox, ledger.names.ledger_stream, name)
-            if found is not None and lane.settled != found.ack_floor.stream_sequence:
-                await write_floor(ledger.inbox, ledger.names, found, mark)
-                lane.settled = found.ack_floor.stream_sequence
-            lane.moved = lane.moved or found is None or found.ack_pending > 0
+            settled = 0 if found is None else min(found.ack_floor.stream_sequence, mark.sequence)
+            if settled and settled != lane.settled:
+                await write_floor(ledger.inbox, ledger.names, name, Note(settled=settled, mark=mark))
+                lane.settled = settled
+            if found is None or found.ack_pending or found.ack_floor.stream_sequence > settled:
+                lane.moved = True
         except (UnreachableError, JetStreamDisabledError):
             lane.moved = True
             raise
