@@ -147,7 +147,9 @@ async def test_jobs_that_ended_behind_one_that_runs_on_are_settled_without_a_cla
             assert set(gates.runs.values()) == {1}
 
 
-async def test_where_nobody_noted_a_floor_a_lane_begins_at_the_first_dispatch_that_counts(tmp_path: Path) -> None:
+async def test_where_nobody_noted_a_floor_a_lane_begins_at_the_first_dispatch_that_counts(
+    tmp_path: Path,
+) -> None:
     server, gates = EmbeddedServer(tmp_path / "store", port=0), Gates()
     async with server, connect(server.url, ledger_bytes_max=BYTES) as ledger:
         tasks = gates.registry(1)

@@ -362,7 +362,8 @@ async def test_a_pause_outlives_the_kill_of_its_server_and_workers_hear_of_its_e
         await until(lambda: not ledger.connection.is_connected)
         await server.start()
         await ledger.connection.wait_connected(LIMIT_S)
-        async with asyncio.timeout(LIMIT_S):  # the server has forgotten the consumers; the worker makes them again
+        # The server has forgotten the consumers, and the worker makes them again.
+        async with asyncio.timeout(LIMIT_S):
             while len(paused := await are_paused(ledger)) < len(PRIORITIES):
                 assert all(paused), "one handed out work meanwhile"
         assert paused == [True] * 3

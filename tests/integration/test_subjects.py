@@ -60,6 +60,7 @@ from jobledger.ledger.throttle import waiting_jobs
 from jobledger.projections import Projector
 from jobledger.projections.metrics.facts import server_facts
 from jobledger.workers.announcement import announce_tasks
+from jobledger.workers.attempt import intake
 from jobledger.workers.reactors import hosts
 from jobledger.workers.reactors.children.creation import ChildOpener
 from jobledger.workers.reactors.reconciler import Reconciler
@@ -500,6 +501,7 @@ class Stage:
 def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recorder:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(hosts, "Reconciler", functools.partial(Reconciler, grace_s=0.2))
+    monkeypatch.setattr(intake, "_NOTE_EVERY_S", 0.2)
     return Recorder(monkeypatch)
 
 

@@ -18,9 +18,7 @@ _ENDS: Final = frozenset({"completed", "cancelled", "dead_lettered"})
 _POLL_S: Final = 0.02
 
 
-async def make_consumers(
-    ledger: Ledger, queue: str, *, ack_wait_s: float, in_memory: bool = True
-) -> None:
+async def make_consumers(ledger: Ledger, queue: str, *, ack_wait_s: float, in_memory: bool = True) -> None:
     """Make the consumers of a queue before a worker does, with another ack wait than the default, or in files."""
     names = ledger.names
     for priority in PRIORITIES:

@@ -17,7 +17,10 @@ from jobledger.ledger.model.decision_parts import facts
 from jobledger.ledger.model.errors import WrongSequenceError
 from jobledger.ledger.model.events import Cause, JobEvent
 from jobledger.ledger.model.log import Entry, Log
-from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.subjects import JobRef, Names
+from jobledger.ledger.nats import floors
+from jobledger.ledger.nats.floors import Note
+from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.jetstream import JetStreamLog
 from jobledger.ledger.nats.leases import JetStreamLeases
 from jobledger.workers.attempt.attempt import Attempts
@@ -101,6 +104,15 @@ def dispatch_whatever_the_job_waits_for_by_now() -> Planted:
     return mock.patch("jobledger.workers.reactors.timers.Dispatch", dispatch)
 
 
+def note_all_there_is_as_settled() -> Planted:
+    real = floors.write_floor
+
+    async def write(inbox: Inbox, names: Names, consumer: str, note: Note) -> None:
+        await real(inbox, names, consumer, Note(settled=note.mark.sequence, mark=note.mark))
+
+    return mock.patch("jobledger.workers.attempt.intake.write_floor", write)
+
+
 #: Each bug, and the faults without which it does no harm, or seldom.
 MUTATIONS: dict[Callable[[], Planted], frozenset[str]] = {
     ack_before_the_outcome: frozenset(),
@@ -111,4 +123,5 @@ MUTATIONS: dict[Callable[[], Planted], frozenset[str]] = {
     take_a_lost_answer_for_a_lost_race: frozenset({"lost reply"}),
     accept_the_outcome_of_a_stale_claim: frozenset({"held network", "freeze", "delayed request"}),
     dispatch_whatever_the_job_waits_for_by_now: frozenset({"late timer", "duplicate timer", "lost timers"}),
+    note_all_there_is_as_settled: frozenset({"server restart"}),
 }

@@ -99,7 +99,10 @@ async def read_floor(inbox: Inbox, log: Log, consumer: str) -> int | None:
             inbox, _stream(log.names), {"last_by_subj": _subject(log.names, consumer)}
         )
         note = None if found is None else msgspec.json.decode(found.content, type=Note)
-    except (PermissionRefusedError, msgspec.MsgspecError):  # a newer version wrote it, or this user may not read
+    except (
+        PermissionRefusedError,
+        msgspec.MsgspecError,
+    ):  # a newer version wrote it, or this user may not read
         return None
     if note is None or not 0 < note.settled <= note.mark.sequence:
         return None

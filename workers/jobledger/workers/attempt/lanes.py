@@ -23,7 +23,7 @@ class Lane:
         self.queue = queue
         self.priority: Priority = priority
         self.weight = weight
-        self.credit = 0.0  #: slots it is owed by the other lanes of its priority, as of when it last had a turn
+        self.credit = 0.0  #: slots it was owed by the others of its priority when it last had a turn
         self.consumer = consumer
         self.empty = False  # it had nothing when it was last asked
         self.lost = True  # the consumer has to be looked for
