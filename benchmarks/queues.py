@@ -235,7 +235,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
         url, *queues = sys.argv[2:]
-        tasks, slots = (many(int(queues[0])), SLOTS) if queues else ([send, linger], 8)
-        run(work(url, TaskRegistry(tasks), WorkerConfig(concurrency=slots)))
+        registry = TaskRegistry(many(int(queues[0]))) if queues else TaskRegistry([send, linger])
+        run(work(url, registry, WorkerConfig(concurrency=SLOTS if queues else 8)))
     else:
         main()

@@ -57,7 +57,7 @@ def test_no_queue_waits_longer_than_the_weights_of_the_others() -> None:
 
 def test_a_queue_that_runs_empty_again_and_again_has_its_share_of_the_turns_in_which_it_has_work() -> None:
     lanes = _lanes(1, 1, 1)
-    tier, given = _tier(lanes), dict.fromkeys(("q0", "q1", "q2"), 0)
+    tier, given = _tier(lanes), Counter[str]()
     for turn in range(3_000):
         lanes[0].empty = turn % 3 == 0  # it is asked in two of three turns
         tier.place(lanes[0])
