@@ -29,6 +29,7 @@ _PART: Final = "a part of other verbs"
 REASONS: Final[dict[str, str]] = {
     "acknowledge_message": "an auditor accepts what is no event, at the ledger itself",
     "authors": _PART,
+    "back_up": _FILES,
     "change_replicas": _SERVERS,
     "check_clock": _DOCTOR,
     "check_consumers": _DOCTOR,
@@ -36,6 +37,7 @@ REASONS: Final[dict[str, str]] = {
     "check_limits": _DOCTOR,
     "check_pages": _DOCTOR,
     "check_runs": "runs the code of workflows against their past: for whoever deploys that code",
+    "check_place": _FILES,
     "check_server": _DOCTOR,
     "check_stream": _DOCTOR,
     "copy_table": _PART,
@@ -75,6 +77,7 @@ REASONS: Final[dict[str, str]] = {
     "read_logs": "GET /v1/jobs/{queue}/{id}/logs asks the job's handle",
     "refuse_hole": _FILES,
     "resize_ledger": _SERVERS,
+    "restore": _FILES,
     "set_webhook": "changes a part of a webhook; PUT /v1/webhooks/{name} says all of it",
     "stamp": _PART,
     "state_and_changes": _PART,

@@ -104,6 +104,7 @@ WORDS = {
     "locks show": "report main",
     "workers list": "",
     "ledger resize": "8MiB",
+    "backup": "FOLDER/backups",
     "cluster show": "",
     "cluster replicas": "3",
     "keys list": "",
@@ -159,7 +160,15 @@ CREATING = {
     "demo",
 }
 #: Those that need no ledger.
-OFFLINE = {"server", "events schema", "events asyncapi", "audit keygen", "webhooks keygen", "permissions"}
+OFFLINE = {
+    "server",
+    "restore",
+    "events schema",
+    "events asyncapi",
+    "audit keygen",
+    "webhooks keygen",
+    "permissions",
+}
 
 
 class Cli(CommandLine):

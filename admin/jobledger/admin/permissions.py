@@ -316,7 +316,15 @@ publish $JS.API.STREAM.CREATE.DLQ | the same
 publish $JS.API.STREAM.CREATE.KV_WORKERS | the same
 publish $JS.API.STREAM.CREATE.OBJ_PAYLOADS | the same
 publish $JS.API.STREAM.CREATE.OBJ_RESULTS | the same
-publish $JS.API.STREAM.UPDATE.<stream> | `ledger resize`, `cluster replicas`
+publish $JS.API.STREAM.UPDATE.<stream> | `ledger resize`, `cluster replicas`; `restore`: let workers in
+publish $JS.API.CONSUMER.LIST.<stream> | `backup`: how far consumers are
+publish $JS.API.STREAM.SNAPSHOT.<stream> | `backup`
+publish $JS.SNAPSHOT.ACK.<stream>.<words...> | and its flow control
+publish $JS.API.STREAM.RESTORE.<stream> | `restore`
+publish $JS.SNAPSHOT.RESTORE.<stream>.<words...> | and what is brought back
+publish $JS.API.STREAM.DELETE.<stream> | `restore --again`: what an unfinished one left
+publish $JS.API.CONSUMER.CREATE.<stream>.<consumer> | `restore`: consumers at their places
+publish $JS.API.CONSUMER.CREATE.<stream>.<consumer>.<filter...> | the same, of one filter
 """
     ),
     "Auditor": _part(

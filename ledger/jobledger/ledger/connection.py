@@ -68,12 +68,49 @@ async def connect(
     UnsupportedServerError, JetStreamDisabledError, StreamMismatchError, LedgerFullError; with `create=False`
     LedgerNotFoundError.
     """
+    given, config = _configured(url, settings)
+    names = Names(config.environment)
+    async with _client(config) as (connection, inbox, publisher):
+        if connection.is_clustered:
+            unsaid = {name: _ELECTION_S for name in _PATIENT if name not in given}
+            config = await _on_cluster(connection, inbox, names, msgspec.structs.replace(config, **unsaid))
+        else:
+            config = msgspec.structs.replace(config, replicas=config.replicas or 1)
+            await _streams(inbox, names, config, _specifications(names, config))
+        async with _time(clock, inbox, names) as time:
+            ledger = await assemble(connection, inbox, publisher, names, config, time)
+            try:
+                yield ledger
+            finally:
+                ledger.throttle.close()
+                await ledger.locks.close()
+
+
+@contextlib.asynccontextmanager
+async def connect_without_streams(
+    url: str | None = None, *, clock: Clock, **settings: Any
+) -> AsyncGenerator[Ledger, None]:
+    """Open a client for the length of the block, without a look at the streams: for whoever brings them back.
+
+    Raises: as `connect`, of a setting or a server.
+    """
+    _, config = _configured(url, settings)
+    async with _client(config) as (connection, inbox, publisher):
+        yield await assemble(connection, inbox, publisher, Names(config.environment), config, clock)
+
+
+def _configured(url: str | None, settings: dict[str, Any]) -> tuple[dict[str, Any], LedgerConfig]:
+    """Return what was said, and the settings that follow. Raises: InvalidInputError, ConfigurationError."""
     try:
         given = settings if url is None else {"url": url, **settings}
-        config = LedgerConfig(**with_variables(given, os.environ))
+        return given, LedgerConfig(**with_variables(given, os.environ))
     except TypeError as error:
         raise InvalidInputError(str(error)) from error
-    names = Names(config.environment)
+
+
+@contextlib.asynccontextmanager
+async def _client(config: LedgerConfig) -> AsyncGenerator[tuple[Connection, Inbox, Publisher], None]:
+    """Give a connection for the length of the block. Raises: as `open_connection`."""
     connection = await open_connection(
         config.url,
         name=config.name,
@@ -88,19 +125,7 @@ async def connect(
         inbox = Inbox(connection)
         await inbox.open()
         publisher = Publisher(connection, inbox)
-        if connection.is_clustered:
-            unsaid = {name: _ELECTION_S for name in _PATIENT if name not in given}
-            config = await _on_cluster(connection, inbox, names, msgspec.structs.replace(config, **unsaid))
-        else:
-            config = msgspec.structs.replace(config, replicas=config.replicas or 1)
-            await _streams(inbox, names, config, _specifications(names, config))
-        async with _time(clock, inbox, names) as time:
-            ledger = await assemble(connection, inbox, publisher, names, config, time)
-            try:
-                yield ledger
-            finally:
-                ledger.throttle.close()
-                await ledger.locks.close()
+        yield connection, inbox, publisher
     finally:
         connection.is_retired = True
         if publisher is not None:

@@ -29,7 +29,7 @@ from jobledger.audit.verify.store import RecordStore
 from jobledger.audit.verify.tally import Tally
 from jobledger.audit.verify.times import StoredTimes
 from jobledger.audit.verify.unique import UniqueRule
-from jobledger.ledger.model.aggregate import Rule
+from jobledger.ledger.model.aggregate import Broken, Rule
 from jobledger.ledger.model.aggregates import AGGREGATES, JOB, chain_named
 from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.errors import CorruptLedgerError, InvalidInputError, SequenceGapError
@@ -39,7 +39,7 @@ from jobledger.ledger.model.lifecycle import REMARKS, lean
 from jobledger.ledger.model.limits.definition import LimitRemoved, LimitSet
 from jobledger.ledger.model.limits.flow import Granted
 from jobledger.ledger.model.lock import LOCK
-from jobledger.ledger.model.reactor import Archived, LimitInForce, SealRecorded
+from jobledger.ledger.model.reactor import Archived, LimitInForce, Restored, SealRecorded
 from jobledger.ledger.model.subjects import Names, aggregate_of, is_token
 from jobledger.ledger.model.unique import UNIQUE, Taken
 from jobledger.ledger.model.unreadable import Acknowledged
@@ -70,6 +70,15 @@ def _check_beginning_of(before: Report | None, from_sequence: int, *, prefix_arc
 
 def _part_of(memory: int | None) -> int | None:
     return None if memory is None else max(1, memory // _OTHERS_PART)
+
+
+def _broken_head(event: Restored, before: bytes) -> list[Broken]:
+    """Return what is wrong with the hash of the last event that came back; `before`: b"" where it was not read."""
+    if not before or before.hex() == event.head_hash:
+        return []
+    return [
+        ("history", f"`restored` names another event at {event.through_sequence} than the one that is there")
+    ]
 
 
 class Checker:
@@ -153,7 +162,7 @@ class Checker:
         if sequence >= self.next_sequence:
             self.next_sequence = sequence + 1
         self._tally.events += 1
-        self._head_hash = digest
+        before, self._head_hash = self._head_hash, digest
         self._newest = message.stored_at
         self._times.feed(message)
         self._total.update(digest)
@@ -172,7 +181,7 @@ class Checker:
         else:
             if self._half is not None:
                 self._check_batch("")
-            self._feed_other(message, digest)
+            self._feed_other(message, digest, before)
 
     def _feed_job(self, name: str, stored: StoredEvent, digest: bytes) -> None:
         event = stored.event
@@ -201,7 +210,7 @@ class Checker:
             for broken in self._unique.job(event):
                 self._note(stored, *broken)
 
-    def _feed_other(self, message: Message, digest: bytes) -> None:
+    def _feed_other(self, message: Message, digest: bytes, head_before: bytes) -> None:
         chains = self._others[aggregate_of(message.subject)]
         before = self._unique.key(message.subject)
         event, found = chains.feed(message, digest, archived_through=self._archived_through)
@@ -210,6 +219,8 @@ class Checker:
             found += self._grants.archived(event)
         elif isinstance(event, SealRecorded):
             self._seals += 1
+        elif isinstance(event, Restored):
+            found += _broken_head(event, head_before)
         elif isinstance(event, Acknowledged):
             self.set_aside.accept(event)
         elif isinstance(event, LimitSet | LimitRemoved):

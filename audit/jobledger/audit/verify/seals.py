@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from jobledger.audit.seals.keys import TrustedKeys
 from jobledger.audit.seals.seals import Seal, SealCheck, each_seal
@@ -12,8 +13,10 @@ from jobledger.audit.verify.checker import Checker
 from jobledger.audit.verify.report import CrossCheck
 from jobledger.ledger.model.codec import Message
 from jobledger.ledger.model.errors import CorruptLedgerError
-from jobledger.ledger.model.log import Log
+from jobledger.ledger.model.log import Log, events_among
+from jobledger.ledger.model.reactor import REACTOR, RESTORE, Restored
 from jobledger.ledger.model.subjects import Names
+from jobledger.ledger.model.times import as_utc, shown_time
 
 _MISSING: Final = "the ledger has no seal, and a key was named whose seals count: it was never sealed, or its seals were removed"
 
@@ -33,16 +36,19 @@ class SealWitness:
         later: int = 0,
         problem: CorruptLedgerError | None = None,
         is_missing: bool = False,
+        cut: Sequence[str] = (),
     ) -> None:
         """Begin; `own` is the witness of the ledger's own seals, which published ones name.
 
         `own` has to finish before this one. `later` seals end after what is read. `problem` is what kept the seals
-        from being read to the end; `is_missing`: there should be some.
+        from being read to the end; `is_missing`: there should be some. `cut`: of further seals, why they are not
+        compared, a sentence for each restore.
         """
         reached = (each.seal.to_sequence for each in seals if each.seal.from_sequence >= from_sequence)
         self._through = max(reached, default=0) if published else 0
         self._own = own
         self._later = later
+        self._cut = cut
         self._published = published
         self._check = SealCheck(
             seals, names, from_sequence=from_sequence, trusted=trusted, whole=not published
@@ -108,7 +114,45 @@ class SealWitness:
         signed = "" if self._signed else "; no signature was checked, name the public key with --seal-key"
         before = f"; {check.before:,} begin before what was read" if check.before else ""
         later = f"; {self._later:,} end after what was read" if self._later else ""
-        return agreeing + through + before + later + signed
+        cut = "".join(f"; notice: {each}" for each in self._cut)
+        return agreeing + through + before + later + cut + signed
+
+
+class CutSeals(NamedTuple):
+    """Published seals, apart by whether a restore of the ledger, as it records itself, cut off what they are over."""
+
+    left: list[Seal]
+    notices: list[str]  #: a sentence for each restore that cut some off
+
+
+async def without_cut_off(log: Log, seals: Sequence[Seal]) -> CutSeals:
+    """Leave out the seals that were made before a restore, and go beyond what it brought back.
+
+    Raises: CorruptLedgerError, UnreachableError.
+    """
+    left, notices = list(seals), list[str]()
+    batches = log.read_messages(subject=REACTOR.of_type(log.names, "restored", RESTORE))
+    async with contextlib.aclosing(batches):
+        async for batch in batches:
+            for message in events_among(batch):
+                event = REACTOR.decode(message)
+                assert isinstance(event, Restored), "its subject names the type"
+                cut = [each for each in left if _is_cut(each, event)]
+                left = [each for each in left if each not in cut]
+                if cut:
+                    notices.append(_notice(len(cut), event, message.stream_sequence))
+    return CutSeals(left, notices)
+
+
+def _is_cut(each: Seal, event: Restored) -> bool:
+    return each.seal.to_sequence > event.through_sequence and as_utc(each.seal.at) <= as_utc(event.at)
+
+
+def _notice(count: int, event: Restored, stream_sequence: int) -> str:
+    seals = "1 goes" if count == 1 else f"{count:,} go"
+    was = "was" if count == 1 else "were"
+    restored = f"the restore of {shown_time(event.at)} by {event.by}, as recorded at {stream_sequence:,}"
+    return f"{seals} beyond stream sequence {event.through_sequence:,} and {was} cut off by {restored}"
 
 
 async def seals_as_witness(

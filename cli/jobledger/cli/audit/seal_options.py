@@ -12,7 +12,7 @@ import typer
 from jobledger.audit.seals.keys import read_trusted
 from jobledger.audit.seals.seals import Seal, newest_of, newest_seal, read_published
 from jobledger.audit.verify.report import Report
-from jobledger.audit.verify.seals import SealWitness, seals_as_witness
+from jobledger.audit.verify.seals import SealWitness, seals_as_witness, without_cut_off
 from jobledger.cli.errors import UsageError
 from jobledger.ledger.model.log import Log
 
@@ -66,7 +66,7 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not self.since:
             return begin
-        kept = self._kept_of(log)
+        kept = (await without_cut_off(log, self._kept_of(log))).left
         newest = newest_of(kept) if kept else await newest_seal(log)
         if newest is None:
             raise UsageError(
@@ -108,7 +108,8 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
             yield own
         kept = self._kept_of(log)
         if kept:
-            read = [each for each in kept if last is None or each.seal.to_sequence <= last]
+            left, notices = await without_cut_off(log, kept)
+            read = [each for each in left if last is None or each.seal.to_sequence <= last]
             yield SealWitness(
                 read,
                 log.names,
@@ -116,7 +117,8 @@ class SealsAsked(msgspec.Struct, frozen=True, kw_only=True):
                 trusted=self.trusted,
                 published=True,
                 own=own,
-                later=len(kept) - len(read),
+                later=len(left) - len(read),
+                cut=notices,
             )
 
     def _kept_of(self, log: Log) -> list[Seal]:

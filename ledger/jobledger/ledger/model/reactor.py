@@ -13,11 +13,12 @@ from typing import Final
 import msgspec
 
 from jobledger.ledger.model.aggregate import Aggregate, ArchiveBound, Broken
-from jobledger.ledger.model.envelope import Envelope, Signed, Whole
+from jobledger.ledger.model.envelope import Envelope, Moment, Signed, Whole
 
 SEALS: Final = "seals"  #: the reactor that signs ranges of the ledger
 ARCHIVE: Final = "archive"  #: the reactor that moves old events into files
 VERIFY: Final = "verify"  #: the chain in which checks of the ledger are recorded
+RESTORE: Final = "restore"  #: the chain in which restores of the ledger from a back-up are recorded
 
 
 class _Fact(Envelope, frozen=True, kw_only=True, gc=False):
@@ -69,6 +70,22 @@ class Verified(_Fact, frozen=True, kw_only=True, tag="verified", gc=False):
     digest: str  #: hex sha256 over the hashes of all events of the range, as the report has it
     sound: bool  #: nothing was found that must not be
     violations: Whole  #: how many were found
+
+
+class Restored(_Fact, frozen=True, kw_only=True, tag="restored", gc=False):
+    """The ledger was brought back from a back-up: what was appended after `through_sequence` before that is gone.
+
+    Stream sequences after it were used twice. The events that had them first are only in copies that others made.
+    """
+
+    backup: str  #: the name of the back-up's folder
+    backed_up_at: Moment  #: when the back-up was begun, by the ledger's clock
+    through_sequence: Whole  #: the last event that came back
+    head_hash: str  #: hex sha256 of the event at `through_sequence`, "" when there was none
+    lost_through: Whole | None = (
+        None  #: the last stream sequence that was used before, as the operator knew it; none: not known
+    )
+    open_jobs: Whole  #: jobs that were not over at `through_sequence`: they go on
 
 
 class CountedSpread(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +148,7 @@ class Counted(_Fact, frozen=True, kw_only=True, tag="counted", gc=False):
     jobs: tuple[CountedJob, ...] = ()  #: carried jobs that are not finished
 
 
-ReactorEvent = SealRecorded | Archived | Counted | Verified
+ReactorEvent = SealRecorded | Archived | Counted | Verified | Restored
 
 #: Whose chain each event belongs to.
 _REACTOR_OF: Final[dict[type[ReactorEvent], str]] = {
@@ -139,6 +156,7 @@ _REACTOR_OF: Final[dict[type[ReactorEvent], str]] = {
     Archived: ARCHIVE,
     Counted: ARCHIVE,
     Verified: VERIFY,
+    Restored: RESTORE,
 }
 
 
@@ -163,6 +181,9 @@ def _words(event: ReactorEvent) -> str:
             return f"up to {through}, {count:,} events"
         case Counted(through_sequence=through, part=part, parts=parts):
             return f"up to {through}, part {part} of {parts}"
+        case Restored(backup=backup, through_sequence=through, lost_through=lost):
+            gone = "" if lost is None else f"; {through + 1} to {lost} are gone"
+            return f"from back-up {backup}, up to {through}{gone}"
         case Verified(from_sequence=first, to_sequence=last, sound=sound, violations=count):
             return f"{first} to {last}: {'sound' if sound else f'NOT sound, {count:,} violations'}"
 
@@ -184,16 +205,27 @@ def _check(before: ReactorState | None, event: ReactorEvent, stream_sequence: in
         case Verified(from_sequence=first, to_sequence=last):
             if not 0 < first <= last + 1 <= stream_sequence:
                 yield "transition", f"`verified` of {first} to {last} is stored at {stream_sequence}"
+        case Restored():
+            yield from _check_restored(event, stream_sequence)
         case SealRecorded():
             pass
+
+
+def _check_restored(event: Restored, stream_sequence: int) -> Iterator[Broken]:
+    through, lost = event.through_sequence, event.lost_through
+    if through != stream_sequence - 1:
+        yield "transition", f"`restored` through {through} is stored at {stream_sequence}"
+    if lost is not None and lost < through:
+        yield "transition", f"`restored` through {through} says that {lost} was the last event before"
 
 
 def _keeps(event: ReactorEvent, stream_sequence: int) -> ArchiveBound | None:
     """What the newest seal does not cover stays.
 
-    An archive run appends an event of its own before anything goes, and nothing builds on what a check found.
+    An archive run appends an event of its own before anything goes, and nothing builds on what a check found or on the
+    record of a restore; a check with the archive reads that.
     """
-    if event.reactor in (ARCHIVE, VERIFY):
+    if event.reactor in (ARCHIVE, VERIFY, RESTORE):
         return None
     if isinstance(event, SealRecorded):
         end = event.to_sequence

@@ -35,11 +35,12 @@ from jobledger.ledger.nats.infos import AccountInfo, ConsumerInfo, StreamInfo
 T = TypeVar("T")
 
 TIMEOUT_S: Final = 5.0
+SNAPSHOT_S: Final = 30.0  #: how long the server may take until it sends the first chunk, or takes it
 _ROOT: Final = "$JS.API."
 #: How nats-py finds the stream behind an object store.
 LOOK_UP: Final = f"{_ROOT}STREAM.NAMES"
 _MISSING: Final = frozenset({10014, 10037, 10059})  # consumer, message, stream
-_TAKEN: Final = frozenset({10013, 10058, 10105, 10148})
+_TAKEN: Final = frozenset({10013, 10058, 10105, 10130, 10148})
 #: Of a stream, a consumer or a message that finds no room; 10077 is a stream's own limit.
 NO_ROOM: Final = frozenset({10023, 10028, 10047, 10077})
 #: Of a stream whose replicas find no servers: too few of the cluster run, or the server is no cluster's.
@@ -111,6 +112,17 @@ class _Got(msgspec.Struct, frozen=True):
     message: StoredMessage
 
 
+class SnapshotBegun(msgspec.Struct, frozen=True):
+    """A stream as it is in a snapshot that the server has begun to send."""
+
+    config: dict[str, Any]
+    state: dict[str, Any]
+
+
+class _RestoreBegun(msgspec.Struct, frozen=True):
+    deliver_subject: str
+
+
 class _ConsumerPage(msgspec.Struct, frozen=True):
     consumers: list[ConsumerInfo] | None = None
     total: int = 0
@@ -174,6 +186,41 @@ async def purge_stream(inbox: Inbox, stream: str, *, before_sequence: int) -> No
     """Delete every message before a stream sequence."""
     what = f"the purge of {stream}"
     await _call(inbox, f"STREAM.PURGE.{stream}", {"seq": before_sequence}, _Done, what, is_once=True)
+
+
+async def delete_stream(inbox: Inbox, stream: str) -> None:
+    """Delete a stream with all that it holds. Raises: MissingError."""
+    await _call(inbox, f"STREAM.DELETE.{stream}", {}, _Done, f"the end of stream {stream}", is_once=True)
+
+
+async def begin_snapshot(inbox: Inbox, stream: str, deliver: str, *, chunk_bytes: int) -> SnapshotBegun:
+    """Have the server send a stream's snapshot, in chunks that are acknowledged. Raises: MissingError."""
+    request = {"deliver_subject": deliver, "no_consumers": True, "chunk_size": chunk_bytes}
+    what, limit_s = f"a snapshot of {stream}", SNAPSHOT_S
+    call = f"STREAM.SNAPSHOT.{stream}"
+    return await _call(inbox, call, request, SnapshotBegun, what, timeout_s=limit_s, is_once=True)
+
+
+async def begin_restore(inbox: Inbox, stream: str, config: dict[str, Any], state: dict[str, Any]) -> str:
+    """Begin to bring a stream back; return where its chunks go. Raises: TakenError where there is such a stream."""
+    request, call = {"config": config, "state": state}, f"STREAM.RESTORE.{stream}"
+    what, limit_s = f"the restore of {stream}", SNAPSHOT_S
+    begun = await _call(inbox, call, request, _RestoreBegun, what, timeout_s=limit_s, is_once=True)
+    return begun.deliver_subject
+
+
+def end_of_restore(stream: str, data: bytes) -> None:
+    """Read the answer to the empty chunk that ends a restore.
+
+    Raises: LedgerError, for what the server refuses, or an answer that cannot be read.
+    """
+    what = f"the restore of {stream}"
+    try:
+        refusal = msgspec.json.decode(data, type=_Answer).error
+    except msgspec.MsgspecError as error:
+        raise LedgerError(f"the server's answer about {what} cannot be read: {error}") from error
+    if refusal is not None:
+        raise _refused(what, refusal)
 
 
 async def get_message(
