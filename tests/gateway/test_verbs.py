@@ -90,6 +90,7 @@ REASONS: Final[dict[str, str]] = {
     "transitions": "GET /v1/events?job= streams them",
     "viewed": _PART,
     "with_archive": _FILES,
+    "verify_backup": _FILES,
 }
 
 
@@ -122,8 +123,8 @@ def test_no_verb_is_missing_without_a_reason() -> None:
 
 #: Commands that only the owner of the machine or of the code can give; a sentence names them as they are.
 _OF_THE_MACHINE: Final = re.compile(
-    r"(audit|ledger|projection|doctor|up|server|worker|metrics|timers|replay|gateway|tables|keys create|keys rotate|keys login"
-    r"|events subscriptions|demo|routes set|webhooks set|watches set)\b"
+    r"(audit|backup|restore|ledger|projection|doctor|up|server|worker|metrics|timers|replay|gateway|tables"
+    r"|keys create|keys rotate|keys login|events subscriptions|demo|routes set|webhooks set|watches set)\b"
 )
 
 

@@ -56,6 +56,7 @@ from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE, ChildNode, ChildO
 from jobledger.ledger.model.schedules.decisions import Remove
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.api import right_to_read
+from jobledger.ledger.nats.snapshots import closed_subjects
 from jobledger.ledger.throttle import waiting_jobs
 from jobledger.projections import Projector
 from jobledger.projections.metrics.facts import server_facts
@@ -408,6 +409,28 @@ class Stage:
         self.command("Operator", "init")
         anyio.run(self._announce)
 
+    async def _lose(self) -> None:
+        """Delete every stream."""
+        async with connect(self._url, name="nobody") as somebody:
+            for stream in somebody.names.streams:
+                await api(somebody.inbox, f"STREAM.DELETE.{stream}", {})
+
+    async def _close(self) -> None:
+        """Leave the ledger as a restore that was not finished does."""
+        async with connect(self._url, name="nobody") as somebody:
+            config = (await api(somebody.inbox, "STREAM.INFO.LEDGER", {}))["config"]
+            closed = {**config, "subjects": closed_subjects(somebody.names)}
+            assert "error" not in await api(somebody.inbox, "STREAM.UPDATE.LEDGER", closed)
+
+    def bring_back(self) -> None:
+        """Back everything up, and bring it back: once, and again as after a restore that was not finished."""
+        backups = str(self._folder / "backups")
+        self.command("Operator", "backup", backups)
+        anyio.run(self._lose)
+        self.command("Operator", "restore", backups, "--paused")
+        anyio.run(self._close)
+        self.command("Operator", "restore", backups, "--again")
+
     def operate(self) -> None:
         """Look and act as a person does."""
         act = functools.partial(self.command, "Operator")
@@ -529,6 +552,7 @@ def play(stage: Stage) -> None:
     stage.operate()
     stage.audit()
     stage.archive()
+    stage.bring_back()
 
 
 @pytest.fixture
