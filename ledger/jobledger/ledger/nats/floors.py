@@ -2,8 +2,8 @@
 
 A consumer of work is kept in the server's memory and is gone after a restart. Whoever makes it again lets it begin behind
 the newest note. A note that is seconds old is as right as a new one: what was settled since is handed out once more, and
-the ledger refuses it. A note counts only while the ledger still holds the event that was its newest at that moment, as
-that event was: a ledger that lost its end has other dispatches at the same sequences.
+the ledger refuses it. A note counts only while the ledger still holds the event that was its newest just after that, as
+that event was: a ledger that lost its end lost outcomes of what was settled, and has other dispatches at the same sequences.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """Up to where a lane was settled, and the newest event of the ledger just before that was asked."""
+    """Up to where a lane was settled, and the newest event of the ledger just after that was asked.
+
+    While the ledger has that event, it has the outcomes of all that was settled, too.
+    """
 
     settled: int  #: stream sequence: no dispatch of the lane at or before it is to be handed out
-    mark: Mark  #: read before the consumer was
+    mark: Mark  #: read after the consumer was
 
 
 def lanes_specification(names: Names, replicas: int) -> StreamSpec:
@@ -106,9 +109,15 @@ async def read_floor(inbox: Inbox, log: Log, consumer: str) -> int | None:
         return None
     if note is None or not 0 < note.settled <= note.mark.sequence:
         return None
-    marked = await log.get(note.mark.sequence)
-    holds = marked is not None and _mark(note.mark.sequence, marked.data) == note.mark
-    return note.settled if holds else None
+    return note.settled if await holds(log, note.mark) else None
+
+
+async def holds(log: Log, mark: Mark) -> bool:
+    """Return whether a ledger still has the event of a mark. Raises: UnreachableError, LedgerError."""
+    if not mark.sequence:
+        return True
+    marked = await log.get(mark.sequence)
+    return marked is not None and _mark(mark.sequence, marked.data) == mark
 
 
 def _mark(sequence: int, data: bytes) -> Mark:

@@ -29,7 +29,7 @@ from jobledger.ledger.model.times import server_time
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.consumer import ACK, HeldDeliveries, keep_serving, nak, woken
 from jobledger.ledger.nats.durables import consumer_config, ensure_consumer, find_consumer
-from jobledger.ledger.nats.floors import Mark, Note, make_bucket, mark_of, write_floor
+from jobledger.ledger.nats.floors import Note, holds, make_bucket, mark_of, write_floor
 from jobledger.ledger.nats.pauses import work_maker
 from jobledger.ledger.nats.pull import HEARTBEAT_S, Delivery, Ended, PullConsumer
 from jobledger.ledger.nats.streams import find_stream
@@ -385,24 +385,53 @@ class Intake:
             moved = [lane for lane in self._lanes if lane.moved and not lane.lost]
             if not (moved and self._in_memory):
                 continue
-            mark = await mark_of(self._ledger.log)
-            for lane in moved:
-                await self._note(lane, mark)
-                await asyncio.sleep(_NOTE_PAUSE_S)
+            try:
+                await self._note_all(moved)
+            except (UnreachableError, JetStreamDisabledError):
+                for lane in moved:
+                    lane.moved = True
+                raise
 
-    async def _note(self, lane: Lane, mark: Mark) -> None:
-        ledger, lane.moved = self._ledger, False
-        try:
-            name = ledger.names.consumer(lane.queue, lane.priority)
-            found = await find_consumer(ledger.inbox, ledger.names.ledger_stream, name)
-            settled = 0 if found is None else min(found.ack_floor.stream_sequence, mark.sequence)
+    async def _note_all(self, lanes: list[Lane]) -> None:
+        """Ask how far the lanes are, then note it with a newer event of the ledger.
+
+        While that event is in the ledger, so is the outcome of each dispatch that was settled before.
+        """
+        log, floors = self._ledger.log, list[tuple[Lane, int]]()
+        before = await mark_of(log)
+        for lane in lanes:
+            floors.append((lane, await self._floor(lane)))
+            await asyncio.sleep(_NOTE_PAUSE_S)
+        mark = await mark_of(log)
+        if not await holds(log, before):
+            return  # it is another ledger than the one whose consumers were asked
+        for lane, settled in floors:
             if settled and settled != lane.settled:
-                await write_floor(ledger.inbox, ledger.names, name, Note(settled=settled, mark=mark))
-                lane.settled = settled
-            if found is None or found.ack_pending or found.ack_floor.stream_sequence > settled:
-                lane.moved = True
+                await self._write(lane, Note(settled=settled, mark=mark))
+
+    async def _floor(self, lane: Lane) -> int:
+        """Return up to where a lane is settled; 0 where that is not known."""
+        ledger, lane.moved = self._ledger, False
+        name = ledger.names.consumer(lane.queue, lane.priority)
+        try:
+            found = await find_consumer(ledger.inbox, ledger.names.ledger_stream, name)
         except (UnreachableError, JetStreamDisabledError):
+            raise
+        except LedgerError as error:
+            logger.warning("how far queue %s (%s) is cannot be asked: %s", lane.queue, lane.priority, error)
+            return 0
+        if found is None or found.ack_pending:
             lane.moved = True
+        return 0 if found is None else found.ack_floor.stream_sequence
+
+    async def _write(self, lane: Lane, note: Note) -> None:
+        ledger = self._ledger
+        try:
+            await write_floor(
+                ledger.inbox, ledger.names, ledger.names.consumer(lane.queue, lane.priority), note
+            )
+            lane.settled = note.settled
+        except (UnreachableError, JetStreamDisabledError):
             raise
         except LedgerError as error:
             logger.warning("the floor of queue %s (%s) is not noted: %s", lane.queue, lane.priority, error)
