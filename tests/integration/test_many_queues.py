@@ -9,6 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.support.roles import authorization, printed, user
+from tests.support.secured import secured
 from tests.support.working import LIMIT_S, becomes, ended, types, until, working
 
 from jobledger.audit.verify import verify
@@ -186,3 +188,22 @@ async def test_a_floor_counts_only_for_the_ledger_of_which_it_was_noted(ledger: 
     await ledger.inbox.ask(f"$KV.{names.lanes_bucket}.{lane}", {"of": "a newer version"}, timeout_s=LIMIT_S)
     assert await read_floor(ledger.inbox, ledger.log, lane) is None
     assert await read_floor(ledger.inbox, ledger.log, names.consumer("q1", "normal")) is None
+
+
+async def test_a_worker_that_may_note_no_floors_makes_its_consumers_in_files(
+    nats_server_binary: str, tmp_path: Path
+) -> None:
+    rights = "\n".join(
+        line for line in printed("worker", "--queue", "q0", "--of", "old").splitlines() if "LANES" not in line
+    )
+    tasks = Gates().registry(1)
+    with secured(nats_server_binary, tmp_path / "server", authorization(user("old", rights))) as running:
+        async with connect(running.url(host="all:p@127.0.0.1"), ledger_bytes_max=BYTES) as ledger:
+            async with (
+                connect(running.url(host="old:p@127.0.0.1"), create=False) as bound,
+                working(bound, registry=tasks, reactors=False),
+            ):
+                await ended(await ledger.enqueue(tasks.get("pass_0"), name="one", waits=False))
+                found = await consumer(ledger, "q0")
+            assert found is not None
+            assert not found.config.get("mem_storage")
