@@ -97,7 +97,7 @@ bench-schedules: install ## what 200 ticks a second cost, and how late they are
 bench-unique: install ## what unique and debounced enqueues cost beside plain ones
 	@$(BIN)/python benchmarks/unique.py
 
-bench-queues: install ## how soon workers see that a queue is paused and resumed
+bench-queues: install ## what many queues cost, and how soon workers see that one is paused and resumed
 	@$(BIN)/python benchmarks/queues.py
 
 bench-limits: install ## what limits, schedules and unique jobs cost against what they may; AGAINST=commit, BIG=1: a million wait
