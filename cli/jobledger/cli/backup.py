@@ -120,7 +120,8 @@ def _tell(output: Output, taken: TakenBackup, *, verdict: bool | None) -> None:
     ]
     gone = f"; removed {', '.join(taken.removed)}" if taken.removed else ""
     output.say(
-        f"{taken.folder}: {found.through:,} events, {len(found.streams)} streams, {size(found.bytes)}{checked}{gone}"
+        f"{taken.folder}: up to stream sequence {found.through:,}, {len(found.streams)} streams, "
+        f"{size(found.bytes)}{checked}{gone}"
     )
 
 
