@@ -149,11 +149,12 @@ async def test_a_page_written_over_is_an_error_or_makes_no_difference(tmp_path: 
     log, path = await memory_history(), tmp_path / "p"
     await rebuild(log, path)
     whole = path.read_bytes()
+    page_bytes = int.from_bytes(whole[16:18])
     with Store.open(path) as store:
         answers = told(store)
     refused = 0
-    for start in range(0, len(whole), 4_096):
-        path.write_bytes(whole[:start] + b"\xa5" * 4_096 + whole[start + 4_096 :])
+    for start in range(0, len(whole), page_bytes):
+        path.write_bytes(whole[:start] + b"\xa5" * page_bytes + whole[start + page_bytes :])
         try:
             with Store.open(path) as store:
                 assert told(store) == answers
@@ -162,7 +163,7 @@ async def test_a_page_written_over_is_an_error_or_makes_no_difference(tmp_path: 
         with contextlib.suppress(DamagedProjectionError):
             _, found = await verify(log, path)
             assert found is None, "a page without use may be anything"
-    assert refused > len(whole) // 4_096 // 2
+    assert refused > len(whole) // page_bytes // 2
     await rebuild(log, path)
     assert (await verify(log, path))[1] is None
 

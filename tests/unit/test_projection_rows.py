@@ -15,6 +15,7 @@ from jobledger.ledger.model.events import (
     DeadLettered,
     ErrorInfo,
     Failed,
+    Fenced,
     JobEvent,
     PayloadRef,
     Progressed,
@@ -226,16 +227,39 @@ ORDERS = {
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
 def test_fold_and_data_give_the_job_back_and_folding_goes_on_from_them(order: Queued) -> None:
     job = fold(order)
-    kept = values.unfold(values.fold_bytes(values.without_input(job)))
+    kept = values.unfold(values.fold_bytes(job), (job.id, job.queue), None, None)
     data = row_of(job)["data"]
     assert values.with_input(kept, data) == job
     further = evolve(kept, started(1, 1), 2)
     assert values.with_input(further, data) == evolve(job, started(1, 1), 2)
-    assert values.fold_bytes(kept) == values.fold_bytes(values.without_input(job))
+    assert values.fold_bytes(kept) == values.fold_bytes(job) == values.fold_bytes(values.without_input(job))
 
 
-def test_the_kept_fold_does_not_repeat_the_input() -> None:
-    assert b"user_id" not in values.fold_bytes(values.without_input(fold(queued())))
+SENT = Completed(**BASE, at=at(9), attempt=1, result=msgspec.Raw(b'"sent"'))
+NOTE = Fenced(**BASE, at=at(10), attempt=1, worker="w-0", held_epoch=1, current_epoch=2, outcome="completed")
+RESULTS = {
+    "inline": SENT,
+    "none": msgspec.structs.replace(SENT, result=NO_VALUE),
+    "reference": msgspec.structs.replace(
+        SENT, result=NO_VALUE, result_ref=PayloadRef(sha256="00" * 32, size_bytes=1)
+    ),
+    "not UTF-8": msgspec.structs.replace(SENT, result=msgspec.Raw(b'"\xff"')),
+}
+
+
+@pytest.mark.parametrize("end", RESULTS.values(), ids=RESULTS.keys())
+@pytest.mark.parametrize("later", [(), (NOTE,)], ids=["end", "later"])
+def test_a_row_gives_an_ended_job_back(end: Completed, later: tuple[JobEvent, ...]) -> None:
+    job = fold(queued(input=NO_VALUE), started(1, 1), end, *later)
+    row = row_of(job)
+    kept = values.unfold(values.fold_bytes(job), (job.id, job.queue), row["result"], row["completed_at"])
+    assert kept == job
+    assert values.fold_bytes(kept) == values.fold_bytes(job)
+
+
+def test_the_kept_fold_repeats_neither_input_nor_result() -> None:
+    assert b"user_id" not in values.fold_bytes(fold(queued()))
+    assert b"sent" not in values.fold_bytes(fold(queued(), started(1, 1), SENT))
 
 
 def test_the_exported_names_are_sorted_and_there() -> None:

@@ -53,7 +53,8 @@ Identity = tuple[int, int]  # (device, inode)
 _SQLITE_HEADER: Final = b"SQLite format 3\0"
 _LOGS: Final = ("-wal", "-shm")  # SQLite's own, beside the file
 _LOCK_POLL_S: Final = 0.01
-_WAL_PAGES_MAX: Final = 4_000  # 16 MB, then SQLite copies the log into the file
+_PAGE_BYTES: Final = 8_192  # with 4,096 a row of a job leaves a seventh of its page empty
+_WAL_PAGES_MAX: Final = 2_000  # 16 MB, then SQLite copies the log into the file
 _CACHE_KIB: Final = 65_536
 _BUSY_CODES: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _DAMAGE_CODES: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -257,6 +258,7 @@ def open_draft(draft: Path, environment: str, layout: Layout = LEDGER) -> sqlite
     """Make an empty projection without indexes at `draft`, for one writer and no reader: nothing survives a crash."""
     connection = database(draft, make=True)
     with _closed_on_error(connection):
+        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES:d}")
         connection.execute(f"PRAGMA journal_mode = {layout.draft_journal}")
         connection.execute("PRAGMA synchronous = OFF")
         connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB:d}")

@@ -15,7 +15,7 @@ AttemptState = Literal[
 ATTEMPTS_KEPT: Final = 50  #: a job keeps at most this many attempts; of older ones it keeps only their number
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """One run of a job."""
 
     number: int  #: from 1

@@ -102,7 +102,24 @@ OPERATOR: Final = (
 )
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+#: Names in JSON of the fields that most jobs have: a projection keeps each job so, for as long as it knows of it.
+_SHORT: Final = {
+    "id": "i",
+    "queue": "q",
+    "task": "t",
+    "state": "s",
+    "created_at": "c",
+    "updated_at": "u",
+    "last_sequence": "l",
+    "order": "o",
+    "attempts": "a",
+    "dispatch_sequence": "d",
+    "finished_at": "f",
+    "created_by": "b",
+}
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=_SHORT, gc=False):
     """A job as its events add up, up to and including `last_sequence`."""
 
     id: str

@@ -30,7 +30,6 @@ _INDEXES: Final[tuple[tuple[tuple[str, ...], str, bool], ...]] = (
     (("tenant",), "jobs_by_tenant_created_at", False),
     (("created_by",), "jobs_by_created_by_created_at", False),
     (("task",), "jobs_by_task_status_created_at", True),
-    (("task",), "jobs_by_task_created_at", False),
     (("queue",), "jobs_by_queue_status_created_at", True),
     ((), "jobs_by_status_created_at", True),
     ((), "jobs_by_created_at", False),
@@ -156,7 +155,7 @@ def _way(
     by_index = {*served, "created_at", *(("states",) if split else ())}
     left = tuple(each for each in terms if each.field not in by_index)
     # Every state is a lane of its own where that is the only way, or where their entries are to be counted alone.
-    if split and not (chosen.states or served == ("queue",) or (by_state and not left)):
+    if split and not (chosen.states or served or (by_state and not left)):
         return None
     own = tuple(each for each in terms if each.field in by_index and each.field != "states")
     source = f"jobs INDEXED BY {index}"

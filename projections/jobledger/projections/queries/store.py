@@ -184,8 +184,13 @@ class Store:
 
     def folded(self, queue: str, job_id: str) -> Job | None:
         """Return one job as `evolve` computed it from its events, its steps without values; None when there is none."""
-        found = self._query("SELECT fold, data FROM jobs WHERE id = ? AND queue = ?", (job_id, queue))
-        return job_values.with_input(job_values.unfold(found[0][0]), found[0][1]) if found else None
+        found = self._query(
+            "SELECT fold, result, completed_at, data FROM jobs WHERE id = ? AND queue = ?", (job_id, queue)
+        )
+        if not found:
+            return None
+        fold, result, completed_at, data = found[0]
+        return job_values.with_input(job_values.unfold(fold, (job_id, queue), result, completed_at), data)
 
     def attempts(self, queue: str, job_id: str) -> list[AttemptRow]:
         """Return a job's attempts, the first one first."""

@@ -12,7 +12,7 @@ from jobledger.projections.statistics.answers import OF_INTEREST
 from jobledger.projections.statistics.held import IS_HELD
 from jobledger.projections.table import Column, Index, Query, Table, View, integer, real, text, timestamp
 
-VERSION: Final = 22  #: of the tables of jobs, runs and their steps: one more whenever a column changes
+VERSION: Final = 23  #: of the tables of jobs, runs and their steps: one more whenever a column changes
 #: The id leads, so that one index serves both the key and the search by id prefix over all queues.
 _JOB_KEY: Final = {
     "id": text("the job's id, unique within its queue"),
@@ -91,12 +91,11 @@ JOBS: Final = Table(
     row="job, as its events add up; an id is unique within its queue",
     columns={**_JOB_KEY, **_FIXED, **_CHANGING, **_OF_RUNS},
     key=tuple(_JOB_KEY),
-    # Every list is newest first, of all jobs or of one status, queue or task.
+    # Every list is newest first, of all jobs or of one status, queue or task; one of a queue or a task merges its states.
     indexes=(
         Index(("created_at",)),
         Index(("status", "created_at")),
         Index(("queue", "status", "created_at")),
-        Index(("task", "created_at")),
         Index(("task", "status", "created_at")),
         Index(("tick",), where="tick <> '' AND error IS NOT NULL"),
         Index(("tick", "status"), where="tick <> ''"),
@@ -257,7 +256,7 @@ UPDATE_OF_RUN: Final = (
 DELETE_JOB: Final = "DELETE FROM jobs WHERE id = ? AND queue = ?"
 DELETE_ATTEMPTS: Final = "DELETE FROM attempts WHERE id >= ? AND id < ?"
 UPDATE_DATA: Final = f"UPDATE jobs SET data = {_NULLABLE['data']} WHERE id = ? AND queue = ?"  # noqa: S608
-SELECT_FOLD: Final = "SELECT fold, first_us, since_us FROM jobs WHERE id = ? AND queue = ?"
+SELECT_FOLD: Final = "SELECT fold, result, completed_at, first_us, since_us FROM jobs WHERE id = ? AND queue = ?"
 PUT_ATTEMPT: Final = (
     f"INSERT INTO attempts ({', '.join(_ATTEMPT_COLUMNS)}) VALUES ({_nullable_marks(_ATTEMPT_COLUMNS)}) "  # noqa: S608
     f"ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _OF_AN_END)}"

@@ -13,7 +13,7 @@ import msgspec
 
 from jobledger.ledger.model.attempts import Attempt
 from jobledger.ledger.model.envelope import NO_VALUE
-from jobledger.ledger.model.events import ErrorInfo, PayloadRef
+from jobledger.ledger.model.events import ErrorInfo, Order, PayloadRef
 from jobledger.ledger.model.fingerprint import job_fingerprint, job_pattern
 from jobledger.ledger.model.job import Job, JobState
 from jobledger.ledger.model.runs.wait_words import all_awaited
@@ -38,21 +38,43 @@ def without_input(job: Job) -> Job:
     where the column cannot give it back: beside a reference, or when it is not UTF-8. Steps of a run lose their
     results and the inputs of their children.
     """
-    if job.steps:
-        job = _replace(job, steps=lean_steps(job.steps))
-    if job.order.input is NO_VALUE or job.order.input_ref is not None or not _is_text(job.order.input):
+    order, steps = _lean_order(job), lean_steps(job.steps) if job.steps else job.steps
+    if order is job.order and steps is job.steps:
         return job
-    return _replace(job, order=_replace(job.order, input=NO_VALUE))
+    return _replace(job, order=order, steps=steps)
+
+
+def _lean_order(job: Job) -> Order:
+    order = job.order
+    if order.input is NO_VALUE or order.input_ref is not None or not _is_text(order.input):
+        return order
+    return _replace(order, input=NO_VALUE)
 
 
 def fold_bytes(job: Job) -> bytes:
-    """Return the column `fold` of a job that went through `without_input`."""
-    return _encode(job)
+    """Return the column `fold`: the job without its input, and without its id, queue and result, which columns hold.
+
+    Also without its end where that is the time of its newest event, as of nearly all jobs.
+    """
+    kept, end = job.result, job.finished_at
+    if end is job.updated_at:
+        end = None
+    if kept is not NO_VALUE and job.result_ref is None and _is_text(kept):
+        kept = NO_VALUE
+    steps = lean_steps(job.steps) if job.steps else job.steps
+    order = _lean_order(job)
+    return _encode(_replace(job, id="", queue="", order=order, steps=steps, result=kept, finished_at=end))
 
 
-def unfold(fold: bytes) -> Job:
-    """Return the job in a column `fold`, without the input that `data` holds."""
-    return _decoder.decode(fold)
+def unfold(fold: bytes, key: tuple[str, str], result: str | None, completed_at: str | None) -> Job:
+    """Return the job in a column `fold`, given its id and queue, and these columns; `data` holds its input."""
+    job = _decoder.decode(fold)
+    kept, end = job.result, job.finished_at
+    if end is None and completed_at is not None:
+        end = job.updated_at
+    if result is not None and job.result_ref is None and kept is NO_VALUE:
+        kept = msgspec.Raw(result.encode())
+    return _replace(job, id=key[0], queue=key[1], result=kept, finished_at=end)
 
 
 def with_input(job: Job, data: str | None) -> Job:

@@ -174,7 +174,7 @@ class JobRows(Rows):
         if not look:
             return None
         row = self._connection.execute(schema.SELECT_FOLD, key).fetchone()
-        return None if row is None else SeenJob(values.unfold(row[0]), row[1], row[2])
+        return None if row is None else SeenJob(values.unfold(row[0], key, *row[1:3]), *row[3:])
 
     def _write(self, before: dict[_Key, SeenJob | None], after: dict[_Key, SeenJob]) -> None:
         inserts: list[Row] = []
@@ -185,8 +185,7 @@ class JobRows(Rows):
         for key, seen in after.items():
             known, job = before[key], seen.job
             old = None if known is None else known.job
-            kept = values.without_input(job)
-            fold = values.fold_bytes(kept)
+            fold = values.fold_bytes(job)
             if old is None:
                 inserts.append(
                     (
@@ -206,7 +205,8 @@ class JobRows(Rows):
             if of_run is not None:
                 of_runs.append((*of_run, *key))
             if not job.is_final:  # hardly anything follows a final state
-                self._cache[key] = (SeenJob(kept, seen.first_us, seen.since_us), len(fold))
+                kept = SeenJob(values.without_input(job), seen.first_us, seen.since_us)
+                self._cache[key] = (kept, len(fold))
                 self._cache_bytes += len(fold)
         self._insert([key for key in after if before[key] is None], inserts)
         execute = self._connection.executemany

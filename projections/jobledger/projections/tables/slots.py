@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from jobledger.ledger.model.codec import Message, StoredEvent
+from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.events import (
     Cancelled,
     Carried,
@@ -16,6 +16,7 @@ from jobledger.ledger.model.events import (
     JobEvent,
     Paused,
     Queued,
+    Started,
 )
 from jobledger.ledger.model.job import JobState
 from jobledger.ledger.model.limits.definition import LIMIT, Definition
@@ -29,7 +30,6 @@ from jobledger.ledger.model.limits.holders import (
     carried_holding,
 )
 from jobledger.ledger.model.limits.names import split
-from jobledger.ledger.model.log import events_among
 from jobledger.ledger.model.subjects import aggregate_of
 from jobledger.ledger.model.times import time_text
 from jobledger.projections.table import (
@@ -82,11 +82,12 @@ def slots_taken(select: Callable[[str], Sequence[Sequence[Any]]]) -> dict[str, i
 
 def _tells(event: JobEvent) -> bool:
     """Return whether an event may say something about slots: of jobs without limits hardly any does."""
+    kind = type(event)
+    if kind is Started:  # first, since these three are nearly all events
+        return False
     if isinstance(event, Queued):
         return event.grant > 0
-    if isinstance(event, Completed):
-        return event.limited
-    return type(event) in _TOLD
+    return event.limited if isinstance(event, Completed) else kind in _TOLD
 
 
 class _Wait(NamedTuple):
@@ -115,10 +116,12 @@ class SlotRows(Rows):
         holders = self._holders
         if holders is None:
             holders = self._holders = self._read()
-        for message in events_among(messages):
+        for message in messages:
             if isinstance(message, StoredEvent):
                 if _tells(message.event):
                     self._job(holders, message)
+                continue
+            if isinstance(message, Unreadable):
                 continue
             kind = aggregate_of(message.subject)
             if kind == FLOW.name:
@@ -188,7 +191,7 @@ class SlotRows(Rows):
         row = self._connection.execute(_JOB, (job_id, queue)).fetchone()
         if row is None:
             return None
-        folded = unfold(row[0])
+        folded = unfold(row[0], (job_id, queue), None, None)
         assert folded.state is JobState.HELD, "its row says so"
         return _Wait(folded.wait_sequence, folded.order.limits)
 
