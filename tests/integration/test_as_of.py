@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 import sqlite3
 import tempfile
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -377,6 +379,18 @@ async def test_drafts_of_dead_processes_are_removed_and_those_of_living_ones_kep
     assert (dead.exists(), alive.exists()) == (False, True)
 
 
+async def test_snapshots_take_their_share_of_the_free_disk_and_no_more(tmp_path: Path) -> None:
+    log, path = await memory_history(), tmp_path / "p"
+    await follow(log, path, msgspec.structs.replace(OFTEN, free_share_max=1e-12))
+    assert Snapshots(path).found() == [], "one copy would take more"
+    size, free = path.stat().st_size, shutil.disk_usage(tmp_path).free
+    path.unlink()
+    # Three copies and a half, also where others use the disk meanwhile.
+    await follow(log, path, msgspec.structs.replace(OFTEN, free_share_max=3.5 * size / free))
+    taken = sum(each.size_bytes for each in Snapshots(path).found())
+    assert 2.5 * size < taken < 3.6 * size
+
+
 @given(
     sequences=st.lists(st.integers(1, 10**6), unique=True, max_size=40),
     count_max=st.integers(1, 10),
@@ -389,7 +403,7 @@ def test_thinning_keeps_the_bounds_and_the_newest(
         Snapshot(path=Path(str(each)), stream_sequence=each, begins_at=1, checksum=0, size_bytes=3)
         for each in sequences
     ]
-    gone = superfluous(found, SnapshotConfig(count_max=count_max, bytes_max=bytes_max))
+    gone = superfluous(found, count_max=count_max, bytes_max=bytes_max)
     kept = [each for each in found if each not in gone]
     assert len(kept) == min(len(found), count_max, bytes_max // 3)
     if kept:

@@ -35,8 +35,6 @@ _DRAFT: Final = re.compile(r"draft-(\d+)-.*")
 _BLOCK_BYTES: Final = 1 << 20
 #: The expected speed of a copy until one was measured.
 _BYTES_PER_S: Final = 300e6
-#: Times the size of a copy that must be free on the disk, so that snapshots never fill it.
-_FREE_SHARES: Final = 4
 _BUSY_TIMEOUT_S: Final = 5.0
 _SELECT_PLACE: Final = "SELECT stream_sequence, begins_at FROM position WHERE id = 1"
 
@@ -49,16 +47,20 @@ class SnapshotConfig(msgspec.Struct, frozen=True, kw_only=True):
     time_share_max: float = 0.03  #: part of the projector's time that copying may take
     at_once_s: float = 2.0  #: time that copying may take in a burst of events, before any share has added up
     count_max: int = 16  #: kept at most: the older, the sparser
-    bytes_max: int = 2 << 30  #: of all together
+    #: Part of the disk's free room that one copy may take, and, with the room of the copies counted as free, all of
+    #: them together: so that snapshots never fill the disk.
+    free_share_max: float = 0.25
 
     def __post_init__(self) -> None:
         """Check each option.
 
         Raises: ProjectionConfigError.
         """
-        for name in ("every_events", "time_share_max", "at_once_s", "count_max", "bytes_max"):
+        for name in ("every_events", "time_share_max", "at_once_s", "count_max", "free_share_max"):
             if getattr(self, name) <= 0:
                 raise ProjectionConfigError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.free_share_max > 1:
+            raise ProjectionConfigError(f"free_share_max must be at most 1, got {self.free_share_max}")
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,9 +150,10 @@ class Snapshots:
         """Make a snapshot of whatever `path` holds, and return its size; 0 where it would take too much room."""
         size = _size_bytes(path)
         make_folder(self.folder)
-        if size > self.config.bytes_max or shutil.disk_usage(self.folder).free < _FREE_SHARES * size:
-            return 0
         self._remove_drafts_of_the_dead()
+        self._thin()  # first, since others may have filled the disk meanwhile
+        if size > self.config.free_share_max * shutil.disk_usage(self.folder).free:
+            return 0
         descriptor, name = tempfile.mkstemp(prefix=f"draft-{os.getpid()}-", suffix=".db", dir=self.folder)
         os.close(descriptor)
         draft = Path(name)
@@ -163,9 +166,16 @@ class Snapshots:
             for leftover in (name, f"{name}-wal", f"{name}-shm", f"{name}-journal"):
                 Path(leftover).unlink(missing_ok=True)
         sync_path(self.folder)
-        for each in superfluous(self._listed(), self.config):
-            each.path.unlink(missing_ok=True)
+        self._thin()
         return size
+
+    def _thin(self) -> None:
+        """Remove snapshots beyond the bounds."""
+        found = list(self._listed())
+        room = shutil.disk_usage(self.folder).free + sum(each.size_bytes for each in found)
+        bytes_max = int(self.config.free_share_max * room)
+        for each in superfluous(found, count_max=self.config.count_max, bytes_max=bytes_max):
+            each.path.unlink(missing_ok=True)
 
     def _remove_drafts_of_the_dead(self) -> None:
         for each in self.folder.glob("draft-*"):
@@ -224,8 +234,8 @@ def copy_projection(path: Path, target: Path) -> tuple[int, int]:
         return int(stream_sequence), int(begins_at)
 
 
-def superfluous(snapshots: Iterable[Snapshot], config: SnapshotConfig) -> list[Snapshot]:
-    """Return the snapshots to remove to keep within `config`: duplicates of one moment, then those that lie closest.
+def superfluous(snapshots: Iterable[Snapshot], *, count_max: int, bytes_max: int) -> list[Snapshot]:
+    """Return the snapshots to remove to keep within bounds: duplicates of one moment, then those that lie closest.
 
     Close is relative to the age: the distance that a removal would leave, divided by the distance to the newest.
     """
@@ -234,7 +244,7 @@ def superfluous(snapshots: Iterable[Snapshot], config: SnapshotConfig) -> list[S
     for each in sorted(snapshots, key=lambda one: (one.stream_sequence, one.path.name)):
         same = bool(kept) and kept[-1].stream_sequence == each.stream_sequence
         (gone if same else kept).append(each)
-    while len(kept) > config.count_max or sum(each.size_bytes for each in kept) > config.bytes_max:
+    while len(kept) > count_max or sum(each.size_bytes for each in kept) > bytes_max:
         gone.append(kept.pop(_least_missed([each.stream_sequence for each in kept])))
     return gone
 
