@@ -6,8 +6,9 @@
 Two histories of N jobs, three events each (queued, started, completed with a small result): `drained` ends each
 job soon after it was queued, as a busy worker does; `backlog` queues all jobs before the first one starts. From a log in
 memory the numbers are the projection's own; `drained` is read through a nats-server as well, as a user does: `read`
-hands its events to nobody, and CPU time is told for both processes. `--events N` writes N events to a nats-server on this machine and rebuilds, follows, verifies and
-compares them, each in a process of its own, so that its peak memory is told apart. Prints one JSON object a line.
+hands its events to nobody, and CPU time is told for both processes; `of_read` is the rate of a way divided by that of
+`read`. `--events N` writes N events to a nats-server on this machine and reads, rebuilds, follows, verifies and compares
+them, each in a process of its own, so that its peak memory is told apart. Prints one JSON object a line.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from jobledger.projections import Projector, difference, rebuild, verify
 
 IN_FLIGHT = 500
 IN_FLIGHT_APPENDS = 2_000
-STEPS = ("rebuild", "follow", "verify", "compare")
+STEPS = ("read", "rebuild", "follow", "verify", "compare")
 BEGIN = datetime(2025, 1, 1, tzinfo=UTC)
 
 
@@ -92,9 +93,14 @@ def command_of(number: int, step: str, chain: JobView) -> Command:
 
 
 async def measure(
-    what: str, events: int, work: Callable[[], Awaitable[object]], *, server_pid: int | None = None
-) -> None:
-    """Run `work` once and print what it took, of us and of the server."""
+    what: str,
+    events: int,
+    work: Callable[[], Awaitable[object]],
+    *,
+    server_pid: int | None = None,
+    read_s: float | None = None,
+) -> float:
+    """Run `work` once and print what it took, of us and of the server; return its seconds. `read_s`: those of `read`."""
     began, cpu, served = time.perf_counter(), time.process_time(), cpu_s(server_pid)
     await work()
     took, busy = time.perf_counter() - began, time.process_time() - cpu
@@ -108,7 +114,10 @@ async def measure(
     }
     if server_pid is not None:
         line["server_cpu_us_per_event"] = round((cpu_s(server_pid) - served) / events * 1e6, 1)
+    if read_s is not None:
+        line["of_read"] = round(read_s / took, 2)
     print(msgspec.json.encode(line).decode(), flush=True)
+    return took
 
 
 async def read(log: Log) -> None:
@@ -145,8 +154,10 @@ async def compare(name: str, log: Log, *, server_pid: int | None = None) -> None
             "follow": lambda: follow(log, followed),
             "rebuild": lambda: rebuild(log, rebuilt),
         }
+        read_s: float | None = None
         for way, work in ways.items():
-            await measure(f"{name}: {way}", events, work, server_pid=server_pid)
+            took = await measure(f"{name}: {way}", events, work, server_pid=server_pid, read_s=read_s)
+            read_s = read_s or took
         for path in (followed, caught_up):
             found = difference(path, rebuilt)
             if found is not None:
@@ -195,10 +206,14 @@ async def large(events: int) -> None:
         # Group commits would put appends of different jobs into another order.
         async with connect(server.url, ledger_bytes_max=8 << 30, commit="pipeline") as ledger:
             await measure("write to nats-server", events, lambda: fill(ledger.log, events))
+        read_s = 0.0
         for step in STEPS:
             command = [sys.executable, __file__, "--step", step, "--url", server.url, "--folder", folder]
-            command += ["--server-pid", str(server.pid)]
-            await anyio.run_process(command, stdout=None, stderr=None)
+            command += ["--server-pid", str(server.pid), "--read-s", str(read_s)]
+            done = await anyio.run_process(command, stderr=None)
+            print(done.stdout.decode(), end="", flush=True)
+            if step == "read":
+                read_s = float(msgspec.json.decode(done.stdout)["seconds"])
 
 
 async def fill(log: Log, events: int) -> None:
@@ -208,16 +223,18 @@ async def fill(log: Log, events: int) -> None:
     await pipelined.settle()
 
 
-async def take(step: str, url: str, folder: Path, pid: int) -> None:
+async def take(step: str, url: str, folder: Path, pid: int, read_s: float | None) -> None:
     """Take one step of a large history."""
     rebuilt, followed = folder / "rebuilt", folder / "followed"
     async with connect(url) as ledger:
         log = ledger.log
         events = (await log.head()).last_sequence
-        if step == "rebuild":
-            await measure(step, events, lambda: rebuild(log, rebuilt), server_pid=pid)
+        if step == "read":
+            await measure(step, events, lambda: read(log), server_pid=pid)
+        elif step == "rebuild":
+            await measure(step, events, lambda: rebuild(log, rebuilt), server_pid=pid, read_s=read_s)
         elif step == "follow":
-            await measure(step, events, lambda: follow(log, followed), server_pid=pid)
+            await measure(step, events, lambda: follow(log, followed), server_pid=pid, read_s=read_s)
         elif step == "verify":
             await measure(step, events, lambda: prove(log, followed), server_pid=pid)
         else:
@@ -256,11 +273,12 @@ async def main() -> None:
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--no-server", action="store_true", help="read from memory only")
     parser.add_argument("--events", type=int, help="write this many events to a server, and measure on that")
-    for name in ("--step", "--url", "--folder", "--server-pid"):
+    for name in ("--step", "--url", "--folder", "--server-pid", "--read-s"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.step is not None:
-        await take(chosen.step, chosen.url, Path(chosen.folder), int(chosen.server_pid))
+        read_s = float(chosen.read_s) or None
+        await take(chosen.step, chosen.url, Path(chosen.folder), int(chosen.server_pid), read_s)
         return
     if chosen.events is not None:
         await large(chosen.events)

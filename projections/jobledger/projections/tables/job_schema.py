@@ -256,7 +256,9 @@ UPDATE_OF_RUN: Final = (
 DELETE_JOB: Final = "DELETE FROM jobs WHERE id = ? AND queue = ?"
 DELETE_ATTEMPTS: Final = "DELETE FROM attempts WHERE id >= ? AND id < ?"
 UPDATE_DATA: Final = f"UPDATE jobs SET data = {_NULLABLE['data']} WHERE id = ? AND queue = ?"  # noqa: S608
-SELECT_FOLD: Final = "SELECT fold, result, completed_at, first_us, since_us FROM jobs WHERE id = ? AND queue = ?"
+SELECT_FOLD: Final = (
+    "SELECT fold, result, completed_at, first_us, since_us FROM jobs WHERE id = ? AND queue = ?"
+)
 PUT_ATTEMPT: Final = (
     f"INSERT INTO attempts ({', '.join(_ATTEMPT_COLUMNS)}) VALUES ({_nullable_marks(_ATTEMPT_COLUMNS)}) "  # noqa: S608
     f"ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _OF_AN_END)}"
