@@ -82,7 +82,7 @@ async def test_a_second_attempt_makes_no_job_a_second_time(ledger: Ledger, paren
         assert made == [("p-child-1", False), ("p-other-1", False), ("p-child-2", False)]
         assert await (await ledger.job("p-child-2", task=child)).result(timeout_s=LIMIT_S) == 2
     begun = [stored async for stored in ledger.events(follow=False, types=["queued"])]
-    assert sorted(each.event.job for each in begun) == ["p", "p", "p-child-1", "p-child-2", "p-other-1"]
+    assert sorted(each.event.job for each in begun) == ["p", "p-child-1", "p-child-2", "p-other-1"]
 
 
 async def test_a_job_made_by_a_job_inherits_from_it_and_names_it(ledger: Ledger) -> None:

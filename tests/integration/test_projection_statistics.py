@@ -111,6 +111,8 @@ class SlowCount:
             found.append(event.cause)
         if is_ready and before is not None and before.state == "retry_wait":
             found += ["retried"] * (before.attempts[-1].state == "failed")
+        if name == "failed" and after.state == "queued":
+            found.append("retried")
         lost_before = [] if before is None else [each for each in before.attempts if each.state == "lost"]
         lost = [each for each in after.attempts if each.state == "lost"]
         return found + ["lost"] * (len(lost) - len(lost_before))

@@ -65,8 +65,18 @@ from jobledger.ledger.model.commands import (
 )
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import JobNotFoundError, RefusedError, WrongSequenceError
-from jobledger.ledger.model.events import Cause, ErrorInfo, Held, Order, Queued, Started, event_type
-from jobledger.ledger.model.job import Job, JobState
+from jobledger.ledger.model.events import (
+    Cause,
+    ErrorInfo,
+    Failed,
+    Held,
+    JobEvent,
+    Order,
+    Queued,
+    Started,
+    event_type,
+)
+from jobledger.ledger.model.job import Job, JobState, evolve, retried
 from jobledger.ledger.model.lifecycle import CAUSES
 from jobledger.ledger.model.log import Entry, Log
 from jobledger.ledger.model.memory import MemoryLog
@@ -219,6 +229,7 @@ class Lifecycle(RuleBasedStateMachine):
         sayings: list[Command] = [
             Complete(epoch=epoch, result=msgspec.Raw(b"1")),
             Fail(epoch=epoch, error=BOOM),
+            Fail(epoch=epoch, error=BOOM, offers_again=True),
             Fail(epoch=epoch, error=BOOM, retry_at=later),
             Fail(epoch=epoch, error=BOOM, give_up="rejected"),
             Interrupt(epoch=epoch, reason="deploy"),
@@ -321,6 +332,7 @@ class Lifecycle(RuleBasedStateMachine):
         chains: dict[str, JobView] = dict.fromkeys(JOB_IDS, EMPTY_CHAIN)
         accepted: set[tuple[str, int]] = set()  # attempts that have an outcome
         sequence = 0
+        dispatches: dict[int, JobEvent] = {}
         async for batch in self.log.read():
             for stored in batch:
                 sequence += 1
@@ -332,6 +344,8 @@ class Lifecycle(RuleBasedStateMachine):
                 job = chains[event.job].job
                 assert job is not None
                 _check_step(before.job, job, stored.event.__class__ in (Queued, Held))
+                dispatches[sequence] = event
+                _check_without_chain(job, event, sequence, dispatches)
                 if event_type(event) in OUTCOMES and before.job is not None:
                     outcome = (event.job, before.job.claim_epoch)
                     assert outcome not in accepted, "two outcomes of one attempt"
@@ -355,6 +369,45 @@ def _check_step(before: Job | None, after: Job, is_ready: bool) -> None:
             is_ready or after.state is JobState.DISCARDED
         )
         assert left_by_a_person, "a final state was left"
+
+
+def _check_without_chain(job: Job, event: JobEvent, sequence: int, events: dict[int, JobEvent]) -> None:
+    """Whoever has only a retry, or a failure and the dispatch that it names, decides as on the whole chain."""
+    alone: Job | None = None
+    if isinstance(event, Queued) and event.given_back is not None:
+        alone = evolve(None, event, sequence)
+    elif isinstance(event, Failed) and event.dispatch:
+        dispatch = events[event.dispatch]
+        assert isinstance(dispatch, Queued)
+        alone = retried(dispatch, event, sequence)
+    if alone is None:
+        return
+    assert (alone.state, alone.order, alone.due_at) == (job.state, job.order, job.due_at)
+    stamp = Stamp(at=NOW, by="w")
+    for command in (
+        Claim(worker="w", lease_s=15.0),
+        Dispatch(cause="retried", asked_by=job.wait_sequence),
+        Dispatch(cause="redispatched", asked_by=job.wait_sequence),
+        CancelJob(reason="no"),
+        DeadLetter(reason="exhausted"),
+    ):
+        assert _answer(alone, command, stamp) == _answer(job, command, stamp)
+    if job.state is JobState.QUEUED:
+        claimed, whole = (evolve(each, _start(each, stamp), sequence + 1) for each in (alone, job))
+        for said in (Complete(epoch=sequence + 1), Fail(epoch=sequence + 1, error=BOOM, offers_again=True)):
+            assert _answer(claimed, said, stamp) == _answer(whole, said, stamp)
+
+
+def _start(job: Job, stamp: Stamp) -> JobEvent:
+    (started,) = decide(job, Claim(worker="w", lease_s=15.0), stamp)
+    return started
+
+
+def _answer(job: Job, command: Command, stamp: Stamp) -> tuple[JobEvent, ...] | type[RefusedError]:
+    try:
+        return decide(job, command, stamp)
+    except RefusedError as error:
+        return type(error)
 
 
 def _settings(examples: int, steps: int) -> settings:

@@ -301,6 +301,7 @@ STEPS: list[Callable[[Story, str], Any]] = [
     lambda story, job: story.do(job, TakeOver(worker="w2", lease_s=15, lost_epoch=story.epoch(job))),
     lambda story, job: story.complete(job),
     lambda story, job: story.do(job, Fail(epoch=story.epoch(job), error=BOOM)),
+    lambda story, job: story.do(job, Fail(epoch=story.epoch(job), error=BOOM, offers_again=True)),
     lambda story, job: story.do(
         job, Fail(epoch=story.epoch(job), error=BOOM, retry_at=story.now + timedelta(hours=1))
     ),

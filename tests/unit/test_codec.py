@@ -130,8 +130,12 @@ def test_an_error_with_half_a_surrogate_pair_can_be_recorded() -> None:
     assert decode(encode(event)) == event
 
 
+FAILURE = b',"attempt":1,"error":{"kind":"exception","type":"E","message":""}'
 UNREADABLE: list[tuple[bytes, type[Exception], str]] = [
     (b'{"type":"escalated",' + PLAIN + b"}", UnknownEventError, "stream sequence 7 .* upgrade .*'escalated', form 1"),
+    (b'{"type":"failed",' + PLAIN + FAILURE + b',"dispatch":1}', MalformedEventError, "has version 1, .* knows 2"),
+    (b'{"type":"failed",' + PLAIN.replace(b'"v":1', b'"v":2') + FAILURE + b"}", MalformedEventError, "has version 2, .* knows 1"),
+    (b'{"type":"failed",' + PLAIN.replace(b'"v":1', b'"v":3') + FAILURE + b"}", UnknownEventError, "upgrade .*'failed', form 3"),
     (b'{"type":"queued",' + PLAIN.replace(b'"v":1', b'"v":2') + b"}", UnknownEventError, "upgrade .*'queued', form 2"),
     (b'{"type":"escalated",' + PLAIN.replace(b'"v":1', b'"v":0') + b"}", MalformedEventError, "stream sequence 7"),
     (b'{"type":"Escalated!",' + PLAIN + b"}", MalformedEventError, "stream sequence 7"),

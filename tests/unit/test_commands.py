@@ -537,6 +537,26 @@ def test_a_failure_and_its_consequence_are_one_batch() -> None:
     assert _of_type(decide(grow(NEW), CLAIM, STAMP), Started)
 
 
+def test_a_failure_whose_work_item_is_offered_again_queues_its_job_by_itself() -> None:
+    again = Fail(epoch=EPOCH, error=BOOM, offers_again=True)
+    (failed,) = decide(grow(NEW, CLAIM), again, STAMP)
+    assert isinstance(failed, Failed)
+    assert (failed.v, failed.dispatch, failed.epoch, failed.given_back) == (2, 1, EPOCH, 0)
+    queued = grow(NEW, CLAIM, again)
+    assert (queued.state, queued.dispatch_sequence, queued.wait_sequence) == (JobState.QUEUED, 1, 3)
+    assert grow(NEW, CLAIM, again, CLAIM).attempts_count == 2
+    kept = Checkpoint(epoch=EPOCH, value=msgspec.Raw(b"1"))
+    (failed,) = decide(grow(NEW, CLAIM, kept), again, STAMP)
+    assert isinstance(failed, Failed)
+    assert failed.given_back is None, "the next attempt needs the checkpoint"
+    later = msgspec.structs.replace(again, retry_at=LATER)
+    assert grow(NEW, CLAIM, later).state is JobState.RETRY_WAIT
+    assert _of_type(decide(grow(*LAST), again, STAMP), Failed, DeadLettered)
+    assert _of_type(decide(grow(*ASKED), again, STAMP), Failed, Cancelled)
+    low = msgspec.structs.replace(again, retry_priority="low")
+    assert _of_type(decide(grow(NEW, CLAIM), low, STAMP), Failed, Queued)
+
+
 @each_row(
     ("kind", "expected"),
     [(Complete, "completed"), (Fail, "failed"), (Interrupt, "interrupted"), (Snooze, "snoozed"), (Pause, "paused"), (ConfirmCancel, "cancelled")],

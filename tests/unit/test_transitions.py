@@ -167,6 +167,15 @@ ADMITTED_OTHERWISE = Queued(**NAME, **LIMITED, cause="admitted", grant=7, tenant
 UNGRANTED_OTHERWISE = Held(**NAME, cause="ungranted", limits=("api",), fair="b")
 
 
+AGAIN = Queued(**NAME, cause="retried", attempt=2, max_attempts=2, given_back=0)
+
+
+def _offering(**changes: Any) -> Failed:
+    """Return a failure that has the work item at 1 delivered again, with something wrong in it."""
+    said: dict[str, Any] = {"v": 2, "attempt": 1, "error": BOOM, "dispatch": 1, "epoch": 2, "given_back": 0}
+    return Failed(**NAME, **said | changes)
+
+
 def _fenced(attempt: int, held_epoch: int, current_epoch: int) -> Fenced:
     return Fenced(
         **NAME,
@@ -214,6 +223,15 @@ PLANTED: list[tuple[Job | None, JobEvent, str]] = [
     (_after(HELD, ADMITTED, STARTED), Held(**NAME, cause="ungranted", attempt=2, **LIMITED), "`held` follows while it is running"),
     (_after(HELD, ADMITTED, STARTED), COMPLETED, "`completed` without `limited`, and the job has limits (api)"),
     (_after(QUEUED), Queued(**NAME, cause="ungranted", max_attempts=2), "`queued` as 'ungranted', though it has no limits"),
+    (_after(QUEUED, STARTED), _offering(epoch=3), "`failed` of claim 3, the current one is 2"),
+    (_after(QUEUED, STARTED), _offering(dispatch=2), "`failed` names the dispatch at 2, the newest one is at 1"),
+    (_after(QUEUED, STARTED), _offering(retry_priority="low"), "`failed` queues the job, which has no attempt left or is to have another priority"),
+    (_after(QUEUED, STARTED, SECOND), _offering(attempt=2, epoch=3), "`failed` queues the job, which has no attempt left or is to have another priority"),
+    (_after(QUEUED, STARTED), _offering(given_back=1), "`failed` says 1 attempts given back, there are 0"),
+    (_after(QUEUED, STARTED), _offering(given_back=1, retry_at=LATER), "`failed` says 1 attempts given back, there are 0"),
+    (_after(HELD, ADMITTED, STARTED), _offering(dispatch=2, epoch=3), "`failed` queues the job past its limits (api)"),
+    (_after(QUEUED, STARTED, FAILED_LATER), msgspec.structs.replace(AGAIN, given_back=1), "`queued` says 1 attempts given back, there are 0"),
+    (_after(QUEUED, STARTED, FAILED_LATER), msgspec.structs.replace(AGAIN, tenant="acme"), "`queued` with another order than the job's"),
     (_after(QUEUED, STARTED), msgspec.structs.replace(COMPLETED, limited=True), "`completed` with `limited`, and the job has no limits"),
     (_after(QUEUED, STARTED, SECOND), _fenced(1, 7, 3), "`fenced` claim 7 as attempt 1, which it never had"),
 ]  # fmt: skip

@@ -113,9 +113,14 @@ def note_all_there_is_as_settled() -> Planted:
     return mock.patch("jobledger.workers.attempt.intake.write_floor", write)
 
 
+def ack_what_a_failure_offers_again() -> Planted:
+    return mock.patch("jobledger.workers.attempt.recorder._settled", return_value=ACK)
+
+
 #: Each bug, and the faults without which it does no harm, or seldom.
 MUTATIONS: dict[Callable[[], Planted], frozenset[str]] = {
     ack_before_the_outcome: frozenset(),
+    ack_what_a_failure_offers_again: frozenset(),
     take_over_without_a_look_at_the_lease: frozenset({"duplicate delivery"}),
     claim_without_a_condition: frozenset({"delayed request"}),
     take_a_lost_race_for_won: frozenset(),

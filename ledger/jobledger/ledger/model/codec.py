@@ -14,7 +14,15 @@ from typing import Annotated, Any, Final, TypeVar, cast, get_args
 
 import msgspec
 
-from jobledger.ledger.model.envelope import TIME_MAX, TIME_MIN, VERSION, WHOLE_MAX, Envelope, Moment
+from jobledger.ledger.model.envelope import (
+    TIME_MAX,
+    TIME_MIN,
+    VERSION,
+    VERSION_RETRIED,
+    WHOLE_MAX,
+    Envelope,
+    Moment,
+)
 from jobledger.ledger.model.errors import (
     CorruptLedgerError,
     InvalidInputError,
@@ -167,8 +175,11 @@ def _within_bounds(event: _T) -> _T:
     """
     if event.v == VERSION and TIME_MIN <= event.at <= TIME_MAX and type(event) in TIMELESS:
         return event  # nearly always
-    if event.v != VERSION:
-        raise msgspec.ValidationError(f"its form has version {event.v}, and this program knows {VERSION}")
+    known = VERSION_RETRIED if isinstance(event, Failed) and event.offers_again else VERSION
+    if event.v != known:
+        raise msgspec.ValidationError(f"its form has version {event.v}, and this program knows {known}")
+    if known == VERSION_RETRIED and TIME_MIN <= event.at <= TIME_MAX:
+        return event  # it names no other time
     for moment in _moments(event):
         if not TIME_MIN <= moment <= TIME_MAX:
             raise msgspec.ValidationError(f"the time {moment.isoformat()} is outside the years 1970 to 9999")
@@ -228,6 +239,7 @@ class _Outline(msgspec.Struct):
     job: str = ""
 
 
+_RETRIED: Final = "failed"  #: the type of event that has a form of version 2
 _outline_decoder: Final = msgspec.json.Decoder(_Outline)
 
 
@@ -246,7 +258,8 @@ def newer(data: bytes, subject: str, types: Collection[str]) -> bool:
         found = _outline_decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return False
-    if not TIME_MIN <= found.at <= TIME_MAX or (found.type in types and found.v == VERSION):
+    known = VERSION_RETRIED if found.type == _RETRIED and _RETRIED in types else VERSION
+    if not TIME_MIN <= found.at <= TIME_MAX or (found.type in types and found.v <= known):
         return False
     if not subject:
         return True

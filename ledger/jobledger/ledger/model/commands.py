@@ -151,6 +151,7 @@ class Fail(msgspec.Struct, frozen=True, kw_only=True):
     retry_at: datetime | None = None  #: None: at once
     retry_priority: Priority | None = None  #: None: as before
     give_up: DeadReason | None = None  #: no retry, whatever is left
+    offers_again: bool = False  #: whether whoever records it then has the job's work item delivered again
 
     def __post_init__(self) -> None:
         """Check the moment."""

@@ -13,8 +13,10 @@ from jobledger.ledger.model.rights.marks import OTHER_JOB
 #: The absence of a JSON value; told from a stored `null` by identity, and never written.
 NO_VALUE: Final = msgspec.Raw(b"")
 
-#: The version of the form of events that this program writes. It reads no higher one, whose meaning it cannot know.
+#: The version of the form of events. This program reads no higher one, whose meaning it cannot know.
 VERSION: Final = 1
+#: Of `failed` with `dispatch`: who read only version 1 would take the job for one that waits.
+VERSION_RETRIED: Final = 2
 #: The largest number in an event: every reader of the ledger, in any language or table, can hold it.
 WHOLE_MAX: Final = 2**63 - 1
 TIME_MIN: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -14,6 +14,7 @@ from jobledger.ledger.model.events import (
     DeadLettered,
     Discarded,
     ErrorInfo,
+    Failed,
     Held,
     Joined,
     JoinFact,
@@ -87,7 +88,7 @@ def _ready(event: Queued | Held) -> str:
         parts.append(of_joined(event.joined))
     if event.signal is not None:
         parts.append(of_signal(event.signal))
-    is_changed = event.cause not in {"new", "admitted"}
+    is_changed = event.cause not in {"new", "admitted", "retried"}
     if is_changed and (event.input is not NO_VALUE or event.input_ref is not None):
         parts.append("new input")
     return ", ".join(parts) + (f": {event.reason}" if event.reason else "")
@@ -119,6 +120,12 @@ def of_attempt(attempt: int, rest: str = "", *, until: datetime | None = None) -
     """Return which attempt an event is about, and what it says of it."""
     moment = "" if until is None else f" until {shown_time(until)}"
     return f"attempt {attempt}{moment}{f': {rest}' if rest else ''}"
+
+
+def of_failure(event: Failed) -> str:
+    """Return why an attempt failed, and whether that queued its job again."""
+    again = ", queued again" if event.offers_again else ""
+    return f"attempt {event.attempt}{again}: {error_words(event.error)}"
 
 
 def of_pause(event: Paused) -> str:

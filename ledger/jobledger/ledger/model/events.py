@@ -305,10 +305,20 @@ class Queued(_Ready, frozen=True, kw_only=True, tag="queued", gc=False):
 
     With the cause `carried` it leaves the job as it is, waiting or running, and only replaces its work item. With the
     cause `admitted`, before the first attempt and with a small input, it has the whole order again, so that a worker
-    need not read the chain.
+    need not read the chain; so it has with the cause `retried` where the next attempt needs no more of the job.
     """
 
     grant: Whole = 0  #: where the cause is `admitted`: stream sequence of the `granted` that admitted the job
+    given_back: Whole | None = (
+        None  #: where a retry has the whole order: how many attempts do not count so far
+    )
+
+    @property
+    def has_order(self) -> bool:
+        """Whether it says all that a claim needs: the job's order, and how many attempts there were."""
+        if self.cause == "admitted":
+            return self.limits != ()
+        return self.cause == "new" or self.given_back is not None
 
 
 class Started(Event, frozen=True, kw_only=True, tag="started", gc=False):
@@ -335,12 +345,27 @@ class Completed(Event, frozen=True, kw_only=True, tag="completed", gc=False):
 
 
 class Failed(Event, frozen=True, kw_only=True, tag="failed", gc=False):
-    """The attempt raised, timed out or could not run. Without `retry_at` the next event of the batch decides."""
+    """The attempt raised, timed out or could not run. Without `retry_at` and `dispatch` the next event decides.
+
+    With `dispatch` and without `retry_at` the job is queued again by this event alone: its work item, which nobody
+    acknowledged, is delivered once more. Such an event has the version 2, because a program that does not know that
+    would misread it. With both, the dispatch only says where the job's order is.
+    """
 
     attempt: Whole  #: which attempt, from 1
     error: ErrorInfo  #: why
     retry_at: Moment | None = None  #: when it will be tried again
     retry_priority: Priority | None = None  #: of the dispatch at `retry_at`; None: as before
+    dispatch: Whole = 0  #: stream sequence of the job's newest `queued`; 0: not said
+    epoch: Whole = 0  #: where `dispatch` is given: stream sequence of the attempt's `started`
+    given_back: Whole | None = (
+        None  #: how many attempts do not count so far, if the next one needs only that and the order
+    )
+
+    @property
+    def offers_again(self) -> bool:
+        """Whether the job is queued again, because its work item is delivered once more."""
+        return self.dispatch > 0 and self.retry_at is None
 
 
 class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled", gc=False):

@@ -291,9 +291,11 @@ def evolve(job: Job | None, event: JobEvent, stream_sequence: int) -> Job:
 
 def _ordered(event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
     """Take the order from a first event."""
-    dispatches = dispatch_sequence = grant = 0
+    dispatches = dispatch_sequence = grant = dropped = given_back = 0
     if isinstance(event, Queued):
         dispatches, dispatch_sequence, grant = 1, stream_sequence, event.grant
+        if event.given_back is not None:  # a retry, with the whole order
+            dropped, given_back = event.attempt - 1, event.given_back
     return Job(
         id=event.job,
         queue=event.queue,
@@ -304,6 +306,8 @@ def _ordered(event: Queued | Scheduled | Held, stream_sequence: int) -> Job:
         last_sequence=stream_sequence,
         created_by=event.by,
         order=order_of(event),
+        attempts_dropped=dropped,
+        attempts_given_back=given_back,
         dispatches=dispatches,
         dispatch_sequence=dispatch_sequence,
         wait_sequence=stream_sequence,
@@ -491,12 +495,35 @@ def _end_attempt(
 
 
 def _failed(job: Job, event: Failed, stream_sequence: int) -> Job:
-    ended = _end_attempt(job, event, "failed", JobState.RETRY_WAIT, stream_sequence, error=event.error)
+    state = JobState.QUEUED if event.offers_again else JobState.RETRY_WAIT
+    ended = _end_attempt(job, event, "failed", state, stream_sequence, error=event.error)
+    if event.offers_again:
+        ended = _replace(ended, dispatches=job.dispatches + 1)
     order = job.order
     if event.retry_priority is not None:
         order = _replace(order, priority=event.retry_priority)
     steps = try_again(job.steps) if job.steps else job.steps
     return _replace(ended, order=order, steps=steps, due_at=event.retry_at, wait_sequence=stream_sequence)
+
+
+def retried(dispatch: Queued, failed: Failed, stream_sequence: int) -> Job | None:
+    """Return the job after a failure, made of that and of the dispatch that it names; None where they do not say enough.
+
+    Of its attempts the job has only the failed one, without the time when it began. `stream_sequence`: of `failed`.
+    """
+    if failed.given_back is None or not dispatch.has_order:
+        return None
+    attempt = Attempt(number=failed.attempt, worker=failed.by, epoch=failed.epoch, started_at=dispatch.at)
+    running = _replace(
+        _ordered(dispatch, failed.dispatch),
+        state=_RUNNING,
+        attempts=(attempt,),
+        attempts_dropped=failed.attempt - 1,
+        attempts_given_back=failed.given_back,
+        claim_epoch=failed.epoch,
+        dispatches=0,
+    )
+    return _failed(running, failed, stream_sequence)
 
 
 def _completed(job: Job, event: Completed, stream_sequence: int) -> Job:

@@ -18,11 +18,11 @@ import msgspec
 from jobledger.ledger.model.attempts import AttemptState
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.event_words import (
-    error_words,
     of_attempt,
     of_completed,
     of_dead_letter,
     of_end,
+    of_failure,
     of_held,
     of_joined,
     of_pause,
@@ -205,12 +205,12 @@ LIFECYCLE: Final[Mapping[type[JobEvent], Row[Any]]] = MappingProxyType(
         ),
         Failed: Row[Failed](
             after=_RUNNING,
-            to=(_S.RETRY_WAIT,),
+            to=(_S.RETRY_WAIT, _S.QUEUED),  # its work item is delivered again
             ends="failed",
             claimed=True,
             due="retry_at",
             lean=_without(error=_NO_ERROR),
-            words=lambda event: of_attempt(event.attempt, error_words(event.error)),
+            words=of_failure,
         ),
         Interrupted: Row[Interrupted](
             after=_RUNNING,

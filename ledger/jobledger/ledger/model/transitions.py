@@ -136,10 +136,11 @@ def _says_its_order(job: Job | None, event: JobEvent) -> str | None:
     kind, order = event_type(event), job.order
     if isinstance(event, Held) and (event.limits != order.limits or event.fair != order.fair):
         return f"`{kind}` for {_words(event.limits, event.fair)}, its order says {_words(order.limits, order.fair)}"
-    if isinstance(event, Queued) and event.limits:
+    if isinstance(event, Queued) and (event.limits or event.given_back is not None):
         again = msgspec.structs.replace(lean_order(order_of(event)), priority=order.priority)
-        if job.attempts or again != lean_order(order):
+        if (job.attempts and event.limits) or again != lean_order(order):
             return f"`{kind}` with another order than the job's"
+        return _counts_given_back(job, event)
     return None
 
 
@@ -246,6 +247,29 @@ def _fences_a_stale_claim(job: Job | None, event: JobEvent) -> str | None:
     return None
 
 
+def _names_its_dispatch(job: Job | None, event: JobEvent) -> str | None:
+    """Check a failure that says where the job's order is: readers act on the two events without reading the chain."""
+    if job is None or not isinstance(event, Failed) or not (event.dispatch or event.epoch):
+        return None
+    if event.epoch != job.claim_epoch:
+        return f"`failed` of claim {event.epoch}, the current one is {job.claim_epoch}"
+    if event.dispatch != job.dispatch_sequence:
+        return (
+            f"`failed` names the dispatch at {event.dispatch}, the newest one is at {job.dispatch_sequence}"
+        )
+    if event.offers_again and job.order.limits:
+        return f"`failed` queues the job past its limits ({', '.join(job.order.limits)})"
+    if event.offers_again and (not job.attempts_left or event.retry_priority is not None):
+        return "`failed` queues the job, which has no attempt left or is to have another priority"
+    return _counts_given_back(job, event)
+
+
+def _counts_given_back(job: Job, event: Failed | Queued) -> str | None:
+    if event.given_back is None or (not job.steps and event.given_back == job.attempts_given_back):
+        return None
+    return f"`{event_type(event)}` says {event.given_back} attempts given back, there are {job.attempts_given_back}"
+
+
 def _was_running(job: Job | None, event: JobEvent) -> str | None:
     running = None if job is None else job.running_attempt
     if not isinstance(event, Lost) or running is None:
@@ -264,6 +288,7 @@ _OF_TYPE: Final[Mapping[type[JobEvent], tuple[_Rule, ...]]] = {
     Scheduled: (_moves_a_wait,),
     Started: (_may_start,),
     **dict.fromkeys(CLAIMED, (_is_of_the_running_attempt,)),
+    Failed: (_is_of_the_running_attempt, _names_its_dispatch),
     Completed: (_is_of_the_running_attempt, _ends_where_it_is_heard),
     Cancelled: (_ends_where_it_is_heard,),
     DeadLettered: (_gives_up_an_undecided_job, _ends_where_it_is_heard),

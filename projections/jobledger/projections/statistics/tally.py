@@ -306,6 +306,8 @@ class Tally:
             self.tenant_hours.setdefault(hour, [0, 0, 0])[of_tenant] += 1
         if kind is Failed or kind is DeadLettered:
             self._failure(after, COUNTERS[place])
+            if after.state is _QUEUED:  # its work item is delivered again
+                cell.counts[_AT["retried"]] += 1
         if before is None:
             return
         job = before.job

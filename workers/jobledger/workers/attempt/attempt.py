@@ -12,11 +12,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
+import msgspec
+
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.logs import job_filter
 from jobledger.ledger.model.chain import JobView
-from jobledger.ledger.model.commands import ConfirmCancel, Interrupt, Outcome
+from jobledger.ledger.model.commands import ConfirmCancel, Fail, Interrupt, Outcome
 from jobledger.ledger.model.errors import (
     AttemptStoppedError,
     CorruptLedgerError,
@@ -39,7 +41,7 @@ from jobledger.workers.attempt.control import Attempt, Control
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.attempt.intake import Intake
-from jobledger.workers.attempt.kept import KeptChains
+from jobledger.workers.attempt.kept import FAILED_BYTES_MAX, KeptChains
 from jobledger.workers.attempt.pause_watch import PauseWatch
 from jobledger.workers.attempt.recorder import Recorder
 from jobledger.workers.attempt.settlement import ACK, DROP, JOIN, Settlement, nak
@@ -84,7 +86,8 @@ class Attempts:
         self._execution = execution
         self._hooks = hooks
         self._pauses = pauses
-        self._recorder = Recorder(ledger, hooks)
+        failed = KeptChains(FAILED_BYTES_MAX)
+        self._recorder = Recorder(ledger, hooks, failed)
         self.running: dict[JobRef, Attempt] = {}
         self._claimer = Claimer(
             ledger,
@@ -92,6 +95,7 @@ class Attempts:
             runs_here=self.running.__contains__,
             on_ended=self._recorder.on_ended_by_claim,
             kept=kept,
+            failed=failed,
             passes_on=self._other_version,
         )
         #: Stream sequence of each delivery that is handled now -> the deliveries that are settled with it.
@@ -143,7 +147,8 @@ class Attempts:
                 return nak(_PROCESS_DELAY_S)
             if (pauses := self._pauses) and queued.queue in pauses.states and pauses.holds_back(queued.queue):
                 return nak(settlements.elsewhere_s(delivery.delivered))
-            claimed = await self._claimer.claim(delivery, queued)
+            is_run = task is not None and task.makes_runs
+            claimed = await self._claimer.claim(delivery, queued, is_run=is_run)
             if isinstance(claimed, Settlement):
                 return self._join(delivery, queued) if claimed is JOIN else claimed
             task = self._of_version(claimed) if queued.version or (task and task.makes_runs) else task
@@ -155,12 +160,13 @@ class Attempts:
                     if attempt.control.abandoned:
                         return DROP
                     span.ended(outcome)
-                    accepted = await self._recorder.record(attempt, outcome)
+                    if isinstance(outcome, Fail) and self._intake is not None:
+                        few = delivery.delivered <= settlements.AGAIN_DELIVERIES_MAX
+                        outcome = msgspec.structs.replace(outcome, offers_again=few)
+                    return await self._recorder.record(attempt, outcome)
             finally:
                 if not attempt.control.abandoned:
                     self._end(attempt)
-        # A refused outcome means that another worker holds job and message: an ack would settle its delivery.
-        return ACK if accepted else DROP
 
     def _settle(self, deliveries: list[Delivery], settlement: Settlement) -> None:
         """Tell the broker what becomes of deliveries that were handled; nothing else does."""
@@ -319,8 +325,7 @@ class Attempts:
             if control.span is not None:
                 control.span.ended(outcome)
                 control.span.close()
-            if await self._recorder.record(attempt, outcome):
-                settlement = ACK
+            settlement = await self._recorder.record(attempt, outcome)
         except Exception as error:  # noqa: BLE001 - a delivery that nobody settles would keep its job from everybody
             settlement = _after_trouble(error, deliveries[0], self._ledger.connection.outage)
         finally:

@@ -1,7 +1,9 @@
 """From a delivery to the right to run it: claim, take over, wait, or drop. The ledger decides, never the broker.
 
-A first dispatch (`queued` with cause `new`, or `admitted` with the whole order) is claimed without a read: its message
-is the newest event of the chain, else the conditional append is refused, and only then the chain is read.
+A dispatch that has the whole order (of a new job, and mostly of one that is admitted or retried) is claimed without a
+read: its message is the newest event of the chain, else the conditional append is refused, and only then the chain is
+read. So is a job that failed here and whose failure has the same message delivered again; elsewhere its newest event is
+read.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.model.aggregates import read_job_event
 from jobledger.ledger.model.chain import JobView, commit, load
+from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Claim, DeadLetter, Stamp, TakeOver
 from jobledger.ledger.model.decisions import decide
 from jobledger.ledger.model.errors import (
@@ -24,8 +27,8 @@ from jobledger.ledger.model.errors import (
     MalformedEventError,
     WrongSequenceError,
 )
-from jobledger.ledger.model.events import Queued
-from jobledger.ledger.model.job import Job, JobState, evolve
+from jobledger.ledger.model.events import Failed, Queued
+from jobledger.ledger.model.job import Job, JobState, evolve, retried
 from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.workers.attempt.kept import KeptChains
@@ -62,14 +65,19 @@ class Claimer:
         runs_here: Callable[[JobRef], bool],
         on_ended: Callable[[Job, str], None],
         kept: KeptChains | None = None,
+        failed: KeptChains | None = None,
         passes_on: Callable[[Job, Delivery], Settlement | None] = lambda _job, _delivery: None,
     ) -> None:
-        """`kept`: chains of runs that were parked here; `passes_on` says what becomes of a run of another version."""
+        """`kept`: chains of runs that were parked here; `failed`: of jobs that failed here, and are offered again.
+
+        `passes_on` says what becomes of a run of another version.
+        """
         self._ledger = ledger
         self._lease = lease
         self._runs_here = runs_here
         self._on_ended = on_ended
         self._kept = kept
+        self._failed = failed
         self._passes_on = passes_on
         self.ends = False  #: whether the worker ends
 
@@ -77,9 +85,12 @@ class Claimer:
         """Let claims that wait for room in the ledger give their deliveries back: the worker ends."""
         self.ends = True
 
-    async def claim(self, delivery: Delivery, queued: Queued) -> JobView | Settlement:
+    async def claim(
+        self, delivery: Delivery, queued: Queued, *, is_run: bool = False
+    ) -> JobView | Settlement:
         """Try to get the right to run the job of a delivery; `queued` is its event.
 
+        `is_run`: its task records steps, so a retry needs the errors of the attempts before.
         Where the ledger is full the claim is made as soon as it has room; the delivery is kept alive meanwhile, and no
         dispatch is used up.
 
@@ -89,7 +100,7 @@ class Claimer:
         when the worker ends: leave the delivery for a redelivery.
         """
         try:
-            return await self._claim(delivery, queued)
+            return await self._claim(delivery, queued, is_run=is_run)
         except LedgerFullError as error:
             full = error
         loop, outage = self._ledger.connection.loop, self._ledger.connection.outage
@@ -98,19 +109,21 @@ class Claimer:
         while loop.time() < deadline and not self.ends:
             await asyncio.sleep(FULL_PAUSE_S)
             with contextlib.suppress(LedgerFullError):
-                return await self._claim(delivery, queued)
+                return await self._claim(delivery, queued, is_run=is_run)
         raise full
 
-    async def _claim(self, delivery: Delivery, queued: Queued) -> JobView | Settlement:
+    async def _claim(self, delivery: Delivery, queued: Queued, *, is_run: bool) -> JobView | Settlement:
         if self._ledger.throttle.holds_claims():
             raise LedgerThrottledError("what room the ledger has is kept for the jobs that run")
         ref = JobRef(queue=queued.queue, job_id=queued.job)
-        # Both have the whole order; other dispatches need the earlier events of the chain.
-        if queued.cause == "new" or (queued.cause == "admitted" and queued.limits):
+        # Other dispatches need the earlier events of the chain.
+        is_enough = queued.has_order and not (is_run and queued.cause == "retried")
+        if is_enough and delivery.delivered == 1:
             chain = _only(delivery, queued)
         else:
-            kept = None if self._kept is None else self._kept.following(ref, delivery, queued)
-            chain = kept or await load(self._ledger.log, ref)
+            chain = self._known(ref, delivery, queued) or await self._look(
+                ref, delivery, queued if is_enough else None
+            )
         for _ in range(_TRIES_MAX):
             try:
                 job = chain.job
@@ -130,6 +143,24 @@ class Claimer:
             except WrongSequenceError:
                 chain = await load(self._ledger.log, ref)
         raise WrongSequenceError(self._ledger.names.chain(ref), chain.last_sequence)
+
+    def _known(self, ref: JobRef, delivery: Delivery, queued: Queued) -> JobView | None:
+        """Return the chain of a job that ran here before, if it is kept and seems to be the newest."""
+        offered = None if self._failed is None else self._failed.offered(ref, delivery)
+        if offered is not None or self._kept is None:
+            return offered
+        return self._kept.following(ref, delivery, queued)
+
+    async def _look(self, ref: JobRef, delivery: Delivery, order: Queued | None) -> JobView:
+        """Return the chain of a job; where its dispatch has the order, its newest event may be enough beside that."""
+        log = self._ledger.log
+        newest = None if order is None else await log.last(log.names.chain(ref))
+        if order is not None and isinstance(newest, StoredEvent) and isinstance(newest.event, Failed):
+            failed, sequence = newest.event, newest.stream_sequence
+            job = retried(order, failed, sequence) if failed.dispatch == delivery.stream_sequence else None
+            if job is not None and failed.offers_again:
+                return JobView(job, sequence, newest.data)
+        return await load(log, ref)
 
     async def _judge(self, chain: JobView, ref: JobRef, delivery: Delivery) -> JobView | Settlement:
         """Deal with a job that cannot simply be started."""

@@ -1,7 +1,8 @@
-"""Chains of runs that were parked here, kept for their next attempt: used only where a hash proves them current.
+"""Chains of runs that were parked here, and of jobs that failed here and are queued again, kept for their next attempt.
 
 A delivered `queued` names the hash of the event that it follows on. If that is the newest event of what is kept, nothing
-came between, and the chain need not be read; the claim's condition says the same once more.
+came between, and the chain need not be read; the claim's condition says the same once more. Of a job that was queued
+again by its failure the same `queued` is delivered, and only the claim's condition tells whether the chain is current.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.pull import Delivery
 
 BYTES_MAX: Final = 64 << 20
+#: Of jobs that failed here: they come back within moments, or another worker takes them.
+FAILED_BYTES_MAX: Final = 4 << 20
 #: What the objects of a run and of each of its steps take beside the values that they hold; measured, rounded up.
 _RUN_BYTES: Final = 4_096
 _STEP_BYTES: Final = 768
 
 
 class KeptChains:
-    """The chains of parked runs; without room the one that was kept longest goes first."""
+    """The chains of parked runs and failed jobs; without room the one that was kept longest goes first."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -35,7 +38,7 @@ class KeptChains:
         return len(self._views)
 
     def keep(self, ref: JobRef, view: JobView) -> None:
-        """Keep the chain of a run that was parked."""
+        """Keep the chain of a run that was parked, or of a job that its failure queued again."""
         self._drop(ref)
         job = view.job
         if job is None:
@@ -55,6 +58,14 @@ class KeptChains:
         sequence = delivery.stream_sequence
         return JobView(evolve(found.job, queued, sequence), sequence, delivery.data)
 
+    def offered(self, ref: JobRef, delivery: Delivery) -> JobView | None:
+        """Return the chain of a job whose failure had the delivered work item delivered again, if it is kept."""
+        found = self._drop(ref)
+        if found is None or found.job is None or found.job.dispatch_sequence != delivery.stream_sequence:
+            return None
+        self.hits += 1
+        return found
+
     def _drop(self, ref: JobRef) -> JobView | None:
         view, size = self._views.pop(ref, (None, 0))
         self._bytes -= size
@@ -65,4 +76,5 @@ def _size(job: Job) -> int:
     """Return about how many bytes a run takes in memory."""
     values = sum(len(bytes(each.result)) + len(bytes(each.items)) for each in job.steps.values())
     said = sum(len(bytes(each.value)) for each in job.signals)
+    said += len(bytes(job.order.input)) + len(bytes(job.checkpoint))
     return _RUN_BYTES + _STEP_BYTES * (len(job.steps) + len(job.signals)) + values + said

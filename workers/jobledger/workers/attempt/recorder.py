@@ -24,7 +24,9 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.workers import logs
 from jobledger.workers.attempt.control import Attempt
 from jobledger.workers.attempt.hooks import HookRunner
+from jobledger.workers.attempt.kept import KeptChains
 from jobledger.workers.attempt.retry_store import retry_store
+from jobledger.workers.attempt.settlement import ACK, AGAIN, DROP, Settlement
 
 logger = logging.getLogger("jobledger.workers.attempt")
 
@@ -32,14 +34,18 @@ logger = logging.getLogger("jobledger.workers.attempt")
 class Recorder:
     """Records the outcomes of one worker."""
 
-    def __init__(self, ledger: Ledger, hooks: HookRunner) -> None:
+    def __init__(self, ledger: Ledger, hooks: HookRunner, failed: KeptChains) -> None:
+        """`failed`: keeps the chains of jobs that a failure queued again, for their next attempt."""
         self._ledger = ledger
+        self._failed = failed
         self._hooks = hooks
         self.is_wordy = logs.is_wordy()
         self.fenced = 0  #: outcomes that were refused because their claim was lost
 
-    async def record(self, attempt: Attempt, outcome: Outcome) -> bool:
-        """Append the outcome on condition of the claim and return True; False when the claim was lost.
+    async def record(self, attempt: Attempt, outcome: Outcome) -> Settlement:
+        """Append the outcome on condition of the claim; return how the job's work item is to be settled.
+
+        It is dropped when the claim was lost: another worker holds job and message, whose delivery an ack would settle.
 
         Raises: LedgerFullError, UnreachableError, WrongSequenceError after trying for minutes.
         """
@@ -65,26 +71,32 @@ class Recorder:
             except (LedgerFullError, UnreachableError, WrongSequenceError):
                 after = await self._retry(attempt, chain, outcome)
         except (StaleClaimError, IllegalTransitionError, JobNotFoundError):  # not found: ended, and archived
-            if await self._is_recorded(attempt):
-                return True
+            stored = (await load(log, attempt.ref)).job
+            if self._is_recorded(attempt, stored):
+                return _settled(stored)
             await self._fence(attempt, outcome)
-            return False
+            return DROP
         if self.is_wordy or isinstance(outcome, Fail):
             self._tell(attempt, outcome, after)
         # The result is folded only where somebody asked for it.
         if attempt.job.order.notify or attempt.job.task in self._hooks.hooked:
             assert after.job is not None, "an outcome leaves the job in the chain"
             self.announce(after.job, identity)
-        return True
+        if isinstance(outcome, Fail) and outcome.offers_again:
+            settlement = _settled(after.job)
+            if settlement is not ACK:
+                self._failed.keep(attempt.ref, after)
+            return settlement
+        return ACK
 
-    def _tell_recorded(self, attempt: Attempt, outcome: Outcome) -> bool:
+    def _tell_recorded(self, attempt: Attempt, outcome: Outcome) -> Settlement:
         """Tell of what was recorded already: a run's pause, or its end in one append with the job that hears of it."""
         if self.is_wordy:
             self._tell(attempt, outcome, attempt.newest_chain)
         job = attempt.newest_chain.job
         if job is not None and job.is_final:
             self.announce(job, attempt.identity)
-        return True
+        return ACK
 
     def _tell(self, attempt: Attempt, outcome: Outcome, after: JobView) -> None:
         if isinstance(outcome, Fail):
@@ -108,9 +120,8 @@ class Recorder:
             outage=self._ledger.connection.outage,
         )
 
-    async def _is_recorded(self, attempt: Attempt) -> bool:
+    def _is_recorded(self, attempt: Attempt, stored: Job | None) -> bool:
         """Return whether our outcome is stored after all: only the server's answer was lost."""
-        stored = (await load(self._ledger.log, attempt.ref)).job
         epoch = attempt.job.claim_epoch
         return stored is not None and any(
             each.epoch == epoch and each.state in ENDED_BY_HOLDER for each in stored.attempts
@@ -146,6 +157,17 @@ class Recorder:
             self._hooks.tell("failure", job, worker=identity, error=job.error, will_retry=not job.is_final)
         if job.state is JobState.DEAD_LETTERED:
             self._hooks.tell_dead_letter(job, worker=identity)
+
+
+def _settled(job: Job | None) -> Settlement:
+    """Return what becomes of the work item of a job whose outcome is recorded: an ack, unless it is offered again.
+
+    Also where it is not this work item that counts, since whoever gets it then finds that it is done with.
+    """
+    is_offered = (
+        job is not None and job.state is JobState.QUEUED and job.wait_sequence > job.dispatch_sequence
+    )
+    return AGAIN if is_offered else ACK
 
 
 def _with_report(

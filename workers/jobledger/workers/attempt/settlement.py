@@ -33,6 +33,11 @@ def nak(delay_s: float) -> Settlement:
     return Settlement("nak", delay_s)
 
 
+AGAIN: Final = nak(0.0)  #: its dispatch is for the next attempt, too
+#: Up to this delivery a job that failed is offered again by the dispatch that it has; then it gets a fresh one. Few, as
+#: later deliveries are held back for longer where its worker dies.
+AGAIN_DELIVERIES_MAX: Final = 5
+
 #: The delivery at which a job of an unknown task is given up; one more is left in case that worker dies.
 UNKNOWN_TASK_DELIVERIES_MAX: Final = DELIVERIES_MAX - 1
 _UNKNOWN_TASK_S: Final = 2.5

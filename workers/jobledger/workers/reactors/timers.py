@@ -161,9 +161,12 @@ class Dispatcher:
     async def _dispatch(self, timer: Timer, delivery: Delivery) -> Later | None:
         log = self._ledger.log
         command = Dispatch(cause=timer.cause, asked_by=timer.asked_by)
+        has_lost = False  # a race: then the events at which the wait began are not enough
 
         async def attempt() -> Later | None:
-            chain = await self._known.chain(timer)
+            nonlocal has_lost
+            chain = await self._known.chain(timer, whole=has_lost)
+            has_lost = True
             if chain is None:
                 return None
             # Either a replica that lags behind, or another ledger.
