@@ -152,15 +152,19 @@ class Claimer:
         return self._kept.following(ref, delivery, queued)
 
     async def _look(self, ref: JobRef, delivery: Delivery, order: Queued | None) -> JobView:
-        """Return the chain of a job; where its dispatch has the order, its newest event may be enough beside that."""
+        """Return the chain of a job; `order`: its dispatch, if that and the chain's newest event may be enough."""
         log = self._ledger.log
         newest = None if order is None else await log.last(log.names.chain(ref))
-        if order is not None and isinstance(newest, StoredEvent) and isinstance(newest.event, Failed):
-            failed, sequence = newest.event, newest.stream_sequence
-            job = retried(order, failed, sequence) if failed.dispatch == delivery.stream_sequence else None
-            if job is not None and failed.offers_again:
-                return JobView(job, sequence, newest.data)
-        return await load(log, ref)
+        if order is None or newest is None:
+            return await load(log, ref)
+        sequence = newest.stream_sequence
+        if sequence == delivery.stream_sequence:  # nobody claimed it: it was only given back
+            return _only(delivery, order)
+        failed = newest.event if isinstance(newest, StoredEvent) else None
+        if not isinstance(failed, Failed) or failed.dispatch != delivery.stream_sequence:
+            return await load(log, ref)
+        job = retried(order, failed, sequence) if failed.offers_again else None
+        return await load(log, ref) if job is None else JobView(job, sequence, newest.data)
 
     async def _judge(self, chain: JobView, ref: JobRef, delivery: Delivery) -> JobView | Settlement:
         """Deal with a job that cannot simply be started."""
