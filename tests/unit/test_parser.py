@@ -15,7 +15,6 @@ from tests.support.tables import each_row
 from jobledger.ledger.nats.parser import Collector, MessageParser
 
 OURS = 1
-HANDLERS: dict[int, Any] = {OURS: "handler"}
 _HEADERS = b"NATS/1.0\r\nA: b\r\n\r\n"
 
 
@@ -24,9 +23,13 @@ class Client:
 
     def __init__(self) -> None:
         self.got: list[Any] = []
+        self.handlers: dict[bytes, Any] = {b"%d" % OURS: self.note}
 
-    def deliver(self, handler: object, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+    def note(self, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         self.got.append((OURS, subject, reply, data, headers))
+
+    def on_failure(self, subject: bytes, error: Exception) -> None:
+        self.got.append((subject, error))
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> None:
         self.got.append((sid, bytes(subject), bytes(reply), data, headers or b""))
@@ -64,17 +67,34 @@ frames = st.one_of(
 )
 
 
-def _parsed(parser: Parser, client: Client, chunks: list[bytes]) -> list[Any]:
+def _parsed(parser: Parser, client: Client, chunks: list[bytes], late: list[bool] | None = None) -> list[Any]:
+    """Give a parser what came, chunk by chunk; with `late` as the socket does: the rest is perhaps parsed later."""
+
     async def feed() -> None:
-        for chunk in chunks:
-            await parser.parse(chunk)
+        rest = b""
+        for number, chunk in enumerate(chunks):
+            if late is None:
+                await parser.parse(chunk)
+                continue
+            assert isinstance(parser, MessageParser)
+            rest += chunk if rest else parser.take(chunk)
+            if rest and not (number < len(late) and late[number]):
+                await parser.parse(rest)
+                rest = b""
+        await parser.parse(rest)
 
     asyncio.run(feed())
     return client.got
 
 
-@given(st.lists(frames, max_size=12), st.lists(st.integers(1, 5_000), max_size=40))
-def test_what_is_handed_on_is_what_the_plain_parser_hands_on(sent: list[bytes], cuts: list[int]) -> None:
+@given(
+    st.lists(frames, max_size=12),
+    st.lists(st.integers(1, 5_000), max_size=40),
+    st.none() | st.lists(st.booleans(), max_size=40),
+)
+def test_what_is_handed_on_is_what_the_plain_parser_hands_on(
+    sent: list[bytes], cuts: list[int], late: list[bool] | None
+) -> None:
     stream, chunks = b"".join(sent), list[bytes]()
     for cut in cuts:
         chunks.append(stream[:cut])
@@ -82,7 +102,7 @@ def test_what_is_handed_on_is_what_the_plain_parser_hands_on(sent: list[bytes], 
     chunks = [chunk for chunk in [*chunks, stream] if chunk]
     plain, quick = Client(), Client()
     expected = _parsed(Parser(plain), plain, chunks)
-    assert _parsed(MessageParser(cast("Any", quick), HANDLERS), quick, chunks) == expected
+    assert _parsed(MessageParser(cast("Any", quick), quick.handlers), quick, chunks, late) == expected
     assert len(expected) == sum(frame != b"+OK\r\n" for frame in sent)
 
 
@@ -93,7 +113,7 @@ def test_what_is_handed_on_is_what_the_plain_parser_hands_on(sent: list[bytes], 
 def test_what_is_no_message_is_refused_as_nats_py_refuses_it(nonsense: bytes) -> None:
     client = Client()
     with pytest.raises(ProtocolError):
-        _parsed(MessageParser(cast("Any", client), HANDLERS), client, [nonsense])
+        _parsed(MessageParser(cast("Any", client), client.handlers), client, [nonsense])
     assert client.got == []
 
 
@@ -106,7 +126,7 @@ def test_a_subject_with_white_space_that_the_server_takes_ends_no_connection() -
     )
     for cut in range(len(sent)):
         client = Client()
-        got = _parsed(MessageParser(cast("Any", client), HANDLERS), client, [sent[:cut], sent[cut:]])
+        got = _parsed(MessageParser(cast("Any", client), client.handlers), client, [sent[:cut], sent[cut:]])
         assert [(each[1], each[3]) for each in got] == [(b"a.\x0b7.\x0cb\x0b", b"data")] * 4
 
 
@@ -123,7 +143,7 @@ def test_what_is_not_ours_leaves_the_messages_behind_it_to_the_shortcut() -> Non
     for cut in range(1, len(sent)):
         client = Slow()
         chunks = [sent[at : at + cut] for at in range(0, len(sent), cut)]
-        got = _parsed(MessageParser(cast("Any", client), HANDLERS), client, chunks)
+        got = _parsed(MessageParser(cast("Any", client), client.handlers), client, chunks)
         quick = (OURS, b"a.b", b"", b"data", b"")
         assert got == [quick, "pong", quick, 7, quick, "'slow'", quick], cut
 
@@ -135,7 +155,7 @@ def test_what_follows_a_lost_connection_in_the_same_bytes_is_forgotten() -> None
             parser.reset()
 
     client = Losing()
-    parser = MessageParser(cast("Any", client), HANDLERS)
+    parser = MessageParser(cast("Any", client), client.handlers)
     sent = b"-ERR 'stale'\r\n" + _message(OURS, b"", b"", b"old") + b"MSG a."
     assert _parsed(parser, client, [sent]) == ["'stale'"]
     assert _parsed(parser, client, [_message(OURS, b"", b"", b"new")])[1:] == [
@@ -145,7 +165,7 @@ def test_what_follows_a_lost_connection_in_the_same_bytes_is_forgotten() -> None
 
 def test_what_was_kept_is_forgotten_with_the_connection() -> None:
     client = Client()
-    parser = MessageParser(cast("Any", client), HANDLERS)
+    parser = MessageParser(cast("Any", client), client.handlers)
     _parsed(parser, client, [b"MSG a.b 1 10\r\nabc"])
     parser.reset()
     assert _parsed(parser, client, [_message(OURS, b"", b"", b"new")]) == [(OURS, b"a.b", b"", b"new", b"")]
@@ -157,10 +177,6 @@ class Collecting(Client):
     def __init__(self, collector: Collector) -> None:
         super().__init__()
         self.collector = collector
-
-    def deliver(self, handler: object, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        assert handler is self.collector
-        self.collector(subject, reply, data, headers)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> None:
         if sid == OURS:
@@ -194,7 +210,8 @@ def test_a_collector_has_everything_in_the_order_of_the_wire(sent: list[bytes], 
         elif got[0] == OURS:
             calls.append((len(messages), got[3], got[4]))
     client = Collecting(collector)
-    parser = MessageParser(cast("Any", client), {OURS: collector}, {b"%d" % OURS: collector})
+    number = b"%d" % OURS
+    parser = MessageParser(cast("Any", client), {number: collector}, {number: collector})
     _parsed(parser, client, chunks)
     assert [(raw.subject, raw.reply, raw.data, raw.wire_bytes) for raw in collector.messages] == messages
     assert collector.calls == calls

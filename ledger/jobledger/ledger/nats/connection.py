@@ -65,6 +65,8 @@ _PERMISSION: Final = re.compile(
 )
 
 
+_CONNECTED: Final = Client.CONNECTED
+
 #: The arguments of nats-py's `connect` that this module sets.
 _OURS: Final = frozenset(
     {
@@ -107,7 +109,7 @@ class Connection(Client):
         ] = []  #: of attempts since there was a connection, each sentence once
         #: Kept, for on Python 3.11 each look for the running loop is a system call: a seventh of a worker's time.
         self.loop = asyncio.get_running_loop()
-        self._handlers: dict[int, Handler] = {}
+        self._handlers: dict[bytes, Handler] = {}
         self._collectors: dict[bytes, Collector] = {}
         self._ps = self._parser = MessageParser(self, self._handlers, self._collectors)
         self._up = asyncio.Event()
@@ -124,27 +126,43 @@ class Connection(Client):
         self._may_leave_at = 0.0
         self._leaving: asyncio.Task[None] | None = None
         self._pid = os.getpid()
+        self._will_write = False
 
     def send(self, subject: str, reply: str, headers: bytes, data: bytes) -> None:
-        """Hand one message to the flusher; it is on its way, not yet sent.
+        """Put one message to what is written at the end of this turn of the loop; it is on its way, not yet sent.
 
         `headers` is a whole header block, or b"". The caller vouches for the subject.
 
         Raises: ConnectionLostError at once while there is no connection, so that nothing waits unseen in a buffer.
         """
-        if not self.is_connected:
+        if self._status != _CONNECTED:  # `is_connected`, without a call for every message
             raise ConnectionLostError
+        size = len(headers) + len(data)
+        # In parts: they are joined once, with all that the same turn sends.
         if headers:
-            size = len(headers)
-            line = f"HPUB {subject} {reply} {size} {size + len(data)}\r\n".encode()
-            command = b"".join((line, headers, data, b"\r\n"))
+            line = f"HPUB {subject} {reply} {len(headers)} {size}\r\n".encode()
+            self._pending.extend((line, headers, data, b"\r\n"))
         else:
-            command = f"PUB {subject} {reply} {len(data)}\r\n".encode() + data + b"\r\n"
-        self._pending.append(command)
-        self._pending_data_size += len(command)
-        queue = self._flush_queue
-        if queue is not None and queue.empty():
-            queue.put_nowait(self.loop.create_future())
+            self._pending.extend((f"PUB {subject} {reply} {size}\r\n".encode(), data, b"\r\n"))
+        self._pending_data_size += size + 1  # nats-py asks only whether there is anything
+        if not self._will_write:
+            self._will_write = True
+            self.loop.call_soon(self._write)
+
+    def _write(self) -> None:
+        """Write all that is pending, nats-py's own commands included, as one piece and without its flusher's task."""
+        self._will_write = False
+        transport, pending = self._transport, self._pending
+        if not pending or not self.is_connected:
+            return
+        if not isinstance(transport, Transport):  # a web socket, which is written to by a task
+            queue = self._flush_queue
+            if queue is not None and queue.empty():
+                queue.put_nowait(self.loop.create_future())
+            return
+        self._pending, self._pending_data_size = [], 0
+        with contextlib.suppress(RuntimeError, OSError):  # it is closing, as the reader is about to hear
+            transport.write(b"".join(pending))  # type: ignore[no-untyped-call]
 
     def require_here(self) -> None:
         """Raise unless the caller can use this connection: for an application's verbs, not for the paths of every job.
@@ -192,10 +210,10 @@ class Connection(Client):
     async def listen(self, subject: str, handler: Handler) -> Subscription:
         """Subscribe; `handler` is called for every message, straight from the reader, or collects them."""
         subscription = await self.subscribe(subject, cb=_unused)
-        number = subscription._id  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] # the key of nats-py's own table
+        number = b"%d" % subscription._id  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] # the key of nats-py's own table
         self._handlers[number] = handler
         if isinstance(handler, Collector):
-            self._collectors[b"%d" % number] = handler
+            self._collectors[number] = handler
         return subscription
 
     async def end_interest(self, subscription: Subscription) -> None:
@@ -205,25 +223,29 @@ class Connection(Client):
 
     async def unlisten(self, subscription: Subscription) -> None:
         """End a subscription made by `listen`; harmless when the connection is gone."""
-        number = subscription._id  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        number = b"%d" % subscription._id  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         self._handlers.pop(number, None)
-        self._collectors.pop(b"%d" % number, None)
+        self._collectors.pop(number, None)
         await self.end_interest(subscription)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        handler = self._handlers.get(sid)
+        handler = self._handlers.get(b"%d" % sid)
         if handler is None:
             await super()._process_msg(sid, subject, reply, data, headers)
             return
-        self.deliver(handler, bytes(subject), bytes(reply), data, headers or b"")
-
-    def deliver(self, handler: Handler, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        """Call the handler of a message; an exception in it is logged and goes no further."""
         try:
-            handler(subject, reply, data, headers)
-        except Exception:
-            # One bad message must not end the reader, and with it every other subscription.
-            logger.exception("a message on %s could not be handled", subject.decode(errors="replace"))
+            handler(bytes(subject), bytes(reply), data, headers or b"")
+        except Exception as error:  # noqa: BLE001 - logged
+            self.on_failure(bytes(subject), error)
+
+    def on_failure(self, subject: bytes, error: Exception) -> None:
+        """Log what a handler raised: one bad message must not end the reader, and with it every other subscription."""
+        where = subject.decode(errors="replace")
+        logger.error("a message on %s could not be handled", where, exc_info=error)
+
+    def _on_data(self, data: bytes) -> bytes:
+        """Hand on messages straight from the socket; return what nats-py's own reader must get."""
+        return self._parser.take(data) if self.is_connected else data
 
     async def wait_connected(self, timeout_s: float) -> None:
         """Return once there is a connection.
@@ -253,7 +275,7 @@ class Connection(Client):
             return
         self._drop_transport()
         s.last_attempt = time.monotonic()
-        transport = self._transport = Transport()
+        transport = self._transport = Transport(self._on_data)
         try:
             await transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
         except (OSError, TimeoutError, ValueError) as error:  # the last of a host that is no name

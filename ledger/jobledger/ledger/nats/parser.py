@@ -18,11 +18,8 @@ Handler = Callable[[bytes, bytes, bytes, bytes], None]
 #: What is kept of an incomplete message until the rest comes; a longer one is gathered by nats-py's parser.
 _KEPT_BYTES_MAX: Final = 128 * 1024
 _CRLF_BYTES: Final = 2
-_H: Final = 72  # of HMSG, a message with headers
-_FIRST_BYTES: Final = (_H, 77)  # and of MSG
-_WORDS_MIN: Final = 4  # MSG, subject, sid, size
-_PLAIN_WORDS: Final = (3, 4)  # subject, sid, [reply], size
-_HEADED_WORDS: Final = (4, 5)  # subject, sid, [reply], header size, size
+_PLAIN_WORDS: Final = (4, 5)  # MSG, subject, sid, [reply], size
+_HEADED_WORDS: Final = (5, 6)  # HMSG, subject, sid, [reply], header size, size
 
 
 class Raw(msgspec.Struct, gc=False):
@@ -63,22 +60,22 @@ class Collector:
 class Receiver(Protocol):
     """The receiver of whole messages; it is also nats-py's client, which gets all the rest from its parser."""
 
-    def deliver(self, handler: Handler, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        """Call the handler of a message; must not raise."""
+    def on_failure(self, subject: bytes, error: Exception) -> None:
+        """Hear what the handler of a message raised; must not raise itself."""
         ...
 
 
 class MessageParser(Parser):
     """nats-py's parser with a shortcut for whole messages.
 
-    `handlers`: by subscription id, and not a copy: it is looked into for every message. `collectors`: those of them
-    that are collectors, by subscription id as it is on the wire.
+    `handlers`: by subscription id as it is on the wire, and not a copy: it is looked into for every message.
+    `collectors`: those of them that are collectors.
     """
 
     def __init__(
         self,
         receiver: Receiver,
-        handlers: Mapping[int, Handler],
+        handlers: Mapping[bytes, Handler],
         collectors: Mapping[bytes, Collector] | None = None,
     ) -> None:
         self._resets = 0
@@ -88,6 +85,7 @@ class MessageParser(Parser):
         self._collectors: Mapping[bytes, Collector] = {} if collectors is None else collectors
         self._kept = b""
         self._heard = False
+        self._is_parsing = False
 
     def heard(self) -> bool:
         """Return whether anything came since the last call."""
@@ -105,8 +103,32 @@ class MessageParser(Parser):
         self._kept = b""
         self._resets += 1
 
+    def take(self, data: bytes) -> bytes:
+        """Hand on, straight from the socket, the whole messages that `data` begins with; return what `parse` must get.
+
+        To be called only while nothing waits to be parsed: messages are handed on in the order of the wire.
+        """
+        if self._is_parsing or self.buf or self.state != AWAITING_CONTROL_LINE:
+            return data
+        self._heard = True
+        if self._kept:
+            data, self._kept = self._kept + data, b""
+        data = data[self._take(data) :]
+        if data and _may_be_ours(data) and len(data) < _KEPT_BYTES_MAX and self._needs_more(data):
+            self._kept = data
+            return b""
+        return data
+
     async def parse(self, data: bytes = b"") -> None:
-        """Hand on every whole message in `data` and what was kept of the data before.
+        """Hand on every whole message in `data` and what was kept of the data before."""
+        self._is_parsing = True  # and may wait: what comes meanwhile must not overtake the rest
+        try:
+            await self._parse(data)
+        finally:
+            self._is_parsing = False
+
+    async def _parse(self, data: bytes) -> None:
+        """Do so.
 
         nats-py's parser gets one line, or the rest of one message, at a time. If it got all that follows, it would begin
         a message of ours, and keep the connection for as long as each read ends within a message.
@@ -134,48 +156,54 @@ class MessageParser(Parser):
                 await super().parse(data)
                 return
 
-    def _take(self, data: bytes) -> int:
+    def _take(self, data: bytes) -> int:  # noqa: C901, PLR0912, PLR0915 - one loop, since every message pays for a call
         """Hand on messages from the front as long as they are whole and ours; return how many bytes are done."""
         done, length = 0, len(data)
-        find, handlers, deliver = data.find, self._handlers, self._receiver.deliver
-        collectors = self._collectors
+        find, handlers, collectors = data.find, self._handlers, self._collectors
         while done < length:
-            first = data[done]
-            if first not in _FIRST_BYTES:
-                break
             line_end = find(b"\r\n", done)
             if line_end < 0:
                 break
             # Only at spaces, as the server writes it: a subject may have other white space in it.
             words = data[done:line_end].split(b" ")
-            headed = first == _H
-            # A message that asks for no reply has one word less.
-            replies = len(words) - _WORDS_MIN - headed
-            if (
-                replies not in (0, 1)
-                or words[0] != (b"HMSG" if headed else b"MSG")
-                or not words[-1].isdigit()
-            ):
+            count = len(words)
+            start = body = line_end + 2
+            reply = b""
+            if count == 4:  # noqa: PLR2004 - as most answers
+                verb, subject, number, size = words
+                if verb != b"MSG":
+                    break
+            elif count == 5:  # noqa: PLR2004 - with a reply, or with headers
+                verb, subject, number, more, size = words
+                if verb == b"MSG":
+                    reply = more
+                elif verb == b"HMSG" and more.isdigit():
+                    body += int(more)
+                else:
+                    break
+            elif count == 6:  # noqa: PLR2004 - with both
+                verb, subject, number, reply, more, size = words
+                if verb != b"HMSG" or not more.isdigit():
+                    break
+                body += int(more)
+            else:
                 break
-            start = line_end + _CRLF_BYTES
-            size = int(words[-1])
-            end = start + size
-            if end + _CRLF_BYTES > length:
+            handler = handlers.get(number)
+            if handler is None or not size.isdigit():
                 break
-            if headed and not words[-2].isdigit():
+            end = start + int(size)
+            if end + 2 > length:
                 break
-            body = start + int(words[-2]) if headed else start
-            collector = collectors.get(words[2]) if replies else None
-            if collector is not None:
+            done = end + 2
+            if reply and collectors and (collector := collectors.get(number)) is not None:
                 if not collector.messages:
                     collector.arrived()
-                collector.messages.append(Raw(words[1], words[3], data[body:end], size))
-            else:
-                handler = handlers.get(int(words[2])) if words[2].isdigit() else None
-                if handler is None:
-                    break
-                deliver(handler, words[1], words[3] if replies else b"", data[body:end], data[start:body])
-            done = end + _CRLF_BYTES
+                collector.messages.append(Raw(subject, reply, data[body:end], end - start))
+                continue
+            try:
+                handler(subject, reply, data[body:end], data[start:body])
+            except Exception as error:  # noqa: BLE001 - whoever receives writes it into the log
+                self._receiver.on_failure(subject, error)
         return done
 
     def _needs_more(self, rest: bytes) -> bool:
@@ -185,10 +213,9 @@ class MessageParser(Parser):
             return len(rest) < MAX_CONTROL_LINE_SIZE
         words = rest[:line_end].split(b" ")
         counts = _HEADED_WORDS if words[0] == b"HMSG" else _PLAIN_WORDS
-        if len(words) - 1 not in counts or not (words[2].isdigit() and words[-1].isdigit()):
+        if len(words) not in counts or not words[-1].isdigit():
             return False
-        size = int(words[-1])
-        return int(words[2]) in self._handlers and size < _KEPT_BYTES_MAX
+        return words[2] in self._handlers and int(words[-1]) < _KEPT_BYTES_MAX
 
 
 def _may_be_ours(rest: bytes) -> bool:

@@ -73,12 +73,13 @@ class _AwaitedAnswer(msgspec.Struct, eq=False):
     reply: str = ""
 
     def __call__(self, data: bytes | Exception, headers: bytes) -> None:
-        self.publisher.awaited.pop(self.reply, None)
+        publisher = self.publisher
+        publisher.awaited.pop(self.reply, None)
         result = data if isinstance(data, Exception) else _read_answer(data, headers)
         if type(result) is ConnectionLostError and result is not data:
-            self.publisher.use.is_useless()
-        else:
-            self.publisher.use.is_useful()
+            publisher.use.is_useless()
+        elif publisher.use.is_doubted:
+            publisher.use.is_useful()
         self.answered(result)
 
     def __repr__(self) -> str:

@@ -27,6 +27,7 @@ class ServerUse:
         self._connection = connection
         self._loop = connection.loop
         self._leaving: asyncio.TimerHandle | None = None
+        self.is_doubted = False  #: it did not do it lately
         self._noted_at = 0.0  # when it was last seen to be of no use
         connection.lost_listeners.append(self.is_useful)
 
@@ -40,6 +41,7 @@ class ServerUse:
 
     def is_useful(self) -> None:
         """Note that the server did it, or that there is another one."""
+        self.is_doubted = False
         if self._leaving is not None:
             self._leaving.cancel()
             self._leaving = None
@@ -48,6 +50,7 @@ class ServerUse:
         if not self._connection.is_clustered:
             return
         self._noted_at = self._loop.time()
+        self.is_doubted = True
         at = self._noted_at + limit_s + random.random() * MORE_S  # noqa: S311 - of a wait, not of a secret
         if self._leaving is not None:
             if self._leaving.when() <= at:

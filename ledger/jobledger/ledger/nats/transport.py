@@ -1,16 +1,46 @@
-"""nats-py's TCP transport with an end to every wait: a peer that is frozen, or breaks off TLS, holds nobody up."""
+"""nats-py's TCP transport with an end to every wait: a peer that is frozen, or breaks off TLS, holds nobody up.
+
+What comes is offered to a taker first, in the socket's own callback: only what it leaves waits for nats-py's reader.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, SupportsIndex
 from urllib.parse import ParseResult
 
 from nats.aio.transport import TcpTransport
 
 #: How long what was written last may take to leave.
 _FAREWELL_S: Final = 0.5
+
+
+class _Reader(asyncio.StreamReader):
+    """The bytes that nobody took as they came, for who waits for them."""
+
+    def __init__(self, limit: int, take: Callable[[bytes], bytes]) -> None:
+        super().__init__(limit)
+        self._take = take
+        self._unread = 0
+
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        came = bytes(data)
+        rest = came if self._unread else self._take(came)  # nothing overtakes what is to be read
+        if rest:
+            self._unread += len(rest)
+            super().feed_data(rest)
+
+    async def read(self, n: int = -1) -> bytes:
+        data = await super().read(n)
+        self._unread -= len(data)
+        return data
+
+    async def readline(self) -> bytes:
+        line = await super().readline()
+        self._unread -= len(line)
+        return line
 
 
 class _TlsProtocol(asyncio.StreamReaderProtocol):
@@ -24,9 +54,23 @@ class _TlsProtocol(asyncio.StreamReaderProtocol):
 class Transport(TcpTransport):
     """One connection's bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, take: Callable[[bytes], bytes] = bytes) -> None:
+        """`take` gets what comes, and returns what is left for nats-py's reader; it must not raise."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._take = take
         self._aborted = False
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: float) -> None:
+        """Connect as nats-py does, with a reader of our own."""
+        loop = asyncio.get_running_loop()
+        reader = _Reader(buffer_size, self._take)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        address: tuple[Any, Any] = uri.hostname, uri.port
+        async with asyncio.timeout(connect_timeout):
+            transport, _ = await loop.create_connection(lambda: protocol, *address)
+        self._bare_io_reader = self._io_reader = reader
+        # The first writer is kept: after a change to TLS nothing else refers to the socket below.
+        self._bare_io_writer = self._io_writer = asyncio.StreamWriter(transport, protocol, reader, loop)
 
     async def connect_tls(
         self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: float
@@ -34,7 +78,7 @@ class Transport(TcpTransport):
         """Shake hands; a connection on which that failed is gone, and nobody is told of its end any more."""
         assert self._io_writer is not None, "there is a connection already"
         loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=buffer_size)
+        reader = _Reader(buffer_size, self._take)
         protocol = _TlsProtocol(reader)
         host = uri if isinstance(uri, str) else uri.hostname
         try:
