@@ -1,4 +1,4 @@
-"""The flow of an attempt stays visible: on one screen, with one place that settles."""
+"""The flow of an attempt stays visible: in one place and in its order, with one place that settles."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from jobledger.workers.attempt import attempt as attempt_module
 from jobledger.workers.attempt.attempt import Attempts
 
 WORKERS = Path(attempt_module.__file__).parents[1]
-SCREEN_LINES = 60
+SCREEN_LINES = 120
 
 
-def test_read_claim_execute_record_and_settle_are_on_one_screen() -> None:
+def test_read_claim_execute_record_and_settle_stand_together_and_in_their_order() -> None:
     lines = inspect.getsource(attempt_module).splitlines()
-    first = next(number for number, line in enumerate(lines) if "async def handle(" in line)
+    first = next(number for number, line in enumerate(lines) if "def take(" in line)
     shown = "\n".join(lines[first : first + SCREEN_LINES])
-    steps = ["read_dispatch(", "claimer.claim(", "._execute(", "recorder.record(", "intake.settle("]
+    steps = ["read_dispatch(", "claimer.begin(", "claimer.claim(", "._execute(", "recorder.begin("]
+    steps += ["recorder.record(", "intake.settle("]
     found = [shown.find(step) for step in steps]
     assert -1 not in found
     assert found == sorted(found)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import msgspec
@@ -15,7 +16,7 @@ from jobledger.ledger.model.chain import JobView, load
 from jobledger.ledger.model.commands import Dispatch, Outcome
 from jobledger.ledger.model.decision_parts import facts
 from jobledger.ledger.model.errors import WrongSequenceError
-from jobledger.ledger.model.events import Cause, JobEvent
+from jobledger.ledger.model.events import Cause, JobEvent, Queued
 from jobledger.ledger.model.log import Entry, Log
 from jobledger.ledger.model.subjects import JobRef, Names
 from jobledger.ledger.nats import floors
@@ -23,8 +24,10 @@ from jobledger.ledger.nats.floors import Note
 from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.jetstream import JetStreamLog
 from jobledger.ledger.nats.leases import JetStreamLeases
-from jobledger.workers.attempt.attempt import Attempts
+from jobledger.ledger.nats.pull import Delivery
+from jobledger.workers.attempt.attempt import Attempts, Work
 from jobledger.workers.attempt.control import Attempt
+from jobledger.workers.attempt.recorder import Recorder
 from jobledger.workers.attempt.settlement import ACK
 
 Planted = contextlib.AbstractContextManager[Any]
@@ -42,10 +45,35 @@ def ack_before_the_outcome() -> Planted:
     real = Attempts._execute
 
     async def execute(self: Attempts, attempt: Attempt) -> Outcome:
-        self._settle(self._handled[attempt.job.dispatch_sequence], ACK)
+        self._settle(self._handled[attempt.job.dispatch_sequence].deliveries, ACK)
         return await real(self, attempt)
 
     return mock.patch.object(Attempts, "_execute", execute)
+
+
+def ack_an_outcome_that_is_only_sent() -> Planted:
+    real = Recorder.begin
+
+    def begin(
+        self: Recorder, attempt: Attempt, outcome: Outcome, answered: Callable[[int | Exception], None]
+    ) -> bool:
+        began = real(self, attempt, outcome, lambda _: None)
+        if began:
+            answered(1)
+        return began
+
+    return mock.patch.object(Recorder, "begin", begin)
+
+
+def claim_without_a_look_at_the_lease() -> Planted:
+    def can_claim_at_once(_: Attempts, delivery: Delivery, queued: Queued) -> bool:
+        return queued.cause == "new" and delivery.delivered == 1
+
+    return _all(
+        mock.patch.object(Attempts, "_can_claim_at_once", can_claim_at_once),
+        mock.patch.object(Attempts, "_obstacle", return_value=None),
+        mock.patch.object(LeaseKeeper, "holds", return_value=True),
+    )
 
 
 def take_over_without_a_look_at_the_lease() -> Planted:
@@ -61,7 +89,19 @@ def claim_without_a_condition() -> Planted:
         moved = msgspec.structs.replace(chain, last_sequence=newest.last_sequence, last_data=newest.last_data)
         return await chain_module.commit(log, moved, events)
 
-    return mock.patch("jobledger.workers.attempt.claims.commit", commit)
+    def begin_commit(
+        log: Log, chain: JobView, events: Sequence[JobEvent], answered: Callable[[JobView | Exception], None]
+    ) -> None:
+        def on_done(done: asyncio.Task[JobView]) -> None:
+            error = done.exception()
+            answered(done.result() if error is None else cast("Exception", error))
+
+        asyncio.ensure_future(commit(log, chain, events)).add_done_callback(on_done)
+
+    return _all(
+        mock.patch("jobledger.workers.attempt.claims.commit", commit),
+        mock.patch("jobledger.workers.attempt.claims.begin_commit", begin_commit),
+    )
 
 
 def take_a_lost_race_for_won() -> Planted:
@@ -73,9 +113,14 @@ def take_a_lost_race_for_won() -> Planted:
         except WrongSequenceError:
             return chain
 
+    def on_recorded(self: Attempts, work: Work, attempt: Attempt, *_: object) -> None:
+        self._end(attempt)
+        self._conclude(work, ACK)
+
     return _all(
         mock.patch.object(chain_module, "commit", commit),
         mock.patch("jobledger.workers.attempt.recorder.commit", commit),
+        mock.patch.object(Attempts, "_on_recorded", on_recorded),
     )
 
 
@@ -121,6 +166,8 @@ def ack_what_a_failure_offers_again() -> Planted:
 MUTATIONS: dict[Callable[[], Planted], frozenset[str]] = {
     ack_before_the_outcome: frozenset(),
     ack_what_a_failure_offers_again: frozenset(),
+    ack_an_outcome_that_is_only_sent: frozenset(),
+    claim_without_a_look_at_the_lease: frozenset({"held network", "freeze"}),
     take_over_without_a_look_at_the_lease: frozenset({"duplicate delivery"}),
     claim_without_a_condition: frozenset({"delayed request"}),
     take_a_lost_race_for_won: frozenset(),

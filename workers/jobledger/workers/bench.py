@@ -17,7 +17,6 @@ from jobledger.ledger.tasks import TaskRegistry
 from jobledger.workers.attempt.abandoned import AbandonedSlots
 from jobledger.workers.attempt.attempt import Attempts
 from jobledger.workers.attempt.cancels import CancelWatch
-from jobledger.workers.attempt.control import Attempt
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.attempt.threads import Threads
@@ -90,7 +89,7 @@ class Bench:
             hooks=self._hooks,
             abandoned=abandoned,
             cancel_grace_s=WorkerConfig().cancel_grace_s,
-            on_abandoned=self._on_abandoned,
+            on_settled=lambda: self._ended.set(),  # noqa: PLW0108 - there is a new one for each run
         )
         self._cancels = CancelWatch(
             ledger, (), running=self._attempts.claims_held, on_cancel=self._attempts.cancel
@@ -106,9 +105,6 @@ class Bench:
 
     def _on_lost(self, _identity: str) -> None:
         self._attempts.stop("the lease was lost", grace_s=_FAREWELL_S / 2)
-
-    def _on_abandoned(self, _attempt: Attempt, ending: asyncio.Task[None]) -> None:
-        ending.add_done_callback(lambda _: self._ended.set())
 
     async def __aenter__(self) -> Self:
         """Take the lease. Raises: UnreachableError."""
@@ -129,9 +125,7 @@ class Bench:
             self._queues.add(event.queue)
             await self._cancels.listen(event.queue)
         self._open_pool(event.task)
-        attempt = asyncio.create_task(self._attempts.handle(delivery_of(dispatch)))
-        attempt.add_done_callback(lambda _: self._ended.set())
-        self._running.append(attempt)
+        self._attempts.take(delivery_of(dispatch))
         try:
             await self._ended.wait()
         except asyncio.CancelledError:
@@ -163,7 +157,8 @@ class Bench:
         """Give the lease back; an attempt that still runs is left behind after some seconds."""
         for task in self._running:
             task.cancel()
-        waiting: set[asyncio.Task[Any]] = {task for task in self._running if not task.done()}
+        running = [*self._running, *self._attempts.cut_off()]
+        waiting: set[asyncio.Task[Any]] = {task for task in running if not task.done()}
         if waiting:
             await asyncio.wait(waiting, timeout=_FAREWELL_S)  # a job's task may swallow it
         await self._hooks.close()

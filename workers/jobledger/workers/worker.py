@@ -32,7 +32,6 @@ from jobledger.workers.announcement import announce_tasks
 from jobledger.workers.attempt.abandoned import AbandonedSlots
 from jobledger.workers.attempt.attempt import Attempts
 from jobledger.workers.attempt.cancels import CancelWatch
-from jobledger.workers.attempt.control import Attempt
 from jobledger.workers.attempt.execution import Execution
 from jobledger.workers.attempt.hooks import HookRunner
 from jobledger.workers.attempt.intake import Intake
@@ -113,7 +112,6 @@ class Worker:
         #: The queues that it takes jobs of: its own, and that of the ledger's own runs.
         self.served = (*own, *built_in)
         self._pool: ProcessPool | None = None
-        self._active: set[asyncio.Task[None]] = set()
         self._taken = 0  #: deliveries
         self.taking = asyncio.Event()  #: set once it has a lease and asks for work
         self._stopping = asyncio.Event()
@@ -199,7 +197,7 @@ class Worker:
             hooks=self._hooks,
             abandoned=self._abandoned,
             cancel_grace_s=self._config.cancel_grace_s,
-            on_abandoned=self._on_abandoned,
+            on_settled=self._on_settled,
             pauses=self._pauses,
             kept=self._kept,
             on_logged=self._logs.on_end,
@@ -359,7 +357,7 @@ class Worker:
     # Deliveries: started by the reader's call, or given back at once.
 
     def _free(self) -> int:
-        free = self._config.concurrency - len(self._active) - len(self._abandoned)
+        free = self._config.concurrency - self._attempts.active - len(self._abandoned)
         most = self._config.jobs_max
         return free if most is None else min(free, most - self._taken)
 
@@ -368,16 +366,11 @@ class Worker:
             # No slot is free: the delivery answers an earlier request, and an idle worker should have it.
             self._intake.settle(delivery, nak(elsewhere_s(delivery.delivered)))
             return
-        task = self._ledger.connection.loop.create_task(self._attempts.handle(delivery))
-        self._active.add(task)
-        task.add_done_callback(self._on_done)
         self._taken += 1
+        self._attempts.take(delivery)
 
-    def _on_done(self, task: asyncio.Task[None]) -> None:
-        self._active.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("a delivery could not be handled", exc_info=task.exception())
-        if not self._active:
+    def _on_settled(self) -> None:
+        if not self._attempts.active:
             self._idle.set()
             if self._taken == self._config.jobs_max:
                 self.stop()
@@ -387,12 +380,6 @@ class Worker:
         return [ref.job_id for ref in self._attempts.running]
 
     # Slots that are held by code which does not end.
-
-    def _on_abandoned(self, attempt: Attempt, ending: asyncio.Task[None]) -> None:
-        """Wait for the record of an attempt's outcome, no longer for its task."""
-        self._active.discard(attempt.own_task)
-        self._active.add(ending)
-        ending.add_done_callback(self._on_done)
 
     def _on_abandoned_slots(self) -> None:
         self._intake.wake()
@@ -437,7 +424,7 @@ class Worker:
     async def _all_done(self, limit_s: float, cut: asyncio.Event | None = None) -> bool:
         """Wait until nothing is active, for `limit_s` at the most, or until `cut` is set."""
         self._idle.clear()
-        if not self._active:
+        if not self._attempts.active:
             return True
         waits = [asyncio.create_task(self._idle.wait())]
         if cut is not None:
@@ -446,16 +433,14 @@ class Worker:
             await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end(*waits)
-        return not self._active
+        return not self._attempts.active
 
     async def _farewell(self) -> None:
         """Let hooks end, cut off what is left, and end the lease only if nothing of ours can still be running."""
         await self._hooks.close()
-        left = len(self._active)
-        for task in self._active:
-            task.cancel()
-        if self._active:  # a task that swallows its cancellation is left behind
-            await asyncio.wait(self._active, timeout=_FAREWELL_S / 5)
+        left = self._attempts.active
+        if tasks := self._attempts.cut_off():  # a task that swallows its cancellation is left behind
+            await asyncio.wait(tasks, timeout=_FAREWELL_S / 5)
         if left:
             logger.warning("%d attempts were cut off: others take them over when the lease expires", left)
             return

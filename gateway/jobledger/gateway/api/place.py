@@ -67,6 +67,11 @@ class _PinnedLog:
         self._compare(entries)
         return self._log.submit(entries)
 
+    def begin(self, entries: Sequence[Entry], answered: Callable[[int | Exception], None]) -> None:
+        """Begin as the log does. Raises: ProblemError (PRECONDITION_FAILED)."""
+        self._compare(entries)
+        self._log.begin(entries, answered)
+
     def _compare(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             if entry.chain == self._chain and entry.expected is not None:

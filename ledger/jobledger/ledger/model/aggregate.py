@@ -240,7 +240,10 @@ class Aggregate(Generic[E, S]):
 
         The first entry carries the condition. The events are nobody else's yet, so they are linked in place.
         """
-        chain = self.chain_of(names, events[0])
+        first, chain = events[0], self.chain_of(names, events[0])
+        if len(events) == 1:  # as below, for what every job does twice
+            force_setattr(first, "prev", place.last_hash)
+            return (Entry(self.subject(names, first), self.encode(first), chain, place.last_sequence),)
         expected: int | None = place.last_sequence
         previous = place.last_hash
         entries: list[Entry] = []

@@ -110,7 +110,8 @@ def first_entry(event: JobEvent, names: Names) -> Entry:
 def advance(chain: JobView, linked: LinkedEvents, first_sequence: int) -> JobView:
     """Return the chain after its linked events were accepted from `first_sequence` on."""
     last_sequence = first_sequence + len(linked.events) - 1
-    return JobView(chain.job, last_sequence, linked.entries[-1].data, linked.events)
+    before = chain.job if chain.unfolded else chain.folded
+    return JobView(before, last_sequence, linked.entries[-1].data, linked.events)
 
 
 async def load(log: Log, ref: JobRef) -> JobView:
@@ -153,6 +154,28 @@ async def commit(log: Log, chain: JobView, events: Sequence[JobEvent]) -> JobVie
     """
     linked = link(chain, events, log.names)
     return advance(chain, linked, await log.append(linked.entries))
+
+
+class _BegunCommit(msgspec.Struct, eq=False):
+    """A commit whose answer is on its way."""
+
+    chain: JobView
+    linked: LinkedEvents
+    answered: Callable[[JobView | Exception], None]
+
+    def __call__(self, result: int | Exception) -> None:
+        if isinstance(result, Exception):
+            self.answered(result)
+        else:
+            self.answered(advance(self.chain, self.linked, result))
+
+
+def begin_commit(
+    log: Log, chain: JobView, events: Sequence[JobEvent], answered: Callable[[JobView | Exception], None]
+) -> None:
+    """Append as `commit` does, without a wait; `answered` gets what `commit` returns or raises, never from here."""
+    linked = link(chain, events, log.names)
+    log.begin(linked.entries, _BegunCommit(chain, linked, answered))
 
 
 #: What one chain of an append gets: where it stands, and the events decided on that, in their order; at least one.

@@ -33,7 +33,7 @@ def encode_value(value: Any, *, what: str) -> bytes:
         text = _encoder.encode(value)
         if text.count(b"[") + text.count(b"{") > DEPTH_MAX:
             _check_depth(text, what)
-        if b"null" in text:  # it may stand for a NaN
+        if value is not None and b"null" in text:  # it may stand for a NaN
             _check_numbers(value, what)
     except InvalidInputError:
         raise

@@ -143,8 +143,23 @@ async def only_jobs(batches: AsyncGenerator[list[Message], None]) -> AsyncGenera
                 yield jobs
 
 
+def answer_of(outcome: asyncio.Future[int]) -> int | Exception:
+    """Return what an append gave that is over, as `Log.begin` tells it."""
+    error = outcome.exception()
+    assert error is None or isinstance(error, Exception), "nothing else ends an append"
+    return error or outcome.result()
+
+
 class JobReads(abc.ABC):
     """The reads of job events alone, which a `Log` derives from its reads of all messages."""
+
+    @abc.abstractmethod
+    def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:
+        """Start an append; see `Log.submit`."""
+
+    def begin(self, entries: Sequence[Entry], answered: Callable[[int | Exception], None]) -> None:
+        """Start an append; see `Log.begin`."""
+        self.submit(entries).add_done_callback(lambda outcome: answered(answer_of(outcome)))
 
     @abc.abstractmethod
     def read_messages(
@@ -218,6 +233,13 @@ class Log(Protocol):
 
         Appends of one chain submitted one after the other reach the log in that order. A caller that submits
         many bounds them itself: nothing here limits what is in flight.
+        """
+        ...
+
+    def begin(self, entries: Sequence[Entry], answered: Callable[[int | Exception], None]) -> None:
+        """Start an append as `submit` does; `answered` gets what `append` returns or raises, later, never from here.
+
+        It must be quick and must not raise. It costs less than a future, which every job would pay for twice.
         """
         ...
 

@@ -24,7 +24,15 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
     WrongSequenceError,
 )
-from jobledger.ledger.model.log import BATCH_MESSAGES_MAX, ChainEvents, Entry, Head, JobReads, start_of
+from jobledger.ledger.model.log import (
+    BATCH_MESSAGES_MAX,
+    ChainEvents,
+    Entry,
+    Head,
+    JobReads,
+    answer_of,
+    start_of,
+)
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.model.times import server_time
 from jobledger.ledger.nats import api
@@ -34,10 +42,7 @@ from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.direct_reader import message_of
 from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, header, resolve
 from jobledger.ledger.nats.ordered_reader import OrderedReader
-from jobledger.ledger.nats.publisher import (
-    AppendRefusedError,
-    Publisher,
-)
+from jobledger.ledger.nats.publisher import Answered, AppendRefusedError, Publisher
 from jobledger.ledger.nats.read_index import ReadIndex
 from jobledger.ledger.nats.streams import deleted_ledger, find_stream, newest_at
 from jobledger.ledger.nats.writer import Commit, Writer
@@ -96,6 +101,30 @@ class _MeteredAppend(_SubmittedAppend, eq=False):
             self.meter.failures += 1
 
 
+class _BegunAppend(msgspec.Struct, eq=False):
+    """An append without a waiter: answered at once when it was plainly accepted, else after `look_again`."""
+
+    log: JetStreamLog
+    entries: Sequence[Entry]
+    answered: Answered
+
+    def __call__(self, result: int | Exception) -> None:
+        if isinstance(result, Exception):
+            outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            outcome.add_done_callback(self.found_out)
+            self.log.look_again(self.entries, result, outcome)
+        else:
+            self.answered(result)
+
+    def found_out(self, outcome: asyncio.Future[int]) -> None:
+        """Hand on what was found out by another look."""
+        self.answered(answer_of(outcome))
+
+    def __repr__(self) -> str:
+        """Show no entries, as above."""
+        return f"<{type(self).__name__}>"
+
+
 class JetStreamLog(JobReads):
     """The ledger's stream behind the Log protocol."""
 
@@ -127,6 +156,7 @@ class JetStreamLog(JobReads):
     def _look_at_server(self) -> None:
         """Work as the server needs it, on the first connection and after each reconnect."""
         self.writer.begin(self._connection.durability)
+        self._entry_bytes_max = self._connection.max_payload - _HEADROOM_BYTES
         # Of several servers one may lag, so a read has to be proven the newest. One server may become several meanwhile.
         if self._index is None and self._connection.is_clustered:
             self._index = ReadIndex(self._inbox, self._stream, limit_s=self._append_timeout_s)
@@ -142,10 +172,7 @@ class JetStreamLog(JobReads):
 
     def submit(self, entries: Sequence[Entry]) -> asyncio.Future[int]:
         """Start an append and return its outcome to come; see `Log.submit`."""
-        limit = self._connection.max_payload - _HEADROOM_BYTES
-        for entry in entries:
-            if len(entry.data) > limit:
-                raise PayloadTooLargeError("event", len(entry.data), limit)
+        self._check_size(entries)
         outcome: asyncio.Future[int] = self._loop.create_future()
         if self._meter is None:
             submitted = _SubmittedAppend(self, entries, outcome)
@@ -153,6 +180,22 @@ class JetStreamLog(JobReads):
             submitted = _MeteredAppend(self, entries, outcome, self._meter, time.monotonic())
         self.writer.append(entries, submitted)
         return outcome
+
+    def begin(self, entries: Sequence[Entry], answered: Answered) -> None:
+        """Start an append; see `Log.begin`."""
+        if self._meter is not None:
+            super().begin(entries, answered)
+            return
+        if len(entries) != 1 or len(entries[0].data) > self._entry_bytes_max:
+            self._check_size(entries)
+        self.writer.append(entries, _BegunAppend(self, entries, answered))
+
+    def _check_size(self, entries: Sequence[Entry]) -> None:
+        """Raises: PayloadTooLargeError."""
+        limit = self._entry_bytes_max
+        for entry in entries:
+            if len(entry.data) > limit:
+                raise PayloadTooLargeError("event", len(entry.data), limit)
 
     def count_appends(self, meter: AppendMeter) -> None:
         """Count every append from now on, and every group commit, in `meter`."""

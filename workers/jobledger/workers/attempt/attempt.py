@@ -7,8 +7,9 @@ outcome is in the ledger, and the worker that gets the redelivery reads in the l
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -55,6 +56,15 @@ _PROCESS_DELAY_S: Final = 0.5
 _OWN_MODULES: Final = frozenset({__name__, Execution.__module__})
 
 
+class Work(msgspec.Struct, eq=False):
+    """A delivery that is handled."""
+
+    delivery: Delivery
+    deliveries: list[Delivery]  #: those that are settled with it, itself first
+    own_task: asyncio.Task[None] | None = None  #: what handles it; None before its claim is answered
+    is_left: bool = False  #: its attempt was abandoned, and another one settles it
+
+
 class Attempts:
     """Makes the attempts of one worker; without `intake` there is no broker to settle deliveries with."""
 
@@ -69,12 +79,12 @@ class Attempts:
         hooks: HookRunner,
         abandoned: AbandonedSlots,
         cancel_grace_s: float,
-        on_abandoned: Callable[[Attempt, asyncio.Task[None]], None],
+        on_settled: Callable[[], None],
         pauses: PauseWatch | None = None,
         kept: KeptChains | None = None,
         on_logged: Callable[[Attempt], None] = lambda _attempt: None,
     ) -> None:
-        """`on_abandoned` gets an attempt whose task does not end, and the asyncio task that records its outcome.
+        """`on_settled` hears of each delivery that is not handled any more, which frees a slot.
 
         `kept`: chains of runs that were parked here. `pauses`: knows the queues whose jobs are given back; None where a
         person runs them past their queues. `on_logged` hears of the end of an attempt whose code logged something.
@@ -98,13 +108,17 @@ class Attempts:
             failed=failed,
             passes_on=self._other_version,
         )
-        #: Stream sequence of each delivery that is handled now -> the deliveries that are settled with it.
-        self._handled: dict[int, list[Delivery]] = {}
+        self._handled: dict[int, Work] = {}  # by the stream sequence of the delivery
+        #: The tasks whose jobs need no process, and no look at the events of a run, before they are claimed.
+        self._ordinary = {
+            task.name: task for task in tasks if not (task.makes_runs or task.rules.run_in == "process")
+        }
         self.begun = 0  #: attempts
         self._abandoned = abandoned
         self._left: set[Attempt] = set()  #: abandoned, and their tasks run on
         self._cancel_grace_s = cancel_grace_s
-        self._on_abandoned = on_abandoned
+        self._on_settled = on_settled
+        self._is_cut_off = False
         self._on_logged = on_logged
 
     @property
@@ -112,61 +126,118 @@ class Attempts:
         """How many outcomes were refused because their claim was lost."""
         return self._recorder.fenced
 
-    async def handle(self, delivery: Delivery) -> None:
-        """Make the attempt that a delivery asks for and settle it; raises nothing but CancelledError."""
+    def take(self, delivery: Delivery) -> None:
+        """Read and claim what a delivery asks for; called by the connection's reader, raises nothing.
+
+        An ordinary job is claimed without an asyncio task: the answer to its claim makes the one in which its code
+        runs, and the answer to its outcome settles the delivery. All that may have to wait runs in a task.
+        """
         if delivery.stream_sequence in self._handled:
             # Delivered again while it is handled, perhaps before its claim is answered: to handle it again would
             # mistake that claim for one that this worker made and lost.
             self._settle([delivery], DROP)
             return
-        deliveries = self._handled[delivery.stream_sequence] = [delivery]
-        settlement = DROP
+        work = self._handled[delivery.stream_sequence] = Work(delivery, [delivery])
         try:
-            settlement = await self._attempt(delivery)
-        except asyncio.CancelledError:  # the worker ends, or the task cancelled the attempt that it runs in
-            self._cut_off(delivery)
-            raise
+            queued = read_dispatch(delivery)
+            if queued is None:
+                self._conclude(work, ACK)  # nobody can do anything with it
+            elif (task := self._ordinary.get(queued.task)) and self._can_claim_at_once(delivery, queued):
+                answered = functools.partial(self._on_claimed, work, queued, task)
+                self._claimer.begin(delivery, queued, answered)
+            else:
+                self._go_on(work, self._attempt(work, queued))
         except Exception as error:  # noqa: BLE001 - a delivery that nobody settles would keep its job from everybody
-            settlement = _after_trouble(error, delivery, self._ledger.connection.outage)
-        finally:
-            if self._handled.get(delivery.stream_sequence) is deliveries:  # else the attempt was abandoned
-                del self._handled[delivery.stream_sequence]
-                self._settle(deliveries, settlement)
+            self._conclude(work, _after_trouble(error, delivery, self._ledger.connection.outage))
 
-    async def _attempt(self, delivery: Delivery) -> Settlement:
-        """Read, claim, execute and record; return how the delivery is to be settled."""
-        queued = read_dispatch(delivery)
-        if queued is None:
-            return ACK  # nobody can do anything with it
-        task = self._tasks.find(queued.task)
+    def _on_claimed(
+        self, work: Work, queued: Queued, task: Task[Any, Any], claimed: JobView | Exception
+    ) -> None:
+        """Go on with the answer to the claim of an ordinary job."""
+        if self._is_cut_off:
+            return
+        if not isinstance(claimed, Exception):
+            self._go_on(work, self._run(work, claimed, task))
+        elif isinstance(claimed, LedgerFullError | WrongSequenceError):
+            self._go_on(work, self._attempt(work, queued))  # waits for room, or reads what became of the job
+        else:
+            outage = self._ledger.connection.outage
+            self._conclude(work, _after_trouble(claimed, work.delivery, outage))
+
+    async def _attempt(self, work: Work, queued: Queued) -> Settlement | None:
+        """Claim, execute and record; return how the delivery is to be settled."""
+        delivery, task = work.delivery, self._tasks.find(queued.task)
         obstacle = self._obstacle(delivery, queued, task)
         if obstacle is not None:
             return obstacle
         async with self._execution.place(task, wait=delivery.delivered > _PROCESS_DELIVERIES) as has_place:
             if not has_place:  # a job that waits for a process is not claimed yet
                 return nak(_PROCESS_DELAY_S)
-            if (pauses := self._pauses) and queued.queue in pauses.states and pauses.holds_back(queued.queue):
+            if self._pauses is not None and self._pauses.holds_back(queued.queue):
                 return nak(settlements.elsewhere_s(delivery.delivered))
             is_run = task is not None and task.makes_runs
             claimed = await self._claimer.claim(delivery, queued, is_run=is_run)
             if isinstance(claimed, Settlement):
                 return self._join(delivery, queued) if claimed is JOIN else claimed
             task = self._of_version(claimed) if queued.version or (task and task.makes_runs) else task
-            attempt = self._begin(claimed, task)
-            try:
-                with self._span(attempt.job) as span:
-                    attempt.control.span = span
-                    outcome = await self._execute(attempt)
-                    if attempt.control.abandoned:
-                        return DROP
-                    span.ended(outcome)
-                    if isinstance(outcome, Fail) and self._intake is not None:
-                        few = delivery.delivered <= settlements.AGAIN_DELIVERIES_MAX
-                        outcome = msgspec.structs.replace(outcome, offers_again=few)
-                    return await self._recorder.record(attempt, outcome)
-            finally:
-                if not attempt.control.abandoned:
-                    self._end(attempt)
+            return await self._run(work, claimed, task)
+
+    async def _run(self, work: Work, chain: JobView, task: Task[Any, Any] | None) -> Settlement | None:
+        """Execute a claimed job and record its outcome; None: the answer to its outcome settles the delivery."""
+        attempt = self._begin(work, chain, task)
+        is_over = True
+        try:
+            with self._span(attempt.job) as span:
+                attempt.control.span = span
+                outcome = await self._execute(attempt)
+                if attempt.control.abandoned:
+                    return DROP
+                span.ended(outcome)
+                if isinstance(outcome, Fail) and self._intake is not None:
+                    few = work.delivery.delivered <= settlements.AGAIN_DELIVERIES_MAX
+                    outcome = msgspec.structs.replace(outcome, offers_again=few)
+                answered = functools.partial(self._on_recorded, work, attempt, outcome)
+                if self._recorder.begin(attempt, outcome, answered):
+                    is_over = False
+                    return None
+                return await self._recorder.record(attempt, outcome)
+        finally:
+            job_filter.current.set(None)  # else task, context and attempt hold each other until a collection
+            if is_over and not attempt.control.abandoned:
+                self._end(attempt)
+
+    def _on_recorded(self, work: Work, attempt: Attempt, outcome: Outcome, answer: int | Exception) -> None:
+        """Settle the delivery of an ordinary job whose outcome is stored; else find out what became of that."""
+        if not isinstance(answer, Exception):
+            self._end(attempt)
+            self._conclude(work, ACK)
+            self._recorder.tell_enqueuer(attempt.job)
+        elif not self._is_cut_off:
+            self._go_on(work, self._record_again(attempt, outcome))
+
+    def _go_on(self, work: Work, steps: Coroutine[Any, Any, Settlement | None]) -> None:
+        """Take further steps with a delivery in a task of its own."""
+        work.own_task = self._ledger.connection.loop.create_task(self._see_through(work, steps))
+
+    async def _see_through(self, work: Work, steps: Coroutine[Any, Any, Settlement | None]) -> None:
+        """Take steps and settle the delivery as they say; raises nothing but CancelledError."""
+        settlement: Settlement | None = DROP
+        try:
+            settlement = await steps
+        except asyncio.CancelledError:  # the worker ends, or the task cancelled the attempt that it runs in
+            self._cut_off(work.delivery)
+            raise
+        except Exception as error:  # noqa: BLE001 - as in `take`
+            settlement = _after_trouble(error, work.delivery, self._ledger.connection.outage)
+        finally:
+            if settlement is not None and not work.is_left:
+                self._conclude(work, settlement)
+
+    def _conclude(self, work: Work, settlement: Settlement) -> None:
+        """Let a delivery go that is handled, and what is settled with it."""
+        del self._handled[work.delivery.stream_sequence]
+        self._settle(work.deliveries, settlement)
+        self._on_settled()
 
     def _settle(self, deliveries: list[Delivery], settlement: Settlement) -> None:
         """Tell the broker what becomes of deliveries that were handled; nothing else does."""
@@ -181,6 +252,15 @@ class Attempts:
         )  # a worker that ends tells how many, once
         logger.log(level, "stream sequence %d was cut off: left for a redelivery", delivery.stream_sequence)
 
+    async def _record_again(self, attempt: Attempt, outcome: Outcome) -> Settlement:
+        """Record an outcome whose first append met trouble: it is decided and appended again, on the same condition."""
+        job_filter.current.set(attempt)
+        try:
+            return await self._recorder.record(attempt, outcome)
+        finally:
+            job_filter.current.set(None)
+            self._end(attempt)
+
     # The steps.
 
     def _obstacle(self, delivery: Delivery, queued: Queued, task: Task[Any, Any] | None) -> Settlement | None:
@@ -194,6 +274,18 @@ class Attempts:
         facts = {"queue": queued.queue, "job": queued.job, "task": queued.task}
         logger.warning("task %r is not loaded here: the job is passed on", queued.task, extra=facts)
         return nak(settlements.unknown_task_s(delivery.delivered))
+
+    def _can_claim_at_once(self, delivery: Delivery, queued: Queued) -> bool:
+        """Whether a job of an ordinary task can be claimed as it was delivered: its event is all that there is of it."""
+        return (
+            queued.cause == "new"
+            and delivery.delivered == 1
+            and not queued.version
+            and self._lease.is_valid
+            and self._intake is not None  # else the task runs in the context of whoever asks for the attempt
+            and not (self._pauses and self._pauses.states and self._pauses.holds_back(queued.queue))
+            and not self._ledger.throttle.holds_claims()
+        )
 
     def _other_version(self, job: Job, delivery: Delivery) -> Settlement | None:
         """Return what becomes of a delivery of a run whose version of the code is not loaded here."""
@@ -221,15 +313,17 @@ class Attempts:
         Dropped, it would be delivered again after every ack wait, each time with a longer delay.
         """
         attempt = self.running[JobRef(queue=queued.queue, job_id=queued.job)]
-        self._handled[attempt.job.dispatch_sequence].append(delivery)
+        self._handled[attempt.job.dispatch_sequence].deliveries.append(delivery)
         return JOIN
 
-    def _begin(self, chain: JobView, task: Task[Any, Any] | None) -> Attempt:
+    def _begin(self, work: Work, chain: JobView, task: Task[Any, Any] | None) -> Attempt:
         job = chain.job
+        own_task = work.own_task or asyncio.current_task(
+            self._ledger.connection.loop
+        )  # an eager one begins at once
         assert job is not None, "a claimed chain has a job"
-        self.begun += 1
-        own_task = asyncio.current_task(self._ledger.connection.loop)
         assert own_task is not None, "a coroutine runs in a task"
+        self.begun += 1
         attempt = Attempt(
             ref=JobRef(queue=job.queue, job_id=job.id),
             task=task,
@@ -245,7 +339,6 @@ class Attempts:
         return attempt
 
     def _end(self, attempt: Attempt) -> None:
-        job_filter.current.set(None)  # else task, context and attempt hold each other until a collection
         if attempt.control.log is not None:
             self._on_logged(attempt)
         if self.running.get(attempt.ref) is attempt:  # else this worker's next identity took the job over
@@ -299,21 +392,21 @@ class Attempts:
         attempt.control.abandoned = True
         stack = stack_of_task(attempt.own_task, _OWN_MODULES)
         sequence = attempt.job.dispatch_sequence
-        # A new list, which shows `handle` that the deliveries are settled here.
-        deliveries = self._handled[sequence] = list(self._handled[sequence])
+        work = self._handled[sequence]
+        work.is_left = True
+        left = self._handled[sequence] = Work(work.delivery, work.deliveries)
         self._abandoned.add(attempt.own_task, attempt.name, stack)
         self._left.add(attempt)
         attempt.own_task.add_done_callback(lambda own_task: self._returned(attempt, own_task))
-        ending = self._end_without_task(attempt, deliveries, stack)
-        self._on_abandoned(attempt, self._ledger.connection.loop.create_task(ending))
+        self._go_on(left, self._end_without_task(attempt, stack))
 
     def _returned(self, attempt: Attempt, own_task: asyncio.Task[None]) -> None:
         self._left.discard(attempt)
         self._abandoned.discard(own_task)
 
-    async def _end_without_task(self, attempt: Attempt, deliveries: list[Delivery], stack: str) -> None:
-        """Record and settle as `handle` does; raises nothing but CancelledError."""
-        control, settlement = attempt.control, DROP
+    async def _end_without_task(self, attempt: Attempt, stack: str) -> Settlement:
+        """Record the outcome of an attempt whose task does not end; return how its delivery is to be settled."""
+        control = attempt.control
         try:
             job_filter.current.set(attempt)
             if control.stop_reason:
@@ -325,13 +418,10 @@ class Attempts:
             if control.span is not None:
                 control.span.ended(outcome)
                 control.span.close()
-            settlement = await self._recorder.record(attempt, outcome)
-        except Exception as error:  # noqa: BLE001 - a delivery that nobody settles would keep its job from everybody
-            settlement = _after_trouble(error, deliveries[0], self._ledger.connection.outage)
+            return await self._recorder.record(attempt, outcome)
         finally:
+            job_filter.current.set(None)
             self._end(attempt)
-            del self._handled[attempt.job.dispatch_sequence]
-            self._settle(deliveries, settlement)
 
     # What others ask of the attempts that run.
 
@@ -346,6 +436,19 @@ class Attempts:
             for ref, attempt in self.running.items()
             if not (attempt.control.stop_reason or attempt.control.recording or attempt.control.undoing)
         }
+
+    @property
+    def active(self) -> int:
+        """How many deliveries are handled; each takes a slot."""
+        return len(self._handled)
+
+    def cut_off(self) -> list[asyncio.Task[None]]:
+        """Cancel what is handled, and go on with no answer any more; return the tasks that are about to end."""
+        self._is_cut_off = True
+        tasks = [work.own_task for work in self._handled.values() if work.own_task is not None]
+        for task in tasks:
+            task.cancel()
+        return tasks
 
     def end_claims(self) -> None:
         """Let claims that wait for room in the ledger give their deliveries back: the worker ends."""

@@ -371,6 +371,11 @@ class AttemptChannel:
         async with self._appending:
             self.chain = await catch_up(self._ledger.log, self._ref, self.chain)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is being stored or told, or has to be before the outcome is appended."""
+        return self._telling is None and not self._keeping and self._report is self._stored
+
     async def close(self) -> None:
         """Store the checkpoints that the task did not await and stop reporting, before the outcome is appended."""
         if self._keeping:

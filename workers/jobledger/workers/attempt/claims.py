@@ -17,7 +17,7 @@ from typing import Final
 from jobledger.ledger.client import Ledger
 from jobledger.ledger.lease_keeper import LeaseKeeper
 from jobledger.ledger.model.aggregates import read_job_event
-from jobledger.ledger.model.chain import JobView, commit, load
+from jobledger.ledger.model.chain import JobView, begin_commit, commit, load
 from jobledger.ledger.model.codec import StoredEvent
 from jobledger.ledger.model.commands import Claim, DeadLetter, Stamp, TakeOver
 from jobledger.ledger.model.decisions import decide
@@ -111,6 +111,18 @@ class Claimer:
             with contextlib.suppress(LedgerFullError):
                 return await self._claim(delivery, queued, is_run=is_run)
         raise full
+
+    def begin(
+        self, delivery: Delivery, queued: Queued, answered: Callable[[JobView | Exception], None]
+    ) -> None:
+        """Claim a job whose first dispatch this is, without a read; `answered` gets the chain, or why it has no claim.
+
+        Raises: PayloadTooLargeError.
+        """
+        chain, identity = _only(delivery, queued), self._lease.identity
+        command = Claim(worker=identity, lease_s=self._lease.duration_s)
+        events = decide(chain.folded, command, self._ledger.stamp(identity))
+        begin_commit(self._ledger.log, chain, events, answered)
 
     async def _claim(self, delivery: Delivery, queued: Queued, *, is_run: bool) -> JobView | Settlement:
         if self._ledger.throttle.holds_claims():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 
 from jobledger.ledger.client import Ledger
+from jobledger.ledger.model.aggregates import JOB
 from jobledger.ledger.model.chain import JobView, commit, load, transact
-from jobledger.ledger.model.commands import Fail, Fence, Outcome, ReportProgress, Stamp
+from jobledger.ledger.model.commands import Complete, Fail, Fence, Outcome, ReportProgress, Stamp
 from jobledger.ledger.model.decisions import decide, outcome_type
 from jobledger.ledger.model.errors import (
     IllegalTransitionError,
@@ -41,6 +43,32 @@ class Recorder:
         self._hooks = hooks
         self.is_wordy = logs.is_wordy()
         self.fenced = 0  #: outcomes that were refused because their claim was lost
+
+    def begin(self, attempt: Attempt, outcome: Outcome, answered: Callable[[int | Exception], None]) -> bool:
+        """Append an ordinary outcome, and let `answered` hear whether it is stored; return False for any other.
+
+        An outcome is ordinary where nothing else has to be stored or told.
+        """
+        control, job = attempt.control, attempt.job
+        if (
+            not isinstance(outcome, Complete)
+            or control.recorded is not None
+            or not (control.channel is None or control.channel.is_quiet)
+            or self.is_wordy
+            or job.task in self._hooks.hooked
+            or self._ledger.tracing is not None  # its span lasts until the outcome is stored
+        ):
+            return False
+        control.recording = True
+        log, chain = self._ledger.log, attempt.newest_chain
+        events = decide(chain.job, outcome, self._ledger.stamp(attempt.identity))
+        log.begin(JOB.link(log.names, events, chain), answered)
+        return True
+
+    def tell_enqueuer(self, job: Job) -> None:
+        """Tell whoever enqueued a job that has ended, if they asked for that."""
+        if job.order.notify:
+            self._ledger.hints.tell(job.order.notify, JobRef(queue=job.queue, job_id=job.id))
 
     async def record(self, attempt: Attempt, outcome: Outcome) -> Settlement:
         """Append the outcome on condition of the claim; return how the job's work item is to be settled.
@@ -149,8 +177,8 @@ class Recorder:
 
     def announce(self, job: Job, identity: str) -> None:
         """Tell whoever asked what became of the job: its enqueuer, and the hooks."""
-        if job.is_final and job.order.notify:
-            self._ledger.hints.tell(job.order.notify, JobRef(queue=job.queue, job_id=job.id))
+        if job.is_final:
+            self.tell_enqueuer(job)
         if job.state is JobState.COMPLETED:
             self._hooks.tell("success", job, worker=identity)
         elif job.attempts and job.attempts[-1].state == "failed":
