@@ -16,9 +16,18 @@ from tests.support.working import LIMIT_S, Connect, ended, until, working
 
 from jobledger.admin.ledger_size import resize_ledger
 from jobledger.audit.archive import Archiver, archive_deps
-from jobledger.ledger import Context, JobState, Ledger, LedgerFullError, LedgerThrottledError, connect, task
+from jobledger.ledger import (
+    Context,
+    JobHandle,
+    JobState,
+    Ledger,
+    LedgerFullError,
+    LedgerThrottledError,
+    connect,
+    task,
+)
 from jobledger.ledger.model.hooks.route import RouteDefinition, RouteRule
-from jobledger.ledger.throttle import CLAIM_UP_TO, ENQUEUE_UP_TO, Load, needed_by_job, waiting_jobs
+from jobledger.ledger.throttle import CLAIM_UP_TO, ENQUEUE_UP_TO, Load, load_of, needed_by_job, waiting_jobs
 from jobledger.projections import counting
 
 pytestmark = pytest.mark.anyio
@@ -33,14 +42,25 @@ async def work(text: str) -> int:
 
 @task(queue="work")
 async def enqueues(context: Context) -> str:
+    await GO.wait()
     child = await context.ledger.enqueue(work.options(queue="later"), text="x")
     return child.id
+
+
+@task(queue="work")
+async def large() -> str:
+    return "x" * 50_000
 
 
 @task(queue="work")
 async def waits() -> str:
     await GO.wait()
     return "done"
+
+
+@pytest.fixture(autouse=True)
+def go() -> None:
+    GO.set()
 
 
 @pytest.fixture
@@ -65,11 +85,9 @@ def _unheard(*_said: object) -> None:
     """Take what an archive run tells of its progress."""
 
 
-async def load_of(ledger: Ledger) -> Load:
-    head = await ledger.log.head()
+async def load(ledger: Ledger) -> Load:
     waiting = await waiting_jobs(ledger.inbox, ledger.names)
-    assert waiting is not None
-    return Load(head.stored_bytes, waiting * await needed_by_job(ledger.log), head.bytes_max)
+    return load_of(await ledger.log.head(), waiting, await needed_by_job(ledger.log))
 
 
 async def test_new_jobs_are_refused_at_once_and_many_wait_for_room(connected: Connect) -> None:
@@ -93,9 +111,53 @@ async def test_new_jobs_are_refused_at_once_and_many_wait_for_room(connected: Co
 async def test_many_that_wait_in_vain_say_how_many_were_enqueued(small: Ledger) -> None:
     with pytest.raises(LedgerThrottledError, match=r"input (\d+): .* \(enqueued before it: \1\)"):
         await small.enqueue_many(work, ({"text": "x" * 300} for _ in range(10_000)))
-    head = await small.log.head()  # no worker ever ran: each event is of a job that waits
-    share = (head.stored_bytes + head.last_sequence * await needed_by_job(small.log)) / SMALL
-    assert ENQUEUE_UP_TO - 0.05 < share < ENQUEUE_UP_TO + 0.05
+    # No worker ever ran: each event is of a job that waits.
+    assert ENQUEUE_UP_TO - 0.05 < (await load(small)).share < ENQUEUE_UP_TO + 0.05
+
+
+async def test_a_burst_of_callers_fills_no_more_than_one_caller_does(connected: Connect) -> None:
+    async with connected(ledger_bytes_max=8 * SMALL) as ledger:
+        calls = [ledger.enqueue(work, text="x" * 300) for _ in range(1_500)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(each) for each in answers} == {JobHandle, LedgerThrottledError}
+        assert (await load(ledger)).share < ENQUEUE_UP_TO + 0.05
+
+
+async def test_jobs_that_enqueue_go_on_in_a_ledger_that_takes_no_others(connected: Connect) -> None:
+    """They would hold all slots and wait for room that they take themselves: their own bytes are all that counts."""
+    async with connected(ledger_bytes_max=4 * SMALL, room_timeout_s=5.0) as ledger:
+        with contextlib.suppress(LedgerThrottledError):
+            while True:
+                await ledger.enqueue(enqueues)
+        assert (await ledger.log.head()).stored_bytes < ENQUEUE_UP_TO / 2 * 4 * SMALL
+        async with working(ledger, enqueues, concurrency=4), asyncio.timeout(LIMIT_S):
+            while (await ledger.log.head()).stored_bytes < ENQUEUE_UP_TO * 4 * SMALL:
+                await asyncio.sleep(0.02)
+            await resize_ledger(ledger, 16 * SMALL)  # for the rest of their children
+            while await waiting_jobs(ledger.inbox, ledger.names):
+                await asyncio.sleep(0.02)
+        assert not [each async for each in ledger.events(types=["failed"], follow=False)]
+
+
+async def test_one_large_result_says_little_of_what_the_next_jobs_need(connected: Connect) -> None:
+    async with connected(ledger_bytes_max=32 * SMALL) as ledger:
+        async with working(ledger, work, large):
+            for number in range(100):
+                small_one = await ledger.enqueue(work, text=str(number))
+            await ended(small_one)
+            await ended(await ledger.enqueue(large))
+        for number in range(200):
+            assert (await ledger.enqueue(work.options(queue="elsewhere"), text=str(number))).created
+
+
+async def test_an_id_that_has_a_job_gives_that_job_also_where_no_new_one_is_taken(small: Ledger) -> None:
+    first = await small.enqueue(work.options(id="first"), text="x")
+    await fill(small, up_to=0.91)
+    await until(lambda: not small.throttle.passes(0))
+    again = await small.enqueue(work.options(id="first"), text="x")
+    assert (again.id, again.created) == (first.id, False)
+    with pytest.raises(LedgerThrottledError):
+        await small.enqueue(work.options(id="second"), text="x")
 
 
 async def test_everything_that_was_enqueued_ends_and_an_archive_run_has_room(
@@ -126,7 +188,7 @@ async def test_everything_that_was_enqueued_ends_and_an_archive_run_has_room(
         assert (full, added > 100) == (0, True)
         ends = [each async for each in ledgers[0].events(types=["completed"], follow=False)]
         assert len(ends) == added
-        assert (await load_of(ledgers[0])).share < 1.0
+        assert (await load(ledgers[0])).share < 1.0
         deps = archive_deps(
             ledgers[0],
             by="ann",
@@ -135,7 +197,7 @@ async def test_everything_that_was_enqueued_ends_and_an_archive_run_has_room(
         )
         done = await Archiver(ledgers[0].log, tmp_path / "archive", deps).run(before=datetime.now(UTC))
         assert done is not None
-        assert (await load_of(ledgers[0])).share < 0.1
+        assert (await load(ledgers[0])).share < 0.1
         assert (await ledgers[1].enqueue(work, text="again")).created
 
 
@@ -160,10 +222,14 @@ async def test_a_worker_starts_nothing_in_the_last_room_and_ends_what_runs(small
 async def test_a_job_that_enqueues_waits_for_room_with_its_attempt(connected: Connect) -> None:
     async with connected(ledger_bytes_max=SMALL) as ledger:
         parent = await ledger.enqueue(enqueues)
-        await fill(ledger, up_to=0.91)
+        GO.clear()
         async with working(ledger, enqueues):
             await until_state(parent.id, ledger, JobState.RUNNING)
+            await fill(ledger, up_to=CLAIM_UP_TO + 0.005)
+            await until(ledger.throttle.holds_claims)
+            GO.set()
             await until(lambda: not ledger.throttle.passes(0))
+            assert await parent.state() is JobState.RUNNING
             await resize_ledger(ledger, 16 * SMALL)
             child = await parent.result(timeout_s=LIMIT_S)
         assert (await ledger.job(child)).ref.queue == "later"
@@ -176,9 +242,9 @@ async def test_a_tick_is_put_off_until_there_is_room_and_made_then(connected: Co
         await fill(ledger, up_to=0.91)
         require = ledger.throttle.require
 
-        async def heard(*, waits: bool) -> None:
+        async def heard(size: int, *, waits: bool = False, of_job: bool = False) -> None:
             asked.set()
-            await require(waits=waits)
+            await require(size, waits=waits, of_job=of_job)
 
         ledger.throttle.require = heard  # type: ignore[method-assign]
         async with working(ledger, work, queues=("cron",)):

@@ -29,6 +29,7 @@ _PYTHON_ONLY: Final = {
 }
 _GATEWAY_HAS_ITS_OWN: Final = {
     "append_timeout_s": "somebody waits for each request, so it waits for 10 s at most",
+    "room_timeout_s": "somebody waits for each request, which says when to try again",
     "enqueue_in_flight_max": "uploads share the appends of one process with all other requests",
 }
 #: A value for each setting that is not its default, as a variable says it, and the field that follows.
@@ -41,6 +42,7 @@ _VALUES: Final[Mapping[str, tuple[str, Any]]] = {
     "connect_timeout_s": ("6s", 6.0),
     "request_timeout_s": ("7", 7.0),
     "append_timeout_s": ("8", 8.0),
+    "room_timeout_s": ("9m", 540.0),
     "inline_bytes_max": ("1024", 1024),
     "payload_bytes_max": ("4096", 4096),
     "lease_s": ("20", 20.0),

@@ -32,7 +32,7 @@ from jobledger.ledger.files import (
     sync_path,
     write_whole,
 )
-from jobledger.ledger.model.errors import LedgerError, NotFoundError, RefusedError
+from jobledger.ledger.model.errors import CorruptLedgerError, NotFoundError, RefusedError
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.model.version import VERSION
 from jobledger.ledger.nats.durables import list_consumers
@@ -259,7 +259,7 @@ async def _file_of(ledger: Ledger, place: Path, stream: str) -> StreamFile:
 # What is read of a back-up.
 
 
-class BackupDamagedError(LedgerError):
+class BackupDamagedError(CorruptLedgerError):
     """A file of a back-up is not what was written: restore another back-up."""
 
 

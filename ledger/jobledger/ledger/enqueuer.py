@@ -44,6 +44,7 @@ from jobledger.ledger.parts import AnyJob, Client, job_name
 from jobledger.ledger.schedules.in_code import AnyTask
 from jobledger.ledger.tasks import Task, TaskWithInput, TaskWithOptions
 from jobledger.ledger.templates import filled
+from jobledger.ledger.throttle import Throttle
 from jobledger.ledger.tracing import UNTRACED, Tracing
 from jobledger.ledger.unique.jobs import UniqueJobs
 from jobledger.ledger.unique.keys import Wish, wish_for
@@ -94,7 +95,7 @@ class Enqueuer:
         job_id = self._job_id(plain, options)  # before anything is awaited: ids follow the order of the calls
         throttle = client.throttle
         if throttle is not None and not throttle.passes(len(text)):
-            await throttle.require(waits=self._children is not None)
+            await self._require_room(throttle, options, job_id, len(text))
         is_small = client.inputs.fits_inline(text, what=plain.signature.what)
         if is_small and self._is_plain(plain, options):
             command = _plain_command(plain, options, job_id, text, notify)
@@ -119,6 +120,20 @@ class Enqueuer:
             with self._tracing.enqueuing(plain.name, options.queue, job_id):
                 sequence, created = await self._begun(plain, options, command)
         return JobHandle(client, command.ref, created=created, sequence=sequence, reader=plain.signature)
+
+    async def _require_room(self, throttle: Throttle, options: Options, job_id: str, size: int) -> None:
+        """Return when a new job may be appended, or where a job has the id that was given: then nothing will be.
+
+        Raises: LedgerThrottledError.
+        """
+        try:
+            await throttle.require(size, of_job=self._children is not None)
+        except LedgerThrottledError:
+            chain = self._log.names.chain(JobRef(queue=options.queue, job_id=job_id))
+            if options.id is None or not await self._client.patience.read(
+                lambda: self._log.read_chain(chain)
+            ):
+                raise
 
     async def _begun(self, task: Kind, options: Options, command: Enqueue) -> tuple[int, bool]:
         """Begin a job, as `begin` does, within the client's patience."""
@@ -286,7 +301,8 @@ class Enqueuer:
                         if not isinstance(ordered, OrderedJob):  # else nothing had to be waited for
                             ordered = await ordered
                         if throttle is not None and not throttle.passes(len(ordered.command.order.input)):
-                            await throttle.require(waits=True)
+                            size = len(ordered.command.order.input)
+                            await throttle.require(size, waits=True, of_job=self._children is not None)
                     except (InvalidError, NotFoundError, LedgerThrottledError) as error:
                         error.args = (f"input {number}: {error} (enqueued before it: {number:,})",)
                         raise

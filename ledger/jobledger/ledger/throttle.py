@@ -7,7 +7,6 @@ all: each client looks at the server after each thousandth of the ledger that it
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -29,7 +28,8 @@ logger = logging.getLogger("jobledger.throttle")
 ENQUEUE_UP_TO: Final = 0.90
 CLAIM_UP_TO: Final = 0.96
 
-_STEP: Final = 0.001  # of the room, that a client appends before it looks again
+_STEP: Final = 1 / 16  # of what is left below `ENQUEUE_UP_TO`, that a client appends before it looks again
+_STEP_MIN: Final = 0.001  # of the room, likewise
 _AHEAD: Final = (
     0.002  # of the room, that it appends at most before that look is answered: many clients do so at once
 )
@@ -41,6 +41,8 @@ _PAUSE_S: Final = 0.5
 _ANSWER_S: Final = 1.0  # for which a new job waits for a look
 _EVENT_BYTES: Final = 350  # of an event beside what its job gives it
 _NEEDED_BYTES: Final = 900  # of the events of a job behind its first, where no job ever ran
+_NEEDED_EVENTS: Final = 2  # `started` and an end
+_WEIGHT: Final = 0.1  # of the newest job in what a client takes one to need
 
 
 class Load(NamedTuple):
@@ -63,8 +65,8 @@ class Load(NamedTuple):
         return self.committed_bytes / self.bytes_max if self.bytes_max else 0.0
 
 
-async def needed_by_job(log: Log) -> int:
-    """Return how many bytes a waiting job still needs, judged by the last one that started and the last that completed.
+async def needed_by_job(log: Log) -> int | None:
+    """Return how many bytes the last job that started and the last one that completed added; None where none did.
 
     Raises: UnreachableError, PermissionRefusedError.
     """
@@ -72,7 +74,7 @@ async def needed_by_job(log: Log) -> int:
     for kind in ("started", "completed"):
         message = await log.last(log.names.all_of_type(kind))
         if message is None:
-            return _NEEDED_BYTES
+            return None
         lengths.append(_EVENT_BYTES // 2 + len(message.subject) + len(message.data))
     return sum(lengths)
 
@@ -80,7 +82,7 @@ async def needed_by_job(log: Log) -> int:
 async def waiting_jobs(inbox: Inbox, names: Names) -> int | None:
     """Return how many jobs wait for a worker, run, or wait for a time, as consumers and timers tell.
 
-    None before the first worker: nobody counts jobs of a queue that no worker ever took from.
+    None where there is no consumer of work: before the first worker, or when the server has just forgotten them.
 
     Raises: UnreachableError, LedgerError, PermissionRefusedError.
     """
@@ -90,10 +92,19 @@ async def waiting_jobs(inbox: Inbox, names: Names) -> int | None:
     return sum(work) + (0 if timers is None else timers.state.messages) if work else None
 
 
-def load_of(head: Head, waiting: int | None, per_job: int) -> Load:
-    """Return how much of a ledger is taken, when `waiting` jobs need `per_job` bytes each; None: any event may be one's."""
-    events = head.last_sequence - head.first_sequence + 1
-    return Load(head.stored_bytes, (events if waiting is None else waiting) * per_job, head.bytes_max)
+def load_of(head: Head, waiting: int | None, per_job: float | None) -> Load:
+    """Return how much of a ledger is taken, when `waiting` jobs need `per_job` bytes each.
+
+    Neither is known where no job ever ran: then any event may be of a job that waits. A job is taken to need no more than
+    the events of this ledger have on average, whatever a single one left.
+    """
+    events = max(0, head.last_sequence - head.first_sequence + 1)
+    if per_job is None:
+        return Load(
+            head.stored_bytes, (events if waiting is None else waiting) * _NEEDED_BYTES, head.bytes_max
+        )
+    usual = _NEEDED_EVENTS * head.stored_bytes / events if events else per_job
+    return Load(head.stored_bytes, round((waiting or 0) * min(per_job, usual)), head.bytes_max)
 
 
 class Throttle:
@@ -110,28 +121,34 @@ class Throttle:
         *,
         room_timeout_s: float,
     ) -> None:
-        """`waiting` tells how many jobs wait, None where nobody knows; `room_timeout_s`: how long `require` waits for room where it may wait."""
+        """`waiting` tells how many jobs wait, None where nobody knows; `room_timeout_s`: how long `require` waits at most."""
+        self._connection = connection
         self._log = log
         self._waiting = waiting
         self._room_timeout_s = room_timeout_s
-        self._connection = connection
         self._left = 0.0  # bytes that may be appended before the next look
         self._left_min = 0.0  # and before its answer
-        self._per_job = _EVENT_BYTES + _NEEDED_BYTES  # beside its input
+        self._needed: float | None = None  # by a waiting job, as the last ones that ended show
+        self._per_job = _EVENT_BYTES + _NEEDED_BYTES  # what a new one takes beside its input
         self._look_at = -math.inf  # loop time
         self._looking: asyncio.Task[None] | None = None
+        self._is_silent = False  # that look has no answer for so long that nobody waits for it
         self._load = Load(0, 0, None)
         self._is_open = False  # nobody has looked yet, and a process may add one job and end
+        self._is_open_to_jobs = False
         self._holds_claims = False
         self._counts = False  # how many jobs wait: for new jobs alone, and where this user may ask
         self._may_count = True
 
     def passes(self, size: int) -> bool:
         """Return whether a new job may be appended, with an input of `size` bytes; else ask `require`."""
-        self._left -= size + self._per_job
-        if self._left < 0 or self._connection.loop.time() >= self._look_at:
+        left = self._left - size - self._per_job
+        if left < 0 or self._connection.loop.time() >= self._look_at:
             _ = self._look_soon()
-        return self._is_open and self._left >= self._left_min
+        if (self._is_open and left >= self._left_min) or self._is_silent:
+            self._left = left
+            return True
+        return False
 
     def holds_claims(self) -> bool:
         """Return whether a worker is to start no further job: what room is left is for the ends of those that run."""
@@ -140,22 +157,29 @@ class Throttle:
             _ = self._look_soon()
         return self._holds_claims
 
-    async def require(self, *, waits: bool) -> None:
-        """Return when a new job may be appended; `waits`: also later, as soon as there is room.
+    async def require(self, size: int, *, waits: bool = False, of_job: bool = False) -> None:
+        """Return when a new job may be appended, with an input of `size` bytes; also when the server says nothing.
 
-        Returns also when the server says nothing.
+        `waits`: as soon as there is room, within the limit. `of_job`: the code of a job asks, which waits, too. It would hold
+        its slot meanwhile and is itself counted, so only the bytes that are stored count for it, up to `CLAIM_UP_TO`.
 
         Raises: LedgerThrottledError.
         """
-        deadline = self._connection.loop.time() + (self._room_timeout_s if waits else 0.0)
+        deadline = self._connection.loop.time() + (self._room_timeout_s if waits or of_job else 0.0)
         self._counts = self._may_count
         while True:
-            if self._looking is not None or self._connection.loop.time() >= self._look_at:
+            is_used_up = self._left < self._left_min
+            if self._looking is not None or is_used_up or self._connection.loop.time() >= self._look_at:
                 answered, _ = await asyncio.wait({self._look_soon()}, timeout=_ANSWER_S)
                 if not answered:
+                    self._is_silent = True
                     return  # the append says better what is wrong with the server
-            if self._is_open:
+            is_open = self._is_open_to_jobs if of_job else self._is_open
+            if is_open and self._left >= self._left_min:
+                self._left -= size + self._per_job
                 return
+            if is_open:
+                continue  # those who waited with this one have taken what that look left
             if self._connection.loop.time() >= deadline:
                 raise self._refusal()
             await asyncio.sleep(_PAUSE_S)
@@ -184,34 +208,47 @@ class Throttle:
         """Ask the server how full the ledger is; where it gives no answer, what was known counts."""
         begin, every_s = self._connection.loop.time(), _LOOK_EVERY_S
         try:
-            load = await self._find()
+            self._take_in(await self._find())
+            if self._load.bytes_max is None:
+                every_s = _UNLIMITED_EVERY_S
         except (LedgerError, ConnectionLostError) as error:
             # An append says better than this look what is wrong.
             logger.debug("how full the ledger is cannot be asked: %s", error)
-            self._is_open = self._is_open or self._load.bytes_max is None
+            self._left = 0.0
+            if self._load.bytes_max is None:
+                self._is_open = self._is_open_to_jobs = True
+        finally:
+            now = self._connection.loop.time()
+            if self._is_open:
+                every_s = max(every_s, min((now - begin) / _LOOK_SHARE, _LOOK_EVERY_S_MAX))
+            self._is_silent = False
+            self._look_at, self._looking = now + (every_s if self._is_open else _PAUSE_S), None
+
+    def _take_in(self, load: Load) -> None:
+        self._load, room = load, load.bytes_max
+        self._is_open = load.share < ENQUEUE_UP_TO
+        self._is_open_to_jobs = room is None or load.stored_bytes < CLAIM_UP_TO * room
+        self._holds_claims = not self._is_open_to_jobs
+        if room is None:
+            self._left, self._left_min = math.inf, -math.inf
         else:
-            self._load, room = load, load.bytes_max
-            every_s = _UNLIMITED_EVERY_S if room is None else _LOOK_EVERY_S
-            self._left = math.inf if room is None else _STEP * room
-            self._left_min = -math.inf if room is None else -_AHEAD * room
-            self._is_open = load.share < ENQUEUE_UP_TO
-            self._holds_claims = room is not None and load.stored_bytes > CLAIM_UP_TO * room
-        now = self._connection.loop.time()
-        if self._is_open:
-            every_s = max(every_s, min((now - begin) / _LOOK_SHARE, _LOOK_EVERY_S_MAX))
-        self._look_at, self._looking = now + (every_s if self._is_open else _PAUSE_S), None
+            self._left = max(_STEP_MIN, _STEP * (ENQUEUE_UP_TO - load.share)) * room
+            self._left_min = -_AHEAD * room
 
     async def _find(self) -> Load:
         head = await self._log.head()
         stored, room = head.stored_bytes, head.bytes_max
-        if room is None:
-            return Load(stored, 0, None)
-        if stored < ENQUEUE_UP_TO * room and self._counts:
-            with contextlib.suppress(PermissionRefusedError):
-                per_job = await needed_by_job(self._log)
-                self._per_job = _EVENT_BYTES + per_job
-                # Each job that waits has an event: where even all of them leave room, nobody has to count.
-                most = load_of(head, None, per_job)
-                return most if most.share < ENQUEUE_UP_TO else load_of(head, await self._waiting(), per_job)
+        if room is None or stored >= ENQUEUE_UP_TO * room or not self._counts:
+            return Load(stored, 0, room)
+        try:
+            newest = await needed_by_job(self._log)
+            if newest is not None:
+                before = newest if self._needed is None else self._needed
+                self._needed = before + _WEIGHT * (newest - before)
+                self._per_job = _EVENT_BYTES + round(self._needed)
+            # Each job that waits has an event: where even all of them leave room, nobody has to count.
+            most = load_of(head, head.last_sequence - head.first_sequence + 1, self._needed)
+            return most if most.share < ENQUEUE_UP_TO else load_of(head, await self._waiting(), self._needed)
+        except PermissionRefusedError:
             self._counts = self._may_count = False
-        return Load(stored, 0, room)
+            return Load(stored, 0, room)

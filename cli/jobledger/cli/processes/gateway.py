@@ -198,7 +198,10 @@ async def _gateway(cli: Cli, plan: _Plan) -> None:
     tune_collector()
     settings = plan.settings
     cli.target = msgspec.structs.replace(
-        cli.target, enqueue_in_flight_max=BULK_APPENDS_MAX, append_timeout_s=SILENT_S_MAX
+        cli.target,
+        enqueue_in_flight_max=BULK_APPENDS_MAX,
+        append_timeout_s=SILENT_S_MAX,
+        settings={**cli.target.settings, "room_timeout_s": 0.0},
     )
     if plan.parent is not None:
         # The supervisor made the ledger: one that was deleted since must not come back empty. It also restarts us.

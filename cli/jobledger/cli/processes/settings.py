@@ -124,6 +124,7 @@ LEDGER: Final[dict[str, Setting]] = {
             ("connect_timeout_s", "", "How long the first connection may take."),
             ("request_timeout_s", "", "How long a request waits for a silent server."),
             ("append_timeout_s", "", "How long an append may take across reconnects."),
+            ("room_timeout_s", "", "How long bulk enqueues, and jobs that enqueue, wait for room."),
             ("inline_bytes_max", "", "Larger inputs and results go to the object store."),
             ("payload_bytes_max", "", "Larger inputs and results are refused."),
             ("lease_s", "", "Length of leases, where this process makes their bucket."),
@@ -138,9 +139,11 @@ LEDGER: Final[dict[str, Setting]] = {
         )
     },
 }
-#: Of the gateway, which sets itself how long a request waits and how many appends one may have in flight.
+#: Of the gateway, which sets itself how long a request waits, also for room, and how many appends one may have in flight.
 GATEWAY: Final[dict[str, Setting]] = {
-    name: each for name, each in LEDGER.items() if name not in {"append_timeout_s", "enqueue_in_flight_max"}
+    name: each
+    for name, each in LEDGER.items()
+    if name not in {"append_timeout_s", "room_timeout_s", "enqueue_in_flight_max"}
 }
 #: Of a process that runs jobs, beside those of `LEDGER`.
 WORKER: Final[dict[str, Setting]] = {

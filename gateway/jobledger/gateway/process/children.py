@@ -123,7 +123,7 @@ def setup_of(ledger: Ledger, projection: Path, name: str) -> Setup:
             "nats_options cannot be handed to the processes of the gateway: leave them out"
         )
     # Short for requests, which somebody waits for; children are as patient as workers.
-    del connection["append_timeout_s"]
+    del connection["append_timeout_s"], connection["room_timeout_s"]
     level = logging.getLogger("jobledger").getEffectiveLevel()
     return Setup(
         connection={**connection, "name": f"jobledger-gateway-{name}"},

@@ -205,7 +205,7 @@ class RouteVerbs:
         """
         rule, throttle = match.rule, self._client.throttle
         if throttle is not None and not throttle.passes(len(text)):
-            await throttle.require(waits=False)  # whoever delivers tries again
+            await throttle.require(len(text))  # whoever delivers tries again
         order = {
             name: value for name, value in match.said.items() if name not in {"id", "limits", "signal_id"}
         }

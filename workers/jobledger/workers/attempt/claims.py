@@ -125,8 +125,6 @@ class Claimer:
         begin_commit(self._ledger.log, chain, events, answered)
 
     async def _claim(self, delivery: Delivery, queued: Queued, *, is_run: bool) -> JobView | Settlement:
-        if self._ledger.throttle.holds_claims():
-            raise LedgerThrottledError("what room the ledger has is kept for the jobs that run")
         ref = JobRef(queue=queued.queue, job_id=queued.job)
         # Other dispatches need the earlier events of the chain.
         is_enough = queued.has_order and not (is_run and queued.cause == "retried")
@@ -149,6 +147,8 @@ class Claimer:
                         elsewhere = self._passes_on(job, delivery)
                         if elsewhere is not None:
                             return elsewhere
+                    if self._ledger.throttle.holds_claims():
+                        raise LedgerThrottledError("what room the ledger has is kept for the jobs that run")
                     command = Claim(worker=self._lease.identity, lease_s=self._lease.duration_s)
                     return await commit(self._ledger.log, chain, decide(job, command, self._stamp()))
                 return await self._judge(chain, ref, delivery)

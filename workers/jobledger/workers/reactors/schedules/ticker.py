@@ -114,7 +114,7 @@ class Ticker:
         throttle = self._ledger.throttle
         if not throttle.passes(0):
             try:
-                await throttle.require(waits=False)
+                await throttle.require(0)
             except LedgerThrottledError:
                 return Later(_ROOM_PAUSE_S)
         async with self._turns:
