@@ -31,7 +31,7 @@ PRINTED = {
 range 1 to 10
 files 1 file, SIZE
 hash d061b1bd604f9e3af32fcae085276a5253b04a7cf119627d87b2328f58e257a0
-digest d02b874c799ba3004ded565d09c3575df2cf53c2249936c16f68bf2f6d728559
+digest 558e247111579cbb5dfd38ac46f0d2808cbec5c6b7b43713afec4938996d7a9d
 check it with `jobledger audit verify ledger-2025-01-31`
 """,
     "audit verify ledger-2025-01-31": """
@@ -44,7 +44,7 @@ not proven: when the server stored an event: its time (`stored_at`) is in no has
 to the event's own time and to its neighbours
 head 10
 hash d061b1bd604f9e3af32fcae085276a5253b04a7cf119627d87b2328f58e257a0
-digest d02b874c799ba3004ded565d09c3575df2cf53c2249936c16f68bf2f6d728559
+digest 558e247111579cbb5dfd38ac46f0d2808cbec5c6b7b43713afec4938996d7a9d
 times the server's and the events' own are APART
 """,
 }

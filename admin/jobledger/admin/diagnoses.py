@@ -624,13 +624,16 @@ def _store(facts: Facts) -> Iterator[Diagnosis]:
     lasts = ""
     if room.lasts is not None:
         lasts = f"; as it grew lately, it is full in {duration(room.lasts.total_seconds())}"
+    promised = (
+        f", {size(room.committed)} with what waiting jobs still need" if room.committed > room.used else ""
+    )
     is_throttled = room.committed > ENQUEUE_UP_TO * room.size
     what = "it takes no new jobs" if is_throttled else f"above {ENQUEUE_UP_TO:.0%} it takes no new jobs"
     yield Diagnosis(
         kind="store_fills",
         level="fail" if is_throttled else "warn",
         object="the ledger",
-        found=f"{size(room.used)} of {size(room.size)} are used, {size(room.committed)} with what waiting jobs still need{lasts}: {what}",
+        found=f"{size(room.used)} of {size(room.size)} are used{promised}{lasts}: {what}",
         since=room.short_since,
         advice="`jobledger audit archive` moves old events away; `jobledger ledger resize SIZE` gives it room",
         nouns=(Noun("ledger", "", "the ledger"),),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
@@ -10,7 +11,7 @@ from jobledger.ledger.client import Ledger
 from jobledger.ledger.model.log import Head
 from jobledger.ledger.model.times import as_utc
 from jobledger.ledger.nats.infos import StreamInfo
-from jobledger.ledger.throttle import ENQUEUE_UP_TO, load_of, needed_by_job, waiting_jobs
+from jobledger.ledger.throttle import ENQUEUE_UP_TO, counted_load, needed_by_job, waiting_jobs
 from jobledger.projections import moment_of
 
 #: Above this part of its room a person should see to a ledger.
@@ -57,9 +58,10 @@ async def room_of(ledger: Ledger, stream: StreamInfo, now: datetime) -> Room | N
         first_sequence=stream.state.first_sequence,
         last_sequence=stream.state.last_sequence,
         stored_bytes=used,
+        bytes_max=size,
     )
-    waiting = await waiting_jobs(ledger.inbox, ledger.names)
-    committed = load_of(head, waiting, await needed_by_job(ledger.log)).committed_bytes
+    waiting = functools.partial(waiting_jobs, ledger.inbox, ledger.names)
+    committed = (await counted_load(head, waiting, await needed_by_job(ledger.log))).committed_bytes
     since: list[datetime | None] = []
     if used > FULL_WARN * size:
         since.append(await _passed(ledger, stream, FULL_WARN * size))

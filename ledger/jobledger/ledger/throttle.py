@@ -107,6 +107,21 @@ def load_of(head: Head, waiting: int | None, per_job: float | None) -> Load:
     return Load(head.stored_bytes, round((waiting or 0) * min(per_job, usual)), head.bytes_max)
 
 
+async def counted_load(
+    head: Head, waiting: Callable[[], Awaitable[int | None]], per_job: float | None
+) -> Load:
+    """Return how much of a ledger is taken; `waiting` is asked only where it matters: near `ENQUEUE_UP_TO`.
+
+    Each job that waits has an event. Where even all of them would leave room, what they need counts as nothing.
+
+    Raises: what `waiting` raises.
+    """
+    most = load_of(head, head.last_sequence - head.first_sequence + 1, per_job)
+    if most.share < ENQUEUE_UP_TO:
+        return Load(head.stored_bytes, 0, head.bytes_max)
+    return load_of(head, await waiting(), per_job)
+
+
 class Throttle:
     """Lets one client's new jobs and claims through while the ledger has room for them.
 
@@ -246,9 +261,7 @@ class Throttle:
                 before = newest if self._needed is None else self._needed
                 self._needed = before + _WEIGHT * (newest - before)
                 self._per_job = _EVENT_BYTES + round(self._needed)
-            # Each job that waits has an event: where even all of them leave room, nobody has to count.
-            most = load_of(head, head.last_sequence - head.first_sequence + 1, self._needed)
-            return most if most.share < ENQUEUE_UP_TO else load_of(head, await self._waiting(), self._needed)
+            return await counted_load(head, self._waiting, self._needed)
         except PermissionRefusedError:
             self._counts = self._may_count = False
             return Load(stored, 0, room)
