@@ -142,9 +142,8 @@ async def test_jobs_that_enqueue_go_on_in_a_ledger_that_takes_no_others(connecte
 async def test_one_large_result_says_little_of_what_the_next_jobs_need(connected: Connect) -> None:
     async with connected(ledger_bytes_max=32 * SMALL) as ledger:
         async with working(ledger, work, large):
-            for number in range(100):
-                small_one = await ledger.enqueue(work, text=str(number))
-            await ended(small_one)
+            jobs = [await ledger.enqueue(work, text=str(number)) for number in range(100)]
+            await ended(jobs[-1])
             await ended(await ledger.enqueue(large))
         for number in range(200):
             assert (await ledger.enqueue(work.options(queue="elsewhere"), text=str(number))).created
