@@ -16,7 +16,8 @@ from tests.support.working import LIMIT_S, Connect, ended, types, until, working
 from jobledger.audit.verify import verify
 from jobledger.ledger import Backoff, Context, JobState, Ledger, Retry, Task, task
 from jobledger.ledger.model.codec import Message
-from jobledger.ledger.model.events import Failed, Queued
+from jobledger.ledger.model.commands import Claim, Complete, Fail
+from jobledger.ledger.model.events import ErrorInfo, Failed, Queued
 from jobledger.ledger.model.hooks.definition import WebhookDefinition, WebhookTarget
 from jobledger.ledger.model.hooks.webhook import SetWebhook
 from jobledger.ledger.model.job import Job
@@ -24,8 +25,8 @@ from jobledger.ledger.model.log import ChainEvents
 from jobledger.ledger.webhooks.changes import change_webhook
 from jobledger.workers import Worker
 from jobledger.workers.attempt.control import Attempt
-from jobledger.workers.attempt.recorder import Recorder
-from jobledger.workers.attempt.settlement import AGAIN_DELIVERIES_MAX, Settlement
+from jobledger.workers.attempt.recorder import Recorder, settled_by_now
+from jobledger.workers.attempt.settlement import ACK, AGAIN, AGAIN_DELIVERIES_MAX, DROP, Settlement
 from jobledger.workers.reactors.webhooks import WebhookReactor
 
 pytestmark = pytest.mark.anyio
@@ -270,3 +271,18 @@ async def test_a_check_finds_both_forms_sound(ledger: Ledger) -> None:
     assert report.sound, msgspec.json.encode(report)
     assert report.types == {"queued": 3, "started": 4, "failed": 2, "completed": 2}
     assert all(len(end.attempts) == 2 for end in ends)
+
+
+async def test_a_work_item_that_runs_elsewhere_by_now_is_left_alone(ledger: Ledger) -> None:
+    """The answer to a failure was lost, another worker took the retry, and the first one hears of its failure late."""
+    job = await ledger.enqueue(fails_once)
+    first = await ledger.execute(job.ref, Claim(worker="a-1-00", lease_s=15.0))
+    error = ErrorInfo(kind="exception", type="ValueError", message="no")
+    fail = Fail(epoch=first.claim_epoch, error=error, offers_again=True)
+    failed = await ledger.execute(job.ref, fail)
+    assert settled_by_now(first, failed) is AGAIN
+    second = await ledger.execute(job.ref, Claim(worker="b-1-00", lease_s=15.0))
+    assert second.dispatch_sequence == first.dispatch_sequence
+    assert settled_by_now(first, second) is DROP
+    done = await ledger.execute(job.ref, Complete(epoch=second.claim_epoch, result=msgspec.Raw(b"2")))
+    assert settled_by_now(first, done) is ACK

@@ -32,7 +32,7 @@ from jobledger.ledger.files import (
     sync_path,
     write_whole,
 )
-from jobledger.ledger.model.errors import CorruptLedgerError, NotFoundError, RefusedError
+from jobledger.ledger.model.errors import CorruptLedgerError, LedgerError, NotFoundError, RefusedError
 from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.model.version import VERSION
 from jobledger.ledger.nats.durables import list_consumers
@@ -107,13 +107,14 @@ async def back_up(
 ) -> TakenBackup:
     """Write a back-up of an environment into `folder`, in a folder named after the time; work goes on meanwhile.
 
-    What an interrupted run left is removed first; where more than `keep` finished ones are then there, the oldest go.
+    What an interrupted run left is removed first; where more than `keep` finished ones of this environment are then there,
+    the oldest go. A link is never removed, nor what was just written.
 
     Raises: RefusedError where another run writes into the folder; LedgerError, UnreachableError, OSError.
     """
     make_folder(folder, on_the_disk=True)
     with _locked(folder):
-        unfinished = tuple(each.name for each in _entries(folder) if not is_finished(each))
+        unfinished = tuple(each.name for each in _own_entries(folder) if not is_finished(each))
         for name in unfinished:
             _remove(folder / name)
         at = ledger.clock.now()
@@ -121,10 +122,7 @@ async def back_up(
         make_folder(place, on_the_disk=True)
         backup = await _written(ledger, place, at, on_progress)
         write_whole(place / BACKUP_FILE, msgspec.json.format(msgspec.json.encode(backup), indent=1))
-        finished = [each for each in _entries(folder) if is_finished(each)]
-        removed = (
-            () if keep is None else tuple(each.name for each in finished[: max(0, len(finished) - keep)])
-        )
+        removed = () if keep is None else tuple(_too_many(folder, place, ledger.names.environment, keep))
         for name in removed:
             _remove(folder / name)
     return TakenBackup(folder=str(place), backup=backup, unfinished=unfinished, removed=removed)
@@ -138,6 +136,24 @@ def is_finished(folder: Path) -> bool:
 def _entries(folder: Path) -> list[Path]:
     """Return the back-ups in a folder, the oldest first, finished or not."""
     return sorted(each for each in folder.iterdir() if _NAME.fullmatch(each.name) and each.is_dir())
+
+
+def _own_entries(folder: Path) -> list[Path]:
+    """Return the back-ups that lie in a folder themselves: what a link leads to belongs to somebody else."""
+    return [each for each in _entries(folder) if not each.is_symlink()]
+
+
+def _too_many(folder: Path, newest: Path, environment: str, keep: int) -> list[str]:
+    """Return the names of finished back-ups of an environment beyond `keep`, the oldest; never of the newest one.
+
+    One that cannot be read stays: nobody knows whose it is.
+    """
+    found: list[str] = []
+    for each in _own_entries(folder):
+        with contextlib.suppress(LedgerError):
+            if each != newest and is_finished(each) and read_backup(each).environment == environment:
+                found.append(each.name)
+    return found[: max(0, len(found) + 1 - keep)]
 
 
 def _remove(place: Path) -> None:

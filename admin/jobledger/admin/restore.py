@@ -6,6 +6,7 @@ claims a job, and after an interruption it shows that the restore was not finish
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -35,7 +36,9 @@ from jobledger.ledger.nats.snapshots import (
     delete_streams,
     is_closed,
     make_consumer_again,
+    marked,
     open_ledger,
+    require_mark,
     restore_snapshot,
 )
 from jobledger.ledger.nats.streams import ensure_streams, find_stream, specifications
@@ -143,7 +146,9 @@ async def restore(
         )
     names, inbox = ledger.names, ledger.inbox
     await delete_streams(inbox, sorted(left, key=lambda each: each == names.ledger_stream))
-    await _bring_back(ledger, folder, backup, on_progress)
+    mark = secrets.token_hex(8)
+    await _bring_back(ledger, folder, backup, on_progress, mark)
+    await require_mark(inbox, names, mark)
     assert isinstance(ledger.clock, FleetClock)
     await ledger.clock.compare(inbox, names.ledger_stream)
     await _make_leases(ledger, backup)
@@ -158,7 +163,7 @@ async def restore(
         await make_consumer_again(inbox, each.stream, each.config, each.settled)
     for queue in queues:
         await bring_in_line(inbox, ledger.log, queue)
-    await open_ledger(inbox, names)
+    await open_ledger(inbox, names, mark)
     running = sum(job.state is JobState.RUNNING for job in jobs)
     return msgspec.structs.replace(
         plan_restore(folder, backup),
@@ -170,14 +175,19 @@ async def restore(
     )
 
 
-async def _bring_back(ledger: Ledger, folder: Path, backup: Backup, on_progress: Progress) -> None:
-    """Bring every stream back, the ledger first and closed, and prove its head. Raises: as `restore`."""
+async def _bring_back(
+    ledger: Ledger, folder: Path, backup: Backup, on_progress: Progress, mark: str = ""
+) -> None:
+    """Bring every stream back, the ledger first and closed, and prove its head. Raises: as `restore`.
+
+    `mark` tells this run's ledger from that of another run that removed it meanwhile, with `again`.
+    """
     names, done = ledger.names, 0
     for each in backup.streams:
         on_progress(done, backup.bytes)
         config = _fitting(each.config, clustered=ledger.connection.is_clustered)
         if each.stream == names.ledger_stream:
-            config["subjects"] = closed_subjects(names)
+            config |= {"subjects": closed_subjects(names), "metadata": marked(config, mark)}
         with open_file(folder / each.file) as file:
             await restore_snapshot(ledger.inbox, each.stream, file, config=config, state=each.state)
         if each.stream == names.ledger_stream:

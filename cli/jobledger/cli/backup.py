@@ -20,7 +20,7 @@ from jobledger.cli.output import Output
 from jobledger.cli.session import operator, stoppable
 from jobledger.cli.times import seconds
 from jobledger.ledger.connection import connect_without_streams
-from jobledger.ledger.model.errors import UnreachableError
+from jobledger.ledger.model.errors import LedgerError
 from jobledger.ledger.model.times import shown_time
 from jobledger.ledger.nats.fleet_clock import FleetClock
 
@@ -68,8 +68,10 @@ async def backup(
         while True:
             try:
                 await _back_up(cli, folder, verify=verify, keep=keep)
-            except UnreachableError as error:  # the next one may find the server again
-                cli.output.note(f"no back-up was written: {error}")
+            except LedgerNotSoundError:
+                raise
+            except (LedgerError, OSError) as error:  # the next one may find the server again, or room
+                cli.output.note(f"no back-up was written into {folder}: {error}")
             while due <= anyio.current_time():
                 due += every
             await anyio.sleep_until(due)
@@ -203,7 +205,7 @@ def _tell_restored(output: Output, done: Restore) -> None:
         f"recorded at {done.sequence:,}",
         style="bold green",
     )
-    output.say(f"{_jobs(done)} at the back-up's moment: they run again")
+    output.say(f"{_jobs(done)} at the back-up's moment: those run again, these go on waiting")
     if done.paused:
         output.say(f"paused: {', '.join(done.paused)}; let them go on with `jobledger queues resume QUEUE`")
 

@@ -396,12 +396,16 @@ class ForeignLoopError(RefusedError):
 class StreamMismatchError(RefusedError):
     """A stream or consumer exists with settings that would break a guarantee; it was left as it is."""
 
-    def __init__(self, name: str, differences: list[str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        differences: list[str],
+        advice: str = "change them with your NATS tools, or use another environment",
+    ) -> None:
         self.name = name
         self.differences = differences  #: "setting: is X, must be Y", one each
         super().__init__(
-            f"stream {name} exists with settings jobledger cannot work with ({'; '.join(differences)}): "
-            "change them with your NATS tools, or use another environment",
+            f"stream {name} exists with settings jobledger cannot work with ({'; '.join(differences)}): {advice}",
         )
 
 

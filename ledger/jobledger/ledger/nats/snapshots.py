@@ -9,11 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
 
 import anyio.to_thread
 
-from jobledger.ledger.model.errors import JetStreamDisabledError, LedgerError, ServerUnreachableError
+from jobledger.ledger.model.errors import (
+    JetStreamDisabledError,
+    LedgerError,
+    RefusedError,
+    ServerUnreachableError,
+)
 from jobledger.ledger.model.queue_pause import QUEUE
 from jobledger.ledger.model.reactor import REACTOR, RESTORE
 from jobledger.ledger.model.subjects import Names
@@ -22,6 +27,7 @@ from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.durables import make_consumer
 from jobledger.ledger.nats.inbox import Inbox, NoRespondersError, ReplyTimeoutError, resolve, status_of
 from jobledger.ledger.nats.infos import StreamInfo
+from jobledger.ledger.nats.streams import RESTORE_MARK
 
 _CHUNK_BYTES: Final = 128 << 10
 _SILENT_S: Final = 60.0  #: how long the server may be silent between two chunks
@@ -129,11 +135,31 @@ def is_closed(names: Names, info: StreamInfo) -> bool:
     return sorted(info.config.get("subjects") or ()) == sorted(closed_subjects(names))
 
 
-async def open_ledger(inbox: Inbox, names: Names) -> None:
-    """Let a ledger that was brought back take every event. Raises: ApiError, UnreachableError."""
-    info = await api.stream_info(inbox, names.ledger_stream)
-    config = {**info.config, "subjects": [names.all_events]}
-    await api.update_stream(inbox, names.ledger_stream, config)
+def marked(config: dict[str, Any], mark: str) -> dict[str, str]:
+    """Return the metadata of a stream with the mark of a restore, without one for ""."""
+    said = cast("dict[str, str]", config.get("metadata") or {})
+    metadata = {name: value for name, value in said.items() if name != RESTORE_MARK}
+    return {**metadata, RESTORE_MARK: mark} if mark else metadata
+
+
+async def require_mark(inbox: Inbox, names: Names, mark: str) -> dict[str, Any]:
+    """Return the settings of the ledger's stream if it is the one that this restore made.
+
+    Raises: RefusedError, UnreachableError, LedgerError.
+    """
+    config = (await api.stream_info(inbox, names.ledger_stream)).config
+    if (config.get("metadata") or {}).get(RESTORE_MARK) != mark:
+        raise RefusedError(
+            "another restore removed what this one had brought back, and goes on instead of it: wait for its end"
+        )
+    return config
+
+
+async def open_ledger(inbox: Inbox, names: Names, mark: str) -> None:
+    """Let a ledger that was brought back take every event. Raises: as `require_mark`."""
+    config = await require_mark(inbox, names, mark)
+    opened = {**config, "subjects": [names.all_events], "metadata": marked(config, "")}
+    await api.update_stream(inbox, names.ledger_stream, opened)
 
 
 async def delete_streams(inbox: Inbox, streams: Sequence[str]) -> None:

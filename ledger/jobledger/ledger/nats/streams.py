@@ -22,6 +22,8 @@ from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.infos import AccountInfo, StreamInfo
 
 _NANOSECONDS: Final = 1_000_000_000
+#: In the metadata of a ledger that is being brought back: which restore does so.
+RESTORE_MARK: Final = "jobledger_restore"
 _DUPLICATE_WINDOW_S: Final = 120.0
 #: Each queue has three. A stream that says no number may have as many as the server's `default_max_consumers`, 1,000.
 _CONSUMERS_MAX: Final = 10_000
@@ -384,6 +386,9 @@ def check_settings(spec: StreamSpec, found: dict[str, Any]) -> None:
     ]
     if found.get("persist_mode") == "async":
         differences.append("persist_mode is 'async', which acknowledges before writing")
+    if differences and RESTORE_MARK in (found.get("metadata") or {}):
+        advice = "a restore into this server is under way, or was not finished: wait for it, or begin it again with `jobledger restore DIR --again`"
+        raise StreamMismatchError(spec.name, differences, advice)
     if differences:
         raise StreamMismatchError(spec.name, differences)
 

@@ -9,7 +9,6 @@ read.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -106,10 +105,13 @@ class Claimer:
         loop, outage = self._ledger.connection.loop, self._ledger.connection.outage
         logger.log(outage.level(full), "claims wait until there is room: %s", full)
         deadline = loop.time() + LIMIT_S
-        while loop.time() < deadline and not self.ends:
+        # Nothing is wrong with a job that waits for room below the limit: its deliveries are not used up.
+        while not self.ends and (isinstance(full, LedgerThrottledError) or loop.time() < deadline):
             await asyncio.sleep(FULL_PAUSE_S)
-            with contextlib.suppress(LedgerFullError):
+            try:
                 return await self._claim(delivery, queued, is_run=is_run)
+            except LedgerFullError as error:
+                full = error
         raise full
 
     def begin(
@@ -128,12 +130,13 @@ class Claimer:
         ref = JobRef(queue=queued.queue, job_id=queued.job)
         # Other dispatches need the earlier events of the chain.
         is_enough = queued.has_order and not (is_run and queued.cause == "retried")
-        if is_enough and delivery.delivered == 1:
+        known = self._known(ref, delivery, queued)
+        if known is not None:
+            chain = known
+        elif is_enough and delivery.delivered == 1:
             chain = _only(delivery, queued)
         else:
-            chain = self._known(ref, delivery, queued) or await self._look(
-                ref, delivery, queued if is_enough else None
-            )
+            chain = await self._look(ref, delivery, queued if is_enough else None)
         for _ in range(_TRIES_MAX):
             try:
                 job = chain.job

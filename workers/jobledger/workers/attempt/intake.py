@@ -259,10 +259,15 @@ class Intake:
         asked = [self._old.popleft() for _ in range(min(len(self._old), _ENDS_MAX))]
         chains = [each.subject.decode(errors="replace").rpartition(".queued.")[0] for each in asked]
         ended: set[str] = set()
-        with contextlib.suppress(LedgerError):  # whoever claims them hears of it, and knows what to do
+        try:
             ended = await self._ledger.log.present(
                 [chain + ending for chain in dict.fromkeys(chains) for ending in ENDINGS]
             )
+        except LedgerError:
+            pass  # whoever claims them hears of it, and knows what to do
+        except BaseException:  # the worker stops: they are given back with the others
+            self._old.extendleft(reversed(asked))
+            raise
         for each, chain in zip(asked, chains, strict=True):
             if any(chain + ending in ended for ending in ENDINGS):
                 self._held.settle(each.reply, ACK)

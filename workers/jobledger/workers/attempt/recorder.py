@@ -101,7 +101,7 @@ class Recorder:
         except (StaleClaimError, IllegalTransitionError, JobNotFoundError):  # not found: ended, and archived
             stored = (await load(log, attempt.ref)).job
             if self._is_recorded(attempt, stored):
-                return _settled(stored)
+                return settled_by_now(attempt.job, stored)
             await self._fence(attempt, outcome)
             return DROP
         if self.is_wordy or isinstance(outcome, Fail):
@@ -196,6 +196,20 @@ def _settled(job: Job | None) -> Settlement:
         job is not None and job.state is JobState.QUEUED and job.wait_sequence > job.dispatch_sequence
     )
     return AGAIN if is_offered else ACK
+
+
+def settled_by_now(job: Job, stored: Job | None) -> Settlement:
+    """Return what becomes of the work item of a job whose outcome was stored long before its worker heard of it.
+
+    Another worker may run the next attempt by now, with the same work item: an ack would settle its delivery.
+    """
+    if (
+        stored is not None
+        and stored.state is JobState.RUNNING
+        and stored.dispatch_sequence == job.dispatch_sequence
+    ):
+        return DROP
+    return _settled(stored)
 
 
 def _with_report(
