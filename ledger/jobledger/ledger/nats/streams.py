@@ -387,7 +387,7 @@ def check_settings(spec: StreamSpec, found: dict[str, Any]) -> None:
     if found.get("persist_mode") == "async":
         differences.append("persist_mode is 'async', which acknowledges before writing")
     if differences and RESTORE_MARK in (found.get("metadata") or {}):
-        advice = "a restore into this server is under way, or was not finished: wait for it, or begin it again with `jobledger restore DIR --again`"
+        advice = "a restore into this server is under way, or was not finished: wait for its end, or run `jobledger restore DIR`, which says how to begin it again"
         raise StreamMismatchError(spec.name, differences, advice)
     if differences:
         raise StreamMismatchError(spec.name, differences)
