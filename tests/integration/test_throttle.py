@@ -235,6 +235,17 @@ async def test_a_job_that_enqueues_waits_for_room_with_its_attempt(connected: Co
         assert len((await parent.snapshot()).attempts) == 1
 
 
+async def test_a_process_that_claims_counts_waiting_jobs_before_it_enqueues(small: Ledger) -> None:
+    """Claims look at the stored bytes alone, and that look is no answer for a new job."""
+    await small.pause_queue("elsewhere", by="ann")
+    async with working(small, work, queues=("elsewhere",)):
+        await fill(small, up_to=0.6)  # none ever ran, and all of them wait
+        small.throttle.holds_claims()
+        await until(lambda: small.throttle._load.stored_bytes > 0.6 * SMALL)
+    with pytest.raises(LedgerThrottledError):
+        await small.enqueue(work, text="x")
+
+
 async def test_a_tick_is_put_off_until_there_is_room_and_made_then(connected: Connect) -> None:
     asked = asyncio.Event()
     async with connected(ledger_bytes_max=SMALL) as ledger:

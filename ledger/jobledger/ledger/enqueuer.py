@@ -130,9 +130,7 @@ class Enqueuer:
             await throttle.require(size, of_job=self._children is not None)
         except LedgerThrottledError:
             chain = self._log.names.chain(JobRef(queue=options.queue, job_id=job_id))
-            if options.id is None or not await self._client.patience.read(
-                lambda: self._log.read_chain(chain)
-            ):
+            if options.id is None or await self._client.patience.read(lambda: self._log.last(chain)) is None:
                 raise
 
     async def _begun(self, task: Kind, options: Options, command: Enqueue) -> tuple[int, bool]:

@@ -142,6 +142,7 @@ class Throttle:
         self._waiting = waiting
         self._room_timeout_s = room_timeout_s
         self._left = 0.0  # bytes that may be appended before the next look
+        self._given = 0.0  # what that was after the last one
         self._left_min = 0.0  # and before its answer
         self._needed: float | None = None  # by a waiting job, as the last ones that ended show
         self._per_job = _EVENT_BYTES + _NEEDED_BYTES  # what a new one takes beside its input
@@ -181,7 +182,8 @@ class Throttle:
         Raises: LedgerThrottledError.
         """
         deadline = self._connection.loop.time() + (self._room_timeout_s if waits or of_job else 0.0)
-        self._counts = self._may_count
+        if self._may_count and not self._counts:
+            self._counts, self._look_at = True, -math.inf  # looks for claims did not count how many jobs wait
         while True:
             is_used_up = self._left < self._left_min
             if self._looking is not None or is_used_up or self._connection.loop.time() >= self._look_at:
@@ -229,26 +231,30 @@ class Throttle:
         except (LedgerError, ConnectionLostError) as error:
             # An append says better than this look what is wrong.
             logger.debug("how full the ledger is cannot be asked: %s", error)
-            self._left = 0.0
+            self._left = self._given = 0.0
             if self._load.bytes_max is None:
                 self._is_open = self._is_open_to_jobs = True
         finally:
             now = self._connection.loop.time()
-            if self._is_open:
-                every_s = max(every_s, min((now - begin) / _LOOK_SHARE, _LOOK_EVERY_S_MAX))
-            self._is_silent = False
-            self._look_at, self._looking = now + (every_s if self._is_open else _PAUSE_S), None
+            has_room = self._load.share < ENQUEUE_UP_TO
+            every_s = (
+                max(every_s, min((now - begin) / _LOOK_SHARE, _LOOK_EVERY_S_MAX)) if has_room else _PAUSE_S
+            )
+            self._look_at, self._looking, self._is_silent = now + every_s, None, False
 
     def _take_in(self, load: Load) -> None:
         self._load, room = load, load.bytes_max
-        self._is_open = load.share < ENQUEUE_UP_TO
+        self._is_open = load.share < ENQUEUE_UP_TO and (self._counts or not self._may_count)
         self._is_open_to_jobs = room is None or load.stored_bytes < CLAIM_UP_TO * room
         self._holds_claims = not self._is_open_to_jobs
         if room is None:
             self._left, self._left_min = math.inf, -math.inf
-        else:
-            self._left = max(_STEP_MIN, _STEP * (ENQUEUE_UP_TO - load.share)) * room
-            self._left_min = -_AHEAD * room
+            return
+        # What was let through since the last look may be on its way still, and not in what the server said.
+        on_its_way = max(0.0, self._given - self._left)
+        step = max(_STEP_MIN, _STEP * (ENQUEUE_UP_TO - load.share)) * room
+        self._left = self._given = step - on_its_way
+        self._left_min = -_AHEAD * room
 
     async def _find(self) -> Load:
         head = await self._log.head()
