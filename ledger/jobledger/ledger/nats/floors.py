@@ -19,7 +19,7 @@ from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.connection import ConnectionLostError
 from jobledger.ledger.nats.inbox import Inbox
-from jobledger.ledger.nats.streams import StreamSpec, ensure_streams
+from jobledger.ledger.nats.streams import StreamSpec, bucket_specification, ensure_streams
 
 _TIMEOUT_S: Final = 5.0
 _LANES_MAX: Final = 30_000
@@ -45,21 +45,12 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 def lanes_specification(names: Names, replicas: int) -> StreamSpec:
     """Return the bucket; workers make it."""
-    return StreamSpec(
-        name=_stream(names),
-        config={
-            "subjects": [_subject(names, ">")],
-            "retention": "limits",
-            "storage": "file",
-            "discard": "old",
-            "max_msgs": _LANES_MAX,
-            "max_msgs_per_subject": 1,
-            "max_msg_size": _NOTE_BYTES_MAX,
-            "allow_rollup_hdrs": True,
-            "allow_direct": True,
-            "num_replicas": replicas,
-        },
-        required=("subjects", "storage", "max_msgs_per_subject"),
+    return bucket_specification(
+        _stream(names),
+        _subject(names, ">"),
+        entries_max=_LANES_MAX,
+        entry_bytes_max=_NOTE_BYTES_MAX,
+        replicas=replicas,
     )
 
 

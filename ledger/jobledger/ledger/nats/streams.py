@@ -192,6 +192,29 @@ def _workers(names: Names, lease_s: float, replicas: int) -> StreamSpec:
     )
 
 
+def bucket_specification(
+    name: str, subjects: str, *, entries_max: int, entry_bytes_max: int, replicas: int, life_s: float = 0.0
+) -> StreamSpec:
+    """Return a key-value bucket that who needs it makes: the newest entry of each key, for `life_s` where that is given."""
+    return StreamSpec(
+        name=name,
+        config={
+            "subjects": [subjects],
+            "retention": "limits",
+            "storage": "file",
+            "discard": "old",
+            "max_msgs": entries_max,
+            "max_msgs_per_subject": 1,
+            "max_msg_size": entry_bytes_max,
+            **({"max_age": int(life_s * _NANOSECONDS)} if life_s else {}),
+            "allow_rollup_hdrs": True,
+            "allow_direct": True,
+            "num_replicas": replicas,
+        },
+        required=("subjects", "max_msgs_per_subject"),
+    )
+
+
 def tables_specification(names: Names, *, bytes_max: int, life_s: float, replicas: int) -> StreamSpec:
     """Return the object store of tables; the first worker that stores one makes it, so that others need none."""
     spec = _objects(names.tables_bucket, life_s, replicas)

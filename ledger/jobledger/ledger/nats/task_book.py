@@ -18,7 +18,7 @@ from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.inbox import Inbox
-from jobledger.ledger.nats.streams import StreamSpec, ensure_streams
+from jobledger.ledger.nats.streams import StreamSpec, bucket_specification, ensure_streams
 
 _TIMEOUT_S: Final = 5.0
 _TASKS_MAX: Final = 10_000
@@ -46,21 +46,12 @@ class TaskEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def tasks_specification(names: Names, replicas: int) -> StreamSpec:
     """Return the bucket; workers make it, so nobody else needs the right to."""
-    return StreamSpec(
-        name=_stream(names),
-        config={
-            "subjects": [_subject(names, ">")],
-            "retention": "limits",
-            "storage": "file",
-            "discard": "old",
-            "max_msgs": _TASKS_MAX,
-            "max_msgs_per_subject": 1,
-            "max_msg_size": _ENTRY_BYTES_MAX,
-            "allow_rollup_hdrs": True,
-            "allow_direct": True,
-            "num_replicas": replicas,
-        },
-        required=("subjects", "max_msgs_per_subject"),
+    return bucket_specification(
+        _stream(names),
+        _subject(names, ">"),
+        entries_max=_TASKS_MAX,
+        entry_bytes_max=_ENTRY_BYTES_MAX,
+        replicas=replicas,
     )
 
 

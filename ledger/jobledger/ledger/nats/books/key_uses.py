@@ -17,13 +17,12 @@ from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.inbox import Inbox
-from jobledger.ledger.nats.streams import StreamSpec, ensure_streams, find_stream
+from jobledger.ledger.nats.streams import StreamSpec, bucket_specification, ensure_streams, find_stream
 
 _TIMEOUT_S: Final = 5.0
 _KEYS_MAX: Final = 100_000
 _ENTRY_BYTES_MAX: Final = 4 << 10
 _LIFE_S: Final = 366 * 24 * 3600
-_NANOSECONDS: Final = 1_000_000_000
 _READ_AT_ONCE: Final = 1_000  #: the server gives the newest of 1,024 subjects at the most
 
 
@@ -37,22 +36,13 @@ class KeyUse(msgspec.Struct, frozen=True, kw_only=True):
 
 def uses_specification(names: Names, replicas: int) -> StreamSpec:
     """Return the bucket; gateways make it, so nobody else needs the right to."""
-    return StreamSpec(
-        name=access_stream(names),
-        config={
-            "subjects": [access_subject(names, ">")],
-            "retention": "limits",
-            "storage": "file",
-            "discard": "old",
-            "max_msgs": _KEYS_MAX,
-            "max_msgs_per_subject": 1,
-            "max_msg_size": _ENTRY_BYTES_MAX,
-            "max_age": _LIFE_S * _NANOSECONDS,
-            "allow_rollup_hdrs": True,
-            "allow_direct": True,
-            "num_replicas": replicas,
-        },
-        required=("subjects", "max_msgs_per_subject"),
+    return bucket_specification(
+        access_stream(names),
+        access_subject(names, ">"),
+        entries_max=_KEYS_MAX,
+        entry_bytes_max=_ENTRY_BYTES_MAX,
+        replicas=replicas,
+        life_s=_LIFE_S,
     )
 
 
