@@ -134,7 +134,7 @@ class Calls:
 
 
 async def once(part: str, url: str, jobs: int, calls: Calls | None) -> None:
-    """Do the part for so many jobs."""
+    """Do one of `PARTS` for `jobs` jobs."""
     tune_collector()
     async with connect(url, ledger_bytes_max=LEDGER_BYTES) as ledger:
         if calls is not None:

@@ -102,7 +102,7 @@ def places() -> dict[str, str]:
 
 
 async def count(kind: str, part: str, jobs: int, tree: Path) -> int:
-    """Return what one process counts that does the part for so many jobs, with the packages of a tree."""
+    """Return the count of a process that does a part for `jobs` jobs, with the packages of a tree."""
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="jobledger-bench-"))
         server = await stack.enter_async_context(EmbeddedServer(Path(folder), port=0, durability="process"))

@@ -1,7 +1,7 @@
 """What many queues cost, and how soon workers see a pause: `python benchmarks/queues.py [ROUNDS] [--queues 1,20,1000]`.
 
 First, for each number of queues, a worker that starts with them is given jobs of all of them in turns: once a backlog,
-once so many a second as it easily does. Figures are processor time a job, beside that of one queue; with jobs that come
+once as a steady stream that it easily keeps up with. Figures are processor time a job, beside that of one queue; with jobs that come
 one by one the server's includes that of the enqueues. `--queues` measures only this.
 
 Then pauses. Two worker processes run short jobs and a long one. Each round pauses the queue with `interrupt` while jobs are on
@@ -127,7 +127,7 @@ def row(name: str, spans: Sequence[float]) -> None:
 
 
 def many(queues: int) -> list[Task[..., None]]:
-    """Return a task for each of so many queues."""
+    """Return `queues` tasks, each with a queue of its own."""
 
     async def nothing(n: int) -> None:
         pass
@@ -161,7 +161,7 @@ async def enqueue_in_turns(ledger: Ledger, tasks: Sequence[Task[..., None]], fir
 
 
 async def measure_queues(number: int) -> tuple[float, Cost, Cost]:
-    """Return the seconds that a worker of so many queues takes to start, and its costs: of a backlog, and steadily."""
+    """Return the seconds that a worker of `number` queues takes to start, and its costs: of a backlog, and steadily."""
     tasks = many(number)
     with tempfile.TemporaryDirectory() as folder:
         server = EmbeddedServer(Path(folder), port=0, durability="process")

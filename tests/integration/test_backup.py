@@ -165,13 +165,20 @@ async def test_a_backup_under_load_loses_nothing_acknowledged_and_all_its_jobs_e
         assert (await ended(await ledger.job("late"))).state is JobState.COMPLETED
 
 
-async def test_what_cannot_be_restored_is_refused_and_nothing_is_changed(
-    server_factory: ServerFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def _two_servers(
+    server_factory: ServerFactory, folder: Path
+) -> tuple[EmbeddedServer, EmbeddedServer, Path]:
+    """Start a server, back it up, and start an empty one; return both, and the back-up."""
     old, new = server_factory(), server_factory()
     await old.start()
     await new.start()
-    place = await _backed_up(old.url, tmp_path / "backups")
+    return old, new, await _backed_up(old.url, folder / "backups")
+
+
+async def test_what_cannot_be_restored_is_refused_and_nothing_is_changed(
+    server_factory: ServerFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new, place = await _two_servers(server_factory, tmp_path)
     where = ("--url", new.url)
 
     full = await _command(capsys, "restore", str(place), "--url", old.url)
@@ -237,10 +244,7 @@ async def test_verify_tells_of_a_ledger_that_is_not_sound(
 async def test_a_killed_restore_lets_nobody_in_and_is_done_again(
     server_factory: ServerFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old, new = server_factory(), server_factory()
-    await old.start()
-    await new.start()
-    place = await _backed_up(old.url, tmp_path / "backups")
+    _, new, place = await _two_servers(server_factory, tmp_path)
     await _killed("restore", new.url, str(place))
     with pytest.raises(StreamMismatchError, match="subjects"):
         async with connect(new.url):
@@ -287,10 +291,7 @@ async def test_a_paused_restore_begins_no_job_until_its_queue_is_resumed(
 async def test_what_was_cut_off_is_noticed_by_projections_and_explained_for_seals(
     server_factory: ServerFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old, new = server_factory(), server_factory()
-    await old.start()
-    await new.start()
-    place = await _backed_up(old.url, tmp_path / "backups")
+    old, new, place = await _two_servers(server_factory, tmp_path)
     make_keys(tmp_path / "key")
     projection, seals = tmp_path / "p.db", tmp_path / "seals"
     async with connect(old.url) as ledger:

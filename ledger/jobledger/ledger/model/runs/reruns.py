@@ -39,5 +39,5 @@ def _is_whole(step: Step) -> bool:
 
 
 def has_end(step: Step) -> bool:
-    """Return whether a step ended or failed. One that is `retrying` without a time has failed, until its run tries it anew."""
+    """Return whether a step ended or failed: one that is `retrying` and has no time for its next try has failed."""
     return step.has_ended or (step.state == "retrying" and step.retry_at is None)
