@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 
 import msgspec
 import pytest
-from tests.support.working import working
+from tests.support.working import LIMIT_S, Connect, until, working
 
 from jobledger.ledger import Ledger, task
 from jobledger.ledger.lease_keeper import LeaseKeeper
@@ -98,3 +99,55 @@ async def test_a_lease_that_has_no_answer_for_too_long_is_an_error(
     keeper = LeaseKeeper(ledger.leases, ledger.clock, (), running=lambda: 0, on_lost=lambda _: None)
     with pytest.raises(ServerUnreachableError, match="no answer"):
         await keeper.open(patience_s=0.2)
+
+
+async def test_a_renewal_whose_answer_is_lost_is_found_and_costs_no_lease(
+    connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(lease_s=2.0) as ledger:
+        renew, sent = ledger.leases.renew, list[int]()
+
+        async def every_second_unanswered(info: WorkerInfo, revision: int) -> int:
+            sent.append(revision)
+            answer = await renew(info, revision)
+            if len(sent) % 2 == 0:  # stored, and nobody hears of it
+                await asyncio.Event().wait()
+            return answer
+
+        monkeypatch.setattr(ledger.leases, "renew", every_second_unanswered)
+        async with working(ledger, nothing) as worker:
+            await worker.taking.wait()
+            identity = worker.identity
+            await until(lambda: len(sent) >= 5)
+            assert worker.identity == identity
+            assert worker.counts().lease_is_valid
+
+
+async def test_a_first_lease_whose_answer_is_lost_is_found(ledger: Ledger) -> None:
+    first = await ledger.leases.renew(INFO, 0)
+    assert await ledger.leases.renew(INFO, 0) > first
+
+
+async def test_a_worker_without_a_lease_asks_for_no_job_and_uses_up_no_delivery(
+    connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(lease_s=1.0) as ledger:
+        renew, is_answered = ledger.leases.renew, asyncio.Event()
+        is_answered.set()
+
+        async def answered_later(info: WorkerInfo, revision: int) -> int:
+            await is_answered.wait()
+            return await renew(info, revision)
+
+        monkeypatch.setattr(ledger.leases, "renew", answered_later)
+        async with working(ledger, nothing) as worker:
+            await worker.taking.wait()
+            is_answered.clear()
+            await until(lambda: not worker.counts().lease_is_valid)
+            handles = [await ledger.enqueue(nothing) for _ in range(5)]
+            await asyncio.sleep(1.5)  # long enough to be handed them over and over
+            # One request for a job stands at the server while a lane is empty.
+            assert worker._intake.deliveries <= 1
+            is_answered.set()
+            for handle in handles:
+                await handle.result(timeout_s=LIMIT_S)

@@ -36,6 +36,8 @@ from jobledger.ledger.nats.outage import Outage
 logger = logging.getLogger("jobledger.lease")
 
 _RENEWALS_PER_LEASE: Final = 3
+#: A renewal waits for its answer a fifth of a lease: one lost answer leaves time for more tries.
+_ANSWERS_PER_LEASE: Final = 5
 _RETRY_S: Final = 0.5
 _RELEASE_MAX: Final = 100  #: characters
 _PATIENCE_S: Final = 5.0  #: for the first lease, while the server is away or does not answer
@@ -131,13 +133,12 @@ class LeaseKeeper:
             try:
                 if self._revision and not self.is_valid:
                     self._lose("was not renewed in time")
-                # An answer that comes after the end of the lease is of no use: the jobs must be stopped by then.
-                async with asyncio.timeout(self._left_s() if self._revision else None):
+                async with asyncio.timeout(self._answer_s()):
                     await self._renew()
             except TimeoutError:
                 self.failures += 1
                 self._outage.note("it does not answer")
-                continue
+                pause = _RETRY_S
             except LeaseLostError:
                 self._lose("expired")
                 pause = 0.0
@@ -150,6 +151,11 @@ class LeaseKeeper:
                 self.failures += 1
                 logger.exception("lease of %s; %.1f s left", self.identity, self._left_s())
                 pause = _RETRY_S
+
+    def _answer_s(self) -> float:
+        """Return how long to wait for an answer: one after the end of the lease is of no use, the jobs are stopped."""
+        limit_s = self.duration_s / _ANSWERS_PER_LEASE
+        return min(limit_s, self._left_s()) if self._revision else limit_s
 
     def _left_s(self) -> float:
         return max(0.0, self._valid_until - self._clock.monotonic())

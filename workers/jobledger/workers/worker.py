@@ -119,7 +119,7 @@ class Worker:
         self._is_told_worn_out = False
         self._idle = asyncio.Event()
         self._intake = Intake(
-            ledger, self._config, own, built_in=built_in, free=self._free, on_work=self._on_work
+            ledger, self._config, own, built_in=built_in, free=self._wanted, on_work=self._on_work
         )
         self._lease = self._lease_keeper(announce)
         self._abandoned = AbandonedSlots(self._on_abandoned_slots)
@@ -355,6 +355,10 @@ class Worker:
             )
 
     # Deliveries: started by the reader's call, or given back at once.
+
+    def _wanted(self) -> int:
+        """Return how many jobs to ask for: none without a lease, since each would have to wait for a later delivery."""
+        return self._free() if self._lease.is_valid else 0
 
     def _free(self) -> int:
         free = self._config.concurrency - self._attempts.active - len(self._abandoned)

@@ -166,14 +166,14 @@ class JetStreamLeases:
     async def _own_newer(self, entry: Entry) -> int | None:
         """Return the revision of our own renewal whose answer was lost, None when the lease is over.
 
-        While it lives only this worker writes this key, so a newer revision is its own, unless it says that the
-        worker is gone: then the lease is over. It counts from when it was stored, so the key has to be written
-        once more to be good for the whole time again.
+        While it lives only this worker writes this key, so a newer revision is its own, also where it expected no
+        key: no identity is used twice. A key that says that the worker is gone ends the lease. The time of a lease
+        counts from when it was stored, so the key has to be written once more to be good for the whole time again.
         """
         found = await self._last(entry.subject)
         if found is None or (info := self._read(entry.subject, found[0])) is None or info.stopped:
             return None
-        return found[1] if 0 < (entry.expected or 0) < found[1] else None
+        return found[1] if (entry.expected or 0) < found[1] else None
 
     async def end(self, worker: str) -> bool:
         """Mark a worker as gone, so that nobody waits for its lease to be over; return whether that was needed.
