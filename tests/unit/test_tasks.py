@@ -17,7 +17,7 @@ import pydantic.dataclasses
 import pytest
 from tests.support.tables import each_row
 
-from jobledger.ledger import Cancel, Context, Retry, Snooze, Task, TaskRegistry, task
+from jobledger.ledger import Cancel, Context, Fail, Retry, Snooze, Task, TaskRegistry, task
 from jobledger.ledger.model.errors import (
     ConfigurationError,
     InvalidInputError,
@@ -354,6 +354,7 @@ def returns(annotation: Any) -> Task[..., Any]:
         (list[int] | Retry | Snooze | Cancel, b"[1]", [1]),
         (Optional[Annotated[Colour, "x"]], b'"red"', Colour.RED),  # noqa: UP045 - the older spelling
         (Retry, b'{"a":1}', {"a": 1}),
+        (Cancel | Fail, b"null", None),
         (object, b"[null]", [None]),
         (NoReturn, b"1", 1),
         (dict[str, object], b'{"a":[1]}', {"a": [1]}),

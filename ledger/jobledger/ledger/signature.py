@@ -270,7 +270,8 @@ def result_decoder(returned: Any, what: str) -> msgspec.json.Decoder[Any]:
     Raises: TaskDefinitionError for a type that JSON cannot hold.
     """
     if get_origin(returned) in (Union, types.UnionType):
-        returned = Union[tuple(each for each in get_args(returned) if each not in WISHES)]  # noqa: UP007 - made here
+        results = tuple(each for each in get_args(returned) if each not in WISHES)
+        returned = Union[results] if results else Any  # noqa: UP007 - made here
     if returned in _NO_PROMISE or returned in WISHES:
         returned = Any
     try:
