@@ -212,6 +212,8 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "health": "its exit code is the answer; tests/integration/test_cli_health.py asks it",
     "permissions": "docs/subjects.md is made of the same table; tests/integration/test_permissions.py loads it into servers",
     "ledger resize": "tests/integration/test_ledger_size.py asks it on a ledger of its own",
+    "upgrade show": "tests/integration/test_upgrades.py asks it of ledgers of earlier releases",
+    "upgrade finish": "as `upgrade show`",
     "backup": "tests/integration/test_backup.py asks it on servers of its own",
     "restore": "as `backup`",
     "cluster show": "it needs several servers; tests/integration/test_replicas.py asks it",

@@ -104,6 +104,8 @@ WORDS = {
     "locks show": "report main",
     "workers list": "",
     "ledger resize": "8MiB",
+    "upgrade show": "",
+    "upgrade finish": "",
     "backup": "FOLDER/backups",
     "cluster show": "",
     "cluster replicas": "3",

@@ -436,6 +436,7 @@ class Stage:
         act = functools.partial(self.command, "Operator")
         act("doctor")
         act("ledger", "resize", "96MiB")
+        act("upgrade", "show")
         act("limits", "set", "tenant", "--slots", "5")
         act("workers", "list")
         for words in (

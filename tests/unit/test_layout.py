@@ -246,7 +246,7 @@ def test_the_wheel_holds_every_portion_and_the_configuration(tmp_path: Path) -> 
     assert packaged <= names
     assert {f"jobledger/{portion}/py.typed" for portion in PORTIONS} <= names
     assert "jobledger/__init__.py" not in names
-    assert {name.split("/")[0] for name in names} == {"jobledger", "jobledger-0.1.0.dist-info"}
+    assert {name.split("/")[0] for name in names} == {"jobledger", "jobledger-0.2.0.dist-info"}
 
 
 def test_the_pins_name_no_index_and_hash_everything() -> None:

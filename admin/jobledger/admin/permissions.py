@@ -316,7 +316,7 @@ publish $JS.API.STREAM.CREATE.DLQ | the same
 publish $JS.API.STREAM.CREATE.KV_WORKERS | the same
 publish $JS.API.STREAM.CREATE.OBJ_PAYLOADS | the same
 publish $JS.API.STREAM.CREATE.OBJ_RESULTS | the same
-publish $JS.API.STREAM.UPDATE.<stream> | `ledger resize`, `cluster replicas`; `restore`: let workers in
+publish $JS.API.STREAM.UPDATE.<stream> | `ledger resize`, `cluster replicas`, `upgrade finish`; `restore`: let workers in
 publish $JS.API.CONSUMER.LIST.<stream> | `backup`: how far consumers are
 publish $JS.API.STREAM.SNAPSHOT.<stream> | `backup`
 publish $JS.SNAPSHOT.ACK.<stream>.<words...> | and its flow control

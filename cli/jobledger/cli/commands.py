@@ -215,6 +215,7 @@ COMMANDS: Final = Group(
         "timers": Group(groups.TIMERS, {"status": "jobs.timers", "rebuild": "jobs.timers"}),
         "workers": Group(groups.WORKERS, {"list": "processes.workers"}),
         "ledger": Group(groups.LEDGER, {"resize": "ledger"}),
+        "upgrade": Group(groups.UPGRADE, {"show": "upgrade", "finish": "upgrade"}),
         "backup": "backup",
         "restore": "backup",
         "cluster": Group(groups.CLUSTER, {"show": "cluster", "replicas": "cluster"}),
@@ -237,6 +238,7 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {
     "Inside": (
         "workers",
         "ledger",
+        "upgrade",
         "backup",
         "restore",
         "cluster",

@@ -39,6 +39,7 @@ TIMERS: Final = _group("See and rebuild the timers of jobs that wait for a momen
 WORKFLOWS: Final = _group("List workflows and their versions, and check recorded runs against new code.")
 WORKERS: Final = _group("List the workers.")
 LEDGER: Final = _group("Say how many bytes the ledger may hold.")
+UPGRADE: Final = _group("See which process runs which release, and finish an upgrade.")
 CLUSTER: Final = _group(
     "See on which servers of a cluster each stream lies, and change how many copies there are."
 )

@@ -26,6 +26,7 @@ from jobledger.ledger.locks import WAIT_S_DEFAULT, Locks
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Command, Discard, Note, Stamp
 from jobledger.ledger.model.errors import AmbiguousIdError, InvalidInputError, JobNotFoundError
+from jobledger.ledger.model.forms import FORM, FORM_FIRST
 from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.log import Log
@@ -112,6 +113,7 @@ class Ledger:
         self._patience_of_tasks = Patience(connection, config.append_timeout_s)
         self.config = config
         self.clock = clock
+        self.form = FORM_FIRST  #: up to which form it appends events; see `learn_form`
         self.identity = new_identity()  #: who this client is in the events it appends
         self.tracing = Tracing() if config.tracing else None
         self._ticks = _Ticks()
@@ -132,6 +134,14 @@ class Ledger:
     def names(self) -> Names:
         """Subjects and streams of this environment."""
         return self.log.names
+
+    async def learn_form(self) -> int:
+        """Ask the server for the ledger's form, which only ever rises, and append up to it from now on.
+
+        Until then this client appends what every program reads. Raises: UnreachableError, LedgerNotFoundError.
+        """
+        self.form = min(FORM, (await self.log.head()).form)
+        return self.form
 
     def stamp(self, by: str = "") -> Stamp:
         """Return who and when, for events decided now; no two stamps of a client are equal.

@@ -17,6 +17,7 @@ from typing import Final
 
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.errors import JetStreamDisabledError, LedgerError, UnreachableError
+from jobledger.ledger.model.forms import FORM
 from jobledger.ledger.model.identity import new_identity
 from jobledger.ledger.model.limits.definition import Terms
 from jobledger.ledger.model.version import VERSION
@@ -203,6 +204,7 @@ class LeaseKeeper:
             concurrency=self._concurrency,
             reactors=self._reactors,
             version=VERSION,
+            reads=FORM,
             release=os.environ.get("JOBLEDGER_RELEASE", "")[:_RELEASE_MAX],
             stopped=stopped,
             kind=self._kind,

@@ -21,6 +21,7 @@ from jobledger.ledger.model.errors import (
     PermissionRefusedError,
     ServerUnreachableError,
 )
+from jobledger.ledger.model.forms import FORM
 from jobledger.ledger.model.job import Job
 from jobledger.ledger.model.queue_pause import QueueState
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
@@ -60,6 +61,7 @@ logger = logging.getLogger("jobledger.workers")
 
 #: How long attempts that were told to stop may take to give their jobs back and settle.
 _FAREWELL_S: Final = 10.0
+_FORM_EVERY_S: Final = 60.0
 #: The last part of the grace, kept for giving jobs back: thousands take seconds, and who stops a worker kills it after
 #: the grace.
 _GIVE_BACK_S: Final = 5.0
@@ -260,6 +262,7 @@ class Worker:
             ServerUnreachableError when the connection is closed for good.
         """
         await self._lease.open()
+        await self._ledger.learn_form()
         self._open_pool()
         await self._cancels.open()
         await self._pauses.open()
@@ -280,6 +283,7 @@ class Worker:
             self._serve("the watch for pauses", self._pauses.run),
             self._serve("the watchdog", self._watchdog.run),
             self._serve("the logs of attempts", self._logs.run),
+            self._serve("the ledger's form", self._learn_form),
             self._serve("the announcement", lambda: announce_tasks(self._ledger, self._tasks, self.identity)),
         ]
         if self._config.schedules:
@@ -303,6 +307,13 @@ class Worker:
             if self._pool is not None:
                 await self._pool.close()
             self._tables.close()
+
+    async def _learn_form(self) -> None:
+        """Notice that somebody has finished the upgrade of the ledger. Raises: as `Ledger.learn_form`."""
+        while True:
+            await asyncio.sleep(_FORM_EVERY_S)
+            if self._ledger.form < FORM:
+                await self._ledger.learn_form()
 
     def _on_queue(self, queue: str, state: QueueState) -> None:
         """Obey a pause or the end of one."""

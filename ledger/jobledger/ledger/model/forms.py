@@ -1,4 +1,7 @@
-"""The form in which an archive run of an earlier release carried a job or a schedule. Pure. Source: ADR 043."""
+"""The forms of events: of a whole ledger, and of what an archive run of an earlier release carried. Pure.
+
+Source: ADR 043 (what is carried), ADR 057 (a ledger's form).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,14 @@ from functools import cache
 from typing import Any, Final, TypeVar
 
 import msgspec
+
+#: The form of ledgers that were made before ledgers had one.
+FORM_FIRST: Final = 1
+#: The highest form that this program reads. It writes what the ledger's own form allows, which people raise when no
+#: program reads less any more. Raise it with the first event after a release that earlier programs must not ignore.
+FORM: Final = 2
+#: From this form on a failure may queue its job again by itself: `failed` with `v: 2` (ADR 058).
+RETRIES_FORM: Final = 2
 
 #: The form of what `carried` says. Raise it with the first field after a release that a carried job or schedule has
 #: anywhere: 0 is what releases wrote before there was a number.

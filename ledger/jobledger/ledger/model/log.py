@@ -16,6 +16,7 @@ import msgspec
 
 from jobledger.ledger.model.codec import Message, StoredEvent, Unreadable
 from jobledger.ledger.model.errors import CorruptLedgerError, SequenceGapError
+from jobledger.ledger.model.forms import FORM
 from jobledger.ledger.model.subjects import Names
 
 #: The server's limit on the messages of one atomic batch.
@@ -46,6 +47,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     made_at: datetime | None = (
         None  #: when the stream was made, by the server's clock; None where nobody knows
     )
+    form: int = FORM  #: up to which form events may be appended
     is_part: bool = (
         False  #: begins later by intent, as an export of a range does: nothing is missing before it
     )

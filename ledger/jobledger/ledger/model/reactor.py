@@ -18,6 +18,7 @@ from jobledger.ledger.model.envelope import Envelope, Moment, Signed, Whole
 SEALS: Final = "seals"  #: the reactor that signs ranges of the ledger
 ARCHIVE: Final = "archive"  #: the reactor that moves old events into files
 VERIFY: Final = "verify"  #: the chain in which checks of the ledger are recorded
+FORM_CHAIN: Final = "form"  #: the chain in which the ends of upgrades are recorded
 RESTORE: Final = "restore"  #: the chain in which restores of the ledger from a back-up are recorded
 
 
@@ -88,6 +89,18 @@ class Restored(_Fact, frozen=True, kw_only=True, tag="restored", gc=False):
     open_jobs: Whole  #: jobs that were not over at `through_sequence`: they go on
 
 
+class FormRaised(_Fact, frozen=True, kw_only=True, tag="raised", gc=False):
+    """An upgrade was finished: events of a higher form may be appended from here on.
+
+    Earlier programs do not know this type, so they stop here and say that a newer jobledger wrote it.
+    """
+
+    form: Whole  #: the highest that may be appended
+    before: Whole  #: what that was before
+    behind: Whole = 0  #: living processes that read less: their end was not waited for
+    reason: str = ""  #: why; for people alone
+
+
 class CountedSpread(msgspec.Struct, frozen=True, kw_only=True):
     """How durations are spread, in whole microseconds."""
 
@@ -148,7 +161,7 @@ class Counted(_Fact, frozen=True, kw_only=True, tag="counted", gc=False):
     jobs: tuple[CountedJob, ...] = ()  #: carried jobs that are not finished
 
 
-ReactorEvent = SealRecorded | Archived | Counted | Verified | Restored
+ReactorEvent = SealRecorded | Archived | Counted | Verified | Restored | FormRaised
 
 #: Whose chain each event belongs to.
 _REACTOR_OF: Final[dict[type[ReactorEvent], str]] = {
@@ -157,6 +170,7 @@ _REACTOR_OF: Final[dict[type[ReactorEvent], str]] = {
     Counted: ARCHIVE,
     Verified: VERIFY,
     Restored: RESTORE,
+    FormRaised: FORM_CHAIN,
 }
 
 
@@ -184,6 +198,9 @@ def _words(event: ReactorEvent) -> str:
         case Restored(backup=backup, through_sequence=through, lost_through=lost):
             gone = "" if lost is None else f"; {through + 1} to {lost} are gone"
             return f"from back-up {backup}, up to {through}{gone}"
+        case FormRaised(form=form, before=before, behind=behind, reason=reason):
+            late = f", though {behind} living processes read less" if behind else ""
+            return f"from {before} to {form}{late}{f': {reason}' if reason else ''}"
         case Verified(from_sequence=first, to_sequence=last, sound=sound, violations=count):
             return f"{first} to {last}: {'sound' if sound else f'NOT sound, {count:,} violations'}"
 
@@ -196,19 +213,27 @@ def _check(before: ReactorState | None, event: ReactorEvent, stream_sequence: in
             known = 0 if before is None else before.archived_through
             if not known < through < stream_sequence:
                 yield "archive", f"`archived` through {through} follows one through {known}"
-        case Counted(archive_through=archived, through_sequence=through):
-            if not archived <= through < stream_sequence:
-                what = f"`counted` through {through} of an archive through {archived}"
-                yield "archive", f"{what} is stored at {stream_sequence}"
-            if not 1 <= event.part <= event.parts:
-                yield "archive", f"it is part {event.part} of {event.parts}"
+        case Counted():
+            yield from _check_counted(event, stream_sequence)
         case Verified(from_sequence=first, to_sequence=last):
             if not 0 < first <= last + 1 <= stream_sequence:
                 yield "transition", f"`verified` of {first} to {last} is stored at {stream_sequence}"
         case Restored():
             yield from _check_restored(event, stream_sequence)
+        case FormRaised(form=form, before=earlier):
+            if not earlier < form:
+                yield "transition", f"`raised` to form {form} comes after form {earlier}"
         case SealRecorded():
             pass
+
+
+def _check_counted(event: Counted, stream_sequence: int) -> Iterator[Broken]:
+    archived, through = event.archive_through, event.through_sequence
+    if not archived <= through < stream_sequence:
+        what = f"`counted` through {through} of an archive through {archived}"
+        yield "archive", f"{what} is stored at {stream_sequence}"
+    if not 1 <= event.part <= event.parts:
+        yield "archive", f"it is part {event.part} of {event.parts}"
 
 
 def _check_restored(event: Restored, stream_sequence: int) -> Iterator[Broken]:
@@ -223,9 +248,9 @@ def _keeps(event: ReactorEvent, stream_sequence: int) -> ArchiveBound | None:
     """What the newest seal does not cover stays.
 
     An archive run appends an event of its own before anything goes, and nothing builds on what a check found or on the
-    record of a restore; a check with the archive reads that.
+    records of restores and upgrades; a check with the archive reads these.
     """
-    if event.reactor in (ARCHIVE, VERIFY, RESTORE):
+    if event.reactor in (ARCHIVE, VERIFY, RESTORE, FORM_CHAIN):
         return None
     if isinstance(event, SealRecorded):
         end = event.to_sequence

@@ -44,7 +44,7 @@ from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, header, resolv
 from jobledger.ledger.nats.ordered_reader import OrderedReader
 from jobledger.ledger.nats.publisher import Answered, AppendRefusedError, Publisher
 from jobledger.ledger.nats.read_index import ReadIndex
-from jobledger.ledger.nats.streams import deleted_ledger, find_stream, newest_at
+from jobledger.ledger.nats.streams import deleted_ledger, find_stream, form_in, newest_at
 from jobledger.ledger.nats.writer import Commit, Writer
 
 _LAST_SEQUENCE: Final = re.compile(r"wrong last sequence: (\d+)")
@@ -406,6 +406,7 @@ class JetStreamLog(JobReads):
             stored_bytes=info.state.bytes,
             bytes_max=limit if (limit := int(info.config.get("max_bytes", -1))) > 0 else None,
             made_at=server_time(info.created) if info.created else None,
+            form=form_in(info.config),
         )
 
     async def purge(self, through: int) -> None:

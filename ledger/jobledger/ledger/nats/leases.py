@@ -22,6 +22,7 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
     UnreachableError,
 )
+from jobledger.ledger.model.forms import FORM_FIRST
 from jobledger.ledger.model.limits.definition import Terms
 from jobledger.ledger.model.log import Entry
 from jobledger.ledger.model.subjects import Names
@@ -75,6 +76,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     #: What its code says of limits, by `name`, or `name:key` of its own queues and tasks; None: it does not say.
     limits: dict[str, Terms] | None = None
     version: str = ""
+    reads: int = FORM_FIRST  #: the highest form of a ledger that it reads
     release: str = ""  #: of the code of its tasks, as `JOBLEDGER_RELEASE` says; "" where nobody said
     supervisor: str = ""  #: identity of the process that looks after this one; "" without
     stopped: bool = False  #: it ended in good order, or its supervisor saw it dead; the lease is over
@@ -252,8 +254,8 @@ class JetStreamLeases:
             raise ServerUnreachableError(f"the workers' bucket gave no answer: {error}") from error
         return None if found is None else found.content or None
 
-    async def all(self) -> list[WorkerInfo]:
-        """Return every worker whose key lives, stopped ones included, by name; clients that hold locks are none.
+    async def all(self, *, clients: bool = False) -> list[WorkerInfo]:
+        """Return every worker whose key lives, stopped ones included, by name; with `clients` those that hold locks, too.
 
         A key that cannot be read is logged and left out; one that holds the lease of another name is left out.
 
@@ -277,7 +279,9 @@ class JetStreamLeases:
         return [
             info
             for subject, info in infos
-            if info is not None and info.kind == "worker" and subject == self._prefix + info.worker
+            if info is not None
+            and (clients or info.kind == "worker")
+            and subject == self._prefix + info.worker
         ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, cast
 
 import msgspec
@@ -15,6 +15,7 @@ from jobledger.ledger.model.errors import (
     ServerUnreachableError,
     StreamMismatchError,
 )
+from jobledger.ledger.model.forms import FORM, FORM_FIRST
 from jobledger.ledger.model.subjects import Names, environment_of
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.connection import Connection
@@ -22,6 +23,9 @@ from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.infos import AccountInfo, StreamInfo
 
 _NANOSECONDS: Final = 1_000_000_000
+#: In the metadata of a ledger: up to which form events may be appended. Absent: it was made before there were forms.
+_FORM_MARK: Final = "jobledger_form"
+_FORM_DIGITS_MAX: Final = 9
 #: In the metadata of a ledger that is being brought back: which restore does so.
 RESTORE_MARK: Final = "jobledger_restore"
 _DUPLICATE_WINDOW_S: Final = 120.0
@@ -82,6 +86,7 @@ def _ledger(names: Names, bytes_max: int, replicas: int) -> StreamSpec:
             "allow_direct": True,
             "allow_atomic": True,
             "num_replicas": replicas,
+            "metadata": {_FORM_MARK: str(FORM)},
         },
         required=(
             "subjects",
@@ -307,6 +312,27 @@ async def give_bytes(inbox: Inbox, stream: str, bytes_max: int) -> None:
     info = await api.stream_info(inbox, stream)
     if info.config.get("max_bytes") != bytes_max:
         await api.update_stream(inbox, stream, {**info.config, "max_bytes": bytes_max})
+
+
+def form_in(config: Mapping[str, Any]) -> int:
+    """Return the form of the ledger whose stream has these settings; the first one where they say none."""
+    said = str(_metadata(config).get(_FORM_MARK, ""))
+    return int(said) if said.isascii() and said.isdecimal() and len(said) <= _FORM_DIGITS_MAX else FORM_FIRST
+
+
+def _metadata(config: Mapping[str, Any]) -> dict[str, str]:
+    return cast("dict[str, str]", config.get("metadata") or {})
+
+
+async def raise_form(inbox: Inbox, stream: str, form: int) -> None:
+    """Let events up to `form` be appended to a ledger; never takes that back.
+
+    Raises: ApiError, JetStreamDisabledError, UnreachableError.
+    """
+    info = await api.stream_info(inbox, stream)
+    if form_in(info.config) < form:
+        metadata = {**_metadata(info.config), _FORM_MARK: str(form)}
+        await api.update_stream(inbox, stream, {**info.config, "metadata": metadata})
 
 
 async def check_streams(inbox: Inbox, specs: list[StreamSpec]) -> None:

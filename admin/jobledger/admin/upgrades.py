@@ -1,0 +1,128 @@
+"""Upgrades: which process runs which release, and the end of an upgrade, after which earlier releases cannot read on.
+
+Until then a new release appends only what the releases beside it read, so one may go back to them. Source: ADR 057.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from jobledger.ledger import Ledger
+from jobledger.ledger.model.chain import retry_raced
+from jobledger.ledger.model.errors import RefusedError
+from jobledger.ledger.model.forms import FORM
+from jobledger.ledger.model.log import end_of_chain
+from jobledger.ledger.model.reactor import FORM_CHAIN, REACTOR, FormRaised
+from jobledger.ledger.model.version import VERSION
+from jobledger.ledger.nats.leases import LeaseKind
+from jobledger.ledger.nats.streams import raise_form
+
+_NAMED_MAX: Final = 5  #: processes in a sentence
+
+
+class ProcessRelease(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that lives, and what it says of its release."""
+
+    process: str  #: its identity, as in `jobledger workers list`
+    kind: LeaseKind
+    version: str  #: of jobledger
+    release: str  #: of the code of its tasks, as `JOBLEDGER_RELEASE` says; "" where nobody said
+    reads: int  #: the highest form that it reads
+
+
+class Upgrade(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the upgrade of a ledger is."""
+
+    version: str  #: of the program that looked
+    form: int  #: up to which form events are appended
+    newest: int  #: the highest form that this program reads
+    processes: tuple[ProcessRelease, ...]  #: by name
+
+    @property
+    def behind(self) -> tuple[ProcessRelease, ...]:
+        """Those that would not read what is appended after the end of the upgrade."""
+        return tuple(each for each in self.processes if each.reads < self.newest)
+
+
+class FinishedUpgrade(msgspec.Struct, frozen=True, kw_only=True):
+    """A ledger whose upgrade is finished."""
+
+    form: int
+    before: int  #: the form that it had; the same as `form` where there was nothing to do
+    behind: int  #: living processes that read less
+
+
+async def look_at_upgrade(ledger: Ledger) -> Upgrade:
+    """Return which living process runs which release, of those that hold a lease: workers, and holders of locks.
+
+    Raises: UnreachableError, LedgerNotFoundError.
+    """
+    head = await ledger.log.head()
+    living = [info for info in await ledger.leases.all(clients=True) if not info.stopped]
+    return Upgrade(
+        version=VERSION,
+        form=head.form,
+        newest=FORM,
+        processes=tuple(
+            ProcessRelease(
+                process=info.worker,
+                kind=info.kind,
+                version=info.version,
+                release=info.release,
+                reads=info.reads,
+            )
+            for info in living
+        ),
+    )
+
+
+async def finish_upgrade(
+    ledger: Ledger, *, reason: str, force: bool = False, by: str = ""
+) -> FinishedUpgrade:
+    """Let events of this program's highest form be appended; earlier releases stop reading there, and none can go back.
+
+    The event comes before the setting: whoever appends a new form stands behind the event at which old readers stop. A
+    repeat after a death in between goes on where it was.
+
+    Raises: RefusedError while a living process reads less, unless `force`; UnreachableError, LedgerFullError.
+    """
+    found = await look_at_upgrade(ledger)
+    if found.form >= FORM:
+        return FinishedUpgrade(form=found.form, before=found.form, behind=len(found.behind))
+    if found.behind and not force:
+        named = ", ".join(f"{each.process} ({each.version or '?'})" for each in found.behind[:_NAMED_MAX])
+        more = len(found.behind) - _NAMED_MAX
+        raise RefusedError(
+            f"{named}{f' and {more} more' if more > 0 else ''} cannot read form {FORM}: stop them or bring them to "
+            f"{VERSION} first; `jobledger upgrade show` lists every process"
+        )
+    await _record(ledger, found, reason=reason, by=by)
+    await raise_form(ledger.inbox, ledger.names.ledger_stream, FORM)
+    return FinishedUpgrade(form=FORM, before=found.form, behind=len(found.behind))
+
+
+async def _record(ledger: Ledger, found: Upgrade, *, reason: str, by: str) -> None:
+    """Append `raised`, unless an earlier try has."""
+
+    async def attempt() -> None:
+        newest = await end_of_chain(ledger.log, REACTOR.chain(ledger.names, FORM_CHAIN))
+        if newest.event is not None:
+            told = REACTOR.decode(newest.event)
+            if isinstance(told, FormRaised) and told.form >= FORM:
+                return
+        stamp = ledger.stamp(by)
+        event = FormRaised(
+            reactor=FORM_CHAIN,
+            at=stamp.at,
+            by=stamp.by,
+            form=FORM,
+            before=found.form,
+            behind=len(found.behind),
+            reason=reason,
+        )
+        entries = REACTOR.link(ledger.names, [event], REACTOR.view(newest.event, newest.last_sequence))
+        await ledger.log.append(entries)
+
+    await retry_raced(attempt)

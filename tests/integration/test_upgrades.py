@@ -1,0 +1,145 @@
+"""The end of an upgrade: until it, nothing is appended that an earlier release cannot read."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.support.command_line import CommandLine
+from tests.support.working import LIMIT_S, Connect, until, working
+
+import jobledger.admin.upgrades as upgrades_module
+from jobledger.admin.upgrades import finish_upgrade, look_at_upgrade
+from jobledger.ledger import Ledger, Retry, task
+from jobledger.ledger.model.errors import RefusedError, ServerUnreachableError
+from jobledger.ledger.model.forms import FORM, FORM_FIRST
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.model.version import VERSION
+from jobledger.ledger.nats import api
+from jobledger.ledger.nats.leases import WorkerInfo
+from jobledger.ledger.server import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+
+
+@task
+async def once_more(tries: list[int]) -> int | Retry:
+    """Fail the first time."""
+    TRIES.append(1)
+    return len(TRIES) if len(TRIES) % 2 == 0 else Retry(delay_s=0)
+
+
+TRIES: list[int] = []
+
+
+async def of_an_earlier_release(ledger: Ledger) -> None:
+    """Give the ledger's stream the settings that it would have from a release without forms."""
+    stream = ledger.names.ledger_stream
+    config = (await api.stream_info(ledger.inbox, stream)).config
+    await api.update_stream(ledger.inbox, stream, {**config, "metadata": {}})
+
+
+async def _types(ledger: Ledger, job: str) -> list[tuple[str, int]]:
+    chain = ledger.names.chain(JobRef(queue="default", job_id=job))
+    batches = [batch async for batch in ledger.log.read_messages(subject=chain)]
+    found = [msgspec.json.decode(each.data) for batch in batches for each in batch]
+    return [(each["type"], each["v"]) for each in found]
+
+
+async def _retried(ledger: Ledger, job: str) -> list[tuple[str, int]]:
+    async with working(ledger, once_more):
+        handle = await ledger.enqueue(once_more.options(id=job), [])
+        await handle.result(timeout_s=LIMIT_S)
+    return await _types(ledger, job)
+
+
+async def test_a_new_ledger_has_the_newest_form_and_one_without_a_form_the_first(ledger: Ledger) -> None:
+    assert (await ledger.log.head()).form == FORM
+    assert await ledger.learn_form() == FORM
+    await of_an_earlier_release(ledger)
+    assert (await ledger.log.head()).form == FORM_FIRST
+
+
+async def test_a_retry_is_written_in_the_ledgers_form(connected: Connect) -> None:
+    async with connected() as ledger:
+        assert ("failed", 2) in await _retried(ledger, "newest")
+        await of_an_earlier_release(ledger)
+        before = await _retried(ledger, "first")
+        assert ("failed", 1) in before
+        assert before.count(("queued", 1)) == 2
+        done = await finish_upgrade(ledger, reason="all run it")
+        assert (done.form, done.before, done.behind) == (FORM, FORM_FIRST, 0)
+        assert ("failed", 2) in await _retried(ledger, "raised")
+
+
+async def test_an_upgrade_is_not_finished_while_a_living_process_reads_less(ledger: Ledger) -> None:
+    await of_an_earlier_release(ledger)
+    now = ledger.clock.now()
+    old = WorkerInfo(
+        worker="web1-1-00",
+        host="web1",
+        pid=1,
+        queues=("email",),
+        started_at=now,
+        renewed_at=now,
+        version="0.1.0",
+    )
+    revision = await ledger.leases.renew(old, 0)
+    (behind,) = (await look_at_upgrade(ledger)).behind
+    assert (behind.process, behind.version, behind.reads) == ("web1-1-00", "0.1.0", FORM_FIRST)
+    events = (await ledger.log.head()).last_sequence
+    with pytest.raises(RefusedError, match=r"web1-1-00 \(0\.1\.0\) cannot read form 2: stop them"):
+        await finish_upgrade(ledger, reason="")
+    head = await ledger.log.head()
+    assert (head.last_sequence, head.form) == (events, FORM_FIRST)
+    assert (await finish_upgrade(ledger, reason="it hangs", force=True)).behind == 1
+    await ledger.leases.renew(msgspec.structs.replace(old, stopped=True), revision)
+    assert not (await look_at_upgrade(ledger)).behind
+
+
+async def test_an_end_that_died_between_its_event_and_the_setting_goes_on_there(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await of_an_earlier_release(ledger)
+
+    async def dies(*_: object) -> None:
+        raise ServerUnreachableError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(upgrades_module, "raise_form", dies)
+        with pytest.raises(ServerUnreachableError):
+            await finish_upgrade(ledger, reason="")
+    events = (await ledger.log.head()).last_sequence
+    assert (await finish_upgrade(ledger, reason="")).before == FORM_FIRST
+    assert (await finish_upgrade(ledger, reason="")).before == FORM  # nothing is left to do
+    head = await ledger.log.head()
+    assert (head.last_sequence, head.form) == (events, FORM)
+
+
+async def test_a_worker_that_runs_learns_of_the_end(
+    connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobledger.workers.worker._FORM_EVERY_S", 0.05)
+    async with connected() as ledger, connected() as operator:
+        await of_an_earlier_release(ledger)
+        async with working(ledger, once_more) as worker:
+            await worker.taking.wait()
+            assert ledger.form == FORM_FIRST
+            await finish_upgrade(operator, reason="")
+            await until(lambda: ledger.form == FORM)
+
+
+def test_the_command_line_shows_and_finishes_an_upgrade(
+    nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli = CommandLine(nats_server.url, capsys)
+    cli.with_ledger(of_an_earlier_release)
+    shown = cli.run("upgrade", "show", *cli.where)
+    assert shown.code == 0
+    assert f"the ledger has form 1; jobledger {VERSION} reads up to {FORM}" in shown.out
+    assert "run `jobledger upgrade finish`" in " ".join(shown.out.split())
+    done = cli.run("upgrade", "finish", "--reason", "all run it", "--json", *cli.where)
+    assert done.lines == [{"form": FORM, "before": 1, "behind": 0}]
+    assert "has form 2 already" in cli.run("upgrade", "finish", *cli.where).out
+    assert "nothing is left to do" in cli.run("upgrade", "show", *cli.where).out
+    events = cli.run("events", "tail", "--from", "1", *cli.where).out
+    assert "from 1 to 2: all run it" in events
