@@ -25,6 +25,7 @@ import pytest
 from tests.support.forks import run_in_forks
 from tests.support.limits import limited
 from tests.support.ports import kept_port
+from tests.support.postgres import Postgres, postgres_server
 from tests.support.soundness import RowEnd, Soundness
 from tests.support.warm import spent_s
 
@@ -114,6 +115,13 @@ async def nats_server(
         server = EmbeddedServer(directory, port=0, durability="process", binary=nats_server_binary)
         async with server:
             yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL for all tests, each of which makes a database of its own; skipped where it is not installed."""
+    with postgres_server() as server:
+        yield server
 
 
 @contextlib.contextmanager

@@ -29,9 +29,9 @@ from jobledger.gateway.parts import Gateway
 from jobledger.ledger import Ledger, TaskRegistry, Unique, task
 from jobledger.ledger.access.current_authority import acting_for
 from jobledger.ledger.additions.announced import entry_of
-from jobledger.ledger.enqueuer import new_job_id
 from jobledger.ledger.graphs.batch_run import run_batch
 from jobledger.ledger.graphs.graph_run import run_graph, run_stored_graph
+from jobledger.ledger.job_orders import new_job_id
 from jobledger.ledger.model.chain import commit, load
 from jobledger.ledger.model.commands import (
     CancelJob,

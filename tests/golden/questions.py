@@ -218,5 +218,12 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "restore": "as `backup`",
     "cluster show": "it needs several servers; tests/integration/test_replicas.py asks it",
     "cluster replicas": "as `cluster show`",
+    "outbox relay": "it asks a database of an application; tests/integration/test_cli_outbox.py does so",
+    "outbox status": "as `outbox relay`",
+    "outbox list": "as `outbox relay`",
+    "outbox retry": "as `outbox relay`",
+    "outbox discard": "as `outbox relay`",
+    "outbox create": "as `outbox relay`",
+    "outbox schema": "as `outbox relay`",
     "webhooks test": "it waits for a gateway that posts the message",
 }

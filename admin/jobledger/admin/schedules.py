@@ -12,7 +12,7 @@ import msgspec
 from jobledger.admin.rows import Rows, View
 from jobledger.ledger.additions.announced import AnnouncedTask
 from jobledger.ledger.client import Ledger
-from jobledger.ledger.enqueuer import with_tenant
+from jobledger.ledger.job_orders import with_tenant
 from jobledger.ledger.model.commands import Enqueue
 from jobledger.ledger.model.errors import ScheduleNotFoundError, WrongSequenceError
 from jobledger.ledger.model.json_text import encode_value

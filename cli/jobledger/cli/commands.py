@@ -113,6 +113,18 @@ COMMANDS: Final = Group(
                 "remove": "tables.acts",
             },
         ),
+        "outbox": Group(
+            groups.OUTBOX,
+            {
+                "relay": "outbox",
+                "status": "outbox",
+                "list": "outbox",
+                "retry": "outbox",
+                "discard": "outbox",
+                "create": "outbox",
+                "schema": "outbox",
+            },
+        ),
         "dlq": Group(
             groups.DLQ,
             {"list": "dlq.list", "show": "dlq.show", "requeue": "dlq.acts", "discard": "dlq.acts"},
@@ -234,7 +246,7 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {
     "Run": ("up", "worker", "reactors", "gateway", "server", "init", "metrics", "demo"),
     "Jobs": ("enqueue", "jobs", "dlq", "workflows", "graphs", "queues", "limits", "schedules"),
     "Look": ("top", "stats", "doctor", "health", "events", "audit", "sql", "replay"),
-    "Connect": ("webhooks", "routes", "watches", "keys"),
+    "Connect": ("outbox", "webhooks", "routes", "watches", "keys"),
     "Inside": (
         "workers",
         "ledger",

@@ -29,6 +29,7 @@ ROUTES: Final = _group(
 )
 GRAPHS: Final = _group("Store, list, show and remove graphs of jobs under names, and begin runs of them.")
 KEYS: Final = _group("Make, list, rotate and revoke keys for the gateway, and links to log in with.")
+OUTBOX: Final = _group("Make the jobs that wait in an application's database, and see what waits there.")
 DLQ: Final = _group("List, show, requeue and discard dead letters.")
 EVENTS: Final = _group("Read the ledger's events, their schemas, and who subscribes to them.")
 SUBSCRIPTIONS: Final = _group("See and remove durable subscriptions to events.")

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Itera
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import msgspec
-import uuid_utils
 
 from jobledger.ledger.additions.bulk import Bulk, BulkResult, OrderedJob, numbered
 from jobledger.ledger.additions.comparison import Compare, require_same, require_same_task
@@ -20,7 +19,15 @@ from jobledger.ledger.additions.kind import Kind
 from jobledger.ledger.children import Children
 from jobledger.ledger.config import LedgerConfig
 from jobledger.ledger.handle import JobHandle
-from jobledger.ledger.limits.keys import KeySource, with_limits
+from jobledger.ledger.job_orders import (
+    NamedLimits,
+    command_of,
+    identified,
+    limits_named,
+    new_job_id,
+    plain_command,
+    wish_of,
+)
 from jobledger.ledger.model.chain import JobView, first_entry, link, retry_raced
 from jobledger.ledger.model.clock import Clock
 from jobledger.ledger.model.commands import Enqueue
@@ -34,26 +41,28 @@ from jobledger.ledger.model.errors import (
     UnreachableError,
     WrongSequenceError,
 )
-from jobledger.ledger.model.events import JobEvent, Member, Order, order_at_first
+from jobledger.ledger.model.events import JobEvent, Member, order_at_first
 from jobledger.ledger.model.log import ChainEvents, Entry
-from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, ITEMS_MAX, Callback, child_id
+from jobledger.ledger.model.runs.orders import BATCH_STEP, BUILT_IN_QUEUE, ITEMS_MAX, child_id
 from jobledger.ledger.model.subjects import JobRef, check_token
 from jobledger.ledger.options import Options
-from jobledger.ledger.outcome import moment_of
 from jobledger.ledger.parts import AnyJob, Client, job_name
 from jobledger.ledger.schedules.in_code import AnyTask
+from jobledger.ledger.signature import ReadsInput
 from jobledger.ledger.tasks import Task, TaskWithInput, TaskWithOptions
-from jobledger.ledger.templates import filled
 from jobledger.ledger.throttle import Throttle
 from jobledger.ledger.tracing import UNTRACED, Tracing
 from jobledger.ledger.unique.jobs import UniqueJobs
-from jobledger.ledger.unique.keys import Wish, wish_for
+from jobledger.ledger.unique.keys import Wish
 from jobledger.ledger.unique.rule import Unique
+from jobledger.ledger.written_orders import WrittenOrder
 
 P = ParamSpec("P")
 T = TypeVar("T")
 #: What an append of an enqueue does to its job, as an error says it.
 _DOING: Final = "was enqueued"
+#: Returns what reads the input of a task.
+SignatureOf = Callable[[str], Awaitable[ReadsInput]]
 #: Pauses before a chain is read again that a lagging replica does not show yet.
 _LAGS_S: Final = (0.02, 0.05, 0.1, 0.3, 1.0)
 
@@ -98,7 +107,7 @@ class Enqueuer:
             await self._require_room(throttle, options, job_id, len(text))
         is_small = client.inputs.fits_inline(text, what=plain.signature.what)
         if is_small and self._is_plain(plain, options):
-            command = _plain_command(plain, options, job_id, text, notify)
+            command = plain_command(plain, options, job_id, text, notify)
         else:
             order = functools.partial(self._order, plain, options, job_id, text, notify=notify)
             # A large input is stored first, and so is the definition of a limit that the code declares; for others the
@@ -112,7 +121,7 @@ class Enqueuer:
             )
             command = await (client.patience.read(order) if needs_server else order())
         if options.unique is not None:
-            wish = self._wish(plain, options, options.unique, command, text)
+            wish = wish_of(plain, options, command, text, self._clock)
             return await self._one_of_its_kind(plain, options, wish)
         if self._tracing is None:
             sequence, created = await self._begun(plain, options, command)
@@ -120,6 +129,41 @@ class Enqueuer:
             with self._tracing.enqueuing(plain.name, options.queue, job_id):
                 sequence, created = await self._begun(plain, options, command)
         return JobHandle(client, command.ref, created=created, sequence=sequence, reader=plain.signature)
+
+    async def one_written(self, written: WrittenOrder, signature_of: SignatureOf) -> tuple[JobRef, bool]:
+        """Add a job that was ordered earlier, perhaps by another process; return which one it is, and whether it is new.
+
+        The same order may come any number of times: its job is made once. `signature_of` reads the input of a task for
+        the comparison with a job that has the id already.
+
+        Raises: as `Ledger.enqueue`; LedgerThrottledError after a wait for room.
+        """
+        client, text = self._client, bytes(written.order.input)
+        throttle = client.throttle
+        if throttle is not None and not throttle.passes(len(text)):
+            await throttle.require(len(text), waits=True)
+        what = f"input of task {written.task}"
+        large = None
+        if not client.inputs.fits_inline(text, what=what):
+            large = await client.patience.read(lambda: client.inputs.put(text, what=what))
+        if written.limits:
+            await client.patience.read(lambda: self._ensure(written.limits))
+        command = written.command(large)
+
+        async def compare(command: Enqueue, first: JobEvent) -> None:
+            await require_same(client.inputs, await signature_of(command.task), "", command, first)
+
+        async def attempt() -> tuple[JobRef, bool]:
+            comparing = compare if written.compares else None
+            if written.rule is None:
+                _, created = await self.begin(command, written.by, comparing)
+                return command.ref, created
+            ref, _, created = await self._unique.enqueue(written.wish(command))
+            if not created and comparing is not None and ref == command.ref:
+                await self._existing(command, comparing)
+            return ref, created
+
+        return await client.patience.append(attempt, job_id=command.ref.job_id, doing=_DOING)
 
     async def _require_room(self, throttle: Throttle, options: Options, job_id: str, size: int) -> None:
         """Return when a new job may be appended, or where a job has the id that was given: then nothing will be.
@@ -196,7 +240,7 @@ class Enqueuer:
         return await self._client.patience.read(lambda: self._order(plain, options, "like", text, notify=""))
 
     def _is_plain(self, task: Kind, options: Options) -> bool:
-        """Return whether a job with a small input is ordered as `_plain_command` says: whether it needs none of `_order`."""
+        """Return whether a job with a small input is ordered as `plain_command` says: whether it needs none of `_order`."""
         return self._children is None and not (
             options.tenant_template
             or options.limits
@@ -208,19 +252,6 @@ class Enqueuer:
             or task.version
             or task.callbacks
             or task.deadline_s is not None
-        )
-
-    def _wish(self, task: Kind, options: Options, unique: Unique, command: Enqueue, text: bytes) -> Wish:
-        debounce_s, max_wait_s = options.debounce_s, options.max_wait_s
-        return wish_for(
-            task.signature,
-            unique,
-            command,
-            text,
-            now=self._clock.now(),
-            debounce_s=debounce_s,
-            max_wait_s=max_wait_s,
-            by=options.by,
         )
 
     async def _one_of_its_kind(self, task: Kind, options: Options, wish: Wish) -> JobHandle[Any]:
@@ -264,7 +295,7 @@ class Enqueuer:
             job_id = None if ids is None else check_token("job id", ids(values))
             if is_plain and fits_inline(text, what=signature.what):
                 named = self._job_id(plain, options) if job_id is None else job_id
-                return OrderedJob(_plain_command(plain, options, named, text, ""), compare)
+                return OrderedJob(plain_command(plain, options, named, text, ""), compare)
             return order_other(job_id, text, number)
 
         async def order_other(job_id: str | None, text: bytes, number: int) -> OrderedJob:
@@ -329,17 +360,7 @@ class Enqueuer:
         return UNTRACED if self._tracing is None else self._tracing.enqueuing(task.name, queue, job_id)
 
     def _identified(self, task: Kind, options: Options, text: bytes) -> Options:
-        """Return the options with the id that the task declares for this input, where they name none.
-
-        Raises: InvalidInputError.
-        """
-        template = options.id_template
-        if not template or options.id is not None:
-            return options
-        options = with_tenant(task, options, text)
-        inherited = "" if self._children is None else self._children.parent.tenant
-        made = filled("id", template, _keyed(task, options, text, options.tenant or inherited))
-        return msgspec.structs.replace(options, id=made)
+        return identified(task, options, text, "" if self._children is None else self._children.parent.tenant)
 
     def _job_id(self, task: Kind, options: Options) -> str:
         if options.name:
@@ -355,53 +376,24 @@ class Enqueuer:
         return new_job_id() if self._children is None else self._children.next_id(task)
 
     async def _order(self, task: Kind, options: Options, job_id: str, text: bytes, *, notify: str) -> Enqueue:
-        if options.tenant_template:
-            options = with_tenant(task, options, text)
-        inputs, what = self._client.inputs, task.signature.what
-        if inputs.fits_inline(text, what=what):  # as nearly all do, which then cost no coroutine
-            order = options.order(msgspec.Raw(text), None, notify)
-        else:
-            order = options.order(*await inputs.put(text, what=what), notify)
-        if task.version or task.callbacks or task.deadline_s is not None:
-            on_end = await self._callbacks(task, options) if task.callbacks else ()
-            of_run = {"version": task.version, "on_end": on_end, "deadline_s": task.deadline_s}
-            order = msgspec.structs.replace(order, **of_run)
-        if self._children is not None:
-            order = self._children.inherit(order)
-        if options.limits or options.declared or options.declared_queue is not None:
-            order = await self._limited(task, options, order, text)
-        run_at, delay_s = options.run_at, options.delay_s
-        if options.debounce_s is not None:
-            delay_s = options.debounce_s
-        if delay_s is not None:
-            run_at = moment_of(None, delay_s, self._clock.now())
-        return Enqueue(
-            ref=JobRef(queue=options.queue, job_id=job_id),
-            task=task.name,
-            run_at=run_at,
-            order=order,
-        )
+        """Return what begins a job, after its large input and the code's definitions of its limits are in the ledger.
 
-    async def _callbacks(self, task: Kind, options: Options) -> tuple[Callback, ...]:
-        """Return the callbacks of a run, after the limits that the code of their tasks defines are in the ledger."""
-        from jobledger.ledger.runs.nodes import callbacks_of  # noqa: PLC0415 - others need nothing of it
-
-        for _, callback in task.callbacks:
-            plain, chosen = callback.unpacked
-            await self._client.code_limits.ensure(chosen, plain.name, chosen.limits)
-        return callbacks_of(task, options.tenant)
-
-    async def _limited(self, task: Kind, options: Options, order: Order, text: bytes) -> Order:
-        """Return the order with its limits and their keys, after the code's definitions of them are in the ledger.
-
-        Raises: AccessDeniedError for a limit that the job may not name.
+        Raises: AccessDeniedError for a limit that the job may not name; as `command_of` and `Payloads.put`.
         """
-        if options.declared or options.declared_queue is not None:
-            arguments = functools.cache(lambda: task.signature.decode(text))
-            job = KeySource(task.name, options.queue, order, arguments)
-            order = with_limits(job, options.declared, options.declared_queue)
-        await self._client.code_limits.ensure(options, task.name, task.defaults.limits)
-        return order
+        inputs, what = self._client.inputs, task.signature.what
+        # Nearly all inputs are small, which then cost no coroutine.
+        stored = None if inputs.fits_inline(text, what=what) else await inputs.put(text, what=what)
+        inherit = None if self._children is None else self._children.inherit
+        command = command_of(
+            task, options, job_id, text, self._clock, stored=stored, notify=notify, inherit=inherit
+        )
+        await self._ensure(limits_named(task, options))
+        return command
+
+    async def _ensure(self, named: Iterable[NamedLimits]) -> None:
+        """Write the limits that the code of jobs defines to the ledger. Raises: as `CodeLimits.ensure`."""
+        for each in named:
+            await self._client.code_limits.ensure(each, each.task, each.own)
 
     def comparing(self, task: Kind, options: Options, *, is_named: bool) -> Compare | None:
         """Return what compares a job with the one that has its id already; None where nothing is to be compared.
@@ -493,29 +485,7 @@ class Enqueuer:
         self, task: Kind, options: Options, ordered: Awaitable[Enqueue], text: bytes
     ) -> Enqueue:
         assert options.unique is not None
-        return self._wish(task, options, options.unique, await ordered, text).command
-
-
-def _plain_command(task: Kind, options: Options, job_id: str, text: bytes, notify: str) -> Enqueue:
-    ref = JobRef(queue=options.queue, job_id=job_id)
-    return Enqueue(ref=ref, task=task.name, order=options.order(msgspec.Raw(text), None, notify))
-
-
-def with_tenant(task: Kind, options: Options, text: bytes) -> Options:
-    """Return the options with the tenant that the task declares for this input, where they name none.
-
-    Raises: InvalidInputError.
-    """
-    template = options.tenant_template
-    if not template or options.tenant:
-        return options
-    tenant = filled("tenant", template, _keyed(task, options, text, ""))
-    return msgspec.structs.replace(options, tenant=tenant)
-
-
-def _keyed(task: Kind, options: Options, text: bytes, tenant: str) -> KeySource:
-    order = Order(tenant=tenant, metadata=options.metadata)
-    return KeySource(task.name, options.queue, order, functools.cache(lambda: task.signature.decode(text)))
+        return wish_of(task, options, await ordered, text, self._clock).command
 
 
 def of_batch(command: Enqueue, batch: str, number: int, batch_max: int | None) -> Enqueue:
@@ -566,8 +536,3 @@ def unpack(task: Task[Any, Any] | TaskWithOptions[Any, Any]) -> tuple[Task[Any, 
         return task.unpacked
     except AttributeError as error:
         raise InvalidInputError(f"{task!r} is not a task: decorate the function with @task") from error
-
-
-def new_job_id() -> str:
-    """Return a UUIDv7: sortable by time of creation."""
-    return str(uuid_utils.uuid7())

@@ -1,0 +1,282 @@
+"""`jobledger outbox ...`: the relay of jobs that wait in an application's database, and what people do with its rows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+import anyio
+import msgspec
+import typer
+
+from jobledger.cli import options
+from jobledger.cli.command import CREATES, LEDGER, WAITS, Cli, command
+from jobledger.cli.errors import UsageError
+from jobledger.cli.groups import OUTBOX
+from jobledger.cli.logs import log_as_process
+from jobledger.cli.output import Output
+from jobledger.cli.server_options import is_typed
+from jobledger.cli.session import stoppable, until_closed
+from jobledger.cli.text import age, shortened
+from jobledger.cli.times import seconds
+from jobledger.ledger.model.clock import SYSTEM_CLOCK
+from jobledger.ledger.model.errors import InvalidError, NotFoundError
+from jobledger.ledger.outbox.addresses import address_in, open_database
+from jobledger.ledger.outbox.database import ListedRow, OutboxDatabase
+from jobledger.ledger.outbox.relay import Relay
+from jobledger.ledger.outbox.table import Dialect, schema
+from jobledger.ledger.variables import variable
+from jobledger.ledger.written_orders import WrittenOrder
+
+_NAMED_MAX: Final = 10  #: numbers in a sentence
+_NUMBERS = Annotated[
+    list[int], typer.Argument(metavar="NUMBER...", help="Rows, as `outbox list` shows them.")
+]
+
+
+def _no_password(context: typer.Context, parameter: typer.CallbackParam, value: str | None) -> str | None:
+    """Refuse a password that `ps` would show. Raises: UsageError."""
+    if value is not None and is_typed(context, str(parameter.name)) and _holds_password(value):
+        raise UsageError(
+            "--database with a password can be read by every user of this machine: "
+            f"set {variable('outbox_database')}, or name a file with --database-file"
+        )
+    return value
+
+
+def _holds_password(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        return parts.password is not None or bool(parse_qs(parts.query).keys() & {"password", "sslpassword"})
+    except ValueError:  # what cannot be read may hold one
+        return True
+
+
+_Database = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        envvar=variable("outbox_database"),
+        metavar="ADDRESS",
+        callback=_no_password,
+        help="The application's database: postgresql://... or sqlite:PATH; one with a password only by its variable.",
+    ),
+]
+_DatabaseFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--database-file",
+        envvar=variable("outbox_database_file"),
+        metavar="FILE",
+        help="File whose first line is that address.",
+    ),
+]
+
+
+def _opened(address: str | None, file: Path | None) -> OutboxDatabase:
+    """Return the database that is meant. Raises: UsageError, ConfigurationError."""
+    if address is not None and file is None:
+        return open_database(address)
+    if address is None and file is not None:
+        return open_database(address_in(file))
+    raise UsageError("give one of --database and --database-file: they say where the outbox is")
+
+
+@command(OUTBOX, "create", takes=("as_json",))
+async def create(cli: Cli, *, database: _Database = None, database_file: _DatabaseFile = None) -> None:
+    """Make the outbox's table in the application's database, where it is missing."""
+    async with _opened(database, database_file) as outbox:
+        await outbox.create()
+    if cli.output.as_json:
+        cli.output.object({"created": True})
+    else:
+        cli.output.say("the table jobledger_outbox is there")
+
+
+@command(OUTBOX, "schema", takes=("as_json",))
+def show_schema(
+    cli: Cli,
+    *,
+    dialect: Annotated[Dialect, typer.Argument(metavar="postgresql|sqlite", help="The kind of database.")],
+) -> None:
+    """Print the statements that make the table, for a migration of the application's own."""
+    statements = schema(dialect)
+    if cli.output.as_json:
+        cli.output.object({"statements": statements})
+    else:
+        cli.output.raw("".join(f"{each};\n" for each in statements))
+
+
+@command(OUTBOX, "relay", takes=(*LEDGER, CREATES, WAITS))
+async def relay(
+    cli: Cli,
+    *,
+    database: _Database = None,
+    database_file: _DatabaseFile = None,
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="Of this outbox, where a ledger has several.")
+    ] = "main",
+    once: Annotated[
+        bool, typer.Option("--once", metavar="", help="Exit when nothing waits any more.")
+    ] = False,
+    poll: Annotated[
+        float,
+        typer.Option(
+            "--poll",
+            metavar="SPAN",
+            parser=seconds(),
+            help="How often to look where the database notifies of nothing.",
+        ),
+    ] = 1.0,
+) -> None:
+    """Make jobs of the rows of an outbox until SIGTERM or Ctrl-C; of several relays one at a time does so."""
+    if not poll > 0:
+        raise UsageError("--poll must be above 0, as in --poll 1s")
+    if not once:
+        log_as_process()
+    output = cli.output
+    async with stoppable(), _opened(database, database_file) as outbox:
+        await outbox.counts()  # what is wrong with it is told before anything else
+        async with cli.ledger() as ledger, anyio.create_task_group() as group:
+            group.start_soon(until_closed, ledger)
+            made = Relay(
+                ledger,
+                outbox,
+                name=name,
+                poll_s=poll,
+                on_turn=lambda: None if once else _say_ready(output, name),
+            )
+            try:
+                await (made.once() if once else made.run())
+            finally:
+                if once or made.done != type(made.done)():
+                    _tell_done(output, made)
+            group.cancel_scope.cancel()
+
+
+def _say_ready(output: Output, name: str) -> None:
+    with output.telling():
+        if output.as_json:
+            output.object({"outbox": name, "pid": os.getpid()})
+        else:
+            output.say(f"relays outbox {name}; stop it with Ctrl-C")
+
+
+def _tell_done(output: Output, made: Relay) -> None:
+    done = made.done
+    with output.telling():
+        if output.as_json:
+            output.object(done)
+            return
+        jobs = "1 job" if done.created == 1 else f"{done.created:,} jobs"
+        output.say(f"made {jobs}; in the ledger already: {done.existing:,}; refused: {done.refused:,}")
+
+
+@command(OUTBOX, "status", takes=("as_json",))
+async def status(cli: Cli, *, database: _Database = None, database_file: _DatabaseFile = None) -> None:
+    """Show how many rows wait, since when, and how many were refused."""
+    async with _opened(database, database_file) as outbox:
+        found = await outbox.counts()
+    if cli.output.as_json:
+        cli.output.object(found)
+        return
+    since = "" if found.oldest_at is None else f", the oldest since {_ago(found.oldest_at)}"
+    cli.output.say(f"waiting: {found.waiting:,}{since}; refused: {found.refused:,}")
+
+
+def _ago(at: Any) -> str:
+    return age(at, max(SYSTEM_CLOCK.now(), at))
+
+
+class OutboxJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A row as `outbox list --json` shows it; the input stays in the row."""
+
+    number: int
+    queue: str | None
+    job: str | None
+    task: str | None
+    added_at: Any
+    refused_at: Any
+    refusal: str | None
+
+    @classmethod
+    def of(cls, row: ListedRow) -> OutboxJob:
+        """Return what is shown of a row; of one that cannot be read neither queue nor job."""
+        try:
+            written = WrittenOrder.read(row.text)
+            queue, job, task = written.queue, written.id, written.task
+        except InvalidError:
+            queue = job = task = None
+        return cls(
+            number=row.number,
+            queue=queue,
+            job=job,
+            task=task,
+            added_at=row.added_at,
+            refused_at=row.refused_at,
+            refusal=row.refusal,
+        )
+
+
+@command(OUTBOX, "list", takes=("as_json",))
+async def list_rows(
+    cli: Cli,
+    *,
+    database: _Database = None,
+    database_file: _DatabaseFile = None,
+    refused: Annotated[bool, typer.Option("--refused", metavar="", help="Only refused rows.")] = False,
+    limit: options.Limit = 50,
+) -> None:
+    """List the rows of an outbox, the oldest first: which job each is to be, and why it was refused."""
+    async with _opened(database, database_file) as outbox:
+        found = [OutboxJob.of(row) for row in await outbox.rows(limit, refused_only=refused)]
+    if cli.output.as_json:
+        for each in found:
+            cli.output.object(each)
+    elif not found:
+        cli.output.say("no row was refused" if refused else "the outbox is empty")
+    else:
+        rows = [
+            (
+                each.number,
+                each.job or "?",
+                each.task or "?",
+                _ago(each.added_at),
+                shortened(each.refusal or "", 200),
+            )
+            for each in found
+        ]
+        cli.output.table(("number>", "job", "task", "added", "refused because"), rows)
+
+
+@command(OUTBOX, "retry", takes=("as_json",))
+async def retry(
+    cli: Cli, *, numbers: _NUMBERS, database: _Database = None, database_file: _DatabaseFile = None
+) -> None:
+    """Let refused rows wait for the relay again, after what was wrong is mended."""
+    async with _opened(database, database_file) as outbox:
+        _tell_count(cli.output, numbers, await outbox.retry(numbers), "wait again")
+
+
+@command(OUTBOX, "discard", takes=("as_json",))
+async def discard(
+    cli: Cli, *, numbers: _NUMBERS, database: _Database = None, database_file: _DatabaseFile = None
+) -> None:
+    """Delete refused rows for good: no job is made of them."""
+    async with _opened(database, database_file) as outbox:
+        _tell_count(cli.output, numbers, await outbox.discard(numbers), "deleted")
+
+
+def _tell_count(output: Output, numbers: list[int], count: int, what: str) -> None:
+    """Say how many refused rows there were. Raises: NotFoundError where there was none."""
+    if not count:
+        named = ", ".join(map(str, numbers[:_NAMED_MAX]))
+        raise NotFoundError(
+            f"no refused row has the number {named}: `jobledger outbox list --refused` shows them"
+        )
+    if output.as_json:
+        output.object({"rows": count})
+    else:
+        output.say(f"refused rows: {count:,} {what}")

@@ -1,0 +1,155 @@
+"""From a task, its options and an input to the command that begins the job. Pure: needs no server.
+
+A client uses it when it enqueues, and an outbox when the job is to wait in the application's own database.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import msgspec
+import uuid_utils
+
+from jobledger.ledger.additions.kind import Kind
+from jobledger.ledger.limits.declared import Limit
+from jobledger.ledger.limits.keys import KeySource, with_limits
+from jobledger.ledger.model.clock import Clock
+from jobledger.ledger.model.commands import Enqueue
+from jobledger.ledger.model.events import Order, PayloadRef
+from jobledger.ledger.model.subjects import JobRef
+from jobledger.ledger.options import Options
+from jobledger.ledger.outcome import moment_of
+from jobledger.ledger.templates import filled
+from jobledger.ledger.unique.keys import Wish, wish_for
+
+
+class NamedLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The limits that a job names, as `CodeLimits.ensure` asks for them."""
+
+    queue: str
+    task: str
+    limits: tuple[str, ...] = ()  #: by their names
+    limits_in_code: tuple[Limit | str, ...] = ()  #: as code declares them
+    own: tuple[str, ...] = ()  #: those of `limits` that the task's code names itself
+
+
+def new_job_id() -> str:
+    """Return a UUIDv7: sortable by time of creation."""
+    return str(uuid_utils.uuid7())
+
+
+def identified(task: Kind, options: Options, text: bytes, inherited_tenant: str = "") -> Options:
+    """Return the options with the id that the task declares for this input, where they name none.
+
+    Raises: InvalidInputError.
+    """
+    template = options.id_template
+    if not template or options.id is not None:
+        return options
+    options = with_tenant(task, options, text)
+    made = filled("id", template, _keyed(task, options, text, options.tenant or inherited_tenant))
+    return msgspec.structs.replace(options, id=made)
+
+
+def with_tenant(task: Kind, options: Options, text: bytes) -> Options:
+    """Return the options with the tenant that the task declares for this input, where they name none.
+
+    Raises: InvalidInputError.
+    """
+    template = options.tenant_template
+    if not template or options.tenant:
+        return options
+    tenant = filled("tenant", template, _keyed(task, options, text, ""))
+    return msgspec.structs.replace(options, tenant=tenant)
+
+
+def _keyed(task: Kind, options: Options, text: bytes, tenant: str) -> KeySource:
+    order = Order(tenant=tenant, metadata=options.metadata)
+    return KeySource(task.name, options.queue, order, functools.cache(lambda: task.signature.decode(text)))
+
+
+def plain_command(task: Kind, options: Options, job_id: str, text: bytes, notify: str) -> Enqueue:
+    """Return what begins a job with a small input that needs nothing of what `command_of` adds."""
+    ref = JobRef(queue=options.queue, job_id=job_id)
+    return Enqueue(ref=ref, task=task.name, order=options.order(msgspec.Raw(text), None, notify))
+
+
+def command_of(
+    task: Kind,
+    options: Options,
+    job_id: str,
+    text: bytes,
+    clock: Clock,
+    *,
+    stored: tuple[msgspec.Raw, PayloadRef | None] | None = None,
+    notify: str = "",
+    inherit: Callable[[Order], Order] | None = None,
+) -> Enqueue:
+    """Return what begins a job; `stored`: what its order says of the input, None: the input itself.
+
+    Raises: InvalidInputError, InvalidTokenError, TaskDefinitionError.
+    """
+    if options.tenant_template:
+        options = with_tenant(task, options, text)
+    value, reference = (msgspec.Raw(text), None) if stored is None else stored
+    order = options.order(value, reference, notify)
+    if task.version or task.callbacks or task.deadline_s is not None:
+        from jobledger.ledger.runs.nodes import callbacks_of  # noqa: PLC0415 - others need nothing of it
+
+        on_end = callbacks_of(task, options.tenant) if task.callbacks else ()
+        of_run = {"version": task.version, "on_end": on_end, "deadline_s": task.deadline_s}
+        order = msgspec.structs.replace(order, **of_run)
+    if inherit is not None:
+        order = inherit(order)
+    if options.declared or options.declared_queue is not None:
+        arguments = functools.cache(lambda: task.signature.decode(text))
+        job = KeySource(task.name, options.queue, order, arguments)
+        order = with_limits(job, options.declared, options.declared_queue)
+    run_at, delay_s = options.run_at, options.delay_s
+    if options.debounce_s is not None:
+        delay_s = options.debounce_s
+    if delay_s is not None:
+        run_at = moment_of(None, delay_s, clock.now())
+    return Enqueue(
+        ref=JobRef(queue=options.queue, job_id=job_id),
+        task=task.name,
+        run_at=run_at,
+        order=order,
+    )
+
+
+def limits_named(task: Kind, options: Options) -> list[NamedLimits]:
+    """Return the limits that a job of a task and its callbacks name."""
+    found = [
+        _named(plain.name, chosen, chosen.limits)
+        for plain, chosen in (callback.unpacked for _, callback in task.callbacks)
+    ]
+    if options.limits or options.declared or options.declared_queue is not None:
+        found.append(_named(task.name, options, task.defaults.limits))
+    return found
+
+
+def _named(task: str, options: Options, own: tuple[str, ...]) -> NamedLimits:
+    return NamedLimits(
+        queue=options.queue,
+        task=task,
+        limits=options.limits,
+        limits_in_code=options.limits_in_code,
+        own=own,
+    )
+
+
+def wish_of(task: Kind, options: Options, command: Enqueue, text: bytes, clock: Clock) -> Wish:
+    """Return what an enqueue of a unique job wishes. Raises: as `wish_for`."""
+    assert options.unique is not None, "only unique jobs have keys"
+    return wish_for(
+        task.signature,
+        options.unique,
+        command,
+        text,
+        now=clock.now(),
+        debounce_s=options.debounce_s,
+        max_wait_s=options.max_wait_s,
+        by=options.by,
+    )
