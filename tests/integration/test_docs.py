@@ -458,7 +458,7 @@ def free_port() -> int:
         README,
         *(
             ROOT / "docs" / f"{each}.md"
-            for each in ("start", "looking-back", "limits", "projections", "queues", "schedules")
+            for each in ("start", "looking-back", "limits", "outbox", "projections", "queues", "schedules")
         ),
         ROOT / "CONTRIBUTING.md",
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ def _blocking(connect: Callable[[str], Any]) -> Callable[[str], Transaction]:
         def transact(orders: Orders, commits: bool) -> list[JobRef]:
             connection = connect(address)
             try:
-                made = [outbox.enqueue(connection, task, **values) for task, values in orders]
+                made: list[JobRef] = [outbox.enqueue(connection, task, **values) for task, values in orders]
                 if commits:
                     connection.commit()
                 else:
@@ -86,7 +86,8 @@ def django_connection(address: str) -> Any:
         host = address.partition("host=")[2]
         name = address.partition("@/")[2].partition("?")[0]
         where = {"ENGINE": "django.db.backends.postgresql", "NAME": name, "HOST": host, "USER": "app"}
-    return ConnectionHandler({"default": where})["default"]
+    handler: Any = ConnectionHandler({"default": where})
+    return handler["default"]
 
 
 def _django(address: str) -> Transaction:
@@ -94,7 +95,7 @@ def _django(address: str) -> Transaction:
         connection = django_connection(address)
         try:
             connection.set_autocommit(False)
-            made = [outbox.enqueue(connection, task, **values) for task, values in orders]
+            made: list[JobRef] = [outbox.enqueue(connection, task, **values) for task, values in orders]
             (connection.commit if commits else connection.rollback)()
         finally:
             connection.close()
@@ -107,8 +108,8 @@ def _django(address: str) -> Transaction:
 
 
 @asynccontextmanager
-async def _asyncpg(address: str) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(address)
+async def _asyncpg(address: str) -> AsyncGenerator[Any]:
+    connection: Any = await asyncpg.connect(address)  # pyright: ignore[reportUnknownVariableType]
     try:
         yield connection
     finally:
@@ -120,7 +121,7 @@ def _by_asyncpg(address: str) -> Transaction:
         async with _asyncpg(address) as connection:
             transaction = connection.transaction()
             await transaction.start()
-            made = [await outbox.enqueue(connection, task, **values) for task, values in orders]
+            made: list[JobRef] = [await outbox.enqueue(connection, task, **values) for task, values in orders]
             await (transaction.commit() if commits else transaction.rollback())
         return made
 
@@ -133,7 +134,9 @@ def _awaited(open_: Callable[[str], AbstractAsyncContextManager[Any]]) -> Callab
     def of(address: str) -> Transaction:
         async def call(orders: Orders, commits: bool) -> list[JobRef]:
             async with open_(address) as connection:
-                made = [await outbox.enqueue(connection, task, **values) for task, values in orders]
+                made: list[JobRef] = [
+                    await outbox.enqueue(connection, task, **values) for task, values in orders
+                ]
                 await (connection.commit() if commits else connection.rollback())
             return made
 
@@ -143,13 +146,13 @@ def _awaited(open_: Callable[[str], AbstractAsyncContextManager[Any]]) -> Callab
 
 
 @asynccontextmanager
-async def _async_psycopg(address: str) -> AsyncIterator[Any]:
+async def _async_psycopg(address: str) -> AsyncGenerator[Any]:
     async with await psycopg.AsyncConnection.connect(address) as connection:
         yield connection
 
 
 @asynccontextmanager
-async def _async_session(address: str) -> AsyncIterator[Any]:
+async def _async_session(address: str) -> AsyncGenerator[Any]:
     engine = create_async_engine(_sqlalchemy_url(address, "asyncpg"))
     async with AsyncSession(engine) as session:
         yield session

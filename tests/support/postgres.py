@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -106,7 +106,7 @@ class Postgres:
 
 
 @contextlib.contextmanager
-def postgres_server() -> Iterator[Postgres]:
+def postgres_server() -> Generator[Postgres]:
     """Give a running server for the length of the block; without the programs the test is skipped."""
     _program("postgres")
     # A socket's path has at most 107 characters, and pytest's folders have more.

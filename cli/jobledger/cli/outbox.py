@@ -206,14 +206,13 @@ class OutboxJob(msgspec.Struct, frozen=True, kw_only=True):
         """Return what is shown of a row; of one that cannot be read neither queue nor job."""
         try:
             written = WrittenOrder.read(row.text)
-            queue, job, task = written.queue, written.id, written.task
         except InvalidError:
-            queue = job = task = None
+            written = None
         return cls(
             number=row.number,
-            queue=queue,
-            job=job,
-            task=task,
+            queue=None if written is None else written.queue,
+            job=None if written is None else written.id,
+            task=None if written is None else written.task,
             added_at=row.added_at,
             refused_at=row.refused_at,
             refusal=row.refusal,

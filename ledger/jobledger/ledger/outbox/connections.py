@@ -24,8 +24,9 @@ P = ParamSpec("P")
 class AwaitedConnection(Protocol):
     """A connection or session whose statements are awaited: of psycopg, asyncpg or SQLAlchemy."""
 
-    def execute(self, statement: Any, /, *args: Any, **kwargs: Any) -> Awaitable[Any]:
-        """Do one statement."""
+    @property
+    def execute(self) -> Callable[..., Awaitable[Any]]:
+        """What does one statement."""
         ...
 
 
@@ -53,6 +54,14 @@ def enqueue(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> JobRef: ...
+@overload
+def enqueue(  # of a driver without types
+    connection: object,
+    task: Task[P, Any] | TaskWithOptions[P, Any],
+    /,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> Any: ...
 def enqueue(
     connection: Any,
     task: Task[P, Any] | TaskWithOptions[P, Any],
