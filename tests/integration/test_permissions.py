@@ -19,6 +19,7 @@ from tests.integration.conftest import Process
 from tests.support.cluster import cluster
 from tests.support.gateways import as_account
 from tests.support.limits import LIMIT_S
+from tests.support.outboxes import SQLITE_WAYS, make_table
 from tests.support.roles import ask, authorization, printed, user
 from tests.support.schedules import declare
 from tests.support.secured import Secured, secured
@@ -43,6 +44,8 @@ from jobledger.ledger.model.aggregates import AGGREGATES
 from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.schedules.decisions import Remove
 from jobledger.ledger.model.subjects import fits
+from jobledger.ledger.outbox.addresses import open_database
+from jobledger.ledger.outbox.relay import Relay, Relayed
 
 pytestmark = pytest.mark.anyio
 go = Signal("go", bool)
@@ -51,6 +54,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "delayed_and_retried.py"
 #: User of the server -> words of the command that prints its rights.
 USERS = {
     "app": ("producer", "--queue", "mail", "--limits"),
+    "relay": ("producer", "--queue", "mail", "--locks", "--limits"),
     "mailer": ("worker", "--queue", "mail"),
     "hosts": ("reactors",),
     "billing": ("subscriber", "--subscription", "bills"),
@@ -170,6 +174,24 @@ async def play(server: Secured | Place) -> None:
             async for delivery in deliveries:
                 await delivery.ack()
         assert [stored async for stored in tables.events(follow=False)]
+
+
+@pytest.mark.usefixtures("made")
+async def test_the_relay_of_an_outbox_works_with_the_rights_of_a_producer(
+    server: Secured, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = f"sqlite:{tmp_path / 'app.db'}"
+    await make_table(address)
+    orders = [
+        (send.options(id="of-outbox", limits=(Limit("smtp", slots=1),)), {"number": 2}),
+        (keep.options(id="of-outbox-2", unique=Unique()), {"text": "w" * 90_000}),
+    ]
+    async with opened(server, "relay") as ledger, open_database(address) as database:
+        relay = Relay(ledger, database)
+        for done in (Relayed(created=2), Relayed(created=2, existing=2)):  # the second time they are compared
+            await SQLITE_WAYS["sqlite3"](address)(orders, True)
+            assert await relay.once() == done
+    assert "does not allow" not in caplog.text
 
 
 @pytest.mark.usefixtures("made")

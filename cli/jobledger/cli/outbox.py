@@ -32,7 +32,7 @@ from jobledger.ledger.written_orders import WrittenOrder
 
 _NAMED_MAX: Final = 10  #: numbers in a sentence
 _NUMBERS = Annotated[
-    list[int], typer.Argument(metavar="NUMBER...", help="Rows, as `outbox list` shows them.")
+    list[int], typer.Argument(metavar="NUMBER", help="Rows, as `outbox list` shows them.")
 ]
 
 
