@@ -122,6 +122,10 @@ async def test_a_committed_row_in_postgresql_is_a_job_and_a_rolled_back_one_none
 # What is refused before a row is written.
 
 
+def _enqueue_by_django(address: str) -> None:
+    outbox.enqueue(django_connection(address), send, 1)
+
+
 async def test_what_would_commit_by_itself_or_is_no_connection_is_refused(address: str) -> None:
     path = address.removeprefix("sqlite:")
     alone = sqlite3.connect(path, isolation_level=None)
@@ -136,7 +140,7 @@ async def test_what_would_commit_by_itself_or_is_no_connection_is_refused(addres
         with pytest.raises(InvalidInputError, match=why):
             outbox.enqueue(connection, send, 1)
     with pytest.raises(InvalidInputError, match="begin a transaction"):
-        await asyncio.to_thread(lambda: outbox.enqueue(django_connection(address), send, 1))
+        await asyncio.to_thread(_enqueue_by_django, address)
     alone.execute("BEGIN")
     outbox.enqueue(alone, send, 1)
     alone.execute("COMMIT")

@@ -182,7 +182,7 @@ async def test_the_relay_of_an_outbox_works_with_the_rights_of_a_producer(
 ) -> None:
     address = f"sqlite:{tmp_path / 'app.db'}"
     await make_table(address)
-    orders = [
+    orders: list[tuple[Any, dict[str, Any]]] = [
         (send.options(id="of-outbox", limits=(Limit("smtp", slots=1),)), {"number": 2}),
         (keep.options(id="of-outbox-2", unique=Unique()), {"text": "w" * 90_000}),
     ]

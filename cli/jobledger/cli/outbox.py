@@ -31,9 +31,7 @@ from jobledger.ledger.variables import variable
 from jobledger.ledger.written_orders import WrittenOrder
 
 _NAMED_MAX: Final = 10  #: numbers in a sentence
-_NUMBERS = Annotated[
-    list[int], typer.Argument(metavar="NUMBER", help="Rows, as `outbox list` shows them.")
-]
+_NUMBERS = Annotated[list[int], typer.Argument(metavar="NUMBER", help="Rows, as `outbox list` shows them.")]
 
 
 def _no_password(context: typer.Context, parameter: typer.CallbackParam, value: str | None) -> str | None:
