@@ -41,7 +41,7 @@ from jobledger.ledger import (
 from jobledger.ledger.outbox import OutboxNotFoundError, OutboxUnreachableError
 from jobledger.ledger.outbox.addresses import open_database
 from jobledger.ledger.outbox.database import OutboxDatabase
-from jobledger.ledger.outbox.relay import Relay, Relayed
+from jobledger.ledger.outbox.relay import Relay, RelayCounts
 from jobledger.ledger.server import EmbeddedServer
 
 pytestmark = pytest.mark.anyio
@@ -96,7 +96,7 @@ async def _rows_become_jobs(ledger: Ledger, address: str, transact: Transaction)
     )
     async with open_database(address) as database:
         assert (await database.counts()).waiting == 2
-        assert await Relay(ledger, database).once() == Relayed(created=2)
+        assert await Relay(ledger, database).once() == RelayCounts(created=2)
         assert (await database.counts()).waiting == 0
     assert sorted(await jobs_of(ledger), key=lambda each: each.queue) == kept
     assert kept[1] == JobRef(queue="other", job_id="four")
@@ -201,12 +201,12 @@ async def test_a_row_that_comes_again_makes_no_second_job(
     await add(send, user_id=1)
     await add(send.options(id="mine"), user_id=2)
     rows = await database.waiting(10)
-    assert await Relay(ledger, database).once() == Relayed(created=2)
+    assert await Relay(ledger, database).once() == RelayCounts(created=2)
     with sqlite3.connect(address.removeprefix("sqlite:")) as connection:
         for row in rows:  # as after a kill between the append and the delete
             connection.execute("INSERT INTO jobledger_outbox (written_order) VALUES (?)", (row.text,))
     connection.close()
-    assert await Relay(ledger, database).once() == Relayed(existing=2)
+    assert await Relay(ledger, database).once() == RelayCounts(existing=2)
     assert len(await jobs_of(ledger)) == 2
 
 
@@ -225,16 +225,16 @@ async def test_a_refused_row_is_seen_and_holds_up_none_behind_it(
     connection.close()
     kept = await add(send.options(id="taken", on_other_input="keep"), user_id=2)
     behind = await add(send, user_id=3)
-    assert await Relay(ledger, database).once() == Relayed(created=1, existing=1, refused=4)
+    assert await Relay(ledger, database).once() == RelayCounts(created=1, existing=1, refused=4)
     assert await jobs_of(ledger) == [kept, behind]
     rows = await database.rows(10, refused_only=True)
     assert [each.number for each in rows] == [1, 2, 3, 4]
     for row, why in zip(rows, ("user_id", "upgrade first", "not_yet", "a.b"), strict=True):
         assert why in (row.refusal or "")
         assert row.refused_at is not None
-    assert await Relay(ledger, database).once() == Relayed()  # they are not tried again by themselves
+    assert await Relay(ledger, database).once() == RelayCounts()  # they are not tried again by themselves
     assert await database.retry([1, 2]) == 2
-    assert await Relay(ledger, database).once() == Relayed(refused=2)
+    assert await Relay(ledger, database).once() == RelayCounts(refused=2)
     assert await database.discard([1, 2, 99]) == 2
     assert (await database.counts()).refused == 2
 
@@ -253,7 +253,7 @@ async def test_the_whole_order_reaches_the_ledger(
         delay_s=3600,
     )
     ref = await add(chosen, user_id=7, text="x" * 100_000)
-    assert await Relay(ledger, database).once() == Relayed(created=1)
+    assert await Relay(ledger, database).once() == RelayCounts(created=1)
     job = await (await ledger.job(ref)).snapshot()
     order = job.order
     assert (order.priority, order.max_attempts, order.timeout_s) == ("high", 7, 9)
@@ -269,7 +269,7 @@ async def test_an_input_that_this_ledger_does_not_take_is_refused_as_a_row(
     await add(send, user_id=1, text="x" * 200_000)
     await add(send, user_id=2)
     async with connected(payload_bytes_max=100_000) as ledger:
-        assert await Relay(ledger, database).once() == Relayed(created=1, refused=1)
+        assert await Relay(ledger, database).once() == RelayCounts(created=1, refused=1)
 
 
 async def test_limits_of_the_code_are_defined_by_the_relay_and_unique_jobs_are_one(
@@ -288,7 +288,7 @@ async def test_limits_of_the_code_are_defined_by_the_relay_and_unique_jobs_are_o
     for number in range(3):
         await add(greet, user_id=1, text=str(number))
         await add(hourly, user_id=1)
-    assert await Relay(ledger, database).once() == Relayed(created=3, existing=4)
+    assert await Relay(ledger, database).once() == RelayCounts(created=3, existing=4)
     job = await (await ledger.job(ref)).snapshot()
     assert (job.state, job.order.limits) == ("held", ("account:5",))
     async with working(ledger, charge, greet, hourly):
@@ -309,7 +309,7 @@ async def test_a_workflow_with_its_callback_comes_from_an_outbox(
         return number + 1
 
     ref = await add(order, number=1)
-    assert await Relay(ledger, database).once() == Relayed(created=1)
+    assert await Relay(ledger, database).once() == RelayCounts(created=1)
     async with working(ledger, order, tell):
         assert await (await ledger.job(ref)).result(timeout_s=10) == 2
         await until(lambda: len(ended) == 1)

@@ -45,7 +45,7 @@ from jobledger.ledger.model.runs.orders import BUILT_IN_QUEUE
 from jobledger.ledger.model.schedules.decisions import Remove
 from jobledger.ledger.model.subjects import fits
 from jobledger.ledger.outbox.addresses import open_database
-from jobledger.ledger.outbox.relay import Relay, Relayed
+from jobledger.ledger.outbox.relay import Relay, RelayCounts
 
 pytestmark = pytest.mark.anyio
 go = Signal("go", bool)
@@ -188,7 +188,10 @@ async def test_the_relay_of_an_outbox_works_with_the_rights_of_a_producer(
     ]
     async with opened(server, "relay") as ledger, open_database(address) as database:
         relay = Relay(ledger, database)
-        for done in (Relayed(created=2), Relayed(created=2, existing=2)):  # the second time they are compared
+        for done in (
+            RelayCounts(created=2),
+            RelayCounts(created=2, existing=2),
+        ):  # the second time they are compared
             await SQLITE_WAYS["sqlite3"](address)(orders, True)
             assert await relay.once() == done
     assert "does not allow" not in caplog.text

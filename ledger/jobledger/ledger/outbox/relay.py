@@ -53,16 +53,16 @@ _OF_ROW: Final = (InvalidError, NotFoundError, RefusedError, CorruptLedgerError)
 Outcome = Literal["created", "existing", "refused"]
 
 
-class Relayed(msgspec.Struct, frozen=True, kw_only=True):
+class RelayCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What a relay did."""
 
     created: int = 0  #: jobs
     existing: int = 0  #: rows whose job was in the ledger already, or a job that is unique in its place
     refused: int = 0  #: rows that stay in the table, with the reason
 
-    def plus(self, other: Relayed) -> Relayed:
+    def plus(self, other: RelayCounts) -> RelayCounts:
         """Return the sums."""
-        return Relayed(
+        return RelayCounts(
             **{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
         )
 
@@ -92,7 +92,7 @@ class Relay:
         self._on_turn = on_turn
         self._enqueuer = Enqueuer(ledger, config=ledger.config, clock=ledger.clock, tracing=ledger.tracing)
         self._pause_s = 0.0  #: of the last failure; 0: none since the last success
-        self.done = Relayed()  #: since it began
+        self.done = RelayCounts()  #: since it began
 
     async def run(self) -> None:
         """Relay until cancelled, whenever it is this relay's turn.
@@ -109,7 +109,7 @@ class Relay:
             except (*_PASSING, LockLostError) as error:
                 await self._pause(error)
 
-    async def once(self) -> Relayed:
+    async def once(self) -> RelayCounts:
         """Relay what waits now, and return what came of it.
 
         Raises: LockTimeoutError while another relay has its turn; UnreachableError, LedgerFullError.
@@ -154,8 +154,8 @@ class Relay:
         if stored:
             await self._database.delete(stored)
         failed = [answer for answer in answers if isinstance(answer, BaseException)]
-        told = {name: sum(answer == name for answer in answers) for name in Relayed.__struct_fields__}
-        self.done = self.done.plus(Relayed(**told))
+        told = {name: sum(answer == name for answer in answers) for name in RelayCounts.__struct_fields__}
+        self.done = self.done.plus(RelayCounts(**told))
         if failed:
             # One that no wait helps comes before those that pass.
             raise min(failed, key=lambda error: isinstance(error, _PASSING))
