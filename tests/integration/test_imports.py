@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from jobledger.ledger import connect
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from jobledger.ledger.server import EmbeddedServer
 
 #: With what the interpreter itself may load at its start.
@@ -42,6 +47,8 @@ PACKAGES = {
 HEAVY = {"sqlite3", "http.server", "multiprocessing", "zoneinfo"}
 #: Modules of the ledger that errors and names of files need: nobody adds to these by accident.
 OF_EVERY_HELP = 12
+#: Modules, of every library, that a list of jobs loads: its start is nearly all of its time. What needs more asks for it.
+OF_A_LIST = 640
 #: What speaks to a server, reads a projection or draws.
 WORK = {"asyncio", "nats", "pydantic", "rich", "sqlite3"}
 VERSION = """
@@ -77,6 +84,30 @@ async def main():
         await ledger.enqueue_many(send, ({"number": number} for number in range(3)))
 
 asyncio.run(main())
+"""
+#: The end of a command, with what it put off; the ledger has no other use for nats-py's JetStream client.
+LARGE_INPUT = """
+import asyncio, sys
+from jobledger.ledger.nats.jetstream_client import load_jetstream_at_first_use
+load_jetstream_at_first_use()
+import nats.js, nats.aio.client
+assert "nats.js.api" not in sys.modules
+from jobledger.ledger import connect, task
+
+@task
+async def send(text: str) -> str:
+    return text
+
+async def main():
+    async with connect(sys.argv[1]) as ledger:
+        assert "nats.js.api" not in sys.modules
+        await ledger.enqueue(send, "x" * 500_000)
+
+asyncio.run(main())
+import nats.js.errors
+from nats.js.errors import NotFoundError
+assert nats.js.errors.NotFoundError is NotFoundError is sys.modules["nats.js.errors"].NotFoundError
+assert sys.modules["nats.js"] is nats.js
 """
 
 
@@ -144,6 +175,25 @@ def test_a_command_reads_its_options_without_pydantic() -> None:
     modules = _loaded(f"from jobledger.cli.main import run; run({words})")
     assert "nats" in modules
     assert "pydantic" not in modules
+
+
+async def test_a_list_of_jobs_loads_no_more_than_it_needs(
+    nats_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    async with connect(nats_server.url):
+        pass  # makes the ledger
+    words = ["jobs", "list", "--url", nats_server.url, "--projection", str(tmp_path / "projection.db")]
+    modules = await asyncio.to_thread(
+        _loaded, f"from jobledger.cli.main import run; assert run({words}) == 0"
+    )
+    unwanted = {"nats.js.api", "nats.js.client", "pydantic", "rich.progress", "sqlite_utils"}
+    assert unwanted & modules.keys() == set()
+    assert len(modules) <= OF_A_LIST
+
+
+async def test_what_is_put_off_is_loaded_when_it_is_used(nats_server: EmbeddedServer) -> None:
+    modules = await asyncio.to_thread(_loaded, LARGE_INPUT, nats_server.url)
+    assert "nats.js.object_store" in modules
 
 
 def test_help_and_completion_load_no_command_of_a_group_that_was_not_named() -> None:

@@ -39,6 +39,11 @@ def test_events_carry_the_envelope_first(cls: type[JobEvent]) -> None:
     assert cls.__struct_fields__[: len(Event.__struct_fields__)] == Event.__struct_fields__
 
 
+@each_row("cls", EVENT_CLASSES, ids=lambda cls: cls.__name__)
+def test_annotations_of_events_are_no_text_that_each_start_reads_again(cls: type[JobEvent]) -> None:
+    assert not [kind for kind in cls.__annotations__.values() if isinstance(kind, str)]
+
+
 def test_the_type_of_an_event_is_its_tag() -> None:
     line = b'{"type":"held","v":1,"job":"j","queue":"q","task":"t","at":"2026-01-02T00:00:00Z","by":"w","prev":""}'
     assert event_type(msgspec.json.decode(line, type=JobEvent)) == "held"

@@ -6,6 +6,7 @@ Python itself.
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Final
 
@@ -17,6 +18,9 @@ _INTERRUPTED: Final = 130  # as in jobledger.cli.errors, which may not be import
 
 def main() -> None:
     """Run the command line; see `jobledger.cli.main`."""
+    # A start makes hundreds of thousands of objects that stay: the collector would look through all of them again and
+    # again. `session.run` and `command` turn it on for what runs longer.
+    gc.disable()
     prepare()
     if sys.argv[1:] == ["--version"] and _has_said_version():
         return

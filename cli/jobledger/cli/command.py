@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import os
 import shlex
@@ -124,7 +125,9 @@ class Cli:
             projection on this machine has of one.
         """
         from jobledger.cli.session import opened  # noqa: PLC0415
+        from jobledger.ledger.nats.jetstream_client import load_jetstream_at_first_use  # noqa: PLC0415
 
+        load_jetstream_at_first_use()
         async with contextlib.AsyncExitStack() as stack:
             try:
                 ledger = await stack.enter_async_context(opened(self.target))
@@ -217,6 +220,8 @@ def command(
             )
             if order:
                 given["order"] = {key: given.pop(key) for key in order}
+            if not inspect.iscoroutinefunction(function):
+                gc.enable()  # it may work for long, without the loop of `run`
             answer = function(cli, **given)
             return run(lambda: answer) if isinstance(answer, Awaitable) else answer
 

@@ -9,6 +9,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable
 from inspect import cleandoc
+from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args, get_origin
 
 import typer
@@ -48,7 +49,9 @@ def _read(value: Any, parameter: Any) -> Any:
     descriptor = parameter.type_descriptor
     if value is None:
         return () if parameter.multiple or parameter.nargs == -1 else None
-    if descriptor.parameter_info.parser is not None or descriptor.is_path or descriptor.is_file:
+    if descriptor.is_path:
+        return _path(value, descriptor)
+    if descriptor.parameter_info.parser is not None or descriptor.is_file:
         return _TYPERS
     kind = descriptor.annotation
     if get_origin(kind) is list:
@@ -67,6 +70,16 @@ def _read_one(value: Any, kind: Any, parameter: Any) -> Any:
     if is_given:
         return value
     return _whole_number(value, parameter) if kind is int else _TYPERS
+
+
+def _path(value: Any, descriptor: Any) -> Any:
+    """Return a path that is nowhere, or can be read; what an option asks beyond that is left to typer."""
+    told = descriptor.parameter_info
+    asks = told.exists or told.writable or told.resolve_path or told.allow_dash or told.path_type is not None
+    is_any = descriptor.annotation is Path and told.file_okay and told.dir_okay and not asks
+    if not is_any or not isinstance(value, str) or not _is_text(value):
+        return _TYPERS
+    return Path(value) if os.access(value, os.R_OK) or not os.access(value, os.F_OK) else _TYPERS
 
 
 def _whole_number(value: Any, parameter: Any) -> Any:

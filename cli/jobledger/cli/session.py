@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import getpass
 import importlib.util
 import logging
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LAST_TASKS_END_S: Final = 1.0
+_COLLECTS_AFTER_S: Final = 1.0  #: a command that ends earlier never collects garbage
 CLIENT_NAME: Final = "jobledger-cli"  #: of a connection without another name
 #: Fields of a target that go to `connect` only if they are not None.
 _WORDS: Final = ("ledger_bytes_max", "enqueue_in_flight_max", "append_timeout_s")
@@ -87,6 +89,7 @@ def run(function: Callable[[], Awaitable[T]]) -> T:
     options = {"use_uvloop": importlib.util.find_spec("uvloop") is not None}
 
     async def to_the_end() -> T:
+        asyncio.get_running_loop().call_later(_COLLECTS_AFTER_S, gc.enable)
         try:
             result = await function()
         except Exception as error:  # any error: tasks that do not end must not keep it from being reported

@@ -7,6 +7,7 @@ from that. `aggregates.AGGREGATES` lists them all.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, get_args
@@ -154,7 +155,12 @@ class Aggregate(Generic[E, S]):
         self._again = again
         self._keeps = keeps
         self._leaf = leaf
-        self._decoder: msgspec.json.Decoder[E] = msgspec.json.Decoder(union)
+        self._union = union
+
+    @functools.cached_property
+    def _decoder(self) -> msgspec.json.Decoder[E]:
+        """Made when the first event is read: most processes read few of the aggregates, and each takes a millisecond."""
+        return msgspec.json.Decoder(self._union)
 
     def type_of(self, event: E) -> str:
         """Return the event's tag as written on the wire."""

@@ -1,6 +1,7 @@
 """What every fact in the ledger carries, and what every fact about a job carries beside it."""
 
-from __future__ import annotations
+# In modules of events, annotations are values and no text: msgspec would read the text of a base's fields again for each
+# event, and that took a tenth of the time that a command needs to start.
 
 from datetime import UTC, datetime
 from typing import Annotated, Final, Literal

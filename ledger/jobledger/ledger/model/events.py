@@ -5,8 +5,6 @@ turns them into bytes. Released fields never change type, meaning or name; new o
 have defaults, and one golden line per event of every release must decode for ever.
 """
 
-from __future__ import annotations
-
 import operator
 from typing import Annotated, Final, Literal
 

@@ -374,7 +374,7 @@ VALUE_FIELDS: Final = frozenset(
     name
     for cls in (*EVENT_CLASSES, *Held.__mro__, CarriedJob, Order)
     for name, annotation in vars(cls).get("__annotations__", {}).items()
-    if annotation == "msgspec.Raw"
+    if annotation is msgspec.Raw
 )
 
 

@@ -13,9 +13,6 @@ from typing import IO, TYPE_CHECKING, Final, cast
 
 import msgspec
 import nats.errors
-import nats.js.errors
-from nats.js.api import Header, ObjectInfo, ObjectMetaOptions, RawStreamMsg
-from nats.js.object_store import ObjectStore
 
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.model.errors import LedgerFullError, PermissionRefusedError, ServerUnreachableError
@@ -23,14 +20,21 @@ from jobledger.ledger.nats.api import LOOK_UP
 from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.publisher import WRONG_SEQUENCE_CODES
 
+# nats-py's JetStream client is slow to load: its errors are found in `nats.js` when one is raised.
 if TYPE_CHECKING:
     import io
+
+    import nats.js.errors
+    from nats.js.api import RawStreamMsg
+    from nats.js.object_store import ObjectStore
 
 _TRANSFER_S: Final = 60.0
 #: A transfer that moves fewer bytes a second, beyond its first minute, counts as one that hangs.
 _BYTES_PER_S_MIN: Final = 1 << 20
 _CHUNK_BYTES: Final = 128 << 10
 _TTL: Final = "Nats-TTL"
+_ROLLUP: Final = "Nats-Rollup"
+_ONLY_BEHIND: Final = "Nats-Expected-Last-Subject-Sequence"
 _CHUNKS_LONGER_S: Final = 60
 _RACES_MAX: Final = 8
 _NONE: Final[Mapping[str, str]] = {}
@@ -140,6 +144,8 @@ class ObjectBucket:
         The server refuses the info if one was stored under the name since stream sequence `newest`. The chunks stay
         longer than the info: a reader that found it without its chunks would wait for them.
         """
+        from nats.js.api import ObjectInfo, ObjectMetaOptions  # noqa: PLC0415
+
         publish, place = self._connection.jetstream().publish, secrets.token_hex(11)
         chunks = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
         for chunk in chunks:
@@ -156,7 +162,7 @@ class ObjectBucket:
             digest=f"SHA-256={sha256}",
             options=ObjectMetaOptions(max_chunk_size=_CHUNK_BYTES),
         )
-        only_behind = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(newest)}
+        only_behind = {_ONLY_BEHIND: str(newest)}
         headers = {_TTL: f"{life_s}s", **only_behind}
         await self._replace(_named(name), msgspec.json.encode(info.as_dict()), headers)
 
@@ -234,7 +240,7 @@ class ObjectBucket:
 
     async def _replace(self, subject: str, data: bytes, headers: Mapping[str, str] = _NONE) -> None:
         """Store a message in the place of all others of its subject."""
-        rollup: dict[str, str] = {**headers, Header.ROLLUP.value: "sub"}
+        rollup: dict[str, str] = {**headers, _ROLLUP: "sub"}
         await self._connection.jetstream().publish(f"$O.{self._bucket}.{subject}", data, headers=rollup)
 
     @contextlib.asynccontextmanager

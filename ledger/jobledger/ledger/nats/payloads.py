@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import IO, TYPE_CHECKING, Final, cast
 
 import msgspec
-import nats.js.errors
-from nats.js.object_store import ObjectStore
+import nats
 
 from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.model.codec import digest
@@ -17,6 +16,9 @@ from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.objects import ObjectBucket, ObjectDamagedError, ObjectGoneError
 
 if TYPE_CHECKING:
+    import nats.js.errors
+    from nats.js.object_store import ObjectStore
+
     from jobledger.ledger.model.lifecycle import StoreName
 
 

@@ -1,7 +1,5 @@
 """What `carried` keeps of a run: its steps and signals in the form that is stored, and back. Pure. Source: ADR 011."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal
 

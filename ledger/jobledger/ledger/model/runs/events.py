@@ -3,8 +3,6 @@
 They are members of `events.JobEvent`; how steps add up is in `steps`.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

@@ -3,8 +3,6 @@
 Parts of stored events: released fields never change type, meaning or name, and new ones have defaults. Pure.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from typing import Annotated, Final, Literal, get_args
