@@ -28,7 +28,7 @@ from jobledger.ledger.webhooks.secrets import Secrets
 FRESH_S: Final = 0.5
 
 
-class RouteNames:
+class _RouteNames:
     """All route names ever set, as far as this process has read; only the ledger says whether one is still set."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class Gateway:
         """
         self.secrets = secrets or Secrets({})
         self.refused = RefusedRequests()
-        self.route_names = RouteNames()
+        self.route_names = _RouteNames()
         self.life = life or Life()
         self.shares = shares or Shares()
         self.health = health

@@ -58,7 +58,7 @@ _STORE_EVERY_S: Final = 5.0
 _APART_S: Final = 60.0
 
 
-class Uses:
+class _Uses:
     """What one gateway knows of the use of keys."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -180,7 +180,7 @@ class KeyAccess:
             people=self.people,
         )
         self.rates = Rates(clock, settings.quotas)
-        self.uses = Uses(ledger)
+        self.uses = _Uses(ledger)
         self.gate = Gate(
             identities=self.identities,
             sessions=self.sessions,

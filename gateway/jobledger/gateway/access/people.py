@@ -32,7 +32,7 @@ _LOOK_EVERY_S: Final = 1.0
 _log = logging.getLogger("jobledger.gateway.people")
 
 
-class Allowance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Allowance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What somebody may do."""
 
     role: Role | None = None
@@ -42,9 +42,9 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class _Book(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    users: dict[str, Allowance] = {}
-    groups: dict[str, Allowance] = {}
-    everyone: Allowance | None = None
+    users: dict[str, _Allowance] = {}
+    groups: dict[str, _Allowance] = {}
+    everyone: _Allowance | None = None
 
 
 class People:
@@ -108,7 +108,7 @@ def _checked(book: _Book) -> _Book:
     )
 
 
-def _in_order(allowed: Allowance) -> Allowance:
+def _in_order(allowed: _Allowance) -> _Allowance:
     if allowed.role is None and not allowed.permissions:
         raise InvalidInputError(
             "somebody has neither a role nor permissions: give one, or leave the entry out"

@@ -27,7 +27,7 @@ TICK_S: Final = 2.0
 BEHIND_S_MAX: Final = 10.0
 
 
-class WatchFigure(NamedTuple):
+class _WatchFigure(NamedTuple):
     """A watch, and what its figure is."""
 
     watch: Watch
@@ -85,7 +85,7 @@ class WatchJudge:
             self._newest = newest
         return self._watches
 
-    async def _say(self, figured: WatchFigure, place: AnswerPosition, now: datetime) -> None:
+    async def _say(self, figured: _WatchFigure, place: AnswerPosition, now: datetime) -> None:
         watch, value = figured
         key = (watch.name, watch.sequence)
         if not watch.definition.is_breached(value):
@@ -105,7 +105,7 @@ class WatchJudge:
             logger.info("watch %s %s", watch.name, "fires" if fires else "is within its bounds again")
 
 
-def _figures(view: View, watches: Sequence[Watch]) -> tuple[list[WatchFigure], AnswerPosition]:
+def _figures(view: View, watches: Sequence[Watch]) -> tuple[list[_WatchFigure], AnswerPosition]:
     """Read all figures of one moment."""
     with view.store.one_moment():
-        return [WatchFigure(each, figure_of(view, each.definition)) for each in watches], view.position()
+        return [_WatchFigure(each, figure_of(view, each.definition)) for each in watches], view.position()

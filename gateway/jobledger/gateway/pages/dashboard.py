@@ -50,7 +50,7 @@ BEAT_S: Final = 15.0  #: a line that says nothing, so that proxies keep the stre
 RETRY_MS: Final = 2000  #: after which a browser connects again
 
 
-class Pulse:
+class _Pulse:
     """Follows the position of the rows for as long as somebody listens."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -219,7 +219,7 @@ class Dashboard:
         """Nothing is read until somebody looks."""
         self._gateway = gateway
         self._shared = SharedPages(gateway.ledger.clock)
-        self._pulse = Pulse(gateway)
+        self._pulse = _Pulse(gateway)
         self._kept = Memo(gateway.ledger.clock)
         # Viewers with the same rights share a rendering, so a person's own parts are put in when it is sent.
         self._name_mark, self._token_mark = (f"~{secrets.token_hex(16)}~" for _ in range(2))
