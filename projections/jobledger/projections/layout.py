@@ -59,7 +59,7 @@ class Layout(Protocol):
         ...
 
 
-class LedgerLayout:
+class _LedgerLayout:
     """The projection of the whole ledger."""
 
     application_id = 0x6A6C6564  # "jled" in SQLite's header, by which a file is known as ours
@@ -96,4 +96,4 @@ class LedgerLayout:
         return LedgerRows(connection, cache)
 
 
-LEDGER: Layout = LedgerLayout()
+LEDGER: Layout = _LedgerLayout()

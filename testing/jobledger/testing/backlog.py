@@ -149,7 +149,7 @@ class Slots:
 # The reactor of runs' children on a ledger in memory: the same code, handed what was stored instead of deliveries.
 
 
-class ChildEnds:
+class _ChildEnds:
     """Counts the ends of children and lets them follow their runs."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -199,7 +199,7 @@ class Backlog:
         self._jobs: dict[JobRef, Job] = {}
         self._dispatches: dict[JobRef, StoredEvent] = {}
         self._slots = Slots(ledger)
-        self._following = ChildEnds(ledger)
+        self._following = _ChildEnds(ledger)
         self._stand_ins = stand_ins or StandIns()
         self._schedules: dict[str, KnownSchedule] = {}
         self._seen = 0

@@ -127,7 +127,7 @@ class MemoryLeases:
         return [info for info, _ in self.keys.values()]
 
 
-class MemoryValues(Payloads):
+class _MemoryValues(Payloads):
     """Large inputs and results, with the limits that a server's ledger has; kept as long as the ledger in memory."""
 
     def __init__(self, connection: Connection, config: LedgerConfig) -> None:
@@ -157,7 +157,7 @@ class MemoryValues(Payloads):
         self._values.pop(reference.sha256, None)
 
 
-class MemoryBodies:
+class _MemoryBodies:
     """Bodies of webhooks in this process; whoever asks for one knows how long it was to be kept."""
 
     def __init__(self) -> None:
@@ -206,13 +206,13 @@ class MemoryLedger(Ledger):
             log=cast("JetStreamLog", log),
             leases=leases,
             hints=Hints(connection, log.names),
-            inputs=MemoryValues(connection, config),
-            results=MemoryValues(connection, config),
+            inputs=_MemoryValues(connection, config),
+            results=_MemoryValues(connection, config),
             config=config,
             clock=clock,
         )
         self.patience = Patience(None, config.request_timeout_s)
-        self.bodies = MemoryBodies()
+        self.bodies = _MemoryBodies()
         self.tasks: dict[str, Task[..., Any]] = {}
         self._schedules: dict[str, Schedule] = {}  #: as code declares them
         self._declared: set[str] = set()

@@ -74,7 +74,7 @@ from jobledger.workers.surroundings import Surroundings
 # For `debug`: a sequence in an event still names the same event, such as the signal that a step took.
 
 
-class PastLog(MemoryLog):
+class _PastLog(MemoryLog):
     """Holds chains of jobs; it is read by chain and appended to, and in no other way."""
 
     def __init__(self, past: Sequence[StoredEvent], *, names: Names, clock: Clock) -> None:
@@ -377,7 +377,7 @@ def _in_memory(names: Names, clock: Clock, material: Material) -> Surroundings:
     """A ledger in memory: surroundings of an attempt that leave no trace."""
     kept = _Values(material.values)
     return Surroundings(
-        log=PastLog([*material.source, *material.before], names=names, clock=clock),
+        log=_PastLog([*material.source, *material.before], names=names, clock=clock),
         clock=clock,
         loop=asyncio.get_running_loop(),
         inputs=kept,

@@ -160,7 +160,7 @@ def _default_of(field: msgspec.structs.FieldInfo) -> Any:
     return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
 
 
-class AnnouncedSignal:
+class _AnnouncedSignal:
     """A signal that runs of an announced workflow wait for."""
 
     def __init__(self, workflow: str, name: str, schema: Any) -> None:
@@ -197,7 +197,7 @@ class AnnouncedTask:
         self.plain = said.plain
         self.signature = AnnouncedInput(entry.name, entry.input)
         self.signals = {
-            name: AnnouncedSignal(entry.name, name, schema) for name, schema in entry.signals.items()
+            name: _AnnouncedSignal(entry.name, name, schema) for name, schema in entry.signals.items()
         }
         #: Options, made and checked, of jobs that named a queue and an asker at most: by these two names.
         self.kept: dict[tuple[str | None, str | None], Options] = {}

@@ -14,7 +14,7 @@ from jobledger.ledger.schedules.verbs import HasTask, ScheduleVerbs, When
 R = TypeVar("R")
 
 
-class HasSchedules(Protocol):
+class _HasSchedules(Protocol):
     """An asynchronous ledger."""
 
     @property
@@ -85,7 +85,7 @@ class BlockingSchedules:
         return self._call(lambda all_of: all_of.backfill(name, from_at, to_at, reason=reason, by=by))
 
     def _call(self, verb: Callable[[ScheduleVerbs], Awaitable[R]]) -> R:
-        def on(ledger: HasSchedules) -> Awaitable[R]:
+        def on(ledger: _HasSchedules) -> Awaitable[R]:
             return verb(ledger.schedules)
 
         return self._caller.call(on)

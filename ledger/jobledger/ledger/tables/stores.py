@@ -96,7 +96,7 @@ class TableStore(Protocol):
 def open_store(ledger: Place) -> TableStore:
     """Return where the ledger's settings say that tables lie. Nothing is asked or made yet."""
     if ledger.config.tables_at:
-        return FolderStore(ledger)
+        return _FolderStore(ledger)
     return BucketStore(ledger)
 
 
@@ -160,7 +160,7 @@ class BucketStore:
         return await self._objects.remove_object(record.file, what=f"table {record.file}")
 
 
-class FolderStore:
+class _FolderStore:
     """A folder, or a bucket that `pyarrow.fs` can open; what has expired there is removed by who stores something."""
 
     def __init__(self, ledger: Place) -> None:

@@ -129,7 +129,7 @@ class Link:
         os.close(self._socket.detach())
 
 
-class CallChannel:
+class _CallChannel:
     """The channel of one call's context; it sends nothing once the call has ended, even if code still holds it."""
 
     def __init__(self, link: Link, call: Call, payload_bytes_max: int, own_ledger: OwnLedger) -> None:
@@ -280,7 +280,7 @@ class Runner:
     def run(self, call: Call) -> None:
         """Run one call and send what came of it."""
         owner = os.getpid()
-        channel = CallChannel(self._link, call, self._payload_bytes_max, self._own_ledger)
+        channel = _CallChannel(self._link, call, self._payload_bytes_max, self._own_ledger)
         before = job_filter.current.set(call)
         try:
             result = self._result(call, channel)
@@ -295,7 +295,7 @@ class Runner:
                 stream.flush()
         self._link.send(result)
 
-    def _result(self, call: Call, channel: CallChannel) -> ReturnedValue | ReturnedWish | Failure:
+    def _result(self, call: Call, channel: _CallChannel) -> ReturnedValue | ReturnedWish | Failure:
         task: Task[Any, Any] | None = None
         try:
             task = _task_of_step(call.step) if call.step else self._tasks.get(call.task)

@@ -28,7 +28,7 @@ _LAG_S: Final = 0.25
 _LAGGING_DELIVERIES_MAX: Final = 4
 
 
-class Advisory(msgspec.Struct, frozen=True):
+class _Advisory(msgspec.Struct, frozen=True):
     """What the server says of a message that a consumer gave up; other fields are left out."""
 
     consumer: str
@@ -36,7 +36,7 @@ class Advisory(msgspec.Struct, frozen=True):
     deliveries: int = 0
 
 
-_decode = msgspec.json.Decoder(Advisory).decode
+_decode = msgspec.json.Decoder(_Advisory).decode
 
 
 class DeadLetterReactor(ConsumerReactor):

@@ -267,7 +267,7 @@ class TimerSetter(ConsumerReactor):
             raise
 
 
-class DueTimers(ConsumerReactor):
+class _DueTimers(ConsumerReactor):
     """Hears the timers that fire, waits for the rest of their time, and acts on them."""
 
     def __init__(
@@ -345,4 +345,4 @@ def timer_reactors(ledger: Ledger) -> list[Reactor]:
     clocks = TwoClocks(ledger.clock)
     acting = TimerActor(clocks, Dispatcher(ledger), Ticker(ledger, timers))
     setter = TimerSetter(ledger, timers, clocks, acting)
-    return [setter, DueTimers(ledger, timers, clocks, acting, setter=setter)]
+    return [setter, _DueTimers(ledger, timers, clocks, acting, setter=setter)]

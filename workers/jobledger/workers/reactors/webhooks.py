@@ -47,7 +47,7 @@ from jobledger.workers.services import end
 _IN_FLIGHT_MAX = 64
 
 
-class TermReactor(ConsumerReactor):
+class _TermReactor(ConsumerReactor):
     """Makes the job of each event that matches a webhook within one term, then acknowledges the event.
 
     At least once, in any order, in as many processes as there are: a job is begun once, by its id.
@@ -144,7 +144,7 @@ class WebhookReactor:
     def __init__(self, ledger: Ledger, *, look_every_s: float = LOOK_EVERY_S) -> None:
         self._ledger = ledger
         self._look_every_s = look_every_s
-        self._readers: dict[TermName, TermReactor] = {}
+        self._readers: dict[TermName, _TermReactor] = {}
         self._tasks: dict[TermName, asyncio.Task[None]] = {}
         self._task_webhooks: Mapping[str, Webhook] = {}
         self._newest = -1  #: stream sequence of the newest event of any webhook when it was looked last
@@ -223,7 +223,7 @@ class WebhookReactor:
         for name, term in terms.items():
             reader = self._readers.get(name)
             if reader is None:
-                self._readers[name] = reader = TermReactor(self._ledger, term, lambda: self._task_webhooks)
+                self._readers[name] = reader = _TermReactor(self._ledger, term, lambda: self._task_webhooks)
                 task = asyncio.create_task(
                     host(self._ledger, reader), name=f"{reader.name} since {name.since}"
                 )

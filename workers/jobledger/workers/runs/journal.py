@@ -101,7 +101,7 @@ class AttemptJournal:
         self._children = shared.children
         self._attempt = attempt
         self._channel = channel
-        self._together = Together(channel)
+        self._together = _Together(channel)
         self._tables: AttemptTables | None = None
         self._news = asyncio.Event()
         self._is_hinted = False
@@ -398,7 +398,7 @@ class _WaitingStep(msgspec.Struct, eq=False):
     stored: asyncio.Future[None]
 
 
-class Together:
+class _Together:
     """Appends what the branches of one attempt record, one append at a time: each rests on the one before."""
 
     def __init__(self, channel: AttemptChannel) -> None:
