@@ -191,6 +191,16 @@ async def test_a_list_of_jobs_loads_no_more_than_it_needs(
     assert len(modules) <= OF_A_LIST
 
 
+async def test_an_answer_in_json_loads_nothing_that_draws(
+    nats_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    async with connect(nats_server.url):
+        pass
+    place = ["--url", nats_server.url, "--projection", str(tmp_path / "projection.db")]
+    program = f"from jobledger.cli.main import run; assert run({['jobs', 'list', '--json', *place]}) == 0"
+    assert "rich" not in await asyncio.to_thread(_loaded, program)
+
+
 async def test_what_is_put_off_is_loaded_when_it_is_used(nats_server: EmbeddedServer) -> None:
     modules = await asyncio.to_thread(_loaded, LARGE_INPUT, nats_server.url)
     assert "nats.js.object_store" in modules

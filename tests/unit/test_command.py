@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from typing import Annotated, Any
 import pytest
 import typer
 
+from jobledger.cli import session
 from jobledger.cli.command import LEDGER, OFFLINE, ROWS, Cli, command
 from jobledger.cli.commands import COMMANDS, Group
 from jobledger.ledger.config import DEFAULT_URL
@@ -90,6 +93,31 @@ def test_a_coroutine_that_a_plain_function_returns_is_run_after_it() -> None:
 
     _run(app, "act")
     assert done == ["prepared", "run"]
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_the_collector_that_the_entry_turned_off_runs_again_in_a_command_that_goes_on(
+    monkeypatch: pytest.MonkeyPatch, *, is_plain: bool
+) -> None:
+    monkeypatch.setattr(session, "_COLLECTS_AFTER_S", 0.0)
+    app, seen = typer.Typer(), list[bool]()
+
+    async def goes_on(cli: Cli) -> None:
+        seen.append(gc.isenabled())
+        async with asyncio.timeout(5):
+            while not gc.isenabled():
+                await asyncio.sleep(0)
+
+    def plain(cli: Cli) -> None:
+        seen.append(gc.isenabled())
+
+    command(app, "go", takes=OFFLINE)(plain if is_plain else goes_on)
+    gc.disable()
+    try:
+        _run(app, "go")
+        assert (seen, gc.isenabled()) == ([is_plain], True)
+    finally:
+        gc.enable()
 
 
 def _modules(group: Group) -> set[str]:

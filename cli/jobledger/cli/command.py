@@ -220,9 +220,7 @@ def command(
             )
             if order:
                 given["order"] = {key: given.pop(key) for key in order}
-            if not inspect.iscoroutinefunction(function):
-                gc.enable()  # it may work for long, without the loop of `run`
-            answer = function(cli, **given)
+            answer = _called(function, cli, given)
             return run(lambda: answer) if isinstance(answer, Awaitable) else answer
 
         told.__doc__ = function.__doc__
@@ -233,6 +231,15 @@ def command(
         return function
 
     return register
+
+
+def _called(
+    function: Callable[..., Awaitable[int | None] | int | None], cli: Cli, given: dict[str, Any]
+) -> Awaitable[int | None] | int | None:
+    """Call a command; one that is no coroutine may work for long without the loop of `run`, which turns the collector on."""
+    if not inspect.iscoroutinefunction(function):
+        gc.enable()
+    return function(cli, **given)
 
 
 def _option(name: str, kind: Any, default: Any = None) -> inspect.Parameter:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from jobledger.admin import amounts
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+Cell: TypeAlias = "str | Text | int | None"  #: what a table or a list of facts shows at one place
 # Everything that moves the cursor, colours, rings or reorders: C0 and C1 controls, bidirectional marks and
 # overrides, line separators, zero-width characters, interlinear and tag characters, halves of surrogate pairs.
 _UNSAFE: Final = (

@@ -12,9 +12,8 @@ from jobledger.admin.amounts import duration
 from jobledger.admin.objects.fleet import key_shown
 from jobledger.cli.command import Cli, command
 from jobledger.cli.groups import UNIQUE
-from jobledger.cli.output import Cell
 from jobledger.cli.pairs import pairs
-from jobledger.cli.text import colored, plain, shortened
+from jobledger.cli.text import Cell, colored, plain, shortened
 from jobledger.ledger.model.envelope import NO_VALUE
 from jobledger.ledger.model.subjects import check_token
 from jobledger.ledger.unique.queries import KeyHolder, find_keys

@@ -14,9 +14,8 @@ from jobledger.admin.queues import listed, together
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import QUEUES
-from jobledger.cli.output import Cell
 from jobledger.cli.past import asked, rows_begin, viewed
-from jobledger.cli.text import age, shortened
+from jobledger.cli.text import Cell, age, shortened
 from jobledger.ledger import QueueState
 from jobledger.ledger.model.job import CLOSED_STATES, LATER_STATES, JobState
 from jobledger.ledger.model.subjects import check_token

@@ -12,8 +12,7 @@ from jobledger.admin.lists.stats import stats
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import TOP
-from jobledger.cli.output import Cell
-from jobledger.cli.text import shortened
+from jobledger.cli.text import Cell, shortened
 from jobledger.cli.times import seconds
 from jobledger.ledger.model.subjects import check_token
 from jobledger.projections.statistics.rates import Rates

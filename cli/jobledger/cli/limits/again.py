@@ -14,8 +14,7 @@ from jobledger.admin.grants_again import SimulatedWaits, compare_grants, simulat
 from jobledger.cli.command import Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import LIMITS
-from jobledger.cli.output import Cell
-from jobledger.cli.text import shortened
+from jobledger.cli.text import Cell, shortened
 from jobledger.cli.times import parse_range
 from jobledger.ledger.model.limits.simulation import KeyWaits
 from jobledger.ledger.model.times import shown_time, time_text

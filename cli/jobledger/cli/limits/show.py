@@ -21,9 +21,9 @@ from jobledger.admin.verbs.kit import Heading, told_changes
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import LIMITS
-from jobledger.cli.output import Cell, Output
+from jobledger.cli.output import Output
 from jobledger.cli.past import asked, rows_begin, viewed_of
-from jobledger.cli.text import age, moment, shortened
+from jobledger.cli.text import Cell, age, moment, shortened
 from jobledger.ledger.limits.in_code import CodeLimit
 from jobledger.ledger.model.limits.definition import Author, terms_words, who_words
 from jobledger.ledger.model.limits.names import joined, split

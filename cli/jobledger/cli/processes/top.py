@@ -19,9 +19,9 @@ from jobledger.admin.rows import Rows
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import TOP
 from jobledger.cli.jobs.queues import COUNTS, counted
-from jobledger.cli.output import Cell, Output
+from jobledger.cli.output import Output
 from jobledger.cli.session import data_folder, stoppable, until_closed
-from jobledger.cli.text import LEVEL_STYLES, age, colored, shortened
+from jobledger.cli.text import LEVEL_STYLES, Cell, age, colored, shortened
 from jobledger.cli.times import seconds
 from jobledger.ledger.nats.leases import WorkerInfo
 

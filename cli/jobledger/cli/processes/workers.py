@@ -9,8 +9,7 @@ from jobledger.admin.workers import list_workers
 from jobledger.cli import options
 from jobledger.cli.command import Cli, command
 from jobledger.cli.groups import WORKERS
-from jobledger.cli.output import Cell
-from jobledger.cli.text import age, colored, shortened
+from jobledger.cli.text import Cell, age, colored, shortened
 from jobledger.ledger.nats.fleet_clock import APART_S_MAX
 from jobledger.ledger.nats.leases import WorkerInfo
 

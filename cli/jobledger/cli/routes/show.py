@@ -12,9 +12,9 @@ from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.errors import UsageError
 from jobledger.cli.groups import ROUTES
-from jobledger.cli.output import Cell, Output
+from jobledger.cli.output import Output
 from jobledger.cli.past import asked, rows_begin, viewed
-from jobledger.cli.text import age, plain, shortened
+from jobledger.cli.text import Cell, age, plain, shortened
 from jobledger.ledger.model.times import shown_time
 from jobledger.projections.tables.routes import DeliveryRow, RouteRow, read_deliveries, read_routes
 

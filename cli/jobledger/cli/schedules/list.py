@@ -16,9 +16,9 @@ from jobledger.admin.schedules import ScheduleLine, ScheduleView, list_schedules
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import SCHEDULES
 from jobledger.cli.jobs.view import label_facts
-from jobledger.cli.output import Cell, Output
+from jobledger.cli.output import Output
 from jobledger.cli.schedules import options
-from jobledger.cli.text import age, moment, shortened
+from jobledger.cli.text import Cell, age, moment, shortened
 from jobledger.ledger.model.schedules.definition import Definition
 from jobledger.projections.tables.schedules import ScheduleRow, TickRow
 

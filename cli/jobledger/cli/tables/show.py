@@ -13,8 +13,7 @@ from jobledger.admin.tables.files import TABLES_MAX, is_stored, one_table, table
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import TABLES
-from jobledger.cli.output import Cell
-from jobledger.cli.text import moment, plain, shortened
+from jobledger.cli.text import Cell, moment, plain, shortened
 from jobledger.projections.tables.run_tables import TableRow
 
 _LIMIT: Final = 50

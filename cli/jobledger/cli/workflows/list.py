@@ -11,9 +11,8 @@ from jobledger.admin.workflows.versions import WorkflowVersion, age_of, list_wor
 from jobledger.cli import options
 from jobledger.cli.command import ROWS, Cli, command
 from jobledger.cli.groups import WORKFLOWS
-from jobledger.cli.output import Cell
 from jobledger.cli.session import load_tasks
-from jobledger.cli.text import age, shortened
+from jobledger.cli.text import Cell, age, shortened
 from jobledger.ledger import TaskRegistry
 
 
