@@ -30,7 +30,7 @@ from jobledger.ledger.model.log import Entry
 from jobledger.ledger.nats.api import create_stream
 from jobledger.ledger.nats.connection import open_connection
 from jobledger.ledger.nats.inbox import Inbox
-from jobledger.ledger.nats.publisher import Publisher
+from jobledger.ledger.nats.writer import Writer
 from jobledger.ledger.server import EmbeddedServer
 from jobledger.workers import Worker, WorkerConfig
 from jobledger.workers.process import tune_collector
@@ -60,7 +60,8 @@ async def baseline(url: str, count: int) -> float:
         inbox = Inbox(connection)
         await inbox.open()
         await create_stream(inbox, "BASE", {"subjects": ["base.>"]})
-        publisher = Publisher(connection, inbox)
+        writer = Writer(connection)
+        await writer.open()
         progress = asyncio.Event()
         body = msgspec.json.encode({"input": PADDING * 4})
         done = 0
@@ -75,14 +76,14 @@ async def baseline(url: str, count: int) -> float:
         started = time.perf_counter()
         for number in range(count):
             subject = f"base.{number}"
-            publisher.send((Entry(subject, body, subject, 0),), answered)
+            writer.send((Entry(subject, body, subject, 0),), answered)
             while number - done > WINDOW:
                 progress.clear()
                 await progress.wait()
         while done < count:
             progress.clear()
             await progress.wait()
-        publisher.close()
+        writer.close()
         return count / (time.perf_counter() - started)
     finally:
         await connection.close()

@@ -91,7 +91,7 @@ async def test_a_follower_skips_nothing_that_was_on_its_way_when_the_connection_
 async def test_a_stolen_answer_changes_nothing_for_the_caller(
     server_factory: ServerFactory, commit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobledger.ledger.nats.publisher.REPLY_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("jobledger.ledger.nats.writer.REPLY_TIMEOUT_S", 0.5)
     server = server_factory()
     await server.start()
     async with (
@@ -121,7 +121,7 @@ async def test_a_stolen_answer_changes_nothing_for_the_caller(
 async def test_a_worker_whose_answers_are_stolen_runs_each_job_once(
     server_factory: ServerFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobledger.ledger.nats.publisher.REPLY_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("jobledger.ledger.nats.writer.REPLY_TIMEOUT_S", 0.5)
     server = server_factory()
     await server.start()
     settings: dict[str, Any] = {"environment": "t_thief", "ledger_bytes_max": SMALL}
@@ -146,7 +146,7 @@ async def test_an_append_without_an_answer_ends_within_its_limit(
     server_factory: ServerFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait for the first answer is a part of `append_timeout_s`, not something before it."""
-    monkeypatch.setattr("jobledger.ledger.nats.publisher.REPLY_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("jobledger.ledger.nats.writer.REPLY_TIMEOUT_S", 1.0)
     server = server_factory()
     await server.start()
     async with (

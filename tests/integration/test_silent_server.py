@@ -20,7 +20,7 @@ from jobledger.ledger.model.errors import (
     ConfigurationError,
     ServerUnreachableError,
 )
-from jobledger.ledger.nats.publisher import REPLY_TIMEOUT_S
+from jobledger.ledger.nats.writer import REPLY_TIMEOUT_S
 from jobledger.ledger.server import EmbeddedServer
 
 REQUEST_S = 0.5

@@ -32,7 +32,7 @@ from jobledger.ledger.model.subjects import Names
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.connection import open_connection
 from jobledger.ledger.nats.inbox import Inbox
-from jobledger.ledger.nats.publisher import Publisher
+from jobledger.ledger.nats.writer import Writer
 
 #: Ledgers of more events are checked, and archived in `make faults` alone: to carry thousands of jobs takes seconds each.
 _ARCHIVED_EVENTS_MAX: Final = 1_000
@@ -172,12 +172,13 @@ async def _opened(url: str) -> AsyncGenerator[tuple[Inbox, LedgerOf]]:
     connection = await open_connection(url, name="soundness", timeout_s=LIMIT_S)
     inbox = Inbox(connection)
     await inbox.open()
-    publisher = Publisher(connection, inbox)
+    writer = Writer(connection, commit=config.commit)
+    await writer.open()
 
     @contextlib.asynccontextmanager
     async def ledger_of(environment: str) -> AsyncGenerator[Ledger]:
         own = msgspec.structs.replace(config, environment=environment)
-        ledger = await assemble(connection, inbox, publisher, Names(environment), own, SystemClock())
+        ledger = await assemble(connection, inbox, writer, Names(environment), own, SystemClock())
         try:
             yield ledger
         finally:
@@ -187,7 +188,7 @@ async def _opened(url: str) -> AsyncGenerator[tuple[Inbox, LedgerOf]]:
         yield inbox, ledger_of
     finally:
         connection.is_retired = True
-        publisher.close()
+        writer.close()
         await connection.close()
 
 

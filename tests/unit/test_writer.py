@@ -1,4 +1,4 @@
-"""The group-commit writer against a publisher that does as it is told: what goes together, and who gets which answer."""
+"""The writer against a connection that does as it is told: what goes together, and who gets which answer."""
 
 from __future__ import annotations
 
@@ -7,45 +7,85 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import cast
 
+import msgspec
 import pytest
 
+from jobledger.ledger.model.errors import PermissionRefusedError
 from jobledger.ledger.model.log import Entry
-from jobledger.ledger.nats.connection import ConnectionLostError
+from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.durability import Durability
-from jobledger.ledger.nats.publisher import Answered, AppendRefusedError, Publisher
-from jobledger.ledger.nats.writer import Commit, Writer, _Observation
+from jobledger.ledger.nats.inbox import ReplyTimeoutError
+from jobledger.ledger.nats.parser import Handler
+from jobledger.ledger.nats.writer import AppendRefusedError, Commit, Writer, _Observation
 
 pytestmark = pytest.mark.anyio
 
 REFUSED = AppendRefusedError(10071, "wrong last sequence: 7")
 
 
-class ScriptedPublisher:
-    """Keeps what was sent; the test answers."""
+class ScriptedConnection:
+    """Keeps what was sent, message by message or batch by batch; the test answers as a server does."""
 
-    def __init__(self) -> None:
-        self.sent: list[tuple[list[str], Answered]] = []
-        self.in_flight = 0
+    def __init__(self, durability: Durability | None) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.durability = durability
+        self.is_clustered = False
+        self.is_lost = False
+        self.lost_listeners: list[Callable[[], None]] = []
+        self.refused_listeners: list[Callable[[PermissionRefusedError], bool]] = []
+        self.sent: list[tuple[list[str], str]] = []  # data and the reply subject
+        self.headers: list[bytes] = []
+        self._staged: list[str] = []
+        self._handler: Handler | None = None
 
-    def send(self, entries: Sequence[Entry], answered: Answered) -> None:
-        self.in_flight += 1
-        self.sent.append(([entry.data.decode() for entry in entries], answered))
+    def new_inbox(self) -> str:
+        return "_INBOX.1"
+
+    async def listen(self, subject: str, handler: Handler) -> None:
+        assert subject == "_INBOX.1.*"
+        assert self._handler is None
+        self._handler = handler
+
+    def send(self, subject: str, reply: str, headers: bytes, data: bytes) -> None:
+        if self.is_lost:
+            raise ConnectionLostError
+        assert subject == "s"
+        self.headers.append(headers)
+        self._staged.append(data.decode())
+        if reply:
+            self.sent.append((self._staged, reply))
+            self._staged = []
 
     def take(self) -> list[str]:
         """What the oldest message or batch holds, without answering it."""
         return self.sent[0][0]
 
-    def answer(self, result: int | Exception) -> None:
-        self.in_flight -= 1
-        self.sent.pop(0)[1](result)
+    def answer(self, result: int | AppendRefusedError) -> None:
+        said: dict[str, object] = {"stream": "S", "seq": result}
+        if isinstance(result, AppendRefusedError):
+            said = {"error": {"code": 400, "err_code": result.code, "description": "wrong last sequence: 7"}}
+        self.say(self.sent.pop(0)[1], msgspec.json.encode(said))
+
+    def say(self, reply: str, data: bytes, headers: bytes = b"") -> None:
+        assert self._handler is not None
+        self._handler(reply.encode(), b"", data, headers)
+
+    def lose(self) -> None:
+        self.is_lost = True
+        self.sent.clear()
+        for listener in self.lost_listeners:
+            listener()
 
 
 class Bench:
-    """A writer, its publisher, and the answers that came, by the name of the append."""
+    """A writer, its connection, and the answers that came, by the name of the append."""
 
     def __init__(self, commit: Commit, durability: Durability | None = None) -> None:
-        self.publisher = ScriptedPublisher()
-        self.writer = Writer(cast("Publisher", self.publisher), commit=commit, durability=durability)
+        self.server = ScriptedConnection(durability)
+        self.writer = Writer(cast("Connection", self.server), commit=commit)
+        opening = self.writer.open()
+        with pytest.raises(StopIteration):  # this connection has nothing to wait for
+            opening.send(None)
         self.answers: dict[str, list[int | Exception]] = {}
 
     def append(self, name: str, *, chain: str = "", events: int = 1, size: int = 0) -> None:
@@ -61,6 +101,10 @@ class Bench:
         ]
         self.writer.append(entries, lambda result: self.answers.setdefault(name, []).append(result))
 
+    def codes(self, name: str) -> list[int]:
+        """The numbers of the refusals that an append got."""
+        return [each.code for each in self.answers[name] if isinstance(each, AppendRefusedError)]
+
 
 async def turn() -> None:
     await asyncio.sleep(0)
@@ -71,11 +115,11 @@ async def test_pipelined_appends_go_out_at_once_and_alone() -> None:
     bench = Bench("pipeline")
     bench.append("a")
     bench.append("b", events=2)
-    assert [data for data, _ in bench.publisher.sent] == [["a"]]
+    assert [data for data, _ in bench.server.sent] == [["a"]]
     await turn()
-    assert [data for data, _ in bench.publisher.sent] == [["a"], ["b", "b+1"]]
-    bench.publisher.answer(5)
-    bench.publisher.answer(7)  # of a batch: the sequence of its last
+    assert [data for data, _ in bench.server.sent] == [["a"], ["b", "b+1"]]
+    bench.server.answer(5)
+    bench.server.answer(7)  # of a batch: the sequence of its last
     assert bench.answers == {"a": [5], "b": [6]}
 
 
@@ -86,9 +130,9 @@ async def test_pipelined_appends_of_several_entries_go_out_as_one_batch() -> Non
     bench.append("b", events=2)
     bench.append("c")
     await turn()
-    assert [data for data, _ in bench.publisher.sent] == [["c"], ["a", "a+1", "b", "b+1"]]
-    bench.publisher.answer(5)
-    bench.publisher.answer(9)
+    assert [data for data, _ in bench.server.sent] == [["c"], ["a", "a+1", "b", "b+1"]]
+    bench.server.answer(5)
+    bench.server.answer(9)
     assert bench.answers == {"a": [6], "b": [8], "c": [5]}
 
 
@@ -98,8 +142,8 @@ async def test_appends_of_one_turn_go_together_and_each_gets_its_own_sequence() 
     bench.append("b", events=3)
     bench.append("c")
     await turn()
-    assert [data for data, _ in bench.publisher.sent] == [["a", "b", "b+1", "b+2", "c"]]
-    bench.publisher.answer(14)
+    assert [data for data, _ in bench.server.sent] == [["a", "b", "b+1", "b+2", "c"]]
+    bench.server.answer(14)
     assert bench.answers == {"a": [10], "b": [11], "c": [14]}
 
 
@@ -110,37 +154,38 @@ async def test_a_server_that_tells_its_durability_is_believed_from_the_first_app
         for number in range(20):
             bench.append(str(number))
         await turn()
-        assert len(bench.publisher.sent) == sent
+        assert len(bench.server.sent) == sent
     few = Bench("auto", "power")
     for number in range(8):  # a batch of so few would take longer
         few.append(str(number))
     await turn()
-    assert len(few.publisher.sent) == 8
+    assert len(few.server.sent) == 8
     few.append("one more")  # nine are in flight now: what follows waits for them
     await turn()
-    assert len(few.publisher.sent) == 9
+    assert len(few.server.sent) == 9
     few.append("later")
     few.append("later still")
     await turn()
-    assert len(few.publisher.sent) == 11
+    assert len(few.server.sent) == 11
     few.append("waits")
     await turn()
-    assert len(few.publisher.sent) == 11
-    few.writer.begin("process")  # another server, after a reconnect
+    assert len(few.server.sent) == 11
+    few.server.durability = "process"
+    few.writer.begin()  # another server, after a reconnect
     few.append("a")
-    assert few.publisher.sent[-1][0] == ["a"]
+    assert few.server.sent[-1][0] == ["a"]
     told = Bench("pipeline", "power")  # a setting says it outright
     for number in range(20):
         told.append(str(number))
-    assert len(told.publisher.sent) == 20
+    assert len(told.server.sent) == 20
 
 
 async def test_a_lone_append_goes_out_plainly() -> None:
     bench = Bench("group")
     bench.append("a")
     await turn()
-    assert bench.publisher.take() == ["a"]
-    bench.publisher.answer(1)
+    assert bench.server.take() == ["a"]
+    bench.server.answer(1)
     assert bench.answers == {"a": [1]}
 
 
@@ -152,9 +197,9 @@ async def test_what_comes_while_groups_are_in_flight_waits_for_the_next() -> Non
     for name in "cde":
         bench.append(name)
         await turn()
-    assert [data for data, _ in bench.publisher.sent] == [["a"], ["b"]]
-    bench.publisher.answer(1)
-    assert [data for data, _ in bench.publisher.sent] == [["b"], ["c", "d", "e"]]
+    assert [data for data, _ in bench.server.sent] == [["a"], ["b"]]
+    bench.server.answer(1)
+    assert [data for data, _ in bench.server.sent] == [["b"], ["c", "d", "e"]]
 
 
 async def test_two_appends_of_one_chain_never_share_a_batch_and_keep_their_order() -> None:
@@ -165,11 +210,11 @@ async def test_two_appends_of_one_chain_never_share_a_batch_and_keep_their_order
     bench.append("c1", chain="c")
     bench.append("a3", chain="a")
     await turn()
-    batches = [data for data, _ in bench.publisher.sent]
+    batches = [data for data, _ in bench.server.sent]
     assert batches[0] == ["a1", "b1", "c1"]
-    while bench.publisher.sent:
-        bench.publisher.answer(100)
-        batches += [data for data, _ in bench.publisher.sent[len(batches) :]]
+    while bench.server.sent:
+        bench.server.answer(100)
+        batches += [data for data, _ in bench.server.sent[len(batches) :]]
     order = [name for answered in bench.answers for name in [answered] if name.startswith("a")]
     assert order == ["a1", "a2", "a3"]
 
@@ -180,21 +225,21 @@ async def test_a_refused_batch_is_sent_again_member_by_member() -> None:
     bench.append("b", events=2)
     bench.append("c")
     await turn()
-    bench.publisher.answer(REFUSED)
+    bench.server.answer(REFUSED)
     assert bench.answers == {}
-    assert [data for data, _ in bench.publisher.sent] == [["a"], ["b", "b+1"], ["c"]]
-    bench.publisher.answer(1)
-    bench.publisher.answer(REFUSED)
-    bench.publisher.answer(2)
-    assert bench.answers == {"a": [1], "b": [REFUSED], "c": [2]}
+    assert [data for data, _ in bench.server.sent] == [["a"], ["b", "b+1"], ["c"]]
+    bench.server.answer(1)
+    bench.server.answer(REFUSED)
+    bench.server.answer(2)
+    assert (bench.answers["a"], bench.codes("b"), bench.answers["c"]) == ([1], [10071], [2])
 
 
 async def test_a_lone_refusal_is_not_sent_again() -> None:
     bench = Bench("group")
     bench.append("a", events=2)
     await turn()
-    bench.publisher.answer(REFUSED)
-    assert (bench.answers, bench.publisher.sent) == ({"a": [REFUSED]}, [])
+    bench.server.answer(REFUSED)
+    assert (bench.codes("a"), bench.server.sent) == ([10071], [])
 
 
 async def test_a_lost_answer_is_told_to_every_member_and_nothing_is_sent_again() -> None:
@@ -202,12 +247,84 @@ async def test_a_lost_answer_is_told_to_every_member_and_nothing_is_sent_again()
     bench.append("a")
     bench.append("b")
     await turn()
-    lost = ConnectionLostError()
-    bench.publisher.answer(lost)
-    assert (bench.answers, bench.publisher.sent) == ({"a": [lost], "b": [lost]}, [])
+    bench.server.lose()
+    assert [type(each) for name in "ab" for each in bench.answers[name]] == [ConnectionLostError] * 2
+    bench.server.is_lost = False
     bench.append("c")
     await turn()
-    assert bench.publisher.take() == ["c"]
+    assert bench.server.take() == ["c"]
+
+
+async def test_a_broken_connection_is_told_to_all_that_is_on_its_way_and_a_late_answer_to_nobody() -> None:
+    bench = Bench("pipeline")
+    bench.append("a")
+    bench.append("b", events=2)
+    await turn()
+    (_, reply), _ = bench.server.sent
+    assert bench.writer.in_flight > 0
+    bench.server.lose()
+    bench.append("c")  # while there is no connection
+    assert "c" not in bench.answers, "nobody is called back from the call itself"
+    await turn()
+    bench.server.say(reply, b'{"stream":"S","seq":3}')
+    assert {name: [type(each) for each in told] for name, told in bench.answers.items()} == {
+        name: [ConnectionLostError] for name in "abc"
+    }
+    assert bench.writer.in_flight == 0
+
+
+async def test_what_gets_no_answer_is_told_by_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobledger.ledger.nats.writer._SWEEP_S", 0.01)
+    bench = Bench("pipeline")
+    bench.writer.reply_timeout_s = 0.05
+    told = asyncio.Event()
+    doubted: list[tuple[str, Exception]] = []
+
+    def doubt(entries: Sequence[Entry], error: Exception, _: object) -> None:
+        doubted.append((entries[0].chain, error))
+        told.set()
+
+    bench.writer.append([Entry("s", b"a", "chain", 0)], lambda _: None, doubt)
+    async with asyncio.timeout(5):
+        await told.wait()
+    assert [(chain, type(error)) for chain, error in doubted] == [("chain", ReplyTimeoutError)]
+    bench.server.answer(4)
+    assert len(doubted) == 1
+    assert bench.writer.in_flight == 0
+
+
+async def test_a_refused_right_is_told_to_the_appends_that_needed_it() -> None:
+    bench = Bench("pipeline")
+    bench.append("a")
+    bench.append("b", events=2)
+    await turn()
+    (refused,) = bench.server.refused_listeners
+    assert not refused(PermissionRefusedError("publish", "other"))
+    assert not bench.answers
+    assert refused(PermissionRefusedError("publish", "s"))
+    assert {name: [type(each) for each in told] for name, told in bench.answers.items()} == {
+        name: [PermissionRefusedError] for name in "ab"
+    }
+
+
+@pytest.mark.parametrize(
+    ("data", "headers", "told"),
+    [
+        (b"", b"NATS/1.0 503\r\n\r\n", ConnectionLostError),
+        (b"", b"", AppendRefusedError),
+        (b"rubbish", b"", AppendRefusedError),
+        (b'{"error":{"err_code":10077}}', b"", AppendRefusedError),
+    ],
+)
+async def test_an_answer_that_accepts_nothing_is_an_error(
+    data: bytes, headers: bytes, told: type[Exception]
+) -> None:
+    bench = Bench("pipeline")
+    bench.append("a")
+    for reply in ("_INBOX.1.", "_INBOX.1.x", "_INBOX.1.7"):  # to nobody
+        bench.server.say(reply, b'{"seq":3}')
+    bench.server.say(bench.server.sent[0][1], data, headers)
+    assert [type(each) for each in bench.answers["a"]] == [told]
 
 
 async def test_a_batch_holds_neither_too_many_messages_nor_too_many_bytes() -> None:
@@ -215,15 +332,15 @@ async def test_a_batch_holds_neither_too_many_messages_nor_too_many_bytes() -> N
     for number in range(1_200):
         bench.append(f"n{number}")
     await turn()
-    while bench.publisher.sent:
-        assert len(bench.publisher.take()) <= 1_000
-        bench.publisher.answer(10_000)
+    while bench.server.sent:
+        assert len(bench.server.take()) <= 1_000
+        bench.server.answer(10_000)
     for number in range(12):
         bench.append(f"large{number}", size=900_000)
     await turn()
-    while bench.publisher.sent:
-        assert sum(map(len, bench.publisher.take())) <= 4 << 20
-        bench.publisher.answer(20_000)
+    while bench.server.sent:
+        assert sum(map(len, bench.server.take())) <= 4 << 20
+        bench.server.answer(20_000)
     assert len(bench.answers) == 1_212
     assert all(len(answers) == 1 for answers in bench.answers.values())
 
@@ -234,8 +351,8 @@ async def test_an_append_larger_than_a_group_may_be_still_goes_out() -> None:
     bench.append("b", size=5 << 20)
     bench.append("c")
     await turn()
-    while bench.publisher.sent:
-        bench.publisher.answer(9_999)
+    while bench.server.sent:
+        bench.server.answer(9_999)
     assert set(bench.answers) == {"a", "b", "c"}
 
 
@@ -252,8 +369,8 @@ async def test_an_answer_that_appends_again_loses_nothing() -> None:
     bench.writer.append([Entry("s", b"x", "chain", 0)], again)
     for _ in range(200):
         await turn()
-        if bench.publisher.sent:
-            bench.publisher.answer(1)
+        if bench.server.sent:
+            bench.server.answer(1)
     assert made == 50
 
 
@@ -264,8 +381,8 @@ async def test_what_waits_when_grouping_ends_is_still_sent() -> None:
         await turn()
     bench.writer._grouping = False
     bench.append("e")
-    while bench.publisher.sent:
-        bench.publisher.answer(1)
+    while bench.server.sent:
+        bench.server.answer(1)
         await turn()
     assert set(bench.answers) == set("abcde")
 
@@ -288,6 +405,9 @@ class Paced(Bench):
     def call_soon(self, call: Callable[[], None]) -> asyncio.Handle:
         return asyncio.get_running_loop().call_soon(call)
 
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(delay_s, call)
+
     def _append(self) -> None:
         self._count += 1
         self.append(f"n{self._count}")
@@ -298,7 +418,7 @@ class Paced(Bench):
             if self.writer.grouping:
                 return number
             self.time_s += 1 / per_second
-            self.publisher.answer(number + 1)
+            self.server.answer(number + 1)
             self._append()
         return answers
 
@@ -332,7 +452,7 @@ async def test_a_disk_that_comes_in_the_way_is_noticed_soon(in_flight: int) -> N
 async def test_after_a_reconnect_it_looks_at_once() -> None:
     bench = Paced(50)
     bench.serve(3_000, per_second=15_000)
-    bench.writer.begin(None)
+    bench.writer.begin()
     bench.writer._observed._cpu_s = lambda: 0.0
     assert bench.serve(3_000, per_second=3_000) < 900
 
@@ -396,12 +516,12 @@ class Bursts(Paced):
         for _ in range(appends):
             self._append()
         await turn()
-        while self.publisher.sent:
-            messages = len(self.publisher.take())
+        while self.server.sent:
+            messages = len(self.server.take())
             self.batches += messages > 1
             self.time_s += self._cost_s(messages, per_second, batch_s)
             self.cpu_s += own_share * self._cost_s(messages, per_second, batch_s)
-            self.publisher.answer(100)
+            self.server.answer(100)
             await turn()
         self.time_s += 0.01
 
@@ -472,19 +592,19 @@ async def test_too_few_for_a_batch_go_one_by_one_while_others_are_grouped() -> N
     for name in "abc":
         bench.append(name)
     await turn()
-    assert [data for data, _ in bench.publisher.sent] == [["a"], ["b"], ["c"]]
+    assert [data for data, _ in bench.server.sent] == [["a"], ["b"], ["c"]]
     for name in "defgh":
         bench.append(name)
         await turn()
-    assert len(bench.publisher.sent) == 8, "a few in flight are waited for by nobody"
+    assert len(bench.server.sent) == 8, "a few in flight are waited for by nobody"
     for name in "ijk":
         bench.append(name)
         await turn()
-    assert len(bench.publisher.sent) == 10, "the third one beyond them waits for one of the two before it"
+    assert len(bench.server.sent) == 10, "the third one beyond them waits for one of the two before it"
     for answer in (1, 2, REFUSED, 4, 5, 6, 7, 8, 9):
-        bench.publisher.answer(answer)
-    assert [data for data, _ in bench.publisher.sent] == [["j"], ["k"]]
-    assert (bench.answers["a"], bench.answers["c"], bench.answers["i"]) == ([1], [REFUSED], [9])
-    bench.publisher.answer(10)
-    bench.publisher.answer(11)
+        bench.server.answer(answer)
+    assert [data for data, _ in bench.server.sent] == [["j"], ["k"]]
+    assert (bench.answers["a"], bench.codes("c"), bench.answers["i"]) == ([1], [10071], [9])
+    bench.server.answer(10)
+    bench.server.answer(11)
     assert bench.writer._groups_in_flight == 0

@@ -25,7 +25,6 @@ from jobledger.ledger.nats.inbox import Inbox
 from jobledger.ledger.nats.jetstream import JetStreamLog
 from jobledger.ledger.nats.leases import JetStreamLeases
 from jobledger.ledger.nats.payloads import Payloads
-from jobledger.ledger.nats.publisher import Publisher
 from jobledger.ledger.nats.streams import (
     RESULTS_LIFE_S,
     StreamSpec,
@@ -35,6 +34,7 @@ from jobledger.ledger.nats.streams import (
     require_ledger,
     specifications,
 )
+from jobledger.ledger.nats.writer import Writer
 from jobledger.ledger.patience import Patience
 
 #: Replicas of what is made later, by those of the ledger: an even number survives no more losses than one less.
@@ -70,7 +70,7 @@ async def connect(
     """
     given, config = _configured(url, settings)
     names = Names(config.environment)
-    async with _client(config) as (connection, inbox, publisher):
+    async with _client(config) as (connection, inbox, writer):
         if connection.is_clustered:
             unsaid = {name: _ELECTION_S for name in _PATIENT if name not in given}
             config = await _on_cluster(connection, inbox, names, msgspec.structs.replace(config, **unsaid))
@@ -78,7 +78,7 @@ async def connect(
             config = msgspec.structs.replace(config, replicas=config.replicas or 1)
             await _streams(inbox, names, config, _specifications(names, config))
         async with _time(clock, inbox, names) as time:
-            ledger = await assemble(connection, inbox, publisher, names, config, time)
+            ledger = await assemble(connection, inbox, writer, names, config, time)
             try:
                 yield ledger
             finally:
@@ -95,8 +95,8 @@ async def connect_without_streams(
     Raises: as `connect`, of a setting or a server.
     """
     _, config = _configured(url, settings)
-    async with _client(config) as (connection, inbox, publisher):
-        yield await assemble(connection, inbox, publisher, Names(config.environment), config, clock)
+    async with _client(config) as (connection, inbox, writer):
+        yield await assemble(connection, inbox, writer, Names(config.environment), config, clock)
 
 
 def _configured(url: str | None, settings: dict[str, Any]) -> tuple[dict[str, Any], LedgerConfig]:
@@ -109,7 +109,7 @@ def _configured(url: str | None, settings: dict[str, Any]) -> tuple[dict[str, An
 
 
 @contextlib.asynccontextmanager
-async def _client(config: LedgerConfig) -> AsyncGenerator[tuple[Connection, Inbox, Publisher], None]:
+async def _client(config: LedgerConfig) -> AsyncGenerator[tuple[Connection, Inbox, Writer], None]:
     """Give a connection for the length of the block. Raises: as `open_connection`."""
     connection = await open_connection(
         config.url,
@@ -120,16 +120,17 @@ async def _client(config: LedgerConfig) -> AsyncGenerator[tuple[Connection, Inbo
         prefetch_max=config.prefetch_max,
         options=config.nats_options,
     )
-    publisher: Publisher | None = None
+    writer: Writer | None = None
     try:
         inbox = Inbox(connection)
         await inbox.open()
-        publisher = Publisher(connection, inbox)
-        yield connection, inbox, publisher
+        writer = Writer(connection, commit=config.commit)
+        await writer.open()
+        yield connection, inbox, writer
     finally:
         connection.is_retired = True
-        if publisher is not None:
-            publisher.close()
+        if writer is not None:
+            writer.close()
         with contextlib.suppress(Exception):  # the block's own error is the one that counts
             await connection.close()
 
@@ -208,7 +209,7 @@ async def _time(clock: Clock | None, inbox: Inbox, names: Names) -> AsyncGenerat
 async def assemble(  # noqa: PLR0917 - the parts of one client
     connection: Connection,
     inbox: Inbox,
-    publisher: Publisher,
+    writer: Writer,
     names: Names,
     config: LedgerConfig,
     clock: Clock,
@@ -217,9 +218,8 @@ async def assemble(  # noqa: PLR0917 - the parts of one client
     log = JetStreamLog(
         connection,
         inbox,
-        publisher,
+        writer,
         names=names,
-        commit=config.commit,
         append_timeout_s=config.append_timeout_s,
     )
     payloads = functools.partial(
@@ -235,7 +235,7 @@ async def assemble(  # noqa: PLR0917 - the parts of one client
         connection=connection,
         inbox=inbox,
         log=log,
-        leases=JetStreamLeases(connection, inbox, publisher, names),
+        leases=JetStreamLeases(connection, inbox, writer, names),
         hints=hints,
         inputs=payloads(names.payloads_bucket),
         results=payloads(names.results_bucket, life_s=RESULTS_LIFE_S),

@@ -33,8 +33,8 @@ from jobledger.ledger.model.schedules.schedule import SCHEDULE
 from jobledger.ledger.model.subjects import JobRef, Names, aggregate_of
 from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.inbox import Inbox
-from jobledger.ledger.nats.publisher import AppendRefusedError
 from jobledger.ledger.nats.timer_stream import TimerStream
+from jobledger.ledger.nats.writer import AppendRefusedError
 
 #: Seconds by which a timer is set before its moment: the server fires at most once in 250 ms.
 LEAD_S: Final = 0.5

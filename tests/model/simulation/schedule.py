@@ -26,8 +26,8 @@ from jobledger.ledger.model.errors import LedgerError, NotFoundError, RefusedErr
 from jobledger.ledger.model.subjects import TIMERS_CONSUMER_PREFIX, JobRef
 from jobledger.ledger.nats.connection import Connection
 from jobledger.ledger.nats.inbox import Inbox
-from jobledger.ledger.nats.publisher import Publisher
 from jobledger.ledger.nats.timer_stream import id_of
+from jobledger.ledger.nats.writer import Writer
 from jobledger.workers.config import WorkerConfig
 from jobledger.workers.worker import Worker
 
@@ -158,8 +158,9 @@ class Schedule:
         plain = cast("Connection", connection)
         inbox = Inbox(plain)
         await inbox.open()
-        publisher = Publisher(plain, inbox)
-        return await assemble(plain, inbox, publisher, self.server.names, self._config, SimClock(process))
+        writer = Writer(plain, commit=self._config.commit)
+        await writer.open()
+        return await assemble(plain, inbox, writer, self.server.names, self._config, SimClock(process))
 
     def start_worker(self, slot: int) -> None:
         process, connection = self.process("w")

@@ -42,10 +42,9 @@ from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.direct_reader import message_of
 from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, header, resolve
 from jobledger.ledger.nats.ordered_reader import OrderedReader
-from jobledger.ledger.nats.publisher import Answered, AppendRefusedError, Publisher
 from jobledger.ledger.nats.read_index import ReadIndex
 from jobledger.ledger.nats.streams import deleted_ledger, find_stream, form_in, newest_at
-from jobledger.ledger.nats.writer import Commit, Writer
+from jobledger.ledger.nats.writer import Answered, AppendRefusedError, Writer
 
 _LAST_SEQUENCE: Final = re.compile(r"wrong last sequence: (\d+)")
 #: A batch that a restart cut, too many batches in flight, servers that elect a leader.
@@ -101,30 +100,6 @@ class _MeteredAppend(_SubmittedAppend, eq=False):
             self.meter.failures += 1
 
 
-class _BegunAppend(msgspec.Struct, eq=False):
-    """An append without a waiter: answered at once when it was plainly accepted, else after `look_again`."""
-
-    log: JetStreamLog
-    entries: Sequence[Entry]
-    answered: Answered
-
-    def __call__(self, result: int | Exception) -> None:
-        if isinstance(result, Exception):
-            outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            outcome.add_done_callback(self.found_out)
-            self.log.look_again(self.entries, result, outcome)
-        else:
-            self.answered(result)
-
-    def found_out(self, outcome: asyncio.Future[int]) -> None:
-        """Hand on what was found out by another look."""
-        self.answered(answer_of(outcome))
-
-    def __repr__(self) -> str:
-        """Show no entries, as above."""
-        return f"<{type(self).__name__}>"
-
-
 class JetStreamLog(JobReads):
     """The ledger's stream behind the Log protocol."""
 
@@ -132,10 +107,9 @@ class JetStreamLog(JobReads):
         self,
         connection: Connection,
         inbox: Inbox,
-        publisher: Publisher,
+        writer: Writer,
         *,
         names: Names,
-        commit: Commit = "auto",
         append_timeout_s: float = 30.0,
     ) -> None:
         self.names = names
@@ -146,8 +120,7 @@ class JetStreamLog(JobReads):
         self._append_timeout_s = append_timeout_s
         self._looking: set[asyncio.Task[None]] = set()
         self._meter: AppendMeter | None = None
-        self._reply_timeout_s = publisher.reply_timeout_s
-        self.writer = Writer(publisher, commit=commit, durability=connection.durability)
+        self.writer = writer
         self._index: ReadIndex | None = None
         self._look_at_server()
         connection.found_listeners.append(self._look_at_server)
@@ -155,7 +128,7 @@ class JetStreamLog(JobReads):
 
     def _look_at_server(self) -> None:
         """Work as the server needs it, on the first connection and after each reconnect."""
-        self.writer.begin(self._connection.durability)
+        self.writer.begin()
         self._entry_bytes_max = self._connection.max_payload - _HEADROOM_BYTES
         # Of several servers one may lag, so a read has to be proven the newest. One server may become several meanwhile.
         if self._index is None and self._connection.is_clustered:
@@ -188,7 +161,7 @@ class JetStreamLog(JobReads):
             return
         if len(entries) != 1 or len(entries[0].data) > self._entry_bytes_max:
             self._check_size(entries)
-        self.writer.append(entries, _BegunAppend(self, entries, answered))
+        self.writer.append(entries, answered, self._find_out_for)
 
     def _check_size(self, entries: Sequence[Entry]) -> None:
         """Raises: PayloadTooLargeError."""
@@ -214,6 +187,12 @@ class JetStreamLog(JobReads):
         self._looking.add(task)
         task.add_done_callback(self._looking.discard)
 
+    def _find_out_for(self, entries: Sequence[Entry], error: Exception, answered: Answered) -> None:
+        """Find an append's outcome for whom `begin` calls back."""
+        outcome: asyncio.Future[int] = self._loop.create_future()
+        outcome.add_done_callback(lambda found: answered(answer_of(found)))
+        self.look_again(entries, error, outcome)
+
     async def _send(self, entries: Sequence[Entry]) -> int:
         """Send once more and wait for the plain answer."""
         answer: asyncio.Future[int] = self._loop.create_future()
@@ -226,7 +205,7 @@ class JetStreamLog(JobReads):
         """Bring an append that was not plainly accepted to a definite end, as long as somebody waits for it."""
         loop, began = self._loop, self._loop.time()
         # An answer that did not come has taken its part of the time already.
-        spent_s = self._reply_timeout_s if isinstance(error, ReplyTimeoutError) else 0.0
+        spent_s = self.writer.reply_timeout_s if isinstance(error, ReplyTimeoutError) else 0.0
         deadline = loop.time() + self._append_timeout_s - spent_s
         while True:
             if isinstance(error, AppendRefusedError):

@@ -30,8 +30,8 @@ from jobledger.ledger.model.times import server_time
 from jobledger.ledger.nats import api
 from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, header, resolve
-from jobledger.ledger.nats.publisher import AppendRefusedError, Publisher
 from jobledger.ledger.nats.streams import find_stream
+from jobledger.ledger.nats.writer import AppendRefusedError, Writer
 
 logger = logging.getLogger("jobledger.leases")
 
@@ -122,11 +122,11 @@ class Leases(Protocol):
 class JetStreamLeases:
     """Leases in the WORKERS bucket."""
 
-    def __init__(self, connection: Connection, inbox: Inbox, publisher: Publisher, names: Names) -> None:
+    def __init__(self, connection: Connection, inbox: Inbox, writer: Writer, names: Names) -> None:
         self.user = connection.user
         self._connection = connection
         self._inbox = inbox
-        self._publisher = publisher
+        self._writer = writer
         self._stream = f"KV_{names.workers_bucket}"
         self._prefix = f"$KV.{names.workers_bucket}."
         self.told_at: datetime | None = None  #: the server's time at the newest answer to `all`
@@ -158,7 +158,7 @@ class JetStreamLeases:
 
     async def _put(self, entry: Entry) -> int:
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._publisher.send((entry,), functools.partial(resolve, answer))
+        self._writer.send((entry,), functools.partial(resolve, answer))
         try:
             return await answer
         except (ConnectionLostError, ReplyTimeoutError) as error:

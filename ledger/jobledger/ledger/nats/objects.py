@@ -18,7 +18,7 @@ from jobledger.ledger.model.clock import SYSTEM_CLOCK, Clock
 from jobledger.ledger.model.errors import LedgerFullError, PermissionRefusedError, ServerUnreachableError
 from jobledger.ledger.nats.api import LOOK_UP
 from jobledger.ledger.nats.connection import Connection
-from jobledger.ledger.nats.publisher import WRONG_SEQUENCE_CODES
+from jobledger.ledger.nats.writer import WRONG_SEQUENCE_CODES
 
 # nats-py's JetStream client is slow to load: its errors are found in `nats.js` when one is raised.
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.durables import delete_consumer, find_consumer
 from jobledger.ledger.nats.inbox import Inbox, ReplyTimeoutError, header, resolve
 from jobledger.ledger.nats.infos import StreamInfo
-from jobledger.ledger.nats.publisher import Publisher
 from jobledger.ledger.nats.streams import ensure_streams, find_stream, timers_specification
 from jobledger.ledger.nats.writer import Commit, Writer
 
@@ -42,8 +41,7 @@ class TimerStream:
         self.names = names
         self._specification = timers_specification(names, replicas)
         # Where each write is fsynced, many timers are stored in groups, as are the events that ask for them.
-        self._durability = connection.durability
-        self._writer = Writer(Publisher(connection, inbox), commit=commit, durability=self._durability)
+        self._writer = Writer(connection, commit=commit)
 
     async def ensure(self) -> str:
         """Make the stream if it is gone; return its id, which another stream of that name does not have.
@@ -80,9 +78,9 @@ class TimerStream:
         Raises: ServerUnreachableError when there is no answer or no stream, AppendRefusedError.
         """
         answer: asyncio.Future[int] = self._connection.loop.create_future()
-        if self._durability != self._connection.durability:  # the connection is to another server now
-            self._durability = self._connection.durability
-            self._writer.begin(self._durability)
+        await self._writer.open()
+        if self._writer.durability != self._connection.durability:  # the connection is to another server now
+            self._writer.begin()
         self._writer.append((entry,), functools.partial(resolve, answer))
         try:
             await answer

@@ -1,30 +1,49 @@
-"""Group commit: appends that arrive while two batches are in flight go out together as the next one.
+"""Appends on their way to one stream: from the condition that is sent to the answer that comes, in one place.
 
-Where the server fsyncs each write, a batch costs four fsyncs, so grouping multiplies the rate; where it does not,
-a batch costs more than its parts, so it pipelines all but batches of callers. It obeys its setting, else what the server
-says of its disk, else observations. No timer is involved: a lone append goes out at once and plainly. Source: ADR 005.
+Many are on their way at once, and each has one entry here, `_Append`, until its answer comes, its time is up, or the
+connection breaks. nats-py's own asynchronous publish never answers when the server refuses, which a conditional append
+needs; here a refusal is an ordinary answer. `jetstream` decides what a missing one means.
+
+Group commit: appends that arrive while two batches are in flight go out together as the next one. Where the server
+fsyncs each write, a batch costs four fsyncs, so grouping multiplies the rate; where it does not, a batch costs more than
+its parts, so all but batches of callers go out one by one. The writer obeys its setting, else what the server says of its
+disk, else observations. No timer is involved: a lone append goes out at once and plainly. Source: ADR 005, ADR 066.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import sys
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
 
+from jobledger.ledger.model.errors import LedgerError, PermissionRefusedError
 from jobledger.ledger.model.log import BATCH_MESSAGES_MAX, Entry
+from jobledger.ledger.nats.api import NO_ROOM
 from jobledger.ledger.nats.append_stats import AppendMeter
+from jobledger.ledger.nats.connection import Connection, ConnectionLostError
 from jobledger.ledger.nats.durability import Durability
-from jobledger.ledger.nats.publisher import Answered, AppendRefusedError, Publisher
+from jobledger.ledger.nats.inbox import ReplyTimeoutError, status_of
+from jobledger.ledger.nats.server_use import ServerUse
 
 Commit = Literal["auto", "group", "pipeline"]
 #: What is faster on a server whose durability is known.
 _FASTER: Final[Mapping[Durability | None, Commit]] = {"power": "group", "process": "pipeline", None: "auto"}
+
+REPLY_TIMEOUT_S: Final = 5.0
+#: For a cluster: a message to a leader that is gone gets no answer, and the next leader
+#: takes it within a second or two of its election.
+_CLUSTER_REPLY_TIMEOUT_S: Final = 1.5
+_SWEEP_S: Final = 0.25
+#: Codes of a refusal by the condition; ADR 001 says when which of them comes.
+WRONG_SEQUENCE_CODES: Final = frozenset({10071, 10164})
 
 #: One batch: the server's limit is 1,000 messages; the bytes keep a batch from delaying everybody else.
 _GROUP_MESSAGES_MAX: Final = min(500, BATCH_MESSAGES_MAX)
@@ -61,96 +80,346 @@ _LOOK_AGAIN_MAX_S: Final = 600.0
 _UNOBSERVED: Final = 2_048
 
 
-class _Unit(msgspec.Struct, frozen=True):
-    """Entries that are stored all or none, and who waits for them."""
+class _Error(msgspec.Struct):
+    err_code: int = 0
+    description: str = ""
+
+
+class _PubAck(msgspec.Struct):
+    seq: int = 0
+    error: _Error | None = None
+
+
+_decode_ack = msgspec.json.Decoder(_PubAck).decode
+
+
+class AppendRefusedError(LedgerError):
+    """The server refused an append, by its number."""
+
+    def __init__(self, code: int, description: str) -> None:
+        self.code = code
+        super().__init__(f"the server refused an append: {description} ({code})")
+
+    @property
+    def is_lost_race(self) -> bool:
+        """Whether its condition did not hold."""
+        return self.code in WRONG_SEQUENCE_CODES
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for it, in the stream or on the server."""
+        return self.code in NO_ROOM
+
+
+#: Called once with the stream sequence of the first entry, or with an error.
+Answered = Callable[[int | Exception], None]
+#: Called instead of `Answered` where an append was not plainly accepted, with what it needs to find out more.
+Doubted = Callable[[Sequence[Entry], Exception, Answered], None]
+
+
+class _Append(msgspec.Struct, eq=False, gc=False):
+    """Entries that are stored all or none, and who waits for them.
+
+    An object of few fields that the collector does not look at: thousands are on their way at once.
+    """
 
     entries: Sequence[Entry]
     answered: Answered
+    doubted: Doubted | None = None
+    deadline: float = 0.0  #: loop time; set when it is sent
 
+    def end(self, result: int | Exception) -> None:
+        """Hand on what became of it."""
+        if self.doubted is not None and isinstance(result, Exception):
+            self.doubted(self.entries, result, self.answered)
+        else:
+            self.answered(result)
 
-class _Alone:
-    """The answer of a unit that was sent by itself."""
-
-    __slots__ = ("answered", "count", "writer")
-
-    def __init__(self, writer: Writer, count: int, answered: Answered) -> None:
-        self.writer = writer
-        self.count = count
-        self.answered = answered
-
-    def __call__(self, result: int | Exception) -> None:
-        self.writer.answered_alone(self.count, result)
-        self.answered(result if isinstance(result, Exception) else result - self.count + 1)
+    def __repr__(self) -> str:
+        """Show nothing that is on its way: an event loop writes callbacks that fail into the log."""
+        return f"<{type(self).__name__}>"
 
 
 class Writer:
-    """Orders appends into plain messages or groups; every append gets its own answer."""
+    """Orders the appends to one stream into plain messages or groups; every append gets its own answer, once.
 
-    def __init__(
-        self, publisher: Publisher, *, commit: Commit = "auto", durability: Durability | None = None
-    ) -> None:
-        """`durability`: what the server says that an acknowledged append survives; None: it does not say."""
-        self._publisher = publisher
-        self._loop = asyncio.get_running_loop()
+    What is sent is answered by its limit at the latest, or when the connection breaks.
+    """
+
+    def __init__(self, connection: Connection, *, commit: Commit = "auto") -> None:
+        self.reply_timeout_s = _CLUSTER_REPLY_TIMEOUT_S if connection.is_clustered else REPLY_TIMEOUT_S
+        self._connection = connection
+        self._loop = connection.loop
+        self._prefix = f"{connection.new_inbox()}."
+        self._prefix_length = len(self._prefix)
+        self._is_open = False
+        self._count = 0  # of what was sent; the newest one's number
+        self._open: dict[int, _Append] = {}  # sent and not yet answered, by number, oldest first
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._use = ServerUse(connection, "took no write")
         self._setting = commit
-        self._waiting: deque[_Unit] = deque()
+        self._waiting: deque[_Append] = deque()
         self._groups_in_flight = 0
         self._grouped_in_flight = 0  # messages in groups
         # Messages that go one by one also where others are grouped.
         self._few = _FEW if commit == "auto" else 1
-        self._alone_in_flight = 0  # units sent by themselves, of those that are looked at
+        self._alone_in_flight = 0  # appends sent by themselves, of those that are looked at
         self._draining: asyncio.Handle | None = None
-        self.begin(durability)
         self.meter: AppendMeter | None = None  #: counts group commits, where somebody wants to know
+        self.begin()
+
+    async def open(self) -> None:
+        """Listen for answers; harmless when done before."""
+        if self._is_open:
+            return
+        self._is_open = True
+        self._connection.lost_listeners.append(self._on_lost)
+        self._connection.refused_listeners.append(self._on_refused)
+        await self._connection.listen(f"{self._prefix}*", self._on_answer)
+
+    def begin(self) -> None:
+        """Choose the way of sending, on the first connection and after each reconnect: it may be another server."""
+        self.durability = (
+            self._connection.durability
+        )  #: what the server says that an acknowledged append survives
+        self._told = _FASTER[self.durability] if self._setting == "auto" else self._setting
+        self._grouping = self._told == "group"
+        self._observed = _Observation()
+        self._unobserved = 0 if self._told == "auto" else sys.maxsize  # how many appends nobody looks at
+
+    def close(self) -> None:
+        """Stop the timers; what still waits is answered by the connection's end."""
+        self._use.is_useful()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
 
     @property
     def grouping(self) -> bool:
         """Whether appends are grouped at present."""
         return self._grouping
 
-    def append(self, entries: Sequence[Entry], answered: Answered) -> None:
-        """Send `entries` as one; `answered` gets the first one's stream sequence or the error, never from here."""
+    @property
+    def in_flight(self) -> int:
+        """How many appends have no answer yet."""
+        return len(self._open) + self._grouped_in_flight + len(self._waiting)
+
+    # From an append to the wire.
+
+    def append(self, entries: Sequence[Entry], answered: Answered, doubted: Doubted | None = None) -> None:
+        """Send `entries` as one; `answered` gets the first one's stream sequence or the error, never from here.
+
+        `doubted` gets the error instead, where it is given.
+        """
+        append = _Append(entries, answered, doubted)
         # Several entries are a batch in any case, which costs the server nearly as much as one of hundreds: those that wait
         # at the same time go out as one.
         if not self._grouping and len(entries) == 1:
             if self._unobserved:
                 self._unobserved -= 1
-                self._publisher.send(entries, answered)
+                self._send(append)
             else:
-                self._send_alone(entries, answered)
+                self._send_alone(append)
             return
-        self._waiting.append(_Unit(entries, answered))
+        self._waiting.append(append)
         if self._draining is None and self._groups_in_flight < _GROUPS_IN_FLIGHT_MAX:
             # At the end of this turn of the loop, so that what the same turn appends goes along.
             self._draining = self._loop.call_soon(self._drain)
 
-    def begin(self, durability: Durability | None) -> None:
-        """Choose the way of sending, on the first connection and after each reconnect: it may be another server."""
-        self._told = _FASTER[durability] if self._setting == "auto" else self._setting
-        self._grouping = self._told == "group"
-        self._observed = _Observation()
-        self._unobserved = 0 if self._told == "auto" else sys.maxsize  # how many appends nobody looks at
+    def send(self, entries: Sequence[Entry], answered: Answered) -> None:
+        """Send `entries` as one at once, and not in a group with others; else as `append`. Any stream takes them."""
+        self._send(_Append(entries, answered))
 
-    def _send_alone(self, entries: Sequence[Entry], answered: Answered) -> None:
-        self._publisher.send(entries, _Alone(self, len(entries), answered))
+    def _send(self, append: _Append) -> None:
+        """Send one entry plainly, several as one atomic batch, and wait for its answer."""
+        entries, loop = append.entries, self._loop
+        entry, batch = entries[-1], ""
+        number = self._count = self._count + 1
+        try:
+            if len(entries) > 1:
+                batch = self._stage(entries)
+            append.deadline = loop.time() + self.reply_timeout_s
+            self._open[number] = append
+            if self._sweeping is None:
+                self._sweeping = loop.call_later(_SWEEP_S, self._sweep)
+            self._connection.send(
+                entry.subject, f"{self._prefix}{number}", _condition(entry, batch), entry.data
+            )
+        except ConnectionLostError as error:
+            self._open.pop(number, None)
+            loop.call_soon(append.end, error)
+
+    def _stage(self, entries: Sequence[Entry]) -> str:
+        """Send all of a batch but the last without a reply, whose answer is for all; return the last one's headers."""
+        batch = uuid.uuid4().hex
+        for number, entry in enumerate(entries[:-1], start=1):
+            tail = f"Nats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {number}\r\n"
+            self._connection.send(entry.subject, "", _condition(entry, tail), entry.data)
+        return f"Nats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {len(entries)}\r\nNats-Batch-Commit: 1\r\n"
+
+    # From the answer to who waits.
+
+    def _on_answer(self, subject: bytes, _reply: bytes, data: bytes, headers: bytes) -> None:
+        """Take what the server says of one append; called by the connection's reader."""
+        try:
+            append = self._open.pop(int(subject[self._prefix_length :]))
+        except (KeyError, ValueError):  # it was answered already
+            return
+        try:
+            ack = _decode_ack(data)
+        except msgspec.MsgspecError:
+            self._refuse(append, _no_acknowledgement(data, headers))
+            return
+        if ack.error is not None:
+            self._refuse(append, AppendRefusedError(ack.error.err_code, ack.error.description))
+            return
+        if self._use.is_doubted:
+            self._use.is_useful()
+        append.answered(ack.seq + 1 - len(append.entries))
+
+    def _refuse(self, append: _Append, error: Exception) -> None:
+        """Hand on that the server did not take an append; nobody listens where it is no refusal."""
+        if isinstance(error, ConnectionLostError):
+            self._use.is_useless()
+        elif self._use.is_doubted:
+            self._use.is_useful()
+        append.end(error)
+
+    def _sweep(self) -> None:
+        """Answer what is overdue; all limits are equal, so the oldest is first."""
+        now = self._loop.time()
+        overdue = itertools.takewhile(lambda each: each[1].deadline <= now, self._open.items())
+        for number, append in list(overdue):
+            if self._open.pop(number, None) is None:
+                continue  # the answer to another one ended it
+            self._use.is_useless()
+            append.end(ReplyTimeoutError(f"no answer to an append within {self.reply_timeout_s:g} s"))
+        self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep) if self._open else None
+
+    def _on_lost(self) -> None:
+        """Tell all that are on their way that no answer will come on this connection."""
+        for number in list(self._open):
+            self._open.pop(number).end(ConnectionLostError())
+
+    def _on_refused(self, error: PermissionRefusedError) -> bool:
+        """Answer what the server does not let this user append; return whether there was any."""
+        hears_nothing = error.verb == "subscribe" and error.subject == f"{self._prefix}*"
+        refused = [
+            number
+            for number, append in self._open.items()
+            if hears_nothing or any(entry.subject == error.subject for entry in append.entries)
+        ]
+        for number in refused:
+            self._open.pop(number).end(error)
+        return bool(refused)
+
+    # Groups.
+
+    def _drain(self) -> None:
+        self._draining = None
+        while self._waiting and self._groups_in_flight < _GROUPS_IN_FLIGHT_MAX:
+            self._send_group(self._take_group())
+
+    def _take_group(self) -> list[_Append]:
+        """Take what fits one batch, at most one append of a chain.
+
+        The server checks a batch's conditions against the stream before the batch, so two appends of one
+        chain would both be accepted; the second one waits for the next batch and loses there, as it must.
+        """
+        group: list[_Append] = []
+        later: deque[_Append] = deque()
+        chains: set[str] = set()
+        messages = size = 0
+        while self._waiting and messages < _GROUP_MESSAGES_MAX:
+            append = self._waiting.popleft()
+            append_bytes, waits = 0, False
+            for entry in append.entries:
+                append_bytes += len(entry.data)
+                waits = waits or entry.chain in chains
+            too_much = (
+                messages + len(append.entries) > BATCH_MESSAGES_MAX or size + append_bytes > _GROUP_BYTES_MAX
+            )
+            for entry in append.entries:
+                chains.add(entry.chain)  # also of one that waits: order within a chain is kept
+            if waits or (group and too_much):
+                later.append(append)
+                if too_much:
+                    break
+                continue
+            group.append(append)
+            messages += len(append.entries)
+            size += append_bytes
+        later.extend(self._waiting)
+        self._waiting = later
+        return group
+
+    def _send_group(self, group: list[_Append]) -> None:
+        entries = [entry for append in group for entry in append.entries]
+        if len(entries) <= self._few and len(entries) == len(group):
+            self._send_few(group)
+            return
+        self._groups_in_flight += 1
+        self._grouped_in_flight += len(entries)
+        self._observe_sent()
+        if self.meter is not None:
+            self.meter.group_messages.observe(len(entries))
+        self._send(_Append(entries, functools.partial(self._on_group_answered, group, len(entries))))
+
+    def _on_group_answered(self, group: list[_Append], messages: int, result: int | Exception) -> None:
+        self._groups_in_flight -= 1
+        self._grouped_in_flight -= messages
+        self._observe(messages, result, grouped=True)
+        if isinstance(result, int):
+            for append in group:
+                append.end(result)
+                result += len(append.entries)
+        elif isinstance(result, AppendRefusedError) and len(group) > 1:
+            for append in group:  # one of them lost its race or is too large: each gets its own answer
+                self._send_alone(append)
+        else:
+            for append in group:
+                append.end(result)
+        self._drain()
+
+    def _send_few(self, group: list[_Append]) -> None:
+        """Send appends one by one that are too few for a batch; where more are in flight, the next group waits for them."""
+        left = len(group)
+        # While few are in flight in all, nobody waits: over a network that would be a round trip for each.
+        takes_place = self._few == 1 or len(self._open) + left > self._few
+        self._groups_in_flight += takes_place
+
+        def answered(append: _Append, result: int | Exception) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._groups_in_flight -= takes_place
+            self._observe(len(append.entries), result, grouped=True)
+            append.end(result)
+            if not left:
+                self._drain()
+
+        for append in group:
+            self._send(_Append(append.entries, functools.partial(answered, append)))
+        self._observe_sent()
+
+    # Which way is faster.
+
+    def _send_alone(self, append: _Append) -> None:
+        """Send an append by itself, and look at how long its answer takes."""
+        self._send(_Append(append.entries, functools.partial(self._on_alone_answered, append)))
         self._alone_in_flight += 1
-        if self._observed.since is None and self._publisher.in_flight == self._alone_in_flight:
+        if self._observed.since is None and len(self._open) == self._alone_in_flight:
             self._observe_sent()  # else answers that are not observed come first
+
+    def _on_alone_answered(self, append: _Append, result: int | Exception) -> None:
+        self._alone_in_flight -= 1
+        self._observe(len(append.entries), result, grouped=False)
+        append.end(result)
 
     def _observe_sent(self) -> None:
         """Start the observed time now if enough appends are in flight, not only at the first answer."""
         if self._told == "auto" and not self._unobserved:
             self._observed.sent(self.in_flight, self._loop.time())
-
-    def answered_alone(self, messages: int, result: int | Exception) -> None:
-        """Take note of the answer of a unit that was sent by itself."""
-        self._alone_in_flight -= 1
-        self._observe(messages, result, grouped=False)
-
-    @property
-    def in_flight(self) -> int:
-        """How many appends have no answer yet."""
-        return self._publisher.in_flight + self._grouped_in_flight + len(self._waiting)
 
     def _observe(self, messages: int, result: int | Exception, *, grouped: bool) -> None:
         """Learn from an answer which way of sending is faster here; `grouped`: how the messages were sent."""
@@ -169,95 +438,24 @@ class Writer:
             self._unobserved = _UNOBSERVED + in_flight
         self._grouping = grouping
 
-    def _drain(self) -> None:
-        self._draining = None
-        while self._waiting and self._groups_in_flight < _GROUPS_IN_FLIGHT_MAX:
-            self._send_group(self._take_group())
 
-    def _take_group(self) -> list[_Unit]:
-        """Take what fits one batch, at most one unit of a chain.
+def _condition(entry: Entry, tail: str = "") -> bytes:
+    """Return the header block of an entry: its condition, and what makes it part of a batch."""
+    if entry.expected is None:
+        return f"NATS/1.0\r\n{entry.headers}{tail}\r\n".encode()
+    return (
+        f"NATS/1.0\r\nNats-Expected-Last-Subject-Sequence: {entry.expected}\r\n"
+        f"Nats-Expected-Last-Subject-Sequence-Subject: {entry.chain}\r\n{entry.headers}{tail}\r\n"
+    ).encode()
 
-        The server checks a batch's conditions against the stream before the batch, so two appends of one
-        chain would both be accepted; the second one waits for the next batch and loses there, as it must.
-        """
-        group: list[_Unit] = []
-        later: deque[_Unit] = deque()
-        chains: set[str] = set()
-        messages = size = 0
-        while self._waiting and messages < _GROUP_MESSAGES_MAX:
-            unit = self._waiting.popleft()
-            unit_bytes, waits = 0, False
-            for entry in unit.entries:
-                unit_bytes += len(entry.data)
-                waits = waits or entry.chain in chains
-            too_much = (
-                messages + len(unit.entries) > BATCH_MESSAGES_MAX or size + unit_bytes > _GROUP_BYTES_MAX
-            )
-            for entry in unit.entries:
-                chains.add(entry.chain)  # also of one that waits: order within a chain is kept
-            if waits or (group and too_much):
-                later.append(unit)
-                if too_much:
-                    break
-                continue
-            group.append(unit)
-            messages += len(unit.entries)
-            size += unit_bytes
-        later.extend(self._waiting)
-        self._waiting = later
-        return group
 
-    def _send_group(self, group: list[_Unit]) -> None:
-        entries = [entry for unit in group for entry in unit.entries]
-        if len(entries) <= self._few and len(entries) == len(group):
-            self._send_few(group)
-            return
-        self._groups_in_flight += 1
-        self._grouped_in_flight += len(entries)
-        self._observe_sent()
-        if self.meter is not None:
-            self.meter.group_messages.observe(len(entries))
-
-        def answered(result: int | Exception) -> None:
-            self._groups_in_flight -= 1
-            self._grouped_in_flight -= len(entries)
-            self._observe(len(entries), result, grouped=True)
-            if isinstance(result, int):
-                first = result - len(entries) + 1
-                for unit in group:
-                    unit.answered(first)
-                    first += len(unit.entries)
-            elif isinstance(result, AppendRefusedError) and len(group) > 1:
-                for unit in group:  # one of them lost its race or is too large: each gets its own answer
-                    self._send_alone(unit.entries, unit.answered)
-            else:
-                for unit in group:
-                    unit.answered(result)
-            self._drain()
-
-        self._publisher.send(entries, answered)
-
-    def _send_few(self, group: list[_Unit]) -> None:
-        """Send units one by one that are too few for a batch; where more are in flight, the next group waits for them."""
-        left = len(group)
-        # While few are in flight in all, nobody waits: over a network that would be a round trip for each.
-        takes_place = self._few == 1 or self._publisher.in_flight + left > self._few
-        self._groups_in_flight += takes_place
-
-        def answered(unit: _Unit, result: int | Exception) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                self._groups_in_flight -= takes_place
-            count = len(unit.entries)
-            self._observe(count, result, grouped=True)
-            unit.answered(result if isinstance(result, Exception) else result - count + 1)
-            if not left:
-                self._drain()
-
-        for unit in group:
-            self._publisher.send(unit.entries, functools.partial(answered, unit))
-        self._observe_sent()
+def _no_acknowledgement(data: bytes, headers: bytes) -> Exception:
+    """Return what is wrong with an answer that cannot be read."""
+    if data:
+        return AppendRefusedError(0, "an answer that is no acknowledgement")
+    if status_of(headers) == "503":  # no stream listens on the subject: it is being made, moved or gone
+        return ConnectionLostError()
+    return AppendRefusedError(0, "an empty answer")
 
 
 class _Observation:
