@@ -53,6 +53,9 @@ logger = logging.getLogger("jobledger.connection")
 SERVER_VERSION_MIN: Final = (2, 12)
 SERVER_VERSION_SAFE: Final = (2, 15)  # holes in `sync_interval: always` were closed there
 PENDING_BYTES_MAX: Final = 32 << 20
+#: What may wait to leave, at the beginning of a turn of the loop: a server that reads nothing must not fill our memory
+#: until its pings are missed. Above what a bulk enqueue of usual events has on its way, and the largest message there is.
+UNSENT_BYTES_MAX: Final = 64 << 20
 PREFETCH_MAX: Final = 2_048  #: 1.2 MB of usual events
 _RECONNECT_WAIT_S: Final = 0.25
 #: A server that answers none of two pings is given up: within 8 s, whatever its process or the network do.
@@ -60,6 +63,7 @@ _PINGS: Final[dict[str, Any]] = {"ping_interval": 2, "max_outstanding_pings": 2}
 #: A server is left for another one at most this often: if none takes a write, changing servers does not help.
 _LEFT_EVERY_S: Final = 10.0
 _CLOSE_S: Final = 2.0
+_TELL_SLOW_S: Final = 60.0
 _PERMISSION: Final = re.compile(
     r"permissions violation for (?P<verb>publish|subscription) to \"(?P<subject>[^\"]+)\"", re.IGNORECASE
 )
@@ -127,27 +131,41 @@ class Connection(Client):
         self._leaving: asyncio.Task[None] | None = None
         self._pid = os.getpid()
         self._will_write = False
+        self._tell_slow_at = 0.0  # no line about it before this moment of `time.monotonic`
 
     def send(self, subject: str, reply: str, headers: bytes, data: bytes) -> None:
         """Put one message to what is written at the end of this turn of the loop; it is on its way, not yet sent.
 
         `headers` is a whole header block, or b"". The caller vouches for the subject.
 
-        Raises: ConnectionLostError at once while there is no connection, so that nothing waits unseen in a buffer.
+        Raises: ConnectionLostError at once while there is no connection, or while the server reads so slowly that
+            `UNSENT_BYTES_MAX` wait already, so that nothing waits unseen in a buffer.
         """
         if self._status != _CONNECTED:  # `is_connected`, without a call for every message
             raise ConnectionLostError
-        size = len(headers) + len(data)
-        # In parts: they are joined once, with all that the same turn sends.
-        if headers:
-            line = f"HPUB {subject} {reply} {len(headers)} {size}\r\n".encode()
-            self._pending.extend((line, headers, data, b"\r\n"))
-        else:
-            self._pending.extend((f"PUB {subject} {reply} {size}\r\n".encode(), data, b"\r\n"))
-        self._pending_data_size += size + 1  # nats-py asks only whether there is anything
-        if not self._will_write:
+        if not self._will_write:  # the first one of this turn
+            self._require_room()
             self._will_write = True
             self.loop.call_soon(self._write)
+        # In parts: they are joined once, with all that the same turn sends.
+        if headers:
+            size = len(headers)
+            line = f"HPUB {subject} {reply} {size} {size + len(data)}\r\n"
+            self._pending += (line.encode(), headers, data, b"\r\n")
+        else:
+            self._pending += (f"PUB {subject} {reply} {len(data)}\r\n".encode(), data, b"\r\n")
+
+    def _require_room(self) -> None:
+        """Raise if too much waits to leave. Raises: ConnectionLostError."""
+        transport = self._transport
+        waits = transport.unsent_bytes if isinstance(transport, Transport) else sum(map(len, self._pending))
+        if waits < UNSENT_BYTES_MAX:
+            return
+        now = time.monotonic()
+        if now >= self._tell_slow_at:
+            self._tell_slow_at = now + _TELL_SLOW_S
+            logger.warning("%s reads too slowly: %d bytes wait to be sent", self.shown_server, waits)
+        raise ConnectionLostError
 
     def _write(self) -> None:
         """Write all that is pending, nats-py's own commands included, as one piece and without its flusher's task."""
@@ -156,6 +174,7 @@ class Connection(Client):
         if not pending or not self.is_connected:
             return
         if not isinstance(transport, Transport):  # a web socket, which is written to by a task
+            self._pending_data_size += 1  # nats-py asks only whether there is anything
             queue = self._flush_queue
             if queue is not None and queue.empty():
                 queue.put_nowait(self.loop.create_future())
@@ -368,6 +387,7 @@ class Connection(Client):
 
     async def close(self) -> None:
         """Close; what was sent has left by then if the server takes it."""
+        self._pending_data_size += len(self._pending)  # else nats-py would leave out what `send` put there
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await super().close()
@@ -375,6 +395,17 @@ class Connection(Client):
             await self.on_closed()
         finally:
             self._drop_transport()
+
+    async def _process_op_err(self, e: Exception) -> None:
+        """Drop what was not written before the connection broke; nats-py would send it on the next one.
+
+        Who waits for an answer is told that none comes, and does it again if need be. Requests for work and
+        acknowledgements that belong to the old connection would only bring or settle what is somebody else's by now.
+        nats-py itself repeats subscriptions.
+        """
+        if self.is_connected:
+            self._pending, self._pending_data_size = [], 0
+        await super()._process_op_err(e)
 
     def _drop_transport(self) -> None:
         """Abort the previous attempt, whose handshake may have failed: nats-py would leave its socket open."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
 from typing import Any, Final
 
@@ -58,7 +58,9 @@ class OrderedReader:
         from_time: datetime | None,
         subject: str | tuple[str, ...] | None,
         dense: bool,
+        wants: Callable[[str], bool] | None = None,
     ) -> None:
+        """`wants` says by its subject whether a message is handed on; the others are not even decoded."""
         self._connection = connection
         self._inbox = inbox
         self._stream = stream
@@ -66,6 +68,7 @@ class OrderedReader:
         self._from_time = from_time
         self._filters = (subject,) if isinstance(subject, str) else subject or ()
         self._dense = dense
+        self._wants = wants
         self._begun = False  # a consumer was made before: the one to come goes on where it ended
         self._exhausted = False  # nothing was pending when the consumer was made
         self._in_cluster = False  # if so, the consumer's server may not be the stream's leader
@@ -138,6 +141,8 @@ class OrderedReader:
             async for found, unreadable in pages:
                 batch, gap = self._whole(found)
                 problem = gap or unreadable
+                if self._wants is not None:
+                    batch = [each for each in batch if self._wants(each.subject)]
                 if until is not None:
                     batch = [each for each in batch if each.stream_sequence <= until]
                 if batch:
@@ -180,7 +185,7 @@ class OrderedReader:
             self._stream,
             name,
             messages_max=messages_max,
-            is_finite=until is not None,
+            left=None if until is None else until - self._next + 1,
             heartbeat_s=heartbeat_for(self._filters),
         )
         await window.open()
@@ -228,7 +233,7 @@ class OrderedReader:
         first = taken[0].reply.split(b".")
         words = len(first) - ack_numbers_at(first) - 1  # from the stream sequence on
         following = self._next
-        is_dense = self._dense and self._from_time is None
+        is_dense, wants = self._dense and self._from_time is None, self._wants
         self._from_time = None  # only the first event is found by time
         try:
             for raw in taken:
@@ -239,6 +244,8 @@ class OrderedReader:
                 is_dense = self._dense
                 following = sequence + 1
                 subject = raw.subject.decode("utf-8", "replace")
+                if wants is not None and not wants(subject):
+                    continue
                 messages.append(read_message(subject, raw.data, sequence, time_of(int(tokens[3]))))
         except CorruptLedgerError as error:
             return messages, error

@@ -156,38 +156,29 @@ class MessageParser(Parser):
                 await super().parse(data)
                 return
 
-    def _take(self, data: bytes) -> int:  # noqa: C901, PLR0912, PLR0915 - one loop, since every message pays for a call
+    def _take(self, data: bytes) -> int:  # one loop, since every message pays for a call
         """Hand on messages from the front as long as they are whole and ours; return how many bytes are done."""
         done, length = 0, len(data)
         find, handlers, collectors = data.find, self._handlers, self._collectors
-        while done < length:
-            line_end = find(b"\r\n", done)
-            if line_end < 0:
-                break
+        while (line_end := find(b"\r\n", done)) >= 0:
             # Only at spaces, as the server writes it: a subject may have other white space in it.
             words = data[done:line_end].split(b" ")
-            count = len(words)
+            count, verb = len(words), words[0]
             start = body = line_end + 2
-            reply = b""
-            if count == 4:  # noqa: PLR2004 - as most answers
-                verb, subject, number, size = words
-                if verb != b"MSG":
+            reply = headers = b""
+            if verb == b"MSG":
+                if count == 5:  # noqa: PLR2004 - with a reply
+                    reply = words[3]
+                elif count != 4:  # noqa: PLR2004 - as most answers
                     break
-            elif count == 5:  # noqa: PLR2004 - with a reply, or with headers
-                verb, subject, number, more, size = words
-                if verb == b"MSG":
-                    reply = more
-                elif verb == b"HMSG" and more.isdigit():
-                    body += int(more)
-                else:
-                    break
-            elif count == 6:  # noqa: PLR2004 - with both
-                verb, subject, number, reply, more, size = words
-                if verb != b"HMSG" or not more.isdigit():
-                    break
-                body += int(more)
+            elif verb == b"HMSG" and (count == 5 or count == 6) and words[-2].isdigit():  # noqa: PLR1714, PLR2004
+                body += int(words[-2])
+                headers = data[start:body]
+                if count == 6:  # noqa: PLR2004 - with a reply, too
+                    reply = words[3]
             else:
                 break
+            number, size = words[2], words[-1]
             handler = handlers.get(number)
             if handler is None or not size.isdigit():
                 break
@@ -198,12 +189,12 @@ class MessageParser(Parser):
             if reply and collectors and (collector := collectors.get(number)) is not None:
                 if not collector.messages:
                     collector.arrived()
-                collector.messages.append(Raw(subject, reply, data[body:end], end - start))
+                collector.messages.append(Raw(words[1], reply, data[body:end], end - start))
                 continue
             try:
-                handler(subject, reply, data[body:end], data[start:body])
+                handler(words[1], reply, data[body:end], headers)
             except Exception as error:  # noqa: BLE001 - whoever receives writes it into the log
-                self._receiver.on_failure(subject, error)
+                self._receiver.on_failure(words[1], error)
         return done
 
     def _needs_more(self, rest: bytes) -> bool:

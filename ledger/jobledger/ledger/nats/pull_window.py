@@ -40,12 +40,15 @@ class PullWindow(Collector):
         consumer: str,
         *,
         messages_max: int = 0,
-        is_finite: bool = False,
+        left: int | None = None,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        """With `is_finite` all that is asked for is stored already: a consumer that sends none of it has lost some."""
+        """`left`: how many messages the reader wants at the most; None: it reads for ever.
+
+        What it wants is stored already where that is a number: a consumer that sends none of it has lost some.
+        """
         super().__init__()
-        self._is_finite = is_finite
+        self._left = left
         self._heartbeat_s = heartbeat_s
         self._connection = connection
         self._subject = pull_subject(stream, consumer)
@@ -122,6 +125,8 @@ class PullWindow(Collector):
         self._held, self.messages = self.messages, []
         self._quiet_waits = 0
         self._owed -= len(self._held)
+        if self._left is not None:
+            self._left -= len(self._held)
         # The server counts so too. Some say nothing when all bytes are used up: only this count shows it.
         self._owed_bytes -= sum(len(raw.subject) + len(raw.reply) + raw.wire_bytes for raw in self._held)
         return True
@@ -134,7 +139,7 @@ class PullWindow(Collector):
         if self._owed > 0 and self._owed_bytes > 0:
             return False
         body: dict[str, int] = {
-            "batch": 1 if self._is_too_small else self._batch,
+            "batch": self._size(),
             "expires": int(EXPIRES_S * _NANOSECONDS),
             "idle_heartbeat": int(self._heartbeat_s * _NANOSECONDS),
         }
@@ -148,6 +153,12 @@ class PullWindow(Collector):
         self._quiet_waits = 0
         return True
 
+    def _size(self) -> int:
+        """Return how many messages to ask for: no more than the reader wants, and one where a window is too small."""
+        if self._is_too_small:
+            return 1
+        return self._batch if self._left is None else max(1, min(self._batch, self._left))
+
     def arrived(self) -> None:
         """Wake who waits for the first message."""
         self._woken.set()
@@ -159,7 +170,7 @@ class PullWindow(Collector):
         if not status:
             return
         if status == "100":
-            if self._is_finite and not (self._held or self.messages):
+            if self._left is not None and not (self._held or self.messages):
                 self._lose()  # what it has to send was purged, or its replica lags: a new consumer is needed
             return
         text = header_text(headers) if status == "409" else ""

@@ -93,6 +93,11 @@ class Transport(TcpTransport):
         self._io_reader = reader
         self._io_writer = asyncio.StreamWriter(transport, protocol, reader, loop)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """How much was written that the socket has not taken yet."""
+        return 0 if self._io_writer is None else self._io_writer.transport.get_write_buffer_size()
+
     async def readline(self) -> bytes:
         """Return a line of the handshake.
 

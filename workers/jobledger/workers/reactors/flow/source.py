@@ -28,6 +28,8 @@ _LEAVES: Final = (
     "completed.limited",
     "completed.child.*.limited",
 )
+_OF_JOBS: Final = frozenset(_LEAVES)
+_JOB_TOKENS: Final = 5  # <root>.job.<queue>.<job>.<type and more>
 #: The aggregates of which everything matters.
 _OTHERS: Final = frozenset({LIMIT.name, FLOW.name, QUEUE.name})
 #: Fewer events than this are read without filters: with them a server begins slowly in a ledger of very many jobs.
@@ -42,11 +44,11 @@ def filters(names: Names) -> tuple[str, ...]:
 
 def matters(subject: str) -> bool:
     """Return whether a subject of the ledger is one of `filters`."""
-    kind = aggregate_of(subject)
-    if kind != "job":
-        return kind in _OTHERS
-    leaf = subject.split(".", 4)[-1]
-    return leaf in _LEAVES or (leaf.startswith("completed.child.") and leaf.endswith(".limited"))
+    tokens = subject.split(".", 4)
+    if len(tokens) != _JOB_TOKENS or tokens[1] != "job":
+        return aggregate_of(subject) in _OTHERS
+    leaf = tokens[-1]
+    return leaf in _OF_JOBS or (leaf.startswith("completed.child.") and leaf.endswith(".limited"))
 
 
 async def read(ledger: Ledger, from_sequence: int, until: int | None) -> AsyncGenerator[list[Message], None]:
@@ -63,9 +65,8 @@ async def read(ledger: Ledger, from_sequence: int, until: int | None) -> AsyncGe
         from_time=None,
         subject=None if is_short else filters(ledger.names),
         dense=False,
+        wants=matters if is_short else None,
     )
     async with contextlib.aclosing(reader.batches(until=until)) as batches:
         async for batch in batches:
-            found = [each for each in batch if matters(each.subject)] if is_short else batch
-            if found:
-                yield found
+            yield batch
