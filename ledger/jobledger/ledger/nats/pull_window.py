@@ -22,6 +22,9 @@ from jobledger.ledger.nats.pull import EXPIRES_S, HEARTBEAT_S, SILENT_BEATS, hea
 
 _BYTES: Final = 8 << 20  # of a request: what is read ahead of the reader at the most, if no message is larger
 _TAKEN_MAX: Final = 512
+#: Messages of the first request, and by how much each one after it grows: some readers want only what comes first.
+_FIRST: Final = 256
+_GROWTH: Final = 4
 _NANOSECONDS: Final = 1_000_000_000
 _TOO_LARGE: Final = "message size exceeds maxbytes"
 _COMPLETE: Final = "batch completed"
@@ -54,7 +57,8 @@ class PullWindow(Collector):
         self._subject = pull_subject(stream, consumer)
         self._prefix = f"{connection.new_inbox()}."
         asked = connection.prefetch_max
-        self._batch = min(asked, messages_max) if messages_max > 0 else asked
+        self._batch_max = min(asked, messages_max) if messages_max > 0 else asked
+        self._batch = min(_FIRST, self._batch_max)  # of the next request
         self._unlisten: Callable[[], Awaitable[None]] | None = None
         self._woken = asyncio.Event()
         self._held: list[Raw] = []  # counted, and not yet taken
@@ -148,6 +152,8 @@ class PullWindow(Collector):
         self._token += 1
         self._connection.send(self._subject, f"{self._prefix}{self._token}", b"", msgspec.json.encode(body))
         self._asked = self._owed = body["batch"]
+        if not self._is_too_small:
+            self._batch = min(_GROWTH * self._batch, self._batch_max)
         self._owed_bytes = _BYTES
         self._is_too_small = False
         self._quiet_waits = 0

@@ -215,11 +215,11 @@ class Writer:
         # Several entries are a batch in any case, which costs the server nearly as much as one of hundreds: those that wait
         # at the same time go out as one.
         if not self._grouping and len(entries) == 1:
-            if self._unobserved:
-                self._unobserved -= 1
-                self._send(append)
-            else:
+            if not self._unobserved:
                 self._send_alone(append)
+                return
+            self._unobserved -= 1
+            self._send(append)
             return
         self._waiting.append(append)
         if self._draining is None and self._groups_in_flight < _GROUPS_IN_FLIGHT_MAX:
@@ -232,30 +232,27 @@ class Writer:
 
     def _send(self, append: _Append) -> None:
         """Send one entry plainly, several as one atomic batch, and wait for its answer."""
-        entries, loop = append.entries, self._loop
-        entry, batch = entries[-1], ""
+        entries = append.entries
+        entry = entries[-1]
         number = self._count = self._count + 1
         try:
-            if len(entries) > 1:
-                batch = self._stage(entries)
-            append.deadline = loop.time() + self.reply_timeout_s
-            self._open[number] = append
+            headers = _condition(entry) if len(entries) == 1 else self._stage(entries)
+            append.deadline = self._loop.time() + self.reply_timeout_s
             if self._sweeping is None:
-                self._sweeping = loop.call_later(_SWEEP_S, self._sweep)
-            self._connection.send(
-                entry.subject, f"{self._prefix}{number}", _condition(entry, batch), entry.data
-            )
+                self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep)
+            self._connection.send(entry.subject, f"{self._prefix}{number}", headers, entry.data)
+            self._open[number] = append
         except ConnectionLostError as error:
-            self._open.pop(number, None)
-            loop.call_soon(append.end, error)
+            self._loop.call_soon(append.end, error)
 
-    def _stage(self, entries: Sequence[Entry]) -> str:
+    def _stage(self, entries: Sequence[Entry]) -> bytes:
         """Send all of a batch but the last without a reply, whose answer is for all; return the last one's headers."""
         batch = uuid.uuid4().hex
         for number, entry in enumerate(entries[:-1], start=1):
             tail = f"Nats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {number}\r\n"
             self._connection.send(entry.subject, "", _condition(entry, tail), entry.data)
-        return f"Nats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {len(entries)}\r\nNats-Batch-Commit: 1\r\n"
+        tail = f"Nats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {len(entries)}\r\nNats-Batch-Commit: 1\r\n"
+        return _condition(entries[-1], tail)
 
     # From the answer to who waits.
 
