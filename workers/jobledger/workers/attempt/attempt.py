@@ -10,7 +10,6 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import msgspec
@@ -34,7 +33,6 @@ from jobledger.ledger.model.subjects import JobRef
 from jobledger.ledger.nats.outage import Outage
 from jobledger.ledger.nats.pull import Delivery
 from jobledger.ledger.tasks import Task, TaskRegistry
-from jobledger.ledger.tracing import UNTRACED, AttemptSpan
 from jobledger.workers import logs
 from jobledger.workers.attempt import settlement as settlements
 from jobledger.workers.attempt.abandoned import AbandonedSlots, stack_of_task
@@ -185,28 +183,34 @@ class Attempts:
 
     async def _run(self, work: Work, chain: JobView, task: Task[Any, Any] | None) -> Settlement | None:
         """Execute a claimed job and record its outcome; None: the answer to its outcome settles the delivery."""
-        attempt = self._begin(work, chain, task)
-        is_over = True
+        attempt, tracing = self._begin(work, chain, task), self._ledger.tracing
+        settlement: Settlement | None = DROP
         try:
-            with self._span(attempt.job) as span:
-                attempt.control.span = span
-                outcome = await self._execute(attempt)
-                if attempt.control.abandoned:
-                    return DROP
-                span.ended(outcome)
-                if isinstance(outcome, Fail) and self._intake is not None:
-                    few = work.delivery.delivered <= settlements.AGAIN_DELIVERIES_MAX
-                    may = self._ledger.form >= RETRIES_FORM  # else a program that runs here would not read it
-                    outcome = msgspec.structs.replace(outcome, offers_again=few and may)
-                answered = functools.partial(self._on_recorded, work, attempt, outcome)
-                if self._recorder.begin(attempt, outcome, answered):
-                    is_over = False
-                    return None
-                return await self._recorder.record(attempt, outcome)
+            if tracing is None:
+                settlement = await self._execute_and_record(work, attempt)
+            else:
+                with tracing.attempt(attempt.job) as attempt.control.span:
+                    settlement = await self._execute_and_record(work, attempt)
+            return settlement
         finally:
             job_filter.current.set(None)  # else task, context and attempt hold each other until a collection
-            if is_over and not attempt.control.abandoned:
+            if settlement is not None and not attempt.control.abandoned:
                 self._end(attempt)
+
+    async def _execute_and_record(self, work: Work, attempt: Attempt) -> Settlement | None:
+        outcome, control = await self._execute(attempt), attempt.control
+        if control.abandoned:
+            return DROP
+        if control.span is not None:
+            control.span.ended(outcome)
+        if isinstance(outcome, Fail) and self._intake is not None:
+            few = work.delivery.delivered <= settlements.AGAIN_DELIVERIES_MAX
+            may = self._ledger.form >= RETRIES_FORM  # else a program that runs here would not read it
+            outcome = msgspec.structs.replace(outcome, offers_again=few and may)
+        answered = functools.partial(self._on_recorded, work, attempt, outcome)
+        if self._recorder.begin(attempt, outcome, answered):
+            return None
+        return await self._recorder.record(attempt, outcome)
 
     def _on_recorded(self, work: Work, attempt: Attempt, outcome: Outcome, answer: int | Exception) -> None:
         """Settle the delivery of an ordinary job whose outcome is stored; else find out what became of that."""
@@ -216,6 +220,19 @@ class Attempts:
             self._recorder.tell_enqueuer(attempt.job)
         elif not self._is_cut_off:
             self._go_on(work, self._record_again(attempt, outcome))
+
+    def _conclude(self, work: Work, settlement: Settlement) -> None:
+        """Let a delivery go that is handled, and what is settled with it."""
+        del self._handled[work.delivery.stream_sequence]
+        self._settle(work.deliveries, settlement)
+        self._on_settled()
+
+    def _settle(self, deliveries: list[Delivery], settlement: Settlement) -> None:
+        """Tell the broker what becomes of deliveries that were handled; nothing else does."""
+        if self._intake is None or settlement is JOIN:
+            return
+        for delivery in deliveries:
+            self._intake.settle(delivery, settlement)
 
     def _go_on(self, work: Work, steps: Coroutine[Any, Any, Settlement | None]) -> None:
         """Take further steps with a delivery in a task of its own."""
@@ -234,19 +251,6 @@ class Attempts:
         finally:
             if settlement is not None and not work.is_left:
                 self._conclude(work, settlement)
-
-    def _conclude(self, work: Work, settlement: Settlement) -> None:
-        """Let a delivery go that is handled, and what is settled with it."""
-        del self._handled[work.delivery.stream_sequence]
-        self._settle(work.deliveries, settlement)
-        self._on_settled()
-
-    def _settle(self, deliveries: list[Delivery], settlement: Settlement) -> None:
-        """Tell the broker what becomes of deliveries that were handled; nothing else does."""
-        if self._intake is None or settlement is JOIN:
-            return
-        for delivery in deliveries:
-            self._intake.settle(delivery, settlement)
 
     def _cut_off(self, delivery: Delivery) -> None:
         level = (
@@ -345,10 +349,6 @@ class Attempts:
             self._on_logged(attempt)
         if self.running.get(attempt.ref) is attempt:  # else this worker's next identity took the job over
             del self.running[attempt.ref]
-
-    def _span(self, job: Job) -> AbstractContextManager[AttemptSpan]:
-        tracing = self._ledger.tracing
-        return UNTRACED if tracing is None else tracing.attempt(job)
 
     async def _execute(self, attempt: Attempt) -> Outcome:
         """Run the task; an attempt that was told to stop ends as it was told."""
