@@ -284,6 +284,8 @@ class Writer:
 
     def _sweep(self) -> None:
         """Answer what is overdue; all limits are equal, so the oldest is first."""
+        # First, so that a callback that fails does not end the sweeps.
+        self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep) if self._open else None
         now = self._loop.time()
         overdue = itertools.takewhile(lambda each: each[1].deadline <= now, self._open.items())
         for number, append in list(overdue):
@@ -291,7 +293,6 @@ class Writer:
                 continue  # the answer to another one ended it
             self._use.is_useless()
             append.end(ReplyTimeoutError(f"no answer to an append within {self.reply_timeout_s:g} s"))
-        self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep) if self._open else None
 
     def _on_lost(self) -> None:
         """Tell all that are on their way that no answer will come on this connection."""
