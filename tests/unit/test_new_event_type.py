@@ -47,7 +47,8 @@ def _run(folder: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(roots), "MYPYPATH": os.pathsep.join(roots)}
     words = list(command)
     if "mypy" in words:
-        words += ["--cache-dir", str(folder / "mypy")]
+        # What is no part of the copy, as the types of the standard library, is read from the run before.
+        words += ["--cache-dir", str(ROOT / ".cache" / "mypy-of-copies")]
     return subprocess.run(
         words,
         cwd=folder,
