@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from tests.support.warm import start
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -152,14 +154,18 @@ def test_the_manifests_are_what_kubernetes_reads(tmp_path: Path) -> None:
     assert "'maxUnavailible' was unexpected" in validated(bad, code=1)
 
 
-def test_the_commands_in_the_manifests_are_commands_of_jobledger() -> None:
+def test_the_commands_in_the_manifests_are_commands_of_jobledger(tmp_path: Path) -> None:
     text = (DEPLOY / "kubernetes" / "jobledger.yaml").read_text(encoding="utf-8")
     manifests: list[dict[str, Any]] = list(yaml.safe_load_all(text))
     pods = [each["spec"]["template"]["spec"] for each in manifests if each["kind"] in {"Deployment", "Job"}]
     asked: list[list[str]] = [container["args"] for pod in pods for container in pod["containers"]]
     assert sorted(words[0] for words in asked) == ["gateway", "init", "reactors", "worker"]
     for words in asked:
-        known = said(sys.executable, "-m", "jobledger.cli", words[0], "--help")
+        helping = start(
+            "-m", "jobledger.cli", words[0], "--help", folder=tmp_path, variables=dict(os.environ)
+        )
+        known, _ = helping.communicate(LIMIT_S)
+        assert helping.wait() == 0, words
         assert [word for word in words if word.startswith("--") and word not in known] == []
 
 
